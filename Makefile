@@ -1,0 +1,34 @@
+# Every target sets up what it needs in .venv by itself; PYTHON=... uses another interpreter as it is.
+.DEFAULT_GOAL := help
+SHELL := bash
+
+ifdef PYTHON
+SETUP :=
+export PYTHONPATH := src
+else
+PYTHON := .venv/bin/python
+SETUP := .venv/.ready
+endif
+
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+.venv/.ready: pyproject.toml
+	@test -x .venv/bin/python || python3 -m venv .venv
+	@echo "Installing linattn and its tools into .venv (PyTorch is large: a few minutes the first time)"
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[all,dev]'
+	@touch $@
+
+setup: $(SETUP) ## Fill .venv with everything
+
+lint: $(SETUP) ## Style
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+
+types: $(SETUP) ## Types
+	$(PYTHON) -m mypy
+
+test: $(SETUP) lint types ## Everything a change must pass: style, types, tests
+	$(PYTHON) -m pytest -m "not slow and not gpu"
+
+.PHONY: help setup lint types test

@@ -1,0 +1,145 @@
+"""The registry: every mechanism by name, with what it can do.
+
+It drives ``list_mechanisms``, the contracts, the README's table, the benchmark and the command line: a new
+mechanism is one file in this folder (or an entry point ``linattn.mechanisms`` of another package).
+"""
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, Literal, TypeVar
+
+from linattn.mechanisms.base import Mechanism
+
+StateGrowth = Literal["constant", "growing", "none"]
+Cost = Literal["linear", "quadratic"]
+
+
+@dataclass(frozen=True)
+class MechanismInfo:
+    """What a mechanism is and what it declares; the contracts hold it to that."""
+
+    name: str
+    cls: type[Mechanism]
+    paper: str
+    year: int
+    causal: bool
+    bidirectional: bool
+    state: StateGrowth  # "none": no recurrent form, no hand-over
+    cost: Cost
+    uses_input: bool
+
+    @property
+    def summary(self) -> str:
+        """First line of the class's docstring."""
+        return (inspect.getdoc(self.cls) or "").split("\n", 1)[0].rstrip(".")
+
+
+_REGISTRY: dict[str, MechanismInfo] = {}
+M = TypeVar("M", bound=type[Mechanism])
+
+
+def register_mechanism(
+    name: str,
+    *,
+    paper: str,
+    year: int,
+    causal: bool = True,
+    bidirectional: bool = True,
+    state: StateGrowth = "constant",
+    cost: Cost = "linear",
+    uses_input: bool = False,
+) -> Callable[[M], M]:
+    """Class decorator that puts a :class:`Mechanism` into the registry.
+
+    Args:
+        name: what users write; letters, digits and underscores.
+        paper: where the formula is from, e.g. ``"arXiv:2006.16236"``.
+        year: of that paper.
+        causal, bidirectional: which of the two it can do; at least one.
+        state: how its state grows with the sequence; "none" if it has no recurrent form.
+        cost: of a forward pass in the number of tokens.
+        uses_input: it needs the layer's input ``x (B, T, input_dim)`` for its gates.
+    """
+    if not name.isidentifier():
+        raise ValueError(f"name must be letters, digits and underscores, got {name!r}")
+    if not (causal or bidirectional):
+        raise ValueError(f"mechanism {name!r} must declare causal, bidirectional or both")
+
+    def register(cls: M) -> M:
+        known = _REGISTRY.get(name)
+        if known is not None and known.cls.__qualname__ != cls.__qualname__:
+            raise ValueError(f"mechanism {name!r} is registered already, by {known.cls.__module__}")
+        info = MechanismInfo(name, cls, paper, year, causal, bidirectional, state, cost, uses_input)
+        cls.info = info
+        _REGISTRY[name] = info
+        return cls
+
+    return register
+
+
+@cache
+def _discover() -> None:
+    """Import every module of this folder, and what other packages offer."""
+    import linattn.mechanisms as package
+
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+    for entry in entry_points(group="linattn.mechanisms"):
+        entry.load()
+
+
+def mechanism_info(name: str) -> MechanismInfo:
+    """The registry's entry of that name."""
+    _discover()
+    if name not in _REGISTRY:
+        raise ValueError(f"mechanism must be one of {', '.join(sorted(_REGISTRY))}, got {name!r}")
+    return _REGISTRY[name]
+
+
+def list_mechanisms(
+    *,
+    causal: bool | None = None,
+    bidirectional: bool | None = None,
+    state: StateGrowth | None = None,
+    cost: Cost | None = None,
+    uses_input: bool | None = None,
+) -> list[str]:
+    """Names of the registered mechanisms, sorted; each argument that is given filters.
+
+    Example:
+        >>> from linattn import list_mechanisms
+        >>> "elu" in list_mechanisms(causal=True, cost="linear")
+        True
+    """
+    _discover()
+    wanted = {"causal": causal, "bidirectional": bidirectional, "state": state, "cost": cost,
+              "uses_input": uses_input}  # fmt: skip
+    return sorted(
+        name
+        for name, info in _REGISTRY.items()
+        if all(value is None or getattr(info, key) == value for key, value in wanted.items())
+    )
+
+
+def create_mechanism(name: str, **options: Any) -> Mechanism:
+    """Build a mechanism by name: ``create_mechanism("elu", num_heads=8, head_dim=64, causal=True)``.
+
+    Example:
+        >>> import torch
+        >>> from linattn import create_mechanism
+        >>> mechanism = create_mechanism("elu", num_heads=4, head_dim=16, causal=True)
+        >>> q, k, v = torch.randn(3, 2, 4, 10, 16).unbind()
+        >>> mechanism(q, k, v).shape
+        torch.Size([2, 4, 10, 16])
+    """
+    info = mechanism_info(name)
+    allowed = list(inspect.signature(info.cls).parameters)
+    for option in options:
+        if option not in allowed:
+            raise TypeError(f"mechanism {name!r} has no option {option!r}; it takes {', '.join(allowed)}")
+    return info.cls(**options)

@@ -1,0 +1,1 @@
+"""The algebra: pure functions on ``(B, H, T, D)`` tensors, known by what they compute."""

@@ -1,0 +1,107 @@
+"""Checks of arguments, shared by all ops: each says what was given and what is allowed."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def check_tensor(name: str, value: object, shape: str, ndim: int) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor {shape}, got {type(value).__name__}")
+    if value.dtype not in FLOATING:
+        raise TypeError(f"{name} must be float32, float64, bfloat16 or float16, got {value.dtype}")
+    if value.ndim != ndim:
+        raise ValueError(f"{name} must be {shape}, got shape {tuple(value.shape)}")
+
+
+def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def check_size(name: str, axis: str, got: int, expected: int, source: str) -> None:
+    if got != expected:
+        raise ValueError(f"{name} has {axis} {got}, but {source} has {expected}; they must be equal")
+
+
+def check_shape(name: str, value: Tensor, *allowed: tuple[int, ...]) -> None:
+    if tuple(value.shape) not in allowed:
+        choices = " or ".join(str(shape) for shape in allowed)
+        raise ValueError(f"{name} must have shape {choices}, got {tuple(value.shape)}")
+
+
+def check_same(reference: str, like: Tensor, **others: Tensor | None) -> None:
+    """Same device; same dtype unless autocast is on, which mixes dtypes by design."""
+    mixed_dtypes = autocast_dtype(like) is not None
+    for name, other in others.items():
+        if other is None:
+            continue
+        if other.device != like.device:
+            raise ValueError(f"{name} is on {other.device}, but {reference} is on {like.device}")
+        if other.dtype != like.dtype and not mixed_dtypes:
+            raise TypeError(f"{name} is {other.dtype}, but {reference} is {like.dtype}; give them one dtype")
+
+
+def check_device(name: str, value: Tensor, like: Tensor, reference: str = "q") -> None:
+    if value.device != like.device:
+        raise ValueError(f"{name} is on {value.device}, but {reference} is on {like.device}")
+
+
+def check_groups(num_heads: int, num_kv_heads: int) -> None:
+    if num_kv_heads == 0 or num_heads % num_kv_heads:
+        raise ValueError(f"the heads of q ({num_heads}) must be a multiple of the heads of k and v ({num_kv_heads})")
+
+
+def check_key_mask(mask: object, batch: int, length: int, like: Tensor) -> None:
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"key_mask must be a bool tensor ({batch}, {length}), got {type(mask).__name__}")
+    if mask.dtype != torch.bool:
+        raise TypeError(f"key_mask must be bool (True = real token), got {mask.dtype}; use key_mask.bool()")
+    check_shape("key_mask", mask, (batch, length))
+    check_device("key_mask", mask, like)
+
+
+def check_cu_seqlens(offsets: object, batch: int, length: int, like: Tensor, values: bool) -> None:
+    if not isinstance(offsets, Tensor):
+        raise TypeError(f"cu_seqlens must be an int32 or int64 tensor (N+1,), got {type(offsets).__name__}")
+    if offsets.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"cu_seqlens must be int32 or int64, got {offsets.dtype}")
+    if offsets.ndim != 1 or offsets.shape[0] < 2:
+        raise ValueError(f"cu_seqlens must have shape (N+1,) with N >= 1, got {tuple(offsets.shape)}")
+    if batch != 1:
+        raise ValueError(f"cu_seqlens packs sequences into one row: the batch size must be 1, got {batch}")
+    check_device("cu_seqlens", offsets, like)
+    if values:
+        if bool((offsets[1:] < offsets[:-1]).any()):
+            raise ValueError(f"cu_seqlens must not decrease, got {offsets.tolist()}")
+        if int(offsets[0]) != 0 or int(offsets[-1]) != length:
+            raise ValueError(f"cu_seqlens must start at 0 and end at T = {length}, got {offsets.tolist()}")
+
+
+def check_log_decay(decay: object, allowed: Sequence[tuple[int, ...]], like: Tensor, values: bool) -> None:
+    if not isinstance(decay, Tensor):
+        raise TypeError(f"log_decay must be a tensor or None, got {type(decay).__name__}")
+    if decay.dtype not in FLOATING:
+        raise TypeError(f"log_decay must be floating, got {decay.dtype}")
+    check_shape("log_decay", decay, *allowed)
+    check_device("log_decay", decay, like)
+    if values and not bool((decay <= 0).all()):
+        raise ValueError(f"log_decay must be <= 0 (a decay of at most 1), got a maximum of {decay.max().item():g}")
+
+
+def check_values(like: Tensor, validate: bool | None) -> bool:
+    """Whether to look at values: on the CPU unless told otherwise, elsewhere only when asked (it syncs)."""
+    if torch.compiler.is_compiling() or (like.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return False
+    return like.device.type == "cpu" if validate is None else validate
+
+
+def autocast_dtype(like: Tensor) -> torch.dtype | None:
+    """The dtype autocast asks for on this tensor's device, or None where it is off."""
+    device = like.device.type
+    if device not in ("cpu", "cuda", "xpu", "mps") or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device)

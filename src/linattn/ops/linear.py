@@ -1,0 +1,201 @@
+"""``linear_attention``: the one call that every mechanism of this library ends in.
+
+    o_t = sum_s M_ts (phi_t . psi_s) v_s / n_t
+
+with features ``phi = map(q)``, ``psi = map(k)``, a mask or decay M and a normaliser n.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linattn.ops.checks import autocast_dtype, check_tensor
+from linattn.ops.choice import Choice, choose, load
+from linattn.ops.linear_call import FeatureMaps, LinearCall
+from linattn.ops.packing import Form, compute_dtype
+from linattn.ops.prepare import hide, log_decay_for, map_features, normalize, without_autocast
+from linattn.ops.types import AttentionOutput, DecayIndex, LinearState, Normalizer, Pattern, Sums
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    log_decay: Tensor | None = None,
+    normalizer: Normalizer = "sum",
+    eps: float = 1e-6,
+    feature_map: FeatureMaps = None,
+    norm_features: tuple[Tensor, Tensor] | None = None,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    decay_index: DecayIndex | None = None,
+    impl: str = "auto",
+    validate: bool | None = None,
+) -> Tensor:
+    """Linear attention with the shapes of ``scaled_dot_product_attention``.
+
+    ``o_t = sum_s M_ts (phi_t . psi_s) v_s / n_t``
+
+    Args:
+        q: ``(B, H, Tq, K)``.
+        k: ``(B, H_kv, Tk, K)``; ``H_kv`` divides ``H``, and query heads ``g H/H_kv ...`` share key head g.
+        v: ``(B, H_kv, Tk, V)``.
+        causal: a token sees itself and the past (needs Tq = Tk); else every key.
+        log_decay: ``log lambda <= 0`` per head ``(H_kv,)``, token ``(B, H_kv, T)`` or channel
+            ``(B, H_kv, T, K)``. A pair's weight is the product of the decays between its tokens, also when the
+            attention is bidirectional (LION).
+        normalizer: ``"sum"``: n = the row sum + eps; ``"abs_max_one"``: n = max(abs(row sum), 1); None: n = 1.
+        eps: added to the row sum. The vision papers add 1e-6 to the row *mean*: pass 1e-6 times the keys.
+        feature_map: applied to q and k, or a pair of maps. None (the default) takes q and k as the features;
+            with ``normalizer="sum"`` they should then be non-negative.
+        norm_features: features ``(q', k')``, shaped like q and k and taken as they are, for the denominator
+            alone (rotary in the numerator only).
+        key_mask: ``(B, Tk)`` bool, True = real token. A masked token adds nothing to the numerator or the
+            denominator and does not decay the state.
+        cu_seqlens: ``(N+1,)`` offsets of N sequences packed into one row (B = 1); none sees another.
+        decay_index: whose decay a pair's product takes in: that of the ``"query"`` token
+            (``S_t = lambda_t S_{t-1} + k_t v_t``, as in GLA, RetNet, mLSTM; the default when causal) or of
+            the ``"key"`` token (as in LION's code; the default when bidirectional).
+        impl: ``"auto"``, ``"reference"``, ``"recurrent"`` or ``"chunked"``; see :func:`explain`.
+        validate: check values too (sorted offsets, log_decay <= 0). None: on the CPU only, it costs a sync.
+
+    Returns:
+        ``(B, H, Tq, V)`` in the dtype of v (under autocast, in the dtype of autocast).
+
+    Example:
+        A drop-in for softmax attention, in linear time:
+
+        >>> import torch
+        >>> from linattn import linear_attention
+        >>> from linattn.ops.feature_maps import EluPlusOne
+        >>> q, k, v = torch.randn(3, 1, 8, 1024, 64).unbind()
+        >>> linear_attention(q, k, v, causal=True, feature_map=EluPlusOne()).shape
+        torch.Size([1, 8, 1024, 64])
+    """
+    call = LinearCall(q, k, v, causal, log_decay, normalizer, eps, feature_map, norm_features, key_mask,
+                      cu_seqlens, decay_index, validate)  # fmt: skip
+    return _run(call, impl).output
+
+
+def linear_attention_with_state(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    initial_state: LinearState | None = None,
+    causal: bool = False,
+    log_decay: Tensor | None = None,
+    normalizer: Normalizer = "sum",
+    eps: float = 1e-6,
+    feature_map: FeatureMaps = None,
+    norm_features: tuple[Tensor, Tensor] | None = None,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    decay_index: DecayIndex | None = None,
+    impl: str = "auto",
+    validate: bool | None = None,
+) -> AttentionOutput:
+    """:func:`linear_attention` that starts from a state and returns the one after the last token.
+
+    Causal: a sequence cut anywhere, with the state handed over, gives what the whole gives. Bidirectional: the
+    state is the sum over all keys so far. A bidirectional decay has no state and is refused.
+    With ``cu_seqlens`` the state has one row per sequence.
+    """
+    call = LinearCall(q, k, v, causal, log_decay, normalizer, eps, feature_map, norm_features, key_mask,
+                      cu_seqlens, decay_index, validate, initial_state, need_state=True)  # fmt: skip
+    return _run(call, impl)
+
+
+def linear_attention_step(
+    q_t: Tensor,
+    k_t: Tensor,
+    v_t: Tensor,
+    state: LinearState | None,
+    *,
+    log_decay: Tensor | None = None,
+    normalizer: Normalizer = "sum",
+    eps: float = 1e-6,
+    feature_map: FeatureMaps = None,
+    norm_features: tuple[Tensor, Tensor] | None = None,
+    decay_index: DecayIndex | None = None,
+    validate: bool | None = None,
+) -> AttentionOutput:
+    """One token of causal :func:`linear_attention`: ``q_t (B, H, K)``, ``k_t (B, H_kv, K)``, ``v_t (B, H_kv, V)``.
+
+    ``log_decay`` is that token's: ``(H_kv,)``, ``(B, H_kv)`` or ``(B, H_kv, K)``. A state of None is empty.
+    Returns the output ``(B, H, V)`` and the next state.
+    """
+    for name, x, shape in (
+        ("q_t", q_t, "(B, H, K)"),
+        ("k_t", k_t, "(B, H_kv, K)"),
+        ("v_t", v_t, "(B, H_kv, V)"),
+    ):
+        check_tensor(name, x, shape, 3)
+    if log_decay is not None and log_decay.ndim > 1:
+        log_decay = log_decay.unsqueeze(2)
+    if norm_features is not None:
+        norm_features = (norm_features[0].unsqueeze(2), norm_features[1].unsqueeze(2))
+    call = LinearCall(q_t.unsqueeze(2), k_t.unsqueeze(2), v_t.unsqueeze(2), True, log_decay, normalizer, eps,
+                      feature_map, norm_features, None, None, decay_index, validate, state, True)  # fmt: skip
+    out = _run(call, "recurrent")
+    return AttentionOutput(out.output.squeeze(2), out.state)
+
+
+def explain(q: Tensor, k: Tensor, v: Tensor, *, impl: str = "auto", **options: Any) -> Choice:
+    """Which implementation ``linear_attention(q, k, v, **options)`` takes, and why.
+
+    The call is checked as the real one is, so a wrong one raises the same error.
+
+    Example:
+        >>> import torch
+        >>> from linattn import explain
+        >>> q = torch.randn(1, 2, 16, 8)
+        >>> explain(q, q, q, causal=True).impl
+        'chunked'
+    """
+    LinearCall(q, k, v, **options).check()
+    return choose(impl, q)
+
+
+def _run(call: LinearCall, impl: str) -> AttentionOutput:
+    call.check()
+    form: Form = load("linear", choose(impl, call.q).impl).linear_sums
+    q, k, v = call.q, call.k, call.v
+    out_dtype = v.dtype if v.dtype == torch.float64 else autocast_dtype(q) or v.dtype
+    with without_autocast(q):
+        phi, psi = map_features(q, k, call.feature_map)
+        psi, v = hide(psi, call.key_mask), hide(v, call.key_mask)
+        index = call.decay_index or ("query" if call.causal else "key")
+        decay = log_decay_for(call.log_decay, call.key_mask)
+        pattern = Pattern(call.causal, decay, index, call.cu_seqlens)
+        initial = call.initial_state
+        if initial is not None:
+            dtype = compute_dtype(q, k, v)
+            initial = LinearState(initial.kv.to(dtype), initial.k.to(dtype))
+        if call.norm_features is None:
+            sums = form(phi, psi, v, pattern, initial)
+        else:
+            sums = _with_own_denominator(form, phi, psi, v, pattern, initial, call)
+        output = normalize(sums.numerator, sums.denominator, call.normalizer, call.eps)
+    return AttentionOutput(output.to(out_dtype), sums.state)
+
+
+def _with_own_denominator(
+    form: Form, phi: Tensor, psi: Tensor, v: Tensor, pattern: Pattern, initial: LinearState | None,
+    call: LinearCall,
+) -> Sums:  # fmt: skip
+    """The denominator is a second linear attention, over the norm features, with nothing for values."""
+    assert call.norm_features is not None
+    norm_q, norm_k = call.norm_features
+    norm_k = hide(norm_k, call.key_mask)
+    nothing = v[..., :0]
+    start, norm_start = None, None
+    if initial is not None:
+        start = LinearState(initial.kv, initial.kv.new_zeros(initial.kv.shape[:3]))
+        norm_start = LinearState(initial.kv.new_zeros(*initial.k.shape, 0), initial.k)
+    values = form(phi, psi, v, pattern, start)
+    norms = form(norm_q, norm_k, nothing, pattern, norm_start)
+    return Sums(values.numerator, norms.denominator, LinearState(values.state.kv, norms.state.k))

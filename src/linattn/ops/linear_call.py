@@ -1,0 +1,138 @@
+"""The arguments of one linear attention: checked together, before any work is done."""
+
+import numbers
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from linattn.ops import checks
+from linattn.ops.feature_maps import FeatureMap
+from linattn.ops.packing import num_sequences
+from linattn.ops.types import DECAY_INDICES, NORMALIZERS, DecayIndex, LinearState, Normalizer
+
+FeatureMaps = FeatureMap | tuple[FeatureMap, FeatureMap] | None
+
+
+@dataclass(frozen=True)
+class LinearCall:
+    """What a caller asked for; the fields are those of ``linear_attention``."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    causal: bool = False
+    log_decay: Tensor | None = None
+    normalizer: Normalizer = "sum"
+    eps: float = 1e-6
+    feature_map: FeatureMaps = None
+    norm_features: tuple[Tensor, Tensor] | None = None
+    key_mask: Tensor | None = None
+    cu_seqlens: Tensor | None = None
+    decay_index: DecayIndex | None = None
+    validate: bool | None = None
+    initial_state: LinearState | None = None
+    need_state: bool = False
+
+    def check(self) -> None:
+        """Raise TypeError or ValueError that names the argument and what is allowed."""
+        self._check_shapes()
+        self._check_options()
+        values = checks.check_values(self.q, self.validate)
+        B, H_kv, Tk, _ = self.k.shape
+        if self.key_mask is not None:
+            checks.check_key_mask(self.key_mask, B, Tk, self.q)
+        if self.cu_seqlens is not None:
+            checks.check_cu_seqlens(self.cu_seqlens, B, Tk, self.q, values)
+        if self.log_decay is not None:
+            features = self._num_features(1)
+            allowed = [(H_kv,), (B, H_kv, Tk), (B, H_kv, Tk, features)]
+            checks.check_log_decay(self.log_decay, allowed, self.q, values)
+        self._check_equal_lengths()
+        self._check_norm_features()
+        self._check_state()
+
+    def _check_shapes(self) -> None:
+        q, k, v = self.q, self.k, self.v
+        checks.check_tensor("q", q, "(B, H, Tq, K)", 4)
+        checks.check_tensor("k", k, "(B, H_kv, Tk, K)", 4)
+        checks.check_tensor("v", v, "(B, H_kv, Tk, V)", 4)
+        checks.check_same("q", q, k=k, v=v)
+        checks.check_size("k", "batch size", k.shape[0], q.shape[0], "q")
+        checks.check_size("v", "batch size", v.shape[0], q.shape[0], "q")
+        checks.check_size("v", "number of heads", v.shape[1], k.shape[1], "k")
+        checks.check_size("v", "length", v.shape[2], k.shape[2], "k")
+        checks.check_groups(q.shape[1], k.shape[1])
+        if self.feature_map is None or not isinstance(self.feature_map, tuple):
+            checks.check_size("k", "head dimension", k.shape[3], q.shape[3], "q")
+
+    def _check_options(self) -> None:
+        checks.check_choice("normalizer", self.normalizer, NORMALIZERS)
+        checks.check_choice("decay_index", self.decay_index, (*DECAY_INDICES, None))
+        if not isinstance(self.causal, bool):
+            raise TypeError(f"causal must be True or False, got {self.causal!r}")
+        if not isinstance(self.eps, numbers.Real) or not self.eps >= 0:
+            raise ValueError(f"eps must be a number >= 0, got {self.eps!r}")
+        maps = self.feature_map if isinstance(self.feature_map, tuple) else (self.feature_map,) * 2
+        if len(maps) != 2 or not all(m is None or isinstance(m, FeatureMap) for m in maps):
+            raise TypeError(
+                "feature_map must be a FeatureMap such as EluPlusOne(), a pair of them, or None, "
+                f"got {self.feature_map!r}"
+            )
+        if self._num_features(0) != self._num_features(1):
+            raise ValueError(
+                f"feature_map gives q {self._num_features(0)} features and k {self._num_features(1)}; "
+                "they must be equal"
+            )
+
+    def _check_equal_lengths(self) -> None:
+        Tq, Tk = self.q.shape[2], self.k.shape[2]
+        if Tq == Tk:
+            return
+        for name, given in (
+            ("causal=True", self.causal),
+            ("a log_decay", self.log_decay is not None),
+            ("cu_seqlens", self.cu_seqlens is not None),
+        ):
+            if given:
+                raise ValueError(f"{name} needs as many queries as keys, got Tq = {Tq} and Tk = {Tk}")
+
+    def _check_norm_features(self) -> None:
+        if self.norm_features is None:
+            return
+        if not isinstance(self.norm_features, tuple) or len(self.norm_features) != 2:
+            raise TypeError("norm_features must be a pair (q', k') of tensors shaped like q and k")
+        if self.normalizer is None:
+            raise ValueError("norm_features are for the denominator, but normalizer=None has none")
+        if self.log_decay is not None and self.log_decay.ndim == 4:
+            features = self.log_decay.shape[3]
+        else:
+            features = self.norm_features[0].shape[-1]
+        for name, x, like in (("q'", self.norm_features[0], self.q), ("k'", self.norm_features[1], self.k)):
+            checks.check_tensor(f"norm_features {name}", x, "(B, H, T, K)", 4)
+            checks.check_shape(f"norm_features {name}", x, (*like.shape[:3], features))
+            checks.check_same("q", self.q, **{f"norm_features {name}": x})
+
+    def _check_state(self) -> None:
+        if self.need_state and not self.causal and self.log_decay is not None:
+            raise ValueError(
+                "a bidirectional log_decay has no state to hand over: use linear_attention, or causal=True"
+            )
+        if self.initial_state is None:
+            return
+        if not isinstance(self.initial_state, LinearState):
+            raise TypeError(f"initial_state must be a LinearState(kv, k), got {type(self.initial_state).__name__}")
+        n, H_kv = num_sequences(self.k, self.cu_seqlens), self.k.shape[1]
+        kv, k = self.initial_state
+        features = self._num_features(1)
+        norm_width = features if self.norm_features is None else self.norm_features[1].shape[-1]
+        checks.check_shape("initial_state.kv", kv, (n, H_kv, features, self.v.shape[3]))
+        checks.check_shape("initial_state.k", k, (n, H_kv, norm_width))
+        checks.check_device("initial_state.kv", kv, self.q)
+        checks.check_device("initial_state.k", k, self.q)
+
+    def _num_features(self, side: int) -> int:
+        """Width of the features of q (side 0) or k (side 1)."""
+        width = (self.q, self.k)[side].shape[3]
+        maps = self.feature_map if isinstance(self.feature_map, tuple) else (self.feature_map,) * 2
+        own = maps[side]
+        return width if own is None else own.num_features(width)

@@ -1,0 +1,51 @@
+"""What happens to inputs before a form sees them, and to its sums afterwards. Shared by all ops."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from linattn.ops.checks import autocast_dtype
+from linattn.ops.linear_call import FeatureMaps
+from linattn.ops.types import Normalizer
+
+# exp(-800) is 0 in every dtype: a stronger decay, -inf among them, changes nothing, and sums stay finite.
+STRONGEST_DECAY = -800.0
+
+
+def without_autocast(like: Tensor) -> AbstractContextManager[object]:
+    """Sums and states keep the precision chosen here; autocast would round them again inside matmuls."""
+    if autocast_dtype(like) is None:
+        return nullcontext()
+    return torch.autocast(like.device.type, enabled=False)
+
+
+def map_features(q: Tensor, k: Tensor, feature_map: FeatureMaps) -> tuple[Tensor, Tensor]:
+    map_q, map_k = feature_map if isinstance(feature_map, tuple) else (feature_map, feature_map)
+    return q if map_q is None else map_q(q), k if map_k is None else map_k(k)
+
+
+def hide(x: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Zero the masked tokens of ``x (B, H, T, D)``, whatever they hold (padding may be NaN)."""
+    return x if key_mask is None else x.masked_fill(~key_mask[:, None, :, None], 0)
+
+
+def log_decay_for(log_decay: Tensor | None, key_mask: Tensor | None) -> Tensor | None:
+    """Bound the decay away from -inf, and let masked tokens decay nothing."""
+    if log_decay is None:
+        return None
+    log_decay = log_decay.clamp(min=STRONGEST_DECAY)
+    if key_mask is None:
+        return log_decay
+    padding = ~key_mask[:, None, :]
+    if log_decay.ndim == 1:
+        log_decay = log_decay[None, :, None].expand(-1, -1, key_mask.shape[1])
+    return log_decay.masked_fill(padding if log_decay.ndim == 3 else padding.unsqueeze(-1), 0)
+
+
+def normalize(numerator: Tensor, denominator: Tensor, normalizer: Normalizer, eps: float) -> Tensor:
+    if normalizer is None:
+        return numerator
+    if normalizer == "sum":
+        return numerator / (denominator + eps).unsqueeze(-1)
+    return numerator / denominator.abs().clamp(min=1).unsqueeze(-1)

@@ -1,0 +1,51 @@
+"""The small types that every form of the algebra shares."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+Normalizer = Literal["sum", "abs_max_one"] | None
+DecayIndex = Literal["key", "query"]
+
+NORMALIZERS = ("sum", "abs_max_one", None)
+DECAY_INDICES = ("key", "query")
+
+
+class LinearState(NamedTuple):
+    """What a linear attention remembers: its size does not grow with the sequence.
+
+    ``kv (B, H_kv, K, V)`` is the decayed sum of ``k_s v_s^T``; ``k (B, H_kv, K)`` that of the keys the
+    denominator uses. Both are fp32, or fp64 for fp64 inputs. With ``cu_seqlens`` B counts sequences.
+    """
+
+    kv: Tensor
+    k: Tensor
+
+
+class AttentionOutput(NamedTuple):
+    """Output ``(B, H, T, V)`` together with the state after the last token."""
+
+    output: Tensor
+    state: LinearState
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Which keys a query sees, and how strongly: the matrix M of the algebra.
+
+    ``log_decay`` is None, ``(H_kv,)``, ``(B, H_kv, T)`` or ``(B, H_kv, T, K)``, already zero at masked tokens.
+    """
+
+    causal: bool = False
+    log_decay: Tensor | None = None
+    decay_index: DecayIndex = "query"
+    cu_seqlens: Tensor | None = None
+
+
+class Sums(NamedTuple):
+    """The unnormalised result of one form, in fp32 or fp64."""
+
+    numerator: Tensor  # (B, H, Tq, V)
+    denominator: Tensor  # (B, H, Tq)
+    state: LinearState
