@@ -1,6 +1,5 @@
 """Which implementation serves a call, and why."""
 
-import importlib
 from typing import NamedTuple
 
 from torch import Tensor
@@ -27,8 +26,3 @@ def choose(impl: str, q: Tensor) -> Choice:
         return Choice(impl, "named by the caller")
     where = f"on {q.device.type}"
     return Choice("chunked", f"linear time and memory, the fastest exact form {where}")
-
-
-def load(op: str, impl: str):  # type: ignore[no-untyped-def]
-    """The module of an op's form: imported when first used, so that no call pays for forms it does not take."""
-    return importlib.import_module(f"linattn.ops.{impl}.{op}")

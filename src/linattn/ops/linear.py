@@ -11,11 +11,16 @@ import torch
 from torch import Tensor
 
 from linattn.ops.checks import autocast_dtype, check_tensor
-from linattn.ops.choice import Choice, choose, load
+from linattn.ops.choice import Choice, choose
+from linattn.ops.chunked.linear import linear_sums as chunked
 from linattn.ops.linear_call import FeatureMaps, LinearCall
 from linattn.ops.packing import Form, compute_dtype
 from linattn.ops.prepare import hide, log_decay_for, map_features, normalize, without_autocast
+from linattn.ops.recurrent.linear import linear_sums as recurrent
+from linattn.ops.reference.linear import linear_sums as reference
 from linattn.ops.types import AttentionOutput, DecayIndex, LinearState, Normalizer, Pattern, Sums
+
+FORMS: dict[str, Form] = {"reference": reference, "recurrent": recurrent, "chunked": chunked}
 
 
 def linear_attention(
@@ -162,7 +167,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *, impl: str = "auto", **options: A
 
 def _run(call: LinearCall, impl: str) -> AttentionOutput:
     call.check()
-    form: Form = load("linear", choose(impl, call.q).impl).linear_sums
+    form = FORMS[choose(impl, call.q).impl]
     q, k, v = call.q, call.k, call.v
     out_dtype = v.dtype if v.dtype == torch.float64 else autocast_dtype(q) or v.dtype
     with without_autocast(q):

@@ -1,0 +1,27 @@
+"""Linear attention chunk by chunk: linear time and memory, exact, in plain PyTorch. The default on a CPU."""
+
+from torch import Tensor
+
+from linattn.ops.chunked.library import chunk_scan, total_sums
+from linattn.ops.packing import zero_state
+from linattn.ops.sweeps import both_ways
+from linattn.ops.types import LinearState, Pattern, Sums
+
+
+def linear_sums(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, initial: LinearState | None = None) -> Sums:
+    initial = zero_state(k, v, pattern.cu_seqlens) if initial is None else initial
+    if pattern.causal:
+        return sweep(q, k, v, pattern, initial)
+    if pattern.log_decay is not None:
+        return both_ways(sweep, q, k, v, pattern, initial)
+    num, den, kv, z = total_sums(q, k, v, initial.kv, initial.k, pattern.cu_seqlens)
+    return Sums(num, den, LinearState(kv, z))
+
+
+def sweep(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, initial: LinearState, strict: bool = False) -> Sums:
+    """One causal pass; a strict one lets no token see itself."""
+    key_index = pattern.decay_index == "key"
+    num, den, kv, z = chunk_scan(
+        q, k, v, initial.kv, initial.k, pattern.log_decay, pattern.cu_seqlens, 64, key_index, strict
+    )
+    return Sums(num, den, LinearState(kv, z))
