@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from linattn.ops.chunked import scan, total
+from linattn.ops.chunked import scan, scan_backward, total
+from linattn.ops.chunked.blocks import Scan
 
 
 @torch.library.custom_op("linattn::chunk_scan", mutates_args=())
@@ -12,11 +13,11 @@ def chunk_scan(
     chunk: int, key_index: bool, strict: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Causal sums from the state ``kv (N, H_kv, K, V), z (N, H_kv, K)``: numerator, denominator, next state."""
-    kv, z = kv.clone(), z.clone()
+    kv, z = _copies(kv, z)
     with _exact(q):
-        inputs = scan.Scan(*_grouped(q, k, v), log_decay, cu_seqlens, chunk, key_index, strict, kv.dtype)
-        num, den = scan.forward(inputs, *_grouped_state(kv, z))
-    return num.flatten(1, 2), den.flatten(1, 2), kv, z
+        inputs = Scan(*_rows(q, k, v, log_decay), cu_seqlens, chunk, key_index, strict, kv.dtype)
+        num, den = scan.forward(inputs, *_state_rows(kv, z))
+    return num.view(*q.shape[:3], -1), den.view(q.shape[:3]), kv, z
 
 
 @torch.library.custom_op("linattn::chunk_scan_backward", mutates_args=())
@@ -26,13 +27,18 @@ def chunk_scan_backward(
     chunk: int, key_index: bool, strict: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v, kv, z and log_decay (empty where there is none)."""
-    kv, z, d_kv, d_z = kv.clone(), z.clone(), d_kv.clone(), d_z.clone()
+    kv, z, d_kv, d_z = _copies(kv, z, d_kv, d_z)
     with _exact(q):
-        inputs = scan.Scan(*_grouped(q, k, v), log_decay, cu_seqlens, chunk, key_index, strict, kv.dtype)
-        outer = d_num.unflatten(1, (k.shape[1], -1)), d_den.unflatten(1, (k.shape[1], -1))
-        found = scan.backward(inputs, *_grouped_state(kv, z), *outer, *_grouped_state(d_kv, d_z))
-    da = q.new_empty(0) if log_decay is None or found.log_decay is None else found.log_decay.to(log_decay.dtype)
-    return found.q.flatten(1, 2), found.k.squeeze(2), found.v.squeeze(2), d_kv, d_z, da
+        inputs = Scan(*_rows(q, k, v, log_decay), cu_seqlens, chunk, key_index, strict, kv.dtype)
+        d_num, d_den = d_num.reshape(*inputs.q.shape[:3], -1), d_den.reshape(*inputs.q.shape[:3], 1)
+        found = scan_backward.backward(inputs, *_state_rows(kv, z), d_num, d_den, *_state_rows(d_kv, d_z))
+    if log_decay is None or found.log_decay is None:
+        da = q.new_empty(0)
+    else:
+        da = found.log_decay
+        da = da.view(-1, log_decay.shape[0]).sum(0) if log_decay.ndim == 1 else da.view(log_decay.shape)
+        da = da.to(log_decay.dtype)
+    return found.q.view(q.shape), found.k.view(k.shape), found.v.view(v.shape), d_kv, d_z, da
 
 
 @torch.library.custom_op("linattn::total", mutates_args=())
@@ -40,7 +46,7 @@ def total_sums(
     q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Bidirectional sums: numerator, denominator and the state with all keys added."""
-    kv, z = kv.clone(), z.clone()
+    kv, z = _copies(kv, z)
     with _exact(q):
         num, den = total.forward(*_grouped(q, k, v), cu_seqlens, *_grouped_state(kv, z))
     return num.flatten(1, 2), den.flatten(1, 2), kv, z
@@ -52,7 +58,7 @@ def total_backward(
     q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v and the initial state, given the final state ``kv, z``."""
-    d_kv, d_z = d_kv.clone(), d_z.clone()
+    d_kv, d_z = _copies(d_kv, d_z)
     with _exact(q):
         outer = d_num.unflatten(1, (k.shape[1], -1)), d_den.unflatten(1, (k.shape[1], -1))
         states = *_grouped_state(kv, z), *outer, *_grouped_state(d_kv, d_z)
@@ -111,6 +117,27 @@ def _grouped(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _grouped_state(kv: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     return kv.unsqueeze(2), z[:, :, None, :, None]
+
+
+def _rows(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Batch and key heads as rows: q (R, G, T, K), k (R, T, K), v (R, T, V), log_decay (R, T or 1, ..)."""
+    q, k, v = q.reshape(k.shape[0] * k.shape[1], -1, *q.shape[2:]), k.flatten(0, 1), v.flatten(0, 1)
+    if log_decay is not None:
+        log_decay = (
+            log_decay.repeat(k.shape[0] // log_decay.shape[0])[:, None]
+            if log_decay.ndim == 1
+            else log_decay.flatten(0, 1)
+        )
+    return q, k, v, log_decay
+
+
+def _state_rows(kv: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """One row per sequence and key head; views, so that updates reach the originals."""
+    return kv.view(-1, *kv.shape[2:]), z.view(-1, z.shape[2], 1)
+
+
+def _copies(*tensors: Tensor) -> list[Tensor]:
+    return [x.clone(memory_format=torch.contiguous_format) for x in tensors]
 
 
 def _like(*tensors: Tensor) -> list[Tensor]:

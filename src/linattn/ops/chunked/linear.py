@@ -21,7 +21,14 @@ def linear_sums(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, initial: Line
 def sweep(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, initial: LinearState, strict: bool = False) -> Sums:
     """One causal pass; a strict one lets no token see itself."""
     key_index = pattern.decay_index == "key"
+    chunk = _chunk_size(k, v, pattern)
     num, den, kv, z = chunk_scan(
-        q, k, v, initial.kv, initial.k, pattern.log_decay, pattern.cu_seqlens, 64, key_index, strict
+        q, k, v, initial.kv, initial.k, pattern.log_decay, pattern.cu_seqlens, chunk, key_index, strict
     )
     return Sums(num, den, LinearState(kv, z))
+
+
+def _chunk_size(k: Tensor, v: Tensor, pattern: Pattern) -> int:
+    """Tokens of a chunk, measured on CPUs: longer ones waste pairs beyond the diagonal, shorter ones states."""
+    per_channel = pattern.log_decay is not None and pattern.log_decay.ndim == 4
+    return 32 if per_channel or max(k.shape[3], v.shape[3]) <= 32 else 64

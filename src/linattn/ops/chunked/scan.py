@@ -1,134 +1,77 @@
-"""The causal pass over chunks, and its gradient. Plain loops without autograd; ``library`` makes them one op.
+"""The causal pass over chunks. Plain loops without autograd; ``library`` makes it one op with ``scan_backward``.
 
 Inside a chunk the weights are a small matrix; between chunks the state carries everything. Memory beyond inputs and
 outputs: one chunk and one state forward, one state per chunk backward (recomputed, never kept from the forward).
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from linattn.ops.chunked.decay import ChannelDecay, NoDecay, ScalarDecay
-
-
-class Scan(NamedTuple):
-    """The inputs of a pass, grouped: q ``(B, H, G, T, K)``, k ``(B, H, 1, T, K)``, v ``(B, H, 1, T, V)``."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    log_decay: Tensor | None
-    cu_seqlens: Tensor | None
-    chunk: int
-    key_index: bool
-    strict: bool
-    dtype: torch.dtype
-
-    def pieces(self) -> Iterator[tuple[slice, int, int]]:
-        """Chunks in order: the rows of the state they belong to, and their tokens' start and end."""
-        bounds = [0, self.k.shape[3]] if self.cu_seqlens is None else self.cu_seqlens.tolist()
-        for n in range(len(bounds) - 1):
-            rows = slice(None) if self.cu_seqlens is None else slice(n, n + 1)
-            for start in range(bounds[n], bounds[n + 1], self.chunk):
-                yield rows, start, min(start + self.chunk, bounds[n + 1])
-
-    def tokens(self, start: int, end: int) -> tuple[Tensor, Tensor, Tensor]:
-        return self.cut(self.q, start, end), self.cut(self.k, start, end), self.cut(self.v, start, end)
-
-    def cut(self, x: Tensor, start: int, end: int) -> Tensor:
-        return x[:, :, :, start:end].to(self.dtype)
-
-    def decay(self, start: int, end: int, known: dict[int, NoDecay]) -> NoDecay:
-        """The chunk's decay; one per head is the same in every chunk of a length, and kept in ``known``."""
-        a = self.log_decay
-        if a is None:
-            return NoDecay(self.strict)
-        if a.ndim == 1:
-            length = end - start
-            if length not in known:
-                one_each = a[None, :, None].expand(-1, -1, length)
-                known[length] = ScalarDecay(one_each, self.key_index, self.strict, self.dtype)
-            return known[length]
-        kind = ScalarDecay if a.ndim == 3 else ChannelDecay
-        return kind(a[:, :, start:end], self.key_index, self.strict, self.dtype)
+from linattn.ops.chunked.blocks import Block, Scan
+from linattn.ops.chunked.decay import NoDecay
 
 
 def forward(scan: Scan, kv: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Numerator ``(B, H, G, T, V)`` and denominator; ``kv (N, H, 1, K, V)`` and ``z (N, H, 1, K, 1)`` are updated."""
-    B, H, G, T, _ = scan.q.shape
-    num = torch.empty(B, H, G, T, scan.v.shape[-1], dtype=scan.dtype, device=scan.q.device)
-    den = torch.empty(B, H, G, T, dtype=scan.dtype, device=scan.q.device)
-    known: dict[int, NoDecay] = {}
-    for rows, start, end in scan.pieces():
-        q, k, v = scan.tokens(start, end)
-        decay = scan.decay(start, end, known)
-        inside, inside_sum = decay.attend(q, k, v)
-        q = decay.read(q)
-        torch.add(inside, q @ kv[rows], out=num[:, :, :, start:end])
-        torch.add(inside_sum, (q @ z[rows]).squeeze(-1), out=den[:, :, :, start:end])
-        _advance(decay, k, v, kv[rows], z[rows])
+    """Numerator ``(R, G, T, V)``, denominator ``(R, G, T, 1)``; states ``kv (.., K, V)``, ``z (.., K, 1)`` move on."""
+    shape = scan.q.shape[:3]
+    num = torch.empty(*shape, scan.v.shape[2], dtype=scan.dtype, device=scan.q.device)
+    den = torch.empty(*shape, 1, dtype=scan.dtype, device=scan.q.device)
+    for block in scan.blocks():
+        q, k, v = scan.tokens(block)
+        decay = scan.decay(block)
+        kv_in, z_in = advance(decay, block, k, v, kv, z)
+        read = decay.read(q)
+        block_num, block_den = scan.cut(num, block), scan.cut(den, block)
+        torch.bmm(read, kv_in, out=block_num)
+        torch.sum(read * z_in.mT, -1, keepdim=True, out=block_den)
+        decay.attend(q, k, v, block_num, block_den)
+        scan.put(block_num, num, block)
+        scan.put(block_den, den, block)
     return num, den
 
 
-def _advance(decay: NoDecay, k: Tensor, v: Tensor, kv: Tensor, z: Tensor) -> None:
+def advance(decay: NoDecay, block: Block, k: Tensor, v: Tensor, kv: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Move the states past the block, in place; what they were before each chunk, ``(N, K, V)`` and ``(N, K, 1)``."""
     k = decay.write(k)
-    kv.copy_(decay.keep(kv) + k.mT @ v)
-    z.copy_(decay.keep(z) + k.sum(-2).unsqueeze(-1))
+    kv_in, z_in = States(block, kv), States(block, z)
+    torch.bmm(k.mT, v, out=kv_in.gains)
+    torch.sum(k, 1, keepdim=True, out=z_in.gains.mT)
+    return kv_in.accumulate(decay.keep), z_in.accumulate(decay.keep)
 
 
-class Gradients(NamedTuple):
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    log_decay: Tensor | None
+class States:
+    """The states before each chunk of a block, made in place from what each chunk adds.
 
-
-def backward(scan: Scan, kv: Tensor, z: Tensor, d_num: Tensor, d_den: Tensor, d_kv: Tensor, d_z: Tensor) -> Gradients:
-    """Gradients of the inputs; ``d_kv`` and ``d_z`` come as those of the final state, leave as the initial one's.
-
-    The decay's gradient needs no score matrix: through the potentials it is ``q.dq - k.dk`` token by token, plus
-    what the chunk's total decay did to the state.
+    One buffer holds the gains one place late: a row's gains are then where the states after them belong, and the
+    place before them, which got the last gain of the row above, is free for the state the row starts from.
     """
-    dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in scan[:3])
-    da = None if scan.log_decay is None else torch.zeros_like(scan.log_decay, dtype=scan.dtype)
-    before, known = [], dict[int, NoDecay]()
-    for rows, start, end in scan.pieces():
-        before.append((rows, start, end, kv[rows].clone(), z[rows].clone()))
-        _, k, v = scan.tokens(start, end)
-        _advance(scan.decay(start, end, known), k, v, kv[rows], z[rows])
-    while before:
-        rows, start, end, kv_in, z_in = before.pop()
-        q, k, v = scan.tokens(start, end)
-        decay = scan.decay(start, end, known)
-        d_out, d_sum = scan.cut(d_num, start, end), scan.cut(d_den, start, end)
-        q_part, k_part, v_part = decay.pull_back(q, k, v, d_out, d_sum)
-        q_part = q_part + decay.read(d_out @ kv_in.mT + d_sum.unsqueeze(-1) * z_in.mT)
-        k_state = decay.write(v @ d_kv[rows].mT + d_z[rows].mT)
-        k_part = k_part.sum(2, keepdim=True) + k_state
-        v_part = v_part.sum(2, keepdim=True) + decay.write(k) @ d_kv[rows]
-        if da is not None:
-            d_keep = decay.keep(d_kv[rows] * kv_in).sum(-1) + decay.keep(d_z[rows] * z_in).sum(-1)
-            d_total = (k * k_state).sum(-2) + d_keep  # (B, H, 1, K)
-            d_f = (q * q_part).sum(2) - (k * k_part).squeeze(2)  # (B, H, L, K)
-            _add_decay_gradient(da, d_f, d_total.squeeze(2), start, end, scan.key_index)
-        dq[:, :, :, start:end], dk[:, :, :, start:end], dv[:, :, :, start:end] = q_part, k_part, v_part
-        q = decay.read(q)
-        d_kv[rows] = decay.keep(d_kv[rows]) + (q.mT @ d_out).sum(2, keepdim=True)
-        d_z[rows] = decay.keep(d_z[rows]) + (q.mT @ d_sum.unsqueeze(-1)).sum(2, keepdim=True)
-    return Gradients(dq, dk, dv, da)
 
+    def __init__(self, block: Block, state: Tensor) -> None:
+        self.state = state[block.states]  # (R, K, V)
+        rows = self.state.shape[0]
+        buffer = torch.empty(rows * block.chunks + 1, *state.shape[1:], dtype=state.dtype, device=state.device)
+        self.gains = buffer[1:]  # (N, K, V)
+        self.last_gains = buffer[block.chunks :: block.chunks]
+        self.before = buffer[:-1]
 
-def _add_decay_gradient(da: Tensor, d_f: Tensor, d_total: Tensor, start: int, end: int, key_index: bool) -> None:
-    """From potentials to the decays they sum: f_t holds a_t and all before it, or only those before."""
-    if da.ndim < 4:
-        d_f, d_total = d_f.sum(-1), d_total.sum(-1)
-    later = d_f.flip(2).cumsum(2).flip(2)
-    if key_index:
-        later = later - d_f
-    later = later + d_total.unsqueeze(2)
-    if da.ndim == 1:
-        da += later.sum((0, 2))
-    else:
-        da[:, :, start:end] = later
+    def accumulate(self, keep: Tensor | None) -> Tensor:
+        """``state <- keep state + gain``, chunk after chunk, with ``keep (R, M or 1, K or 1, 1)``."""
+        last_gains = self.last_gains.clone()
+        rows = self.before.unflatten(0, (self.state.shape[0], -1))
+        rows[:, 0] = self.state
+        each = rows.unbind(1)
+        if keep is None:
+            if rows.shape[3] == 1:
+                rows.copy_(rows.cumsum(1))  # a narrow state: one slow sum beats many small ones
+            else:
+                for old, new in pairwise(each):
+                    new.add_(old)
+            torch.add(each[-1], last_gains, out=self.state)
+        else:
+            keeps = keep.expand(-1, len(each), -1, -1).unbind(1)
+            for old, kept, new in zip(each, keeps, each[1:], strict=False):
+                new.addcmul_(old, kept)
+            torch.addcmul(last_gains, each[-1], keeps[-1], out=self.state)
+        return self.before
