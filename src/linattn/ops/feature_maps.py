@@ -69,7 +69,7 @@ class TaylorExp(FeatureMap):
         x = x * d**-0.25
         i, j = torch.triu_indices(d, d, device=x.device)
         # (x.y)^2/2 = sum_i x_i^2 y_i^2 / 2 + sum_{i<j} x_i x_j y_i y_j
-        weight = torch.where(i == j, 0.5**0.5, 1.0).to(x.dtype)
+        weight = torch.ones(i.shape, dtype=x.dtype, device=x.device).masked_fill(i == j, 0.5**0.5)
         return torch.cat([torch.ones_like(x[..., :1]), x, x[..., i] * x[..., j] * weight], dim=-1)
 
     def num_features(self, head_dim: int) -> int:

@@ -70,8 +70,10 @@ class LinearCall:
         checks.check_choice("decay_index", self.decay_index, (*DECAY_INDICES, None))
         if not isinstance(self.causal, bool):
             raise TypeError(f"causal must be True or False, got {self.causal!r}")
-        if not isinstance(self.eps, numbers.Real) or not self.eps >= 0:
+        if not isinstance(self.eps, numbers.Real) or isinstance(self.eps, bool) or not 0 <= self.eps < float("inf"):
             raise ValueError(f"eps must be a number >= 0, got {self.eps!r}")
+        if self.validate is not None and not isinstance(self.validate, bool):
+            raise TypeError(f"validate must be True, False or None, got {self.validate!r}")
         maps = self.feature_map if isinstance(self.feature_map, tuple) else (self.feature_map,) * 2
         if len(maps) != 2 or not all(m is None or isinstance(m, FeatureMap) for m in maps):
             raise TypeError(
@@ -103,12 +105,14 @@ class LinearCall:
             raise TypeError("norm_features must be a pair (q', k') of tensors shaped like q and k")
         if self.normalizer is None:
             raise ValueError("norm_features are for the denominator, but normalizer=None has none")
+        pairs = (("q'", self.norm_features[0], self.q), ("k'", self.norm_features[1], self.k))
+        for name, x, _ in pairs:
+            checks.check_tensor(f"norm_features {name}", x, "(B, H, T, K)", 4)
         if self.log_decay is not None and self.log_decay.ndim == 4:
             features = self.log_decay.shape[3]
         else:
             features = self.norm_features[0].shape[-1]
-        for name, x, like in (("q'", self.norm_features[0], self.q), ("k'", self.norm_features[1], self.k)):
-            checks.check_tensor(f"norm_features {name}", x, "(B, H, T, K)", 4)
+        for name, x, like in pairs:
             checks.check_shape(f"norm_features {name}", x, (*like.shape[:3], features))
             checks.check_same("q", self.q, **{f"norm_features {name}": x})
 
@@ -123,6 +127,8 @@ class LinearCall:
             raise TypeError(f"initial_state must be a LinearState(kv, k), got {type(self.initial_state).__name__}")
         n, H_kv = num_sequences(self.k, self.cu_seqlens), self.k.shape[1]
         kv, k = self.initial_state
+        checks.check_tensor("initial_state.kv", kv, "(B, H_kv, K, V)", 4)
+        checks.check_tensor("initial_state.k", k, "(B, H_kv, K)", 3)
         features = self._num_features(1)
         norm_width = features if self.norm_features is None else self.norm_features[1].shape[-1]
         checks.check_shape("initial_state.kv", kv, (n, H_kv, features, self.v.shape[3]))

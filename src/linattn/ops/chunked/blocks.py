@@ -69,7 +69,7 @@ class Scan(NamedTuple):
         """The block of ``x (R, T, D)`` as ``(N, L, D)``, or of ``(R, G, T, D)`` as ``(N, G L, D)``, row by row."""
         x = x[block.rows, ..., block.start : block.end, :].to(self.dtype)
         x = x.unflatten(-2, (block.chunks, block.length)).movedim(-3, 1)
-        return x.reshape(x.shape[0] * block.chunks, -1, x.shape[-1])
+        return x.reshape(x.shape[0] * block.chunks, x.shape[2:-1].numel(), x.shape[-1])
 
     def put(self, part: Tensor, whole: Tensor, block: Block) -> None:
         """The reverse of ``cut``; nothing to do where ``cut`` gave a view that was written to."""

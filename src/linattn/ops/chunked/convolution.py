@@ -25,7 +25,7 @@ def convolve(
     places = _lay_out(x, key_mask, cu_seqlens, past)
     B, T, C = x.shape
     slots = torch.cat([places.initial, places.tokens], dim=1).flatten()
-    inputs = torch.cat([initial.reshape(B, -1, C), x], dim=1).flatten(0, 1)
+    inputs = torch.cat([initial.reshape(B, places.initial.shape[1], C), x], dim=1).flatten(0, 1)
     row = x.new_zeros(B * places.length, C).index_copy(0, slots, inputs)
     output = _convolve_row(row.view(B, -1, C), weight)
     # Rows of the output are shorter by the first W-1 slots of each row of the batch.

@@ -17,7 +17,7 @@ def chunk_scan(
     with _exact(q):
         inputs = Scan(*_rows(q, k, v, log_decay), cu_seqlens, chunk, key_index, strict, kv.dtype)
         num, den = scan.forward(inputs, *_state_rows(kv, z))
-    return num.view(*q.shape[:3], -1), den.view(q.shape[:3]), kv, z
+    return num.view(*q.shape[:3], v.shape[3]), den.view(q.shape[:3]), kv, z
 
 
 @torch.library.custom_op("linattn::chunk_scan_backward", mutates_args=())
@@ -30,7 +30,7 @@ def chunk_scan_backward(
     kv, z, d_kv, d_z = _copies(kv, z, d_kv, d_z)
     with _exact(q):
         inputs = Scan(*_rows(q, k, v, log_decay), cu_seqlens, chunk, key_index, strict, kv.dtype)
-        d_num, d_den = d_num.reshape(*inputs.q.shape[:3], -1), d_den.reshape(*inputs.q.shape[:3], 1)
+        d_num, d_den = d_num.reshape(*inputs.q.shape[:3], v.shape[3]), d_den.reshape(*inputs.q.shape[:3], 1)
         found = scan_backward.backward(inputs, *_state_rows(kv, z), d_num, d_den, *_state_rows(d_kv, d_z))
     if log_decay is None or found.log_decay is None:
         da = q.new_empty(0)
@@ -121,7 +121,11 @@ def _grouped_state(kv: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
 
 def _rows(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Batch and key heads as rows: q (R, G, T, K), k (R, T, K), v (R, T, V), log_decay (R, T or 1, ..)."""
-    q, k, v = q.reshape(k.shape[0] * k.shape[1], -1, *q.shape[2:]), k.flatten(0, 1), v.flatten(0, 1)
+    q, k, v = (
+        q.reshape(k.shape[0] * k.shape[1], q.shape[1] // k.shape[1], *q.shape[2:]),
+        k.flatten(0, 1),
+        v.flatten(0, 1),
+    )
     if log_decay is not None:
         log_decay = (
             log_decay.repeat(k.shape[0] // log_decay.shape[0])[:, None]
@@ -133,7 +137,7 @@ def _rows(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> tuple[Te
 
 def _state_rows(kv: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     """One row per sequence and key head; views, so that updates reach the originals."""
-    return kv.view(-1, *kv.shape[2:]), z.view(-1, z.shape[2], 1)
+    return kv.flatten(0, 1), z.flatten(0, 1).unsqueeze(-1)
 
 
 def _copies(*tensors: Tensor) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """The causal pass over chunks. Plain loops without autograd; ``library`` makes it one op with ``scan_backward``.
 
 Inside a chunk the weights are a small matrix; between chunks the state carries everything. Memory beyond inputs and
-outputs: one chunk and one state forward, one state per chunk backward (recomputed, never kept from the forward).
+outputs: one block of chunks with their states; backward, one state per block as well, computed anew.
 """
 
 from itertools import pairwise

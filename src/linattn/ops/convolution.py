@@ -1,0 +1,138 @@
+"""``short_convolution``: a causal depthwise convolution over the last few tokens.
+
+y_t = act(sum_w weight[:, W-1-w] x_{t-w} + bias)   (+ x_t)
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from linattn.ops.checks import autocast_dtype, check_choice, check_tensor
+from linattn.ops.chunked.convolution import convolve as chunked
+from linattn.ops.convolution_call import Activation, ConvolutionCall, ConvolutionState
+from linattn.ops.packing import compute_dtype
+from linattn.ops.prepare import without_autocast
+from linattn.ops.recurrent.convolution import convolve as recurrent
+from linattn.ops.reference.convolution import convolve as reference
+
+Form = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, Tensor], tuple[Tensor, Tensor]]
+
+FORMS: dict[str, Form] = {"reference": reference, "recurrent": recurrent, "chunked": chunked}
+
+
+class ConvolutionOutput(NamedTuple):
+    """Output ``(B, T, C)`` together with the state after the last token."""
+
+    output: Tensor
+    state: ConvolutionState
+
+
+def short_convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    residual: bool = False,
+    activation: Activation = None,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    impl: str = "auto",
+    validate: bool | None = None,
+) -> Tensor:
+    """Causal depthwise convolution: each channel mixes its last W values.
+
+    ``y_t = act(sum_{w=0}^{W-1} weight[:, W-1-w] x_{t-w} + bias)``, and ``+ x_t`` with ``residual``; before the first
+    token x is 0. ``nn.Conv1d(C, C, W, groups=C).weight.squeeze(1)`` is such a weight: its last tap is the token's own.
+    A Canon layer is ``residual=True`` alone; the short convolution inside GLA or Mamba is ``activation="silu"``.
+
+    Args:
+        x: ``(B, T, C)``.
+        weight: ``(C, W)``, W >= 1.
+        bias: ``(C,)`` or None.
+        residual: add x, after the activation.
+        activation: ``"silu"`` or None.
+        key_mask: ``(B, T)`` bool, True = real token. Masked tokens are skipped as if they were not there: windows
+            reach over them, and outputs there are 0.
+        cu_seqlens: ``(N+1,)`` offsets of N sequences packed into one row (B = 1); no window crosses a boundary.
+        impl: ``"chunked"`` (also ``"auto"``) takes all tokens at once, ``"recurrent"`` one after another;
+            ``"reference"`` is the definition, sequence by sequence.
+        validate: check that offsets are sorted. None: on the CPU only, it costs a sync.
+
+    Returns:
+        ``(B, T, C)`` in the dtype of x (under autocast, in the dtype of autocast).
+
+    Example:
+        >>> import torch
+        >>> from linattn import short_convolution
+        >>> x = torch.tensor([[[1.0], [2.0], [3.0]]])
+        >>> short_convolution(x, torch.tensor([[10.0, 1.0]])).flatten().tolist()
+        [1.0, 12.0, 23.0]
+    """
+    call = ConvolutionCall(x, weight, bias, residual, activation, key_mask, cu_seqlens, validate)
+    return _run(call, impl).output
+
+
+def short_convolution_with_state(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    initial_state: ConvolutionState | None = None,
+    residual: bool = False,
+    activation: Activation = None,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    impl: str = "auto",
+    validate: bool | None = None,
+) -> ConvolutionOutput:
+    """:func:`short_convolution` that starts from a state and returns the one after the last token.
+
+    A sequence cut anywhere, also into pieces shorter than the window, gives what the whole gives. With
+    ``cu_seqlens`` the state has one row per sequence.
+    """
+    call = ConvolutionCall(x, weight, bias, residual, activation, key_mask, cu_seqlens, validate, initial_state)
+    return _run(call, impl)
+
+
+def short_convolution_step(
+    x_t: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: ConvolutionState | None,
+    *,
+    residual: bool = False,
+    activation: Activation = None,
+) -> ConvolutionOutput:
+    """One token of :func:`short_convolution`: ``x_t (B, C)``; a state of None is empty.
+
+    Returns the output ``(B, C)`` and the next state.
+    """
+    check_tensor("x_t", x_t, "(B, C)", 2)
+    call = ConvolutionCall(x_t.unsqueeze(1), weight, bias, residual, activation, initial_state=state)
+    out = _run(call, "recurrent")
+    return ConvolutionOutput(out.output.squeeze(1), out.state)
+
+
+def _run(call: ConvolutionCall, impl: str) -> ConvolutionOutput:
+    check_choice("impl", impl, ("auto", *FORMS))
+    call.check()
+    form = FORMS["chunked" if impl == "auto" else impl]
+    padding = None if call.key_mask is None else ~call.key_mask.unsqueeze(-1)
+    out_dtype = call.x.dtype if call.x.dtype == torch.float64 else autocast_dtype(call.x) or call.x.dtype
+    with without_autocast(call.x):
+        dtype = compute_dtype(call.x, call.weight)
+        # Padding may hold anything, NaN included, and NaN times 0 is NaN.
+        x = (call.x if padding is None else call.x.masked_fill(padding, 0)).to(dtype)
+        y, final = form(x, call.weight.to(dtype), call.key_mask, call.cu_seqlens, call.initial_inputs(dtype))
+        if call.bias is not None:
+            y = y + call.bias.to(dtype)
+        if call.activation == "silu":
+            y = F.silu(y)
+        if call.residual:
+            y = y + x
+        if padding is not None:
+            y = y.masked_fill(padding, 0)
+    return ConvolutionOutput(y.to(out_dtype), ConvolutionState(final.to(call.x.dtype)))

@@ -1,0 +1,172 @@
+"""``exponential_attention``: a recurrence whose input gate is an exponential, safe for gates of any size.
+
+C_t = e^{log_decay_t} C_{t-1} + e^{log_input_t} k_t v_t^T,      n_t likewise with 1 for v
+o_t = q_t C_t / max(|q_t . n_t|, 1)
+"""
+
+import torch
+from torch import Tensor
+
+from linattn.ops.checks import autocast_dtype, check_choice, check_tensor
+from linattn.ops.chunked import exponential as chunked
+from linattn.ops.exponential_call import ExponentialCall
+from linattn.ops.exponential_types import ExponentialOutput, ExponentialState, ExponentialSums, Form, Gates
+from linattn.ops.packing import compute_dtype, zero_state
+from linattn.ops.prepare import hide, without_autocast
+from linattn.ops.recurrent import exponential as recurrent
+from linattn.ops.reference import exponential as reference
+from linattn.ops.stabilizer import widen
+
+FORMS: dict[str, Form] = {
+    "reference": reference.exponential_sums,
+    "recurrent": recurrent.exponential_sums,
+    "chunked": chunked.exponential_sums,
+}
+
+# e^{-m}, the 1 of the denominator in units of e^m, is kept within e^{+-bound}: representable, with room for the
+# gradient of a query that is 0, which is 1 / e^{-m} times the state.
+EXPONENT_BOUND = {torch.float32: 80.0, torch.float64: 700.0}
+
+
+def exponential_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    log_input: Tensor,
+    log_decay: Tensor,
+    scale: float | None = None,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    impl: str = "auto",
+    validate: bool | None = None,
+) -> Tensor:
+    """Causal attention with an exponential input gate and a decay: the recurrence of the mLSTM.
+
+    ``C_t = f_t C_{t-1} + e^{i_t} k_t v_t^T,  n_t = f_t n_{t-1} + e^{i_t} k_t,  o_t = q_t C_t / max(|q_t . n_t|, 1)``
+
+    Computed in units of a running maximum, so that gates of any size stay finite. The gradient is the true one, of
+    the denominator too.
+
+    Args:
+        q: ``(B, H, T, K)``.
+        k: ``(B, H_kv, T, K)``; ``H_kv`` divides ``H``, and query heads ``g H/H_kv ...`` share key head g.
+        v: ``(B, H_kv, T, V)``.
+        log_input: ``i``, the logarithm of the input gate (its pre-activation), ``(B, H_kv, T)``, any real.
+        log_decay: ``log f <= 0``, ``(B, H_kv, T)``; the mLSTM takes ``logsigmoid`` of a pre-activation.
+        scale: factor on q; None: ``K**-0.5``.
+        key_mask: ``(B, T)`` bool, True = real token. A masked token adds nothing and does not decay the state.
+        cu_seqlens: ``(N+1,)`` offsets of N sequences packed into one row (B = 1); none sees another.
+        impl: ``"auto"`` (which is ``"chunked"``), ``"reference"``, ``"recurrent"`` or ``"chunked"``.
+        validate: check values too (sorted offsets, log_decay <= 0, log_input < inf). None: on the CPU only.
+
+    Returns:
+        ``(B, H, T, V)`` in the dtype of v (under autocast, in the dtype of autocast).
+
+    Example:
+        >>> import torch
+        >>> from linattn import exponential_attention
+        >>> q, k, v = torch.randn(3, 1, 4, 256, 32).unbind()
+        >>> log_input, forget = torch.randn(2, 1, 4, 256).unbind()
+        >>> log_decay = torch.nn.functional.logsigmoid(forget + 3)
+        >>> exponential_attention(q, k, v, log_input=log_input, log_decay=log_decay).shape
+        torch.Size([1, 4, 256, 32])
+    """
+    return _run(ExponentialCall(q, k, v, log_input, log_decay, scale, key_mask, cu_seqlens, validate), impl).output
+
+
+def exponential_attention_with_state(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    log_input: Tensor,
+    log_decay: Tensor,
+    initial_state: ExponentialState | None = None,
+    scale: float | None = None,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    impl: str = "auto",
+    validate: bool | None = None,
+) -> ExponentialOutput:
+    """:func:`exponential_attention` that starts from a state and returns the one after the last token.
+
+    A sequence cut anywhere, with the state handed over, gives what the whole gives. With ``cu_seqlens`` the state
+    has one row per sequence. Gradients flow through ``kv`` and ``k``, and into the ``log_scale`` of the initial
+    state; that of the returned one is a unit, and a constant.
+    """
+    call = ExponentialCall(
+        q, k, v, log_input, log_decay, scale, key_mask, cu_seqlens, validate, initial_state
+    )  # fmt: skip
+    return _run(call, impl)
+
+
+def exponential_attention_step(
+    q_t: Tensor,
+    k_t: Tensor,
+    v_t: Tensor,
+    state: ExponentialState | None,
+    *,
+    log_input: Tensor,
+    log_decay: Tensor,
+    scale: float | None = None,
+    validate: bool | None = None,
+) -> ExponentialOutput:
+    """One token of :func:`exponential_attention`: ``q_t (B, H, K)``, ``k_t (B, H_kv, K)``, ``v_t (B, H_kv, V)``.
+
+    ``log_input`` and ``log_decay`` are that token's, ``(B, H_kv)``. A state of None is empty.
+    Returns the output ``(B, H, V)`` and the next state.
+    """
+    for name, x, shape in (("q_t", q_t, "(B, H, K)"), ("k_t", k_t, "(B, H_kv, K)"), ("v_t", v_t, "(B, H_kv, V)")):
+        check_tensor(name, x, shape, 3)
+    for name, x in (("log_input", log_input), ("log_decay", log_decay)):
+        check_tensor(name, x, "(B, H_kv)", 2)
+    q, k, v, log_input, log_decay = (x.unsqueeze(2) for x in (q_t, k_t, v_t, log_input, log_decay))
+    call = ExponentialCall(q, k, v, log_input, log_decay, scale, None, None, validate, state)
+    out = _run(call, "recurrent")
+    return ExponentialOutput(out.output.squeeze(2), out.state)
+
+
+def _run(call: ExponentialCall, impl: str) -> ExponentialOutput:
+    check_choice("impl", impl, ("auto", *FORMS))
+    call.check()
+    form = FORMS["chunked" if impl == "auto" else impl]
+    q, v = call.q, call.v
+    out_dtype = v.dtype if v.dtype == torch.float64 else autocast_dtype(q) or v.dtype
+    with without_autocast(q):
+        dtype = compute_dtype(q, call.k, v)
+        q = q.to(dtype) * (q.shape[3] ** -0.5 if call.scale is None else call.scale)
+        k, v = (hide(x, call.key_mask).to(dtype) for x in (call.k, v))
+        log_input, log_decay = (widen(gate) for gate in call.masked_gates())
+        sums = form(q, k, v, Gates(log_input, log_decay, call.cu_seqlens), _initial(call, dtype))
+        output = _divide(sums)
+        state = _round_scale(sums.state)
+    return ExponentialOutput(output.to(out_dtype), state)
+
+
+def _initial(call: ExponentialCall, dtype: torch.dtype) -> ExponentialState:
+    if call.initial_state is None:
+        kv, k = zero_state(call.k, call.v, call.cu_seqlens)
+        kv, k = kv.to(dtype), k.to(dtype)
+        return ExponentialState(kv, k, widen(k.new_full(k.shape[:2], -torch.inf)))
+    kv, k, log_scale = call.initial_state
+    return ExponentialState(kv.to(dtype), k.to(dtype), widen(log_scale))
+
+
+def _divide(sums: ExponentialSums) -> Tensor:
+    """``numerator / max(|denominator|, e^{-m})``: in units of e^m, the 1 of ``max(|q . n|, 1)`` is e^{-m}."""
+    numerator, denominator, log_scale, _ = sums
+    bound = EXPONENT_BOUND[numerator.dtype]
+    one = (-log_scale).clamp(-bound, bound).exp().to(numerator.dtype)  # (B, H_kv, T)
+    one = one.repeat_interleave(numerator.shape[1] // one.shape[1], dim=1)
+    return numerator / torch.maximum(denominator.abs(), one).unsqueeze(-1)
+
+
+def _round_scale(state: ExponentialState) -> ExponentialState:
+    """The state with its unit in its own dtype; the sums take up what the rounding of a large unit leaves over."""
+    kv, k, log_scale = state
+    rounded = log_scale.to(kv.dtype)
+    if rounded.dtype == log_scale.dtype:
+        return state
+    left = torch.where(rounded.isinf(), 0.0, (log_scale - rounded).detach()).exp().to(kv.dtype)
+    return ExponentialState(kv * left[..., None, None], k * left[..., None], rounded)

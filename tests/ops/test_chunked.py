@@ -1,0 +1,120 @@
+"""What is particular to the chunked form: strong decays, long sequences, memory, odd inputs."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from linattn import linear_attention, linear_attention_with_state
+from linattn.ops.chunked import blocks
+from linattn.ops.feature_maps import EluPlusOne
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def decays(kind: str, B: int, H: int, T: int, K: int) -> Tensor | None:
+    shapes = {"head": (H,), "token": (B, H, T), "channel": (B, H, T, K)}
+    return -random(*shapes[kind], seed=7).abs() if kind in shapes else None
+
+
+@pytest.mark.parametrize("kind", ["none", "head", "token", "channel"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_fp32_stays_within_1e5_of_fp64_over_4096_tokens(kind: str, causal: bool) -> None:
+    q, k, v = (random(1, 2, 4096, 16, seed=i) for i in range(3))
+    a = decays(kind, 1, 2, 4096, 16)
+    exact = linear_attention(q, k, v, causal=causal, log_decay=a, feature_map=EluPlusOne())
+    single = linear_attention(
+        q.float(), k.float(), v.float(), causal=causal, log_decay=None if a is None else a.float(),
+        feature_map=EluPlusOne(),
+    )  # fmt: skip
+    assert (single - exact).abs().max() < 1e-5 * exact.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["token", "channel"])
+def test_strong_decays_beside_weak_ones_keep_fp32_precision(kind: str) -> None:
+    """A long sum of strong decays must not cost the weak ones their digits."""
+    T, K = 200, 8
+    q, k, v = (random(1, 1, T, K, seed=i).abs() for i in range(3))
+    shape = (1, 1, T) if kind == "token" else (1, 1, T, K)
+    strong = random(*shape, seed=5) > 0
+    a = torch.where(strong, -150.0, -0.01 * random(*shape, seed=6).abs())
+    inputs = [x.requires_grad_() for x in (q, k, v, a)]
+    low = [x.detach().float().requires_grad_() for x in inputs]
+    exact = linear_attention(*inputs[:3], causal=True, log_decay=inputs[3], impl="reference")
+    found = linear_attention(*low[:3], causal=True, log_decay=low[3])
+    # fp32 rounds each of the log-decays themselves to 1e-5 at -150; beyond that only sums of ~200 terms round
+    assert (found - exact).abs().max() < 1e-6 * exact.abs().max()
+    for g, e in zip(torch.autograd.grad(found.sum(), low), torch.autograd.grad(exact.sum(), inputs), strict=True):
+        assert g.isfinite().all()
+        assert (g - e).abs().max() < 1e-5 * e.abs().max()
+
+
+@pytest.mark.parametrize("numbers", [1, 300, 1 << 19])
+@pytest.mark.parametrize("kind", ["none", "head", "token", "channel"])
+def test_result_does_not_depend_on_how_work_is_blocked(
+    monkeypatch: pytest.MonkeyPatch, numbers: int, kind: str
+) -> None:
+    monkeypatch.setattr(blocks, "_BLOCK_NUMBERS", numbers)
+    q, k, v = (random(3, 2, 131, 4, seed=i).requires_grad_() for i in range(3))
+    a = decays(kind, 3, 2, 131, 4)
+    outputs = [linear_attention(q, k, v, causal=True, log_decay=a, normalizer=None, impl=i)
+               for i in ("recurrent", "chunked")]  # fmt: skip
+    assert (outputs[0] - outputs[1]).abs().max() < 1e-12 * outputs[0].abs().max()
+    weight = random(*outputs[0].shape, seed=9)
+    grads = [torch.autograd.grad((o * weight).sum(), (q, k, v)) for o in outputs]
+    for one, two in zip(*grads, strict=True):
+        assert (one - two).abs().max() < 1e-12 * one.abs().max()
+
+
+def test_inputs_may_lie_in_memory_as_a_projection_left_them() -> None:
+    """(B, T, H, D) transposed, a slice of a wider tensor, and expanded batches give what a copy gives."""
+    wide = random(2, 130, 3, 4, 8)
+    q, k, v = wide.transpose(1, 3).unbind(2)  # (B, H, T, D) views
+    assert not q.is_contiguous()
+    expected = linear_attention(q.contiguous(), k.contiguous(), v.contiguous(), causal=True, normalizer=None)
+    assert torch.equal(linear_attention(q, k, v, causal=True, normalizer=None), expected)
+    one = q[:1].expand(2, -1, -1, -1)
+    assert torch.equal(
+        linear_attention(one, k, v, causal=True, normalizer=None),
+        linear_attention(one.contiguous(), k, v, causal=True, normalizer=None),
+    )
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_empty_sequences_give_empty_outputs_and_an_unchanged_state(causal: bool) -> None:
+    q, k, v = (random(2, 2, 0, 4) for _ in range(3))
+    first = linear_attention_with_state(*(random(2, 2, 5, 4, seed=i).abs() for i in range(3)), causal=causal)
+    out = linear_attention_with_state(q, k, v, causal=causal, initial_state=first.state)
+    assert out.output.shape == (2, 2, 0, 4)
+    assert torch.equal(out.state.kv, first.state.kv)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_state_is_fp32_whatever_the_inputs_are(dtype: torch.dtype) -> None:
+    q, k, v = (random(1, 2, 70, 8, seed=i, dtype=dtype).abs() for i in range(3))
+    out = linear_attention_with_state(q, k, v, causal=True)
+    assert out.output.dtype == dtype
+    assert out.state.kv.dtype == out.state.k.dtype == torch.float32
+
+
+def test_autocast_leaves_sums_and_states_in_fp32() -> None:
+    q, k, v = (random(1, 2, 300, 8, seed=i, dtype=torch.float32).abs() for i in range(3))
+    plain = linear_attention_with_state(q, k, v, causal=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = linear_attention_with_state(q, k.bfloat16().float(), v, causal=True)
+        mixed = linear_attention(q, k.bfloat16(), v, causal=True)
+    assert cast.output.dtype == mixed.dtype == torch.bfloat16
+    assert cast.state.kv.dtype == torch.float32
+    rounding = 2**-8  # of k and of the output in bf16, relative
+    assert (cast.output.float() - plain.output).abs().max() < 2 * rounding * plain.output.abs().max()
+    assert torch.equal(cast.output, mixed)
+
+
+@pytest.mark.parametrize("kind", ["none", "token"])
+def test_second_derivatives_are_refused_rather_than_wrong(kind: str) -> None:
+    q, k, v = (random(1, 1, 5, 3, seed=i).requires_grad_() for i in range(3))
+    out = linear_attention(q, k, v, causal=True, log_decay=decays(kind, 1, 1, 5, 3), normalizer=None)
+    (first,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="chunk_scan_backward"):
+        torch.autograd.grad(first.sum(), q)

@@ -1,0 +1,177 @@
+"""The algebra against formulas written out by hand: masks, decays, index conventions, normalisers, features."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from linattn import linear_attention, linear_attention_step, linear_attention_with_state
+from linattn.ops.feature_maps import EluPlusOne, Relu, SoftmaxPair, TaylorExp
+
+FORMS = ("reference", "recurrent", "chunked")
+EXACT = 1e-12  # fp64 sums over a few hundred terms of size one
+
+
+def inputs(B: int = 2, H: int = 2, T: int = 9, K: int = 4, V: int = 3, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    make = torch.Generator().manual_seed(seed)
+    return tuple(torch.rand(B, H, T, D, generator=make, dtype=torch.float64) for D in (K, K, V))  # type: ignore
+
+
+def products(decays: list[float], T: int, index: str, causal: bool) -> Tensor:
+    """M by its definition: the product of the decays between two tokens, with the query's or the key's own."""
+    M = torch.zeros(T, T, dtype=torch.float64)
+    for i in range(T):
+        for j in range(T):
+            if causal and j > i:
+                continue
+            low, high = min(i, j), max(i, j)
+            own = {("query", True): range(low + 1, high + 1), ("query", False): range(low, high),
+                   ("key", True): range(low, high), ("key", False): range(low + 1, high + 1)}[index, j <= i]  # fmt: skip
+            M[i, j] = torch.tensor([decays[r] for r in own], dtype=torch.float64).prod()
+    return M
+
+
+@pytest.mark.parametrize("impl", FORMS)
+@pytest.mark.parametrize("index", ["key", "query"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_decay_is_the_product_between_two_tokens(impl: str, index: str, causal: bool) -> None:
+    q, k, v = inputs(B=1, H=1)
+    decays = [0.9, 0.2, 0.7, 1.0, 0.05, 0.6, 0.99, 0.3, 0.8]
+    M = products(decays, len(decays), index, causal)
+    scores = (q @ k.mT) * M
+    expected = scores @ v / (scores.sum(-1, keepdim=True) + 1e-6)
+    a = torch.tensor(decays, dtype=torch.float64).log().view(1, 1, -1)
+    found = linear_attention(q, k, v, causal=causal, log_decay=a, decay_index=index, impl=impl)
+    assert (found - expected).abs().max() < EXACT
+
+
+def test_the_two_index_conventions_are_transposes() -> None:
+    decays = [0.9, 0.2, 0.7, 0.5]
+    assert torch.equal(products(decays, 4, "key", False).T, products(decays, 4, "query", False))
+
+
+@pytest.mark.parametrize("impl", FORMS)
+def test_default_index_is_query_when_causal_and_key_when_bidirectional(impl: str) -> None:
+    q, k, v = inputs()
+    a = -torch.rand(2, 2, 9, dtype=torch.float64)
+    for causal, index in ((True, "query"), (False, "key")):
+        plain = linear_attention(q, k, v, causal=causal, log_decay=a, impl=impl)
+        named = linear_attention(q, k, v, causal=causal, log_decay=a, decay_index=index, impl=impl)
+        assert torch.equal(plain, named)
+
+
+@pytest.mark.parametrize("impl", FORMS)
+def test_one_decay_per_channel_acts_channel_by_channel(impl: str) -> None:
+    q, k, v = inputs(B=1, H=1, K=2)
+    a = -torch.rand(1, 1, 9, 2, dtype=torch.float64)
+    scores = sum(
+        (q[..., d : d + 1] @ k[..., d : d + 1].mT) * products(a[0, 0, :, d].exp().tolist(), 9, "query", True)
+        for d in range(2)
+    )
+    found = linear_attention(q, k, v, causal=True, log_decay=a, normalizer=None, impl=impl)
+    assert (found - scores @ v).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("impl", FORMS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_no_decay_equals_a_decay_of_one(impl: str, causal: bool) -> None:
+    q, k, v = inputs()
+    plain = linear_attention(q, k, v, causal=causal, impl=impl)
+    for shape in ((2,), (2, 2, 9), (2, 2, 9, 4)):
+        ones = torch.zeros(shape, dtype=torch.float64)
+        assert (linear_attention(q, k, v, causal=causal, log_decay=ones, impl=impl) - plain).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("impl", FORMS)
+@pytest.mark.parametrize("shape", [(2, 2, 9), (2, 2, 9, 4)])
+def test_a_decay_of_zero_forgets_everything(impl: str, shape: tuple[int, ...]) -> None:
+    q, k, v = inputs()
+    a = torch.full(shape, -0.1, dtype=torch.float64)
+    a[:, :, 5] = -torch.inf
+    a.requires_grad_()
+    whole = linear_attention(q, k, v, causal=True, log_decay=a, impl=impl)
+    tail = linear_attention(q[:, :, 5:], k[:, :, 5:], v[:, :, 5:], causal=True, log_decay=a[:, :, 5:], impl=impl)
+    assert (whole[:, :, 5:] - tail).abs().max() < EXACT
+    (gradient,) = torch.autograd.grad(whole.sum(), a)
+    assert gradient.isfinite().all()
+    assert (gradient[:, :, 5] == 0).all()
+
+
+@pytest.mark.parametrize("impl", FORMS)
+def test_normalizers(impl: str) -> None:
+    q, k, v = inputs()
+    q = q - 0.5  # signed row sums
+    scores = (q @ k.mT).tril()
+    rows = scores.sum(-1, keepdim=True)
+    cases = {None: torch.ones_like(rows), "sum": rows + 0.25, "abs_max_one": rows.abs().clamp(min=1)}
+    for normalizer, n in cases.items():
+        found = linear_attention(q, k, v, causal=True, normalizer=normalizer, eps=0.25, impl=impl)
+        assert (found - scores @ v / n).abs().max() < EXACT / n.abs().min()
+
+
+@pytest.mark.parametrize("impl", FORMS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_denominator_with_its_own_features(impl: str, causal: bool) -> None:
+    q, k, v = inputs()
+    norm_q, norm_k = (torch.rand(2, 2, 9, 6, dtype=torch.float64) for _ in range(2))
+    mask = torch.ones(9, 9, dtype=torch.float64)
+    mask = mask.tril() if causal else mask
+    expected = ((q @ k.mT) * mask) @ v / (((norm_q @ norm_k.mT) * mask).sum(-1, keepdim=True) + 1e-6)
+    found = linear_attention(q, k, v, causal=causal, norm_features=(norm_q, norm_k), impl=impl)
+    assert (found - expected).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("impl", FORMS)
+def test_cross_attention_takes_any_number_of_queries(impl: str) -> None:
+    q, k, v = inputs()
+    q = torch.rand(2, 2, 5, 4, dtype=torch.float64)
+    scores = q @ k.mT
+    found = linear_attention(q, k, v, impl=impl)
+    assert (found - scores @ v / (scores.sum(-1, keepdim=True) + 1e-6)).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("impl", FORMS)
+def test_bidirectional_state_collects_keys_in_pieces(impl: str) -> None:
+    q, k, v = inputs()
+    first = linear_attention_with_state(q, k[:, :, :4], v[:, :, :4], impl=impl)
+    both = linear_attention_with_state(q, k[:, :, 4:], v[:, :, 4:], initial_state=first.state, impl=impl)
+    assert (both.output - linear_attention(q, k, v, impl=impl)).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("impl", FORMS)
+def test_grouped_heads_share_keys(impl: str) -> None:
+    _, k, v = inputs(H=2)
+    q = torch.rand(2, 6, 9, 4, dtype=torch.float64)
+    a = -torch.rand(2, 2, 9, dtype=torch.float64)
+    grouped = linear_attention(q, k, v, causal=True, log_decay=a, impl=impl)
+    spread = [x.repeat_interleave(3, dim=1) for x in (k, v, a)]
+    expected = linear_attention(q, spread[0], spread[1], causal=True, log_decay=spread[2], impl=impl)
+    assert (grouped - expected).abs().max() < EXACT
+
+
+def test_step_by_step_equals_the_whole_for_both_indices() -> None:
+    q, k, v = inputs()
+    a = -torch.rand(2, 2, 9, 4, dtype=torch.float64)
+    for index in ("key", "query"):
+        whole = linear_attention_with_state(q, k, v, causal=True, log_decay=a, decay_index=index)
+        state = None
+        for t in range(9):
+            out, state = linear_attention_step(
+                q[:, :, t], k[:, :, t], v[:, :, t], state, log_decay=a[:, :, t], decay_index=index
+            )
+            assert (out - whole.output[:, :, t]).abs().max() < EXACT
+        assert state is not None
+        assert (state.kv - whole.state.kv).abs().max() < EXACT
+        assert (state.k - whole.state.k).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("feature_map", [Relu(), EluPlusOne(), SoftmaxPair(), TaylorExp()])
+def test_feature_maps_have_the_width_they_say(feature_map: Relu) -> None:
+    x = torch.randn(2, 3, 5, 7, dtype=torch.float64)
+    assert feature_map(x).shape == (2, 3, 5, feature_map.num_features(7))
+
+
+def test_feature_map_is_applied_to_q_and_k() -> None:
+    q, k, v = (x - 0.5 for x in inputs())
+    mapped = linear_attention(q, k, v, feature_map=(Relu(), EluPlusOne()))
+    by_hand = linear_attention(Relu()(q), EluPlusOne()(k), v)
+    assert torch.equal(mapped, by_hand)
