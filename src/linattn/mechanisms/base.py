@@ -1,13 +1,15 @@
 """What every mechanism is: a module that maps (q, k, v) to the output of attention."""
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict
 
 from torch import Tensor, nn
 
-from linattn.ops.checks import check_choice, check_groups
+from linattn.ops import checks
 from linattn.ops.choice import IMPLEMENTATIONS
 from linattn.ops.linear import linear_attention, linear_attention_with_state
+from linattn.ops.prepare import hide
 from linattn.ops.types import LinearState
 
 if TYPE_CHECKING:
@@ -19,6 +21,28 @@ class MechanismOutput(NamedTuple):
 
     output: Tensor
     state: Any
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is asked of a mechanism besides q, k and v."""
+
+    impl: str
+    key_mask: Tensor | None = None
+    cu_seqlens: Tensor | None = None
+    spatial_shape: tuple[int, int] | None = None
+    x: Tensor | None = None
+    state: Any = None
+    need_state: bool = False
+
+
+class CommonOptions(TypedDict, total=False):
+    """The options every mechanism has; one with options of its own passes these on."""
+
+    num_kv_heads: int | None
+    causal: bool
+    impl: str
+    input_dim: int | None
 
 
 class Mechanism(nn.Module, ABC):
@@ -35,6 +59,9 @@ class Mechanism(nn.Module, ABC):
     """
 
     info: ClassVar["MechanismInfo"]
+    impls: ClassVar[tuple[str, ...]] = ("auto", *IMPLEMENTATIONS)
+    state_type: ClassVar[type] = LinearState  # a NamedTuple of tensors
+    step_impl: ClassVar[str] = "recurrent"  # one token gains nothing from any other form
 
     def __init__(
         self,
@@ -53,10 +80,12 @@ class Mechanism(nn.Module, ABC):
                 raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
         self.num_heads, self.head_dim = num_heads, head_dim
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        check_groups(num_heads, self.num_kv_heads)
+        checks.check_groups(num_heads, self.num_kv_heads)
+        if not isinstance(causal, bool):
+            raise TypeError(f"causal must be True or False, got {causal!r}")
         self.causal = causal
         self.input_dim = num_heads * head_dim if input_dim is None else input_dim
-        check_choice("impl", impl, ("auto", *IMPLEMENTATIONS))
+        checks.check_choice("impl", impl, self.impls)
         self.impl = impl
         info = getattr(type(self), "info", None)
         if info is not None and not (info.causal if causal else info.bidirectional):
@@ -64,6 +93,13 @@ class Mechanism(nn.Module, ABC):
             raise ValueError(f"mechanism {info.name!r} is only {only}")
 
     @abstractmethod
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
+        """The mathematics of the mechanism: ``forward``, ``with_state`` and ``step`` all end here.
+
+        Heads, widths and masks are checked, padded keys, values and inputs are 0. The state may be None unless
+        ``call.need_state``.
+        """
+
     def forward(
         self,
         q: Tensor,
@@ -76,6 +112,8 @@ class Mechanism(nn.Module, ABC):
         x: Tensor | None = None,
     ) -> Tensor:
         """Attend: q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, x ``(B, T, input_dim)``."""
+        call = Call(self.impl, key_mask, cu_seqlens, spatial_shape, x)
+        return self._checked_attend(q, k, v, call).output
 
     def with_state(
         self,
@@ -89,15 +127,19 @@ class Mechanism(nn.Module, ABC):
         x: Tensor | None = None,
     ) -> MechanismOutput:
         """Attend from a state (None: empty) and return the next one: prefill, also in pieces."""
-        raise ValueError(f"mechanism {self.info.name!r} has no recurrent form, so no state to hand over")
+        self._check_has_state()
+        call = Call(self.impl, key_mask, cu_seqlens, x=x, state=state, need_state=True)
+        return self._checked_attend(q, k, v, call)
 
     def step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, *, x: Tensor | None = None) -> MechanismOutput:
         """Decode one token: q_t ``(B, H, D)``, k_t and v_t ``(B, H_kv, D)``, x ``(B, input_dim)``."""
-        for name, t in (("q_t", q_t), ("k_t", k_t), ("v_t", v_t)):
-            if t.ndim != 3:
-                raise ValueError(f"{name} must be (B, H, D), one token, got shape {tuple(t.shape)}")
+        self._check_has_state()
+        for name, tensor in (("q_t", q_t), ("k_t", k_t), ("v_t", v_t)):
+            checks.check_tensor(name, tensor, "(B, H, D), one token,", 3)
+        q, k, v = q_t.unsqueeze(2), k_t.unsqueeze(2), v_t.unsqueeze(2)
         x = None if x is None else x.unsqueeze(1)
-        out = self.with_state(q_t.unsqueeze(2), k_t.unsqueeze(2), v_t.unsqueeze(2), state=state, x=x)
+        call = Call(self.step_impl, x=x, state=state, need_state=True)
+        out = self._checked_attend(q, k, v, call)
         return MechanismOutput(out.output.squeeze(2), out.state)
 
     @abstractmethod
@@ -106,22 +148,57 @@ class Mechanism(nn.Module, ABC):
 
     @abstractmethod
     def flops(self, length: int) -> int:
-        """Multiplications and additions of a forward pass over one sequence, projections not counted."""
+        """Multiplications and additions in the matrix products of a forward pass over one sequence.
+
+        Learned maps of the mechanism count, the layer's projections and elementwise work do not.
+        """
 
     @property
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters())
 
-    def input_of(self, x: Tensor | None, batch: int, length: int) -> Tensor:
-        """The layer's input, checked; for mechanisms that need it."""
-        shape = (batch, length, self.input_dim)
+    def input_of(self, x: Tensor | None, like: Tensor) -> Tensor:
+        """The layer's input for ``like (B, H, T, D)``, checked; for mechanisms that need it."""
+        shape = (like.shape[0], like.shape[2], self.input_dim)
         if x is None:
             raise ValueError(f"mechanism {self.info.name!r} takes its gates from x {shape}, but x is None")
         if tuple(x.shape) != shape:
             raise ValueError(f"x must have shape {shape} (B, T, input_dim), got {tuple(x.shape)}")
+        checks.check_same("q", like, x=x)
         return x
 
-    def _need_causal(self) -> None:
+    def _checked_attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
+        """Check what fits this mechanism (the ops check what fits together), and wipe padding before it is mapped.
+
+        Padding may hold anything, NaN too, and a gradient of 0 through a NaN is NaN in every learned map.
+        """
+        for name, tensor, heads in (("q", q, "num_heads"), ("k", k, "num_kv_heads"), ("v", v, "num_kv_heads")):
+            checks.check_tensor(name, tensor, "(B, H, T, D)", 4)
+            source = f"the mechanism's {heads}"
+            checks.check_size(name, "number of heads", tensor.shape[1], getattr(self, heads), source)
+            checks.check_size(name, "head dimension", tensor.shape[3], self.head_dim, "the mechanism's head_dim")
+        weight = next(self.parameters(), None)
+        if weight is not None:
+            checks.check_same("the mechanism's parameters", weight, q=q)
+        checks.check_same("q", q, k=k, v=v)
+        checks.check_size("k", "batch size", k.shape[0], q.shape[0], "q")
+        checks.check_size("v", "batch size", v.shape[0], q.shape[0], "q")
+        if call.state is not None and not isinstance(call.state, self.state_type):
+            raise TypeError(f"state must be a {self.state_type.__name__}, got {type(call.state).__name__}")
+        B, _, T, _ = k.shape
+        if call.cu_seqlens is not None:
+            checks.check_cu_seqlens(call.cu_seqlens, B, T, k, checks.check_values(k, None))
+        if call.key_mask is not None:
+            checks.check_key_mask(call.key_mask, B, T, k)
+            k, v = hide(k, call.key_mask), hide(v, call.key_mask)
+            if self.info.uses_input:
+                x = self.input_of(call.x, k).masked_fill(~call.key_mask.unsqueeze(-1), 0)
+                call = replace(call, x=x)
+        return self.attend(q, k, v, call)
+
+    def _check_has_state(self) -> None:
+        if self.info.state == "none":
+            raise ValueError(f"mechanism {self.info.name!r} has no recurrent form, so no state to hand over")
         if not self.causal:
             raise ValueError("a state needs causal=True: a bidirectional mechanism sees the whole sequence")
 
@@ -134,57 +211,39 @@ def check_length(length: int) -> None:
         raise ValueError(f"length must be an integer >= 0, got {length!r}")
 
 
-class LinearMechanism(Mechanism):
-    """A mechanism that is one call of ``linear_attention``: subclasses say with which arguments."""
-
-    @abstractmethod
-    def arguments(self, q: Tensor, k: Tensor, v: Tensor, *, x: Tensor | None) -> dict[str, Any]:
-        """Keyword arguments of ``linear_attention``: ``q``, ``k``, ``v`` mapped or as they are, and options."""
+class LinearBase(Mechanism):
+    """What mechanisms that end in ``linear_attention`` share; a direct heir writes ``attend`` and has its own state."""
 
     @property
     @abstractmethod
     def num_features(self) -> int:
         """K of the algebra: width of the mapped queries and keys."""
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        spatial_shape: tuple[int, int] | None = None,
-        x: Tensor | None = None,
-    ) -> Tensor:
-        return linear_attention(
-            **self.arguments(q, k, v, x=x), causal=self.causal, key_mask=key_mask, cu_seqlens=cu_seqlens,
-            impl=self.impl,
-        )  # fmt: skip
-
-    def with_state(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        state: LinearState | None = None,
-        key_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        x: Tensor | None = None,
-    ) -> MechanismOutput:
-        self._need_causal()
-        out = linear_attention_with_state(
-            **self.arguments(q, k, v, x=x), causal=True, initial_state=state, key_mask=key_mask,
-            cu_seqlens=cu_seqlens, impl=self.impl,
-        )  # fmt: skip
-        return MechanismOutput(out.output, out.state)
+    def linear(self, call: Call, arguments: dict[str, Any]) -> MechanismOutput:
+        """The one call of the algebra; ``arguments`` go before what ``call`` says."""
+        options: dict[str, Any] = {"causal": self.causal, "key_mask": call.key_mask, "cu_seqlens": call.cu_seqlens}
+        options |= {"impl": call.impl}
+        if not call.need_state:
+            return MechanismOutput(linear_attention(**(options | arguments)), None)
+        options |= {"initial_state": call.state}
+        return MechanismOutput(*linear_attention_with_state(**(options | arguments)))
 
     def state_size(self, length: int) -> int:
         check_length(length)
         return self.num_kv_heads * self.num_features * (self.head_dim + 1)
 
     def flops(self, length: int) -> int:
-        """State written and read once per token: 4 K V per head, and 4 K for the denominator."""
+        """State written once per kv head and read once per head, 2 K (V + 1) each, the denominator with it."""
         check_length(length)
         return length * (self.num_heads + self.num_kv_heads) * 2 * self.num_features * (self.head_dim + 1)
+
+
+class LinearMechanism(LinearBase):
+    """A mechanism that is one call of ``linear_attention``: subclasses say with which arguments."""
+
+    @abstractmethod
+    def arguments(self, q: Tensor, k: Tensor, v: Tensor, *, x: Tensor | None) -> dict[str, Any]:
+        """Keyword arguments of ``linear_attention``: ``q``, ``k``, ``v`` mapped or as they are, and options."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
+        return self.linear(call, self.arguments(q, k, v, x=call.x))

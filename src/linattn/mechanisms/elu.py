@@ -15,6 +15,8 @@ class Elu(LinearMechanism):
 
     ``o_t = sum_s phi(q_t).phi(k_s) v_s / sum_s phi(q_t).phi(k_s)``, ``phi(x) = elu(x) + 1 > 0``
 
+    q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, output ``(B, H, T, D)``.
+
     Paper: Katharopoulos et al., Transformers are RNNs. State per kv head: ``D (D + 1)`` numbers.
 
     Example:

@@ -7,6 +7,7 @@ mechanism is one file in this folder (or an entry point ``linattn.mechanisms`` o
 import importlib
 import inspect
 import pkgutil
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -72,7 +73,8 @@ def register_mechanism(
 
     def register(cls: M) -> M:
         known = _REGISTRY.get(name)
-        if known is not None and known.cls.__qualname__ != cls.__qualname__:
+        # A module that is reloaded brings its own class again; anything else under that name is a clash.
+        if known is not None and (known.cls.__module__, known.cls.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"mechanism {name!r} is registered already, by {known.cls.__module__}")
         info = MechanismInfo(name, cls, paper, year, causal, bidirectional, state, cost, uses_input)
         cls.info = info
@@ -90,7 +92,10 @@ def _discover() -> None:
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
     for entry in entry_points(group="linattn.mechanisms"):
-        entry.load()
+        try:
+            entry.load()
+        except Exception as error:  # whatever a foreign module raises must not take this library down with it
+            warnings.warn(f"mechanism {entry.name!r} of {entry.value} could not be loaded: {error}", stacklevel=2)
 
 
 def mechanism_info(name: str) -> MechanismInfo:
@@ -126,6 +131,24 @@ def list_mechanisms(
     )
 
 
+def mechanism_options(cls: type[Mechanism]) -> dict[str, Any]:
+    """The keyword arguments a mechanism takes and their defaults (``inspect.Parameter.empty``: required).
+
+    A constructor that passes ``**common`` on takes what the class above it takes.
+    """
+    options: dict[str, Any] = {}
+    for owner in cls.__mro__:
+        if "__init__" not in vars(owner):
+            continue
+        parameters = list(inspect.signature(vars(owner)["__init__"]).parameters.values())[1:]
+        for parameter in parameters:
+            if parameter.kind is not parameter.VAR_KEYWORD:
+                options.setdefault(parameter.name, parameter.default)
+        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
+            break
+    return options
+
+
 def create_mechanism(name: str, **options: Any) -> Mechanism:
     """Build a mechanism by name: ``create_mechanism("elu", num_heads=8, head_dim=64, causal=True)``.
 
@@ -138,7 +161,7 @@ def create_mechanism(name: str, **options: Any) -> Mechanism:
         torch.Size([2, 4, 10, 16])
     """
     info = mechanism_info(name)
-    allowed = list(inspect.signature(info.cls).parameters)
+    allowed = mechanism_options(info.cls)
     for option in options:
         if option not in allowed:
             raise TypeError(f"mechanism {name!r} has no option {option!r}; it takes {', '.join(allowed)}")

@@ -1,0 +1,106 @@
+"""cosFormer: ReLU features with a cosine of the distance."""
+
+import math
+from dataclasses import replace
+from typing import ClassVar, NamedTuple, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput
+from linattn.mechanisms.positions import token_positions
+from linattn.mechanisms.registry import register_mechanism
+from linattn.ops import checks
+from linattn.ops.packing import compute_dtype, num_sequences
+from linattn.ops.types import LinearState
+
+
+class CosformerState(NamedTuple):
+    """The linear state ``kv (N, H_kv, 2D, D)``, ``k (N, H_kv, 2D)``, and ``position (N,)``: real tokens seen."""
+
+    kv: Tensor
+    k: Tensor
+    position: Tensor
+
+
+@register_mechanism("cosformer", paper="arXiv:2202.08791", year=2022)
+class Cosformer(LinearBase):
+    """Linear attention with ReLU features, near tokens weighted up by a cosine.
+
+    ``o_t = sum_s w_ts v_s / (sum_s w_ts + 1e-6)``, ``w_ts = relu(q_t).relu(k_s) cos(pi/2 (t - s) / max_length)``
+
+    q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, output ``(B, H, T, D)``. The cosine splits into
+    ``cos cos + sin sin``: 2D features. t and s count real tokens: padding does not advance them, packed sequences
+    start anew, the state carries them on.
+
+    Paper: Qin et al., cosFormer. State per kv head: ``2 D (D + 1)`` numbers, and one position.
+
+    Args:
+        max_length: the longest sequence, fixed, so that a token's past does not move when more tokens come (the
+            paper takes each sequence's own length). Weights of longer ones could be negative: an error, where it
+            can be seen without waiting for a GPU.
+
+    Example:
+        >>> import torch
+        >>> from linattn import create_mechanism
+        >>> mechanism = create_mechanism("cosformer", num_heads=2, head_dim=8, causal=True, max_length=512)
+        >>> q, k, v = torch.randn(3, 1, 2, 5, 8).unbind()
+        >>> output, state = mechanism.with_state(q, k, v)
+        >>> output.shape, state.position
+        (torch.Size([1, 2, 5, 8]), tensor([5]))
+    """
+
+    state_type: ClassVar[type] = CosformerState
+
+    def __init__(
+        self, num_heads: int, head_dim: int, *, max_length: int = 8192, **common: Unpack[CommonOptions]
+    ) -> None:
+        super().__init__(num_heads, head_dim, **common)
+        if not isinstance(max_length, int) or max_length < 1:
+            raise ValueError(f"max_length must be an integer >= 1, got {max_length!r}")
+        self.max_length = max_length
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
+        Tq, T = q.shape[2], k.shape[2]
+        state: CosformerState | None = call.state
+        n = num_sequences(k, call.cu_seqlens)
+        if state is not None:
+            checks.check_shape("state.position", state.position, (n,))
+        start = torch.zeros(n, dtype=torch.long, device=k.device) if state is None else state.position
+        positions, position = token_positions(T, call.key_mask, call.cu_seqlens, start)
+        if call.key_mask is None and call.cu_seqlens is None:
+            self._check_length(T)
+        self._check_length(Tq if Tq != T else 0)
+        if checks.check_values(position, None):
+            self._check_length(int(position.max()))
+        # Queries of another sequence (cross-attention) count from its own start, and have no padding to skip.
+        own = positions if Tq == T else torch.arange(Tq, device=q.device).unsqueeze(0)
+        arguments = {"q": self._features(q, own), "k": self._features(k, positions), "v": v}
+        linear_state = None if state is None else LinearState(state.kv, state.k)
+        out = self.linear(replace(call, state=linear_state), arguments)
+        if not call.need_state:
+            return out
+        return MechanismOutput(out.output, CosformerState(out.state.kv, out.state.k, position))
+
+    def _features(self, x: Tensor, positions: Tensor) -> Tensor:
+        angle = positions.to(compute_dtype(x))[:, None, :, None] * (math.pi / 2 / self.max_length)
+        x = F.relu(x)
+        return torch.cat([x * angle.cos(), x * angle.sin()], dim=-1).to(x.dtype)
+
+    def _check_length(self, longest: int) -> None:
+        if longest > self.max_length:
+            raise ValueError(
+                f"a sequence of {longest} tokens is past max_length = {self.max_length}; "
+                "create the mechanism with a larger max_length"
+            )
+
+    @property
+    def num_features(self) -> int:
+        return 2 * self.head_dim
+
+    def state_size(self, length: int) -> int:
+        return super().state_size(length) + 1
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, max_length={self.max_length}"

@@ -1,0 +1,22 @@
+"""Learned linear maps that act on every head by itself, and what they cost."""
+
+import torch
+from torch import Tensor, nn
+
+
+class HeadwiseLinear(nn.Module):
+    """``y_h = x_h W_h`` for ``x (B, H, T, D)``: one matrix ``weight (H, D, out_features)`` per head, no bias."""
+
+    def __init__(self, num_heads: int, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_heads, in_features, out_features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+    def flops(self, length: int) -> int:
+        return 2 * length * self.weight.numel()
+
+    def extra_repr(self) -> str:
+        num_heads, in_features, out_features = self.weight.shape
+        return f"num_heads={num_heads}, in_features={in_features}, out_features={out_features}"

@@ -1,0 +1,162 @@
+"""Performer: random features of the exponential kernel."""
+
+import math
+from dataclasses import replace
+from typing import ClassVar, NamedTuple, Unpack
+
+import torch
+from torch import Generator, Tensor
+
+from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput
+from linattn.mechanisms.registry import register_mechanism
+from linattn.ops.checks import check_shape
+from linattn.ops.packing import compute_dtype, num_sequences
+from linattn.ops.positions import sequence_of_tokens
+from linattn.ops.prepare import without_autocast
+from linattn.ops.stabilizer import stabilize
+from linattn.ops.types import LinearState
+
+
+class PerformerState(NamedTuple):
+    """The linear state ``kv (N, H_kv, F, D)``, ``k (N, H_kv, F)`` in units of ``exp(log_scale (N, H_kv, F))``."""
+
+    kv: Tensor
+    k: Tensor
+    log_scale: Tensor
+
+
+@register_mechanism("performer", paper="arXiv:2009.14794", year=2020)
+class Performer(LinearBase):
+    """Softmax attention approximated by positive orthogonal random features (FAVOR+).
+
+    ``o_t = sum_s phi(q_t).phi(k_s) v_s / sum_s phi(q_t).phi(k_s)``,
+    ``phi(x) = exp(w_f . y - |y|^2 / 2) / sqrt(F)``, ``y = x / D^(1/4)``, ``w_f ~ N(0, I)``, f = 1..F
+
+    so that ``E phi(q).phi(k) = exp(q.k / sqrt(D))``. q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, output
+    ``(B, H, T, D)``. The w_f of a kv head are orthogonal in blocks of D, and a buffer: checkpoints keep them.
+
+    Sums are kept per feature in units of the largest term so far (causal) or in the sequence (bidirectional):
+    with vectors of any length no denominator is ever below 1, and what comes later does not touch what was.
+
+    Paper: Choromanski et al., Rethinking Attention with Performers. State per kv head: ``F (D + 2)`` numbers.
+
+    Args:
+        num_features: F; None: ``D log D``, rounded, as the paper's theory asks.
+
+    Example:
+        >>> import torch
+        >>> from linattn import create_mechanism
+        >>> mechanism = create_mechanism("performer", num_heads=2, head_dim=8, num_features=32)
+        >>> q, k, v = torch.randn(3, 1, 2, 5, 8).unbind()
+        >>> mechanism(q, k, v).shape
+        torch.Size([1, 2, 5, 8])
+        >>> mechanism.redraw()  # new random features; the paper does this every thousand steps or so
+    """
+
+    state_type: ClassVar[type] = PerformerState
+    directions: Tensor  # (H_kv, F, D)
+
+    def __init__(
+        self, num_heads: int, head_dim: int, *, num_features: int | None = None, **common: Unpack[CommonOptions]
+    ) -> None:
+        super().__init__(num_heads, head_dim, **common)
+        if num_features is None:
+            num_features = max(1, round(head_dim * math.log(head_dim)))
+        if not isinstance(num_features, int) or num_features < 1:
+            raise ValueError(f"num_features must be an integer >= 1, or None for D log D, got {num_features!r}")
+        self.register_buffer("directions", torch.empty(self.num_kv_heads, num_features, head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.redraw()
+
+    def redraw(self, generator: Generator | None = None) -> None:
+        """Draw new random features in place."""
+        heads, features, D = self.directions.shape
+        blocks = -(-features // D)
+        gaussian = torch.randn(heads, blocks, D, D, generator=generator, dtype=torch.float64)
+        rotation, triangle = torch.linalg.qr(gaussian)
+        # With positive diagonals the factorisation is unique, and the rotation uniform over all of them.
+        rotation = rotation * triangle.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+        norms = torch.randn(heads, blocks, D, D, generator=generator, dtype=torch.float64).norm(dim=-1, keepdim=True)
+        rows = (rotation.mT * norms).flatten(1, 2)[:, :features]
+        with torch.no_grad():
+            self.directions.copy_(rows)
+
+    def log_features(self, x: Tensor) -> Tensor:
+        """``log(sqrt(F) phi(x))``: ``(B, H or H_kv, T, D) -> (.., F)``, in fp32 or fp64."""
+        y = x.to(compute_dtype(x)) * self.head_dim**-0.25
+        return self._along_directions(x) - y.square().sum(-1, keepdim=True) / 2
+
+    def _along_directions(self, x: Tensor) -> Tensor:
+        y = x.to(compute_dtype(x)) * self.head_dim**-0.25
+        with without_autocast(x):  # these are exponents
+            return (y.unflatten(1, (self.num_kv_heads, -1)) @ self.directions.to(y.dtype).mT.unsqueeze(1)).flatten(1, 2)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
+        log_k = self.log_features(k)
+        if call.key_mask is not None:
+            log_k = log_k.masked_fill(~call.key_mask[:, None, :, None], -torch.inf)
+        arguments = {"v": v, "eps": 1e-12}  # next to a denominator of at least 1: only for queries that see no key
+        final = log_k.new_empty(0)
+        if self.causal:
+            features, log_decay, log_scale, final = self._running(log_k, call)
+            arguments["log_decay"] = log_decay
+        else:
+            log_scale = _largest(log_k.detach(), call.cu_seqlens)
+            features = (log_k - log_scale).exp()
+        # |q|^2 and the largest term of a query are common factors of its numerator and denominator.
+        log_q = self._along_directions(q).unflatten(1, (self.num_kv_heads, -1)) + log_scale.unsqueeze(2)
+        log_q = (log_q - log_q.detach().amax(-1, keepdim=True)).flatten(1, 2)
+        arguments |= {"q": log_q.exp().to(q.dtype), "k": features.to(k.dtype)}
+        state: PerformerState | None = call.state
+        linear_state = None if state is None else LinearState(state.kv, state.k)
+        out = self.linear(replace(call, state=linear_state), arguments)
+        if not call.need_state:
+            return out
+        return MechanismOutput(out.output, PerformerState(out.state.kv, out.state.k, final))
+
+    def _running(self, log_k: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Key features, decay and scale in units of the largest term so far, all ``(B, H_kv, T, F)``."""
+        H_kv, features = log_k.shape[1], log_k.shape[3]
+        initial = None
+        if call.state is not None:
+            shape = (num_sequences(log_k, call.cu_seqlens), H_kv, features)
+            check_shape("state.log_scale", call.state.log_scale, shape)
+            initial = call.state.log_scale.flatten(1)
+        # Every feature has a maximum of its own, as if it were a head.
+        safe = stabilize(log_k.transpose(2, 3).flatten(1, 2), None, initial, call.cu_seqlens)
+        gain, decay, scale = (
+            x.unflatten(1, (H_kv, features)).transpose(2, 3) for x in (safe.log_gain, safe.log_decay, safe.log_scale)
+        )
+        scale = scale.masked_fill(scale == -torch.inf, 0).to(log_k.dtype)
+        final = safe.final_log_scale.unflatten(1, (H_kv, features)).to(log_k.dtype)
+        return gain.exp().to(log_k.dtype), decay, scale, final
+
+    @property
+    def num_features(self) -> int:
+        return self.directions.shape[1]
+
+    def state_size(self, length: int) -> int:
+        return super().state_size(length) + self.num_kv_heads * self.num_features
+
+    def flops(self, length: int) -> int:
+        projections = 2 * length * (self.num_heads + self.num_kv_heads) * self.num_features * self.head_dim
+        return super().flops(length) + projections
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, num_features={self.num_features}"
+
+
+def _largest(log_k: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """Largest ``log_k (B, H, T, F)`` of each feature in a token's sequence, ``(B, H, 1 or T, F)``; of none, 0."""
+    B, H, T, features = log_k.shape
+    sequences = 1 if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    largest = log_k.new_full((B, H, sequences, features), -torch.inf)
+    if cu_seqlens is None:
+        own = torch.zeros(T, dtype=torch.long, device=log_k.device)
+    else:
+        own = sequence_of_tokens(cu_seqlens, T)
+    largest = largest.scatter_reduce(2, own[:, None].expand(B, H, T, features), log_k, "amax")
+    largest = largest.masked_fill(largest == -torch.inf, 0)
+    return largest if cu_seqlens is None else largest[:, :, own]

@@ -1,0 +1,80 @@
+import math
+
+import pytest
+import torch
+
+from linattn import create_mechanism
+from mechanisms.formulas import FORMS, TOLERANCE, draw, scores, weighted
+
+
+def build(**options):
+    return create_mechanism("cosformer", num_heads=4, num_kv_heads=2, head_dim=6, **{"max_length": 16} | options)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("impl", FORMS)
+def test_formula(impl, causal):
+    q, k, v = draw()
+    t = torch.arange(11, dtype=torch.float64)
+    cosine = torch.cos(math.pi / 2 * (t[:, None] - t[None, :]) / 16)
+    expected = weighted(scores(q.relu(), k.relu()) * cosine, v, causal)
+    torch.testing.assert_close(build(causal=causal, impl=impl)(q, k, v), expected, **TOLERANCE)
+
+
+def test_more_tokens_do_not_change_the_past():
+    q, k, v = draw()
+    mechanism = build(causal=True)
+    whole = mechanism(q, k, v)
+    for length in (1, 5, 10):
+        part = mechanism(q[:, :, :length], k[:, :, :length], v[:, :, :length])
+        torch.testing.assert_close(part, whole[:, :, :length], **TOLERANCE)
+
+
+def test_position_counts_real_tokens():
+    q, k, v = draw()
+    mechanism = build(causal=True)
+    mask = torch.ones(2, 11, dtype=torch.bool)
+    mask[0, [0, 4, 10]] = False
+    out, state = mechanism.with_state(q, k, v, key_mask=mask)
+    assert state.position.tolist() == [8, 11]
+    alone, _ = mechanism.with_state(*(x[:1, :, mask[0]] for x in (q, k, v)))
+    torch.testing.assert_close(out[:1, :, mask[0]], alone, **TOLERANCE)
+    _, packed = mechanism.with_state(q[:1], k[:1], v[:1], cu_seqlens=torch.tensor([0, 3, 3, 11]))
+    assert packed.position.tolist() == [3, 0, 8]
+
+
+def test_keys_of_another_length():
+    q, k, v = draw()
+    t, s = torch.arange(11, dtype=torch.float64), torch.arange(7, dtype=torch.float64)
+    cosine = torch.cos(math.pi / 2 * (t[:, None] - s[None, :]) / 16)
+    k, v = k[:, :, :7], v[:, :, :7]
+    expected = weighted(scores(q.relu(), k.relu()) * cosine, v, causal=False)
+    torch.testing.assert_close(build()(q, k, v), expected, **TOLERANCE)
+
+
+def test_past_max_length():
+    q, k, v = draw()
+    with pytest.raises(ValueError, match="11 tokens is past max_length = 10"):
+        build(max_length=10)(q, k, v)
+    with pytest.raises(ValueError, match="11 tokens is past max_length = 10"):
+        build(max_length=10)(q, k[:, :, :2], v[:, :, :2])
+    mechanism = build(max_length=11, causal=True)
+    _, state = mechanism.with_state(q, k, v)
+    with pytest.raises(ValueError, match="12 tokens is past max_length = 11"):
+        mechanism.step(q[:, :, 0], k[:, :, 0], v[:, :, 0], state)
+
+
+def test_only_real_tokens_count_against_max_length():
+    q, k, v = draw()
+    mechanism = build(max_length=6)
+    mask = torch.arange(11).expand(2, -1) < 6
+    assert mechanism(q, k, v, key_mask=mask).isfinite().all()
+    assert mechanism(q[:1], k[:1], v[:1], cu_seqlens=torch.tensor([0, 6, 11])).isfinite().all()
+    with pytest.raises(ValueError, match="7 tokens is past"):
+        mechanism(q[:1], k[:1], v[:1], cu_seqlens=torch.tensor([0, 4, 11]))
+
+
+@pytest.mark.parametrize("max_length", [0, -1, 2.5, None])
+def test_bad_max_length(max_length):
+    with pytest.raises(ValueError, match="max_length must be an integer >= 1"):
+        build(max_length=max_length)

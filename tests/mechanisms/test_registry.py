@@ -1,0 +1,161 @@
+import importlib.metadata
+
+import pytest
+import torch
+from torch import Tensor
+
+import linattn
+from linattn.mechanisms import registry
+from linattn.mechanisms.base import Call, LinearMechanism, Mechanism, MechanismOutput
+
+BUILT_IN = {"cosformer", "elu", "gated", "hedgehog", "performer", "relu", "retention", "softmax", "taylor"}
+
+
+class Plain(LinearMechanism):
+    """A mechanism of another package."""
+
+    def arguments(self, q: Tensor, k: Tensor, v: Tensor, *, x: Tensor | None) -> dict[str, Tensor]:
+        return {"q": q, "k": k, "v": v}
+
+    @property
+    def num_features(self) -> int:
+        return self.head_dim
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch):
+    """What a test registers is gone afterwards."""
+    registry.list_mechanisms()
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+
+
+def test_built_in_mechanisms_are_found():
+    assert set(linattn.list_mechanisms()) >= BUILT_IN
+    assert linattn.list_mechanisms() == sorted(linattn.list_mechanisms())
+
+
+def test_registered_class_is_built_by_name():
+    decorate = linattn.register_mechanism("plain", paper="none", year=2026)
+    assert decorate(Plain) is Plain
+    assert isinstance(linattn.create_mechanism("plain", num_heads=2, head_dim=4), Plain)
+    assert linattn.mechanism_info("plain").summary == "A mechanism of another package"
+    decorate(Plain)  # the same class again is no clash: a reloaded module
+
+
+def test_duplicate_name():
+    class Elu(Plain):
+        pass
+
+    with pytest.raises(ValueError, match=r"mechanism 'elu' is registered already, by linattn\.mechanisms\.elu"):
+        linattn.register_mechanism("elu", paper="none", year=2026)(Elu)
+
+
+def test_bad_declarations():
+    with pytest.raises(ValueError, match="name must be letters"):
+        linattn.register_mechanism("two words", paper="none", year=2026)
+    with pytest.raises(ValueError, match="causal, bidirectional or both"):
+        linattn.register_mechanism("plain", paper="none", year=2026, causal=False, bidirectional=False)
+
+
+def test_unknown_name():
+    with pytest.raises(ValueError, match=r"mechanism must be one of .*elu.*, got 'elo'"):
+        linattn.create_mechanism("elo", num_heads=2, head_dim=4)
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+def test_unknown_option(name):
+    with pytest.raises(TypeError, match=rf"mechanism '{name}' has no option 'colour'; it takes .*causal.*impl"):
+        linattn.create_mechanism(name, num_heads=2, head_dim=4, colour="red")
+
+
+def test_options_of_a_mechanism():
+    options = registry.mechanism_options(linattn.mechanism_info("retention").cls)
+    assert set(options) == {"num_heads", "head_dim", "normalizer", "num_kv_heads", "causal", "impl", "input_dim"}
+    assert options["impl"] == "auto"
+    assert options["normalizer"] is None
+    assert "gate" not in registry.mechanism_options(linattn.mechanism_info("elu").cls)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ({"num_heads": 0}, ValueError, "num_heads must be an integer >= 1, got 0"),
+        ({"head_dim": 2.0}, ValueError, "head_dim must be an integer >= 1"),
+        ({"num_kv_heads": 3}, ValueError, "must be a multiple of the heads of k and v"),
+        ({"impl": "fast"}, ValueError, "impl must be one of 'auto'"),
+        ({"causal": "yes"}, TypeError, "causal must be True or False"),
+        ({"input_dim": -1}, ValueError, "input_dim must be an integer >= 1"),
+    ],
+)
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+def test_bad_common_options(name, wrong, error, message):
+    with pytest.raises(error, match=message):
+        linattn.create_mechanism(name, **{"num_heads": 4, "head_dim": 8} | wrong)
+
+
+def test_filters():
+    assert "softmax" in linattn.list_mechanisms(cost="quadratic")
+    assert "softmax" not in linattn.list_mechanisms(cost="linear")
+    assert "softmax" in linattn.list_mechanisms(state="growing")
+    assert set(linattn.list_mechanisms(uses_input=True)) & BUILT_IN == {"gated"}
+    assert set(linattn.list_mechanisms(causal=True, bidirectional=True)) >= BUILT_IN
+    linattn.register_mechanism("plain", paper="none", year=2026, causal=False)(Plain)
+    assert "plain" in linattn.list_mechanisms(causal=False)
+    assert "plain" not in linattn.list_mechanisms(causal=True)
+
+
+def test_one_direction_only():
+    linattn.register_mechanism("plain", paper="none", year=2026, causal=False)(Plain)
+    with pytest.raises(ValueError, match="mechanism 'plain' is only bidirectional: use causal=False"):
+        linattn.create_mechanism("plain", num_heads=2, head_dim=4, causal=True)
+
+
+def test_no_state():
+    class Stateless(Mechanism):
+        def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
+            return MechanismOutput(v, None)
+
+        def state_size(self, length: int) -> int:
+            return 0
+
+        def flops(self, length: int) -> int:
+            return 0
+
+    linattn.register_mechanism("stateless", paper="none", year=2026, state="none")(Stateless)
+    mechanism = linattn.create_mechanism("stateless", num_heads=2, head_dim=4, causal=True)
+    q = torch.randn(1, 2, 3, 4)
+    with pytest.raises(ValueError, match="'stateless' has no recurrent form"):
+        mechanism.with_state(q, q, q)
+    with pytest.raises(ValueError, match="'stateless' has no recurrent form"):
+        mechanism.step(q[:, :, 0], q[:, :, 0], q[:, :, 0], None)
+
+
+class Entry:
+    """An entry point of a package that is installed beside this one."""
+
+    name, value = "third_party", "other_package.attention"
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    def load(self) -> type[Mechanism]:
+        if self.error is not None:
+            raise self.error
+        return linattn.register_mechanism("third_party", paper="none", year=2026)(Plain)
+
+
+def discover_with(monkeypatch, entry: Entry) -> None:
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry] if group == "linattn.mechanisms" else [])
+    registry._discover.cache_clear()
+
+
+def test_entry_points(monkeypatch):
+    assert registry.entry_points is importlib.metadata.entry_points
+    discover_with(monkeypatch, Entry())
+    assert "third_party" in linattn.list_mechanisms()
+
+
+def test_a_broken_entry_point_is_named_and_left_out(monkeypatch):
+    discover_with(monkeypatch, Entry(ImportError("no module named cuda_thing")))
+    with pytest.warns(UserWarning, match=r"'third_party' of other_package\.attention .* no module named cuda_thing"):
+        assert set(linattn.list_mechanisms()) >= BUILT_IN
