@@ -31,4 +31,16 @@ types: $(SETUP) ## Types
 test: $(SETUP) lint types ## Everything a change must pass: style, types, tests
 	$(PYTHON) -m pytest -m "not slow and not gpu"
 
-.PHONY: help setup lint types test
+demo: $(SETUP) ## A tour: the mechanisms, their forms agreeing, linear against softmax attention
+	$(PYTHON) -m linattn.cli.main demo
+
+bench: $(SETUP) ## Measure time and memory into results/ (a quiet machine, please)
+	$(PYTHON) -m linattn.cli.main bench
+
+readme: $(SETUP) ## Rewrite the generated parts of the README
+	$(PYTHON) tools/update_readme.py
+
+docs: $(SETUP) ## Build the documentation into site/
+	$(PYTHON) -m mkdocs build --strict
+
+.PHONY: help setup lint types test demo bench readme docs

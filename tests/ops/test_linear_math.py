@@ -24,8 +24,9 @@ def products(decays: list[float], T: int, index: str, causal: bool) -> Tensor:
             if causal and j > i:
                 continue
             low, high = min(i, j), max(i, j)
-            own = {("query", True): range(low + 1, high + 1), ("query", False): range(low, high),
-                   ("key", True): range(low, high), ("key", False): range(low + 1, high + 1)}[index, j <= i]  # fmt: skip
+            query_is_later = j <= i
+            takes_in_the_later = (index == "query") == query_is_later
+            own = range(low + 1, high + 1) if takes_in_the_later else range(low, high)
             M[i, j] = torch.tensor([decays[r] for r in own], dtype=torch.float64).prod()
     return M
 

@@ -65,6 +65,13 @@ def register_mechanism(
         state: how its state grows with the sequence; "none" if it has no recurrent form.
         cost: of a forward pass in the number of tokens.
         uses_input: it needs the layer's input ``x (B, T, input_dim)`` for its gates.
+
+    Example:
+        >>> from linattn import register_mechanism
+        >>> register_mechanism("two words", paper="arXiv:2006.16236", year=2020)
+        Traceback (most recent call last):
+            ...
+        ValueError: name must be letters, digits and underscores, got 'two words'
     """
     if not name.isidentifier():
         raise ValueError(f"name must be letters, digits and underscores, got {name!r}")
@@ -99,7 +106,14 @@ def _discover() -> None:
 
 
 def mechanism_info(name: str) -> MechanismInfo:
-    """The registry's entry of that name."""
+    """The registry's entry of that name.
+
+    Example:
+        >>> from linattn import mechanism_info
+        >>> info = mechanism_info("elu")
+        >>> info.paper, info.year, info.state
+        ('arXiv:2006.16236', 2020, 'constant')
+    """
     _discover()
     if name not in _REGISTRY:
         raise ValueError(f"mechanism must be one of {', '.join(sorted(_REGISTRY))}, got {name!r}")

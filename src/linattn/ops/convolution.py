@@ -92,6 +92,15 @@ def short_convolution_with_state(
 
     A sequence cut anywhere, also into pieces shorter than the window, gives what the whole gives. With
     ``cu_seqlens`` the state has one row per sequence.
+
+    Example:
+        >>> import torch
+        >>> from linattn import short_convolution_with_state
+        >>> x, weight = torch.tensor([[[1.0], [2.0], [3.0]]]), torch.tensor([[10.0, 1.0]])
+        >>> start, state = short_convolution_with_state(x[:, :1], weight)
+        >>> end, state = short_convolution_with_state(x[:, 1:], weight, initial_state=state)
+        >>> start.flatten().tolist(), end.flatten().tolist(), state.inputs.flatten().tolist()
+        ([1.0], [12.0, 23.0], [3.0])
     """
     call = ConvolutionCall(x, weight, bias, residual, activation, key_mask, cu_seqlens, validate, initial_state)
     return _run(call, impl)
@@ -109,6 +118,15 @@ def short_convolution_step(
     """One token of :func:`short_convolution`: ``x_t (B, C)``; a state of None is empty.
 
     Returns the output ``(B, C)`` and the next state.
+
+    Example:
+        >>> import torch
+        >>> from linattn import short_convolution_step
+        >>> weight, state = torch.tensor([[10.0, 1.0]]), None
+        >>> for x in (1.0, 2.0, 3.0):
+        ...     output, state = short_convolution_step(torch.tensor([[x]]), weight, None, state)
+        >>> output.item()
+        23.0
     """
     check_tensor("x_t", x_t, "(B, C)", 2)
     call = ConvolutionCall(x_t.unsqueeze(1), weight, bias, residual, activation, initial_state=state)

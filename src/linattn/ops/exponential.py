@@ -94,6 +94,15 @@ def exponential_attention_with_state(
     A sequence cut anywhere, with the state handed over, gives what the whole gives. With ``cu_seqlens`` the state
     has one row per sequence. Gradients flow through ``kv`` and ``k``, and into the ``log_scale`` of the initial
     state; that of the returned one is a unit, and a constant.
+
+    Example:
+        >>> import torch
+        >>> from linattn import exponential_attention_with_state
+        >>> q, k, v = torch.randn(3, 1, 2, 10, 4).unbind()
+        >>> log_input, log_decay = torch.full((2, 1, 2, 10), -0.5).unbind()
+        >>> output, state = exponential_attention_with_state(q, k, v, log_input=log_input, log_decay=log_decay)
+        >>> output.shape, state.kv.shape, state.log_scale.shape
+        (torch.Size([1, 2, 10, 4]), torch.Size([1, 2, 4, 4]), torch.Size([1, 2]))
     """
     call = ExponentialCall(
         q, k, v, log_input, log_decay, scale, key_mask, cu_seqlens, validate, initial_state
@@ -116,6 +125,15 @@ def exponential_attention_step(
 
     ``log_input`` and ``log_decay`` are that token's, ``(B, H_kv)``. A state of None is empty.
     Returns the output ``(B, H, V)`` and the next state.
+
+    Example:
+        >>> import torch
+        >>> from linattn import exponential_attention_step
+        >>> q_t, k_t, v_t = torch.randn(3, 1, 2, 4).unbind()
+        >>> log_input, log_decay = torch.full((2, 1, 2), -0.5).unbind()
+        >>> output, state = exponential_attention_step(q_t, k_t, v_t, None, log_input=log_input, log_decay=log_decay)
+        >>> output.shape, state.log_scale.tolist()
+        (torch.Size([1, 2, 4]), [[-0.5, -0.5]])
     """
     for name, x, shape in (("q_t", q_t, "(B, H, K)"), ("k_t", k_t, "(B, H_kv, K)"), ("v_t", v_t, "(B, H_kv, V)")):
         check_tensor(name, x, shape, 3)

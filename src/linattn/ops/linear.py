@@ -108,6 +108,17 @@ def linear_attention_with_state(
     Causal: a sequence cut anywhere, with the state handed over, gives what the whole gives. Bidirectional: the
     state is the sum over all keys so far. A bidirectional decay has no state and is refused.
     With ``cu_seqlens`` the state has one row per sequence.
+
+    Example:
+        >>> import torch
+        >>> from linattn import linear_attention, linear_attention_with_state
+        >>> q, k, v = torch.rand(3, 1, 2, 10, 4).unbind()
+        >>> start, state = linear_attention_with_state(q[:, :, :6], k[:, :, :6], v[:, :, :6], causal=True)
+        >>> end, state = linear_attention_with_state(
+        ...     q[:, :, 6:], k[:, :, 6:], v[:, :, 6:], causal=True, initial_state=state
+        ... )
+        >>> torch.allclose(torch.cat([start, end], dim=2), linear_attention(q, k, v, causal=True), atol=1e-5)
+        True
     """
     call = LinearCall(q, k, v, causal, log_decay, normalizer, eps, feature_map, norm_features, key_mask,
                       cu_seqlens, decay_index, validate, initial_state, need_state=True)  # fmt: skip
@@ -132,6 +143,16 @@ def linear_attention_step(
 
     ``log_decay`` is that token's: ``(H_kv,)``, ``(B, H_kv)`` or ``(B, H_kv, K)``. A state of None is empty.
     Returns the output ``(B, H, V)`` and the next state.
+
+    Example:
+        >>> import torch
+        >>> from linattn import linear_attention, linear_attention_step
+        >>> q, k, v = torch.rand(3, 1, 2, 10, 4).unbind()
+        >>> state = None
+        >>> for t in range(10):
+        ...     output, state = linear_attention_step(q[:, :, t], k[:, :, t], v[:, :, t], state)
+        >>> torch.allclose(output, linear_attention(q, k, v, causal=True)[:, :, -1], atol=1e-5)
+        True
     """
     for name, x, shape in (
         ("q_t", q_t, "(B, H, K)"),

@@ -46,6 +46,6 @@ def log_decay_for(log_decay: Tensor | None, key_mask: Tensor | None) -> Tensor |
 def normalize(numerator: Tensor, denominator: Tensor, normalizer: Normalizer, eps: float) -> Tensor:
     if normalizer is None:
         return numerator
-    if normalizer == "sum":
-        return numerator / (denominator + eps).unsqueeze(-1)
-    return numerator / denominator.abs().clamp(min=1).unsqueeze(-1)
+    n = (denominator + eps if normalizer == "sum" else denominator.abs().clamp(min=1)).unsqueeze(-1)
+    # The sums are the form's own and nobody else's: without a gradient to come they need no second copy.
+    return numerator / n if numerator.requires_grad else numerator.div_(n)

@@ -82,7 +82,7 @@ class ScalarDecay(NoDecay):
 
     def split(self, x: Tensor) -> Tensor:
         """(N, G L, D) as (R, M, G, L, D)."""
-        return x.view(-1, self.chunks, x.shape[1] // self.length, self.length, x.shape[2])
+        return x.view(x.shape[0] // self.chunks, self.chunks, x.shape[1] // self.length, self.length, x.shape[2])
 
 
 def potentials(log_decay: Tensor, key_index: bool) -> tuple[Tensor, Tensor]:

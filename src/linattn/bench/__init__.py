@@ -1,0 +1,1 @@
+"""Speed and memory of attention, side by side and checked in the same run."""

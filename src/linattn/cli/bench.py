@@ -1,0 +1,99 @@
+"""``linattn bench``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+QUICK_LENGTHS = "256,512,1024"
+
+
+def bench(
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    lengths: Annotated[str, typer.Option(help="Sequence lengths, with commas.")] = "1024,2048,4096,8192,16384,32768",
+    impl: Annotated[
+        str,
+        typer.Option(help="Forms of linear attention, with commas: auto, reference (quadratic), recurrent, chunked."),
+    ] = "chunked,recurrent,reference",
+    mechanisms: Annotated[str, typer.Option(help="Registered mechanisms to measure too, with commas.")] = "",
+    batch: Annotated[int, typer.Option(help="Batch size.")] = 1,
+    heads: Annotated[int, typer.Option(help="Number of heads.")] = 8,
+    head_dim: Annotated[int, typer.Option(help="Width of a head.")] = 64,
+    causal: Annotated[bool, typer.Option("--causal/--bidirectional", help="What a token sees.")] = True,
+    decay: Annotated[str, typer.Option(help="none, head, token or channel.")] = "none",
+    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
+    backward: Annotated[bool, typer.Option(help="Measure forward with backward too.")] = True,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory too.")] = True,
+    chart: Annotated[bool, typer.Option(help="Draw a PNG beside the JSON (needs the extra report).")] = True,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the results.  [default: results/<device>, with --quick runs/bench]")
+    ] = None,
+    name: Annotated[str, typer.Option(help="Name of the files.  [default: says what was measured]")] = "",
+    seed: Annotated[int, typer.Option(help="Of the inputs.")] = 0,
+    threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves the choice to PyTorch.")] = 0,
+    max_seconds: Annotated[float, typer.Option(help="Leave out what is predicted to take longer per call.")] = 5.0,
+    max_gib: Annotated[
+        float | None,
+        typer.Option(help="Leave out what is predicted to need more memory.  [default: half of what is free]"),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help=f"A short run: lengths {QUICK_LENGTHS}, few repeats.")] = False,
+) -> None:
+    """Time and memory of linear attention beside softmax attention, each row checked against fp64.
+
+    Exit code: 0 all right, 1 a row was WRONG or failed, 2 a bad option, 130 interrupted (finished rows are kept).
+    """
+    import torch
+
+    from linattn.bench.chart import MissingChartLibraryError
+    from linattn.bench.screen import Files
+    from linattn.bench.screen import bench as run
+    from linattn.bench.settings import BenchConfig, OptionError
+    from linattn.bench.store import device_folder
+
+    if threads < 0:
+        raise typer.BadParameter(f"must be an integer >= 0, got {threads}", param_hint="--threads")
+    if threads:
+        torch.set_num_threads(threads)
+    own_lengths = _integers("lengths", lengths) != BenchConfig.lengths
+    config = BenchConfig(
+        lengths=_integers("lengths", QUICK_LENGTHS if quick and not own_lengths else lengths),
+        impl=_names(impl),
+        mechanisms=_names(mechanisms),
+        batch=batch,
+        heads=heads,
+        head_dim=head_dim,
+        causal=causal,
+        decay=decay,
+        dtype=dtype,
+        device=device,
+        backward=backward,
+        memory=memory,
+        seed=seed,
+        min_seconds=0.05 if quick else 0.5,
+        min_repeats=3 if quick else 5,
+        max_seconds=max_seconds,
+        max_gib=max_gib,
+    )
+    try:
+        config.check()
+        folder = output or (Path("runs/bench") if quick else Path("results") / device_folder(config.torch_device))
+        code = run(config, Files.in_folder(folder, name or config.name, chart), Console())
+    except OptionError as error:
+        raise typer.BadParameter(error.message, param_hint="--" + error.option.replace("_", "-")) from error
+    except MissingChartLibraryError as error:
+        raise typer.BadParameter(str(error), param_hint="--chart") from error
+    raise typer.Exit(code)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _integers(option: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in _names(text))
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"must be integers with commas between them, such as 1024,2048, got {text!r}", param_hint=f"--{option}"
+        ) from error

@@ -1,0 +1,106 @@
+"""The contracts every mechanism keeps, as functions: hold your own mechanism to them.
+
+    >>> import linattn.testing
+    >>> report = linattn.testing.check_mechanism("elu", contracts=["causality", "scaling"])
+    >>> sorted(report.counts)
+    ['causality', 'scaling']
+
+Each contract is also a function of its own, ``check_forms(mechanism)`` and so on. A broken one raises
+:class:`ContractViolation`, which says which contract, in which case and by how much.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from linattn.mechanisms.base import Mechanism
+from linattn.testing.bad_input import check_bad_input
+from linattn.testing.cases import Subject, subject_of
+from linattn.testing.causality import check_causality
+from linattn.testing.compile import check_compile
+from linattn.testing.forms import check_forms
+from linattn.testing.gradients import check_gradients
+from linattn.testing.hand_over import check_hand_over
+from linattn.testing.padding import check_padding
+from linattn.testing.poison import check_poison, poisoned_allocations
+from linattn.testing.precision import check_precision
+from linattn.testing.scaling import check_scaling
+from linattn.testing.violation import ContractViolation
+
+CONTRACTS: Mapping[str, Callable[[Subject], list[str]]] = {
+    "forms": check_forms,
+    "causality": check_causality,
+    "padding": check_padding,
+    "hand_over": check_hand_over,
+    "precision": check_precision,
+    "gradients": check_gradients,
+    "compile": check_compile,
+    "poison": check_poison,
+    "scaling": check_scaling,
+    "bad_input": check_bad_input,
+}
+
+__all__ = [
+    "CONTRACTS",
+    "ContractReport",
+    "ContractViolation",
+    "check_bad_input",
+    "check_causality",
+    "check_compile",
+    "check_forms",
+    "check_gradients",
+    "check_hand_over",
+    "check_mechanism",
+    "check_padding",
+    "check_poison",
+    "check_precision",
+    "check_scaling",
+    "poisoned_allocations",
+    "subject_of",
+]
+
+
+@dataclass(frozen=True)
+class ContractReport:
+    """Which cases of which contracts a mechanism passed; ``print`` shows how many."""
+
+    mechanism: str
+    passed: Mapping[str, Sequence[str]]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {contract: len(cases) for contract, cases in self.passed.items()}
+
+    def __str__(self) -> str:
+        kept = {contract: count for contract, count in self.counts.items() if count}
+        lines = [f"{self.mechanism} keeps {len(kept)} contracts"]
+        lines += [f"  {contract:<11} {count:>4} cases" for contract, count in kept.items()]
+        lines += [f"  {contract:<11} does not apply" for contract in self.counts if contract not in kept]
+        return "\n".join(lines)
+
+
+def check_mechanism(
+    mechanism: str | type[Mechanism],
+    contracts: Sequence[str] | None = None,
+    *,
+    declares: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> ContractReport:
+    """Hold a mechanism to the contracts that apply to what it declares.
+
+    Args:
+        mechanism: a registered name, or a class, registered or not.
+        contracts: names out of :data:`CONTRACTS`; None takes all.
+        declares: what ``register_mechanism`` would be told (``causal``, ``bidirectional``, ``state``, ``cost``,
+            ``uses_input``), for a class that is not registered; its defaults hold where nothing is said.
+        options: to build the mechanism with, e.g. ``head_dim=16``.
+
+    Raises:
+        ContractViolation: at the first case that is broken.
+    """
+    for name in contracts or ():
+        if name not in CONTRACTS:
+            raise ValueError(f"contracts must be of {', '.join(CONTRACTS)}, got {name!r}")
+    subject = subject_of(mechanism, declares, **options)
+    chosen = CONTRACTS if contracts is None else contracts
+    return ContractReport(subject.info.name, {name: CONTRACTS[name](subject) for name in chosen})

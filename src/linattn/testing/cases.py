@@ -1,0 +1,193 @@
+"""Seeded inputs and mechanisms, shared by all contracts."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linattn.mechanisms.base import Mechanism
+from linattn.mechanisms.registry import MechanismInfo, mechanism_info
+from linattn.ops.choice import IMPLEMENTATIONS
+
+HEADS, HEAD_DIM, BATCH = 2, 8, 2
+# Longer than a chunk of 64, so that every block form has a boundary inside, and not a multiple of it.
+LENGTH = 70
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """q, k, v ``(B, H, T, D)`` and, for mechanisms that use it, x ``(B, T, C)``."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    x: Tensor | None = None
+
+    @property
+    def named(self) -> dict[str, Tensor]:
+        both = {"q": self.q, "k": self.k, "v": self.v, "x": self.x}
+        return {name: t for name, t in both.items() if t is not None}
+
+    def change(self, f: Callable[[Tensor], Tensor]) -> "Inputs":
+        return replace(self, **{name: f(t) for name, t in self.named.items()})
+
+    def tokens(self, index: slice | Tensor) -> "Inputs":
+        """Those tokens alone."""
+        return self.change(lambda t: t[:, :, index] if t.ndim == 4 else t[:, index])
+
+    def row(self, b: int) -> "Inputs":
+        return self.change(lambda t: t[b : b + 1])
+
+    def fill(self, where: Tensor, value: float, names: tuple[str, ...] = ("q", "k", "v", "x")) -> "Inputs":
+        """Put ``value`` into the tokens ``where (B, T)`` of the named tensors."""
+        chosen = {name: t for name, t in self.named.items() if name in names}
+        return replace(self, **{
+            name: t.masked_fill(where[:, None, :, None] if t.ndim == 4 else where[:, :, None], value)
+            for name, t in chosen.items()
+        })  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A mechanism under test: its class, what it declares, and the options to build it with."""
+
+    cls: type[Mechanism]
+    info: MechanismInfo
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def modes(self) -> list[bool]:
+        """The values of ``causal`` it declares."""
+        return [causal for causal in (True, False) if (self.info.causal if causal else self.info.bidirectional)]
+
+    @property
+    def has_state(self) -> bool:
+        return self.info.causal and self.info.state != "none"
+
+    def build(self, causal: bool, impl: str = "auto", *, grouped: bool = False) -> Mechanism:
+        """An fp64 instance; the same seed each time, so that every form gets the same parameters.
+
+        Parameters move a little away from where they start: an identity or a zero would hide what they do.
+        """
+        heads = {"num_heads": 2 * HEADS, "num_kv_heads": HEADS} if grouped else {"num_heads": HEADS}
+        options = {"head_dim": HEAD_DIM, **heads, **self.options}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7)
+            mechanism = self.cls(**options, causal=causal, impl=impl).double()
+            with torch.no_grad():
+                for parameter in mechanism.parameters():
+                    parameter.add_(0.05 * torch.randn_like(parameter))
+        if not hasattr(self.cls, "info"):  # what the registry would have put there
+            vars(mechanism)["info"] = self.info
+        return mechanism
+
+    def forms(self, causal: bool, *, grouped: bool = False) -> dict[str, Mechanism]:
+        """One instance per form that has a meaning here; a form without one is refused at construction."""
+        found = {}
+        for impl in (*IMPLEMENTATIONS, "auto"):
+            try:
+                found[impl] = self.build(causal, impl, grouped=grouped)
+            except ValueError as error:
+                if "impl" not in str(error):
+                    raise
+        return found
+
+    def groupings(self, causal: bool) -> list[bool]:
+        """[False, True] where fewer key heads than query heads are possible, else [False]."""
+        try:
+            self.build(causal, grouped=True)
+        except ValueError as error:
+            if "heads" not in str(error):
+                raise
+            return [False]
+        return [False, True]
+
+    def inputs(self, mechanism: Mechanism, length: int = LENGTH, batch: int = BATCH, seed: int = 0) -> Inputs:
+        generator = torch.Generator().manual_seed(1000 * seed + length)
+        D, C = mechanism.head_dim, mechanism.input_dim
+        H, G = mechanism.num_heads, mechanism.num_kv_heads
+        q, k, v = (torch.randn(batch, h, length, D, generator=generator, dtype=torch.float64) for h in (H, G, G))
+        x = torch.randn(batch, length, C, generator=generator, dtype=torch.float64)
+        return Inputs(q, k, v, x if self.info.uses_input else None)
+
+
+def subject_of(
+    mechanism: str | type[Mechanism] | Subject, declares: Mapping[str, Any] | None = None, **options: Any
+) -> Subject:
+    """A registered name, any class, or a subject as it is; ``declares`` overrides what the class declares."""
+    if isinstance(mechanism, Subject):
+        return mechanism
+    if isinstance(mechanism, str):
+        info = mechanism_info(mechanism)
+        cls = info.cls
+    elif isinstance(mechanism, type) and issubclass(mechanism, Mechanism):
+        cls = mechanism
+        # The defaults are those of register_mechanism.
+        unknown = MechanismInfo(cls.__name__, cls, "", 0, True, True, "constant", "linear", False)
+        info = replace(getattr(cls, "info", unknown), cls=cls)
+    else:
+        raise TypeError(f"mechanism must be a registered name or a subclass of Mechanism, got {mechanism!r}")
+    return Subject(cls, replace(info, **(declares or {})), options)
+
+
+Results = dict[str, Tensor]
+Call = Callable[[Mechanism, Inputs], Results]
+
+
+def attend(mechanism: Mechanism, inputs: Inputs, **more: Any) -> Results:
+    return {"output": mechanism(inputs.q, inputs.k, inputs.v, x=inputs.x, **more)}
+
+
+def attend_with_state(mechanism: Mechanism, inputs: Inputs, **more: Any) -> Results:
+    out = mechanism.with_state(inputs.q, inputs.k, inputs.v, x=inputs.x, **more)
+    return {"output": out.output, **named_state(out.state)}
+
+
+def evaluate(mechanism: Mechanism, inputs: Inputs, call: Call = attend) -> Results:
+    """Results of a call and the gradients, of a fixed random weighting of them, of all inputs and parameters.
+
+    A gradient that autograd does not give counts as zero here; that one must exist is another contract.
+    """
+    leaves = inputs.change(lambda t: t.detach().clone().requires_grad_())
+    results = call(mechanism, leaves)
+    wanted = {**leaves.named, **trainable(mechanism)}
+    smooth = [r for r in results.values() if r.is_floating_point() and r.requires_grad]
+    loss = sum(((r * random_like(r)).sum() for r in smooth), torch.zeros((), dtype=torch.float64))
+    found: list[Tensor | None] = [None] * len(wanted)
+    if smooth:
+        found = list(torch.autograd.grad(loss, list(wanted.values()), allow_unused=True))
+    gradients = {
+        f"gradient of {name}": torch.zeros_like(t) if g is None else g
+        for (name, t), g in zip(wanted.items(), found, strict=True)
+    }
+    return {name: r.detach() for name, r in results.items()} | gradients
+
+
+def trainable(mechanism: Mechanism) -> Results:
+    return {name: p for name, p in mechanism.named_parameters() if p.requires_grad}
+
+
+def random_like(t: Tensor, seed: int = 1) -> Tensor:
+    """Standard normal, the same for the same shape and seed."""
+    return torch.randn(t.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(t)
+
+
+def named_state(state: Any) -> Results:
+    """The tensors of a state by name, whatever it is built from."""
+    return {place: t.clone() for place, t in _tensors("state", state)}
+
+
+def _tensors(place: str, state: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(state, Tensor):
+        yield place, state
+    elif isinstance(state, Mapping):
+        for key, value in state.items():
+            yield from _tensors(f"{place}.{key}", value)
+    elif isinstance(state, tuple | list):
+        for name, value in zip(getattr(state, "_fields", range(len(state))), state, strict=True):
+            yield from _tensors(f"{place}.{name}", value)
+    elif is_dataclass(state):
+        for part in fields(state):
+            yield from _tensors(f"{place}.{part.name}", getattr(state, part.name))

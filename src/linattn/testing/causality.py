@@ -1,0 +1,58 @@
+"""Contract: the past never moves when the future changes."""
+
+from functools import partial
+
+import torch
+
+from linattn.mechanisms.base import Mechanism
+from linattn.testing.cases import LENGTH, Inputs, Results, Subject, attend, evaluate, random_like, subject_of
+from linattn.testing.violation import ContractViolation, compare
+
+CUTS = (1, 33, 64, LENGTH - 1)
+# Bit-equality is what one expects; a form may choose another order of summation, no more.
+SAME = 1e-12
+
+
+def check_causality(mechanism: str | type[Mechanism] | Subject) -> list[str]:
+    """Another future, a huge one too, leaves the past; no gradient flows from the past into the future."""
+    subject, passed = subject_of(mechanism), []
+    if not subject.info.causal:
+        return []
+    for impl, built in subject.forms(True).items():
+        inputs = subject.inputs(built)
+        with torch.no_grad():
+            whole = attend(built, inputs)["output"]
+        for cut in CUTS:
+            for size in (1.0, 1e3):
+                case = f"{impl}, future from token {cut} changed by {size:g}"
+                with torch.no_grad():
+                    moved = attend(built, _other_future(inputs, cut, size))["output"]
+                compare("causality", case, {"past": moved[:, :, :cut]}, {"past": whole[:, :, :cut]}, SAME)
+                passed.append(case)
+            passed.append(_no_gradient(built, inputs, cut, f"{impl}, gradient from before token {cut}"))
+    return passed
+
+
+def _other_future(inputs: Inputs, cut: int, size: float) -> Inputs:
+    future = torch.arange(inputs.q.shape[2]) >= cut
+    noise = inputs.change(lambda t: t + size * random_like(t, seed=2))
+    mixed = {
+        name: torch.where(future[:, None] if t.ndim == 4 else future[None, :, None], noise.named[name], t)
+        for name, t in inputs.named.items()
+    }
+    return Inputs(**mixed)
+
+
+def _past(mechanism: Mechanism, inputs: Inputs, cut: int) -> Results:
+    return {"output": attend(mechanism, inputs)["output"][:, :, :cut]}
+
+
+def _no_gradient(mechanism: Mechanism, inputs: Inputs, cut: int, case: str) -> str:
+    results = evaluate(mechanism, inputs, partial(_past, cut=cut))
+    for name, t in inputs.named.items():
+        gradient = results[f"gradient of {name}"]
+        leak = gradient[:, :, cut:] if t.ndim == 4 else gradient[:, cut:]
+        if leak.count_nonzero():
+            largest = leak.abs().max().item()
+            raise ContractViolation("causality", case, f"gradient of {name} after it is {largest:.3g}, allowed 0")
+    return case

@@ -1,0 +1,61 @@
+"""Contract: the whole call compiles into one graph and gives the same."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from linattn.mechanisms.base import Mechanism
+from linattn.testing.cases import Call, Inputs, Results, Subject, attend, evaluate, named_state, subject_of
+from linattn.testing.violation import ContractViolation, compare
+
+LENGTH = 70
+
+
+def check_compile(mechanism: str | type[Mechanism] | Subject, backend: str = "aot_eager") -> list[str]:
+    """``torch.compile(fullgraph=True)`` equals eager: masked, packed, with a state, and one step.
+
+    The default backend traces and partitions as the real one does, without the minutes of code generation.
+    """
+    subject, passed = subject_of(mechanism), []
+    for causal in subject.modes:
+        built = subject.build(causal)
+        inputs = subject.inputs(built, LENGTH)
+        for kind, call in _calls(subject, causal, LENGTH).items():
+            own = inputs.row(0) if kind == "packed" else inputs.tokens(slice(0, 1)) if kind == "step" else inputs
+            case = f"{'causal' if causal else 'bidirectional'}, {kind}, {backend}"
+            torch.compiler.reset()
+            compiled: Callable[..., Any] = torch.compile(call, fullgraph=True, backend=backend)
+            try:
+                found = evaluate(built, own, compiled)
+            except Exception as error:
+                raise ContractViolation("compile", case, f"{type(error).__name__}: {error}") from error
+            compare("compile", case, found, evaluate(built, own, call))
+            passed.append(case)
+    torch.compiler.reset()
+    return passed
+
+
+def _calls(subject: Subject, causal: bool, length: int) -> dict[str, Call]:
+    mask = torch.arange(length).expand(2, -1) < torch.tensor([[length], [40]])
+    calls: dict[str, Call] = {
+        "masked": partial(attend, key_mask=mask),
+        "packed": partial(attend, cu_seqlens=torch.tensor([0, 3, length])),
+    }
+    if causal and subject.has_state:
+        calls |= {"with state": _two_pieces, "step": _one_step}
+    return calls
+
+
+def _two_pieces(mechanism: Mechanism, inputs: Inputs) -> Results:
+    a, b = inputs.tokens(slice(0, 30)), inputs.tokens(slice(30, None))
+    first = mechanism.with_state(a.q, a.k, a.v, x=a.x)
+    second = mechanism.with_state(b.q, b.k, b.v, state=first.state, x=b.x)
+    return {"output": second.output, **named_state(second.state)}
+
+
+def _one_step(mechanism: Mechanism, inputs: Inputs) -> Results:
+    x = None if inputs.x is None else inputs.x[:, 0]
+    out = mechanism.step(inputs.q[:, :, 0], inputs.k[:, :, 0], inputs.v[:, :, 0], None, x=x)
+    return {"output": out.output, **named_state(out.state)}

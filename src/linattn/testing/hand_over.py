@@ -1,0 +1,119 @@
+"""Contract: a sequence cut anywhere, with the state passed on, gives what the whole gives."""
+
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from linattn.mechanisms.base import Mechanism
+from linattn.testing.cases import (
+    LENGTH,
+    Inputs,
+    Results,
+    Subject,
+    attend,
+    attend_with_state,
+    evaluate,
+    named_state,
+    subject_of,
+)
+from linattn.testing.violation import compare
+
+CUTS: tuple[tuple[int, ...], ...] = ((1,), (33,), (64,), (LENGTH - 1,), (20, 21, 50))
+STEPS = 9
+
+
+def check_hand_over(mechanism: str | type[Mechanism] | Subject) -> list[str]:
+    """Pieces, single steps and packed pieces: outputs, final state and gradients through the state."""
+    subject, passed = subject_of(mechanism), []
+    if not subject.has_state:
+        return []
+    for impl, built in subject.forms(True).items():
+        inputs = subject.inputs(built)
+        whole = evaluate(built, inputs, attend_with_state)
+        compare("hand_over", f"{impl}, with and without state", attend(built, inputs), _only_output(whole))
+        passed.append(f"{impl}, with and without state")
+        for cuts in CUTS:
+            case = f"{impl}, cut at {', '.join(map(str, cuts))}"
+            compare("hand_over", case, evaluate(built, inputs, partial(in_pieces, cuts=cuts)), whole)
+            passed.append(case)
+        passed.append(_later_part(built, inputs, f"{impl}, gradient through the state"))
+    for grouped in subject.groupings(True):
+        built = subject.build(True, grouped=grouped)
+        case = f"step by step{', grouped heads' if grouped else ''}"
+        inputs = subject.inputs(built, STEPS)
+        compare("hand_over", case, evaluate(built, inputs, step_by_step), evaluate(built, inputs, attend_with_state))
+        passed.append(case)
+    if subject.info.state == "constant":
+        passed.append(_packed(subject, "packed pieces"))
+    return passed
+
+
+def _only_output(results: Results) -> Results:
+    return {"output": results["output"]}
+
+
+def in_pieces(mechanism: Mechanism, inputs: Inputs, cuts: tuple[int, ...]) -> Results:
+    state: Any = None
+    outputs = []
+    for start, stop in pairwise((0, *cuts, inputs.q.shape[2])):
+        piece = inputs.tokens(slice(start, stop))
+        output, state = mechanism.with_state(piece.q, piece.k, piece.v, state=state, x=piece.x)
+        outputs.append(output)
+    return {"output": torch.cat(outputs, dim=2), **named_state(state)}
+
+
+def step_by_step(mechanism: Mechanism, inputs: Inputs) -> Results:
+    state: Any = None
+    outputs = []
+    for t in range(inputs.q.shape[2]):
+        x_t = None if inputs.x is None else inputs.x[:, t]
+        output, state = mechanism.step(inputs.q[:, :, t], inputs.k[:, :, t], inputs.v[:, :, t], state, x=x_t)
+        outputs.append(output)
+    return {"output": torch.stack(outputs, dim=2), **named_state(state)}
+
+
+def _later_part(mechanism: Mechanism, inputs: Inputs, case: str) -> str:
+    """What the second half says about the first must be in the gradient, though only the state connects them."""
+    half = inputs.q.shape[2] // 2
+
+    def from_pieces(m: Mechanism, i: Inputs) -> Results:
+        return {"output": in_pieces(m, i, (half,))["output"][:, :, half:]}
+
+    def from_whole(m: Mechanism, i: Inputs) -> Results:
+        return {"output": attend(m, i)["output"][:, :, half:]}
+
+    compare("hand_over", case, evaluate(mechanism, inputs, from_pieces), evaluate(mechanism, inputs, from_whole))
+    return case
+
+
+def _packed(subject: Subject, case: str) -> str:
+    """Two sequences travel packed, each cut at its own place; the second pieces start from a state per row."""
+    mechanism = subject.build(True)
+    one, two = subject.inputs(mechanism, 67, batch=1, seed=1), subject.inputs(mechanism, 9, batch=1, seed=2)
+
+    def packed(m: Mechanism, i: Inputs) -> Results:
+        a, b = i.tokens(slice(0, 67)), i.tokens(slice(67, None))
+        state: Any = None
+        parts = []
+        for (sa, ea), (sb, eb) in (((0, 3), (0, 9)), ((3, 67), (9, 9))):
+            piece = _join(a.tokens(slice(sa, ea)), b.tokens(slice(sb, eb)))
+            offsets = torch.tensor([0, ea - sa, ea - sa + eb - sb])
+            out, state = m.with_state(piece.q, piece.k, piece.v, state=state, cu_seqlens=offsets, x=piece.x)
+            parts.append(out)
+        order = [parts[0][:, :, :3], parts[1], parts[0][:, :, 3:]]
+        return {"output": torch.cat(order, dim=2), **named_state(state)}
+
+    def alone(m: Mechanism, i: Inputs) -> Results:
+        a, b = (attend_with_state(m, i.tokens(part)) for part in (slice(0, 67), slice(67, None)))
+        return {name: torch.cat([a[name], b[name]], dim=2 if name == "output" else 0) for name in a}
+
+    both = _join(one, two)
+    compare("hand_over", case, evaluate(mechanism, both, packed), evaluate(mechanism, both, alone))
+    return case
+
+
+def _join(a: Inputs, b: Inputs) -> Inputs:
+    joined = {n: torch.cat([t, b.named[n]], dim=2 if t.ndim == 4 else 1) for n, t in a.named.items()}
+    return Inputs(**joined)

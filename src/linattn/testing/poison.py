@@ -1,0 +1,53 @@
+"""Contract: nothing is read from memory that nobody wrote."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from linattn.mechanisms.base import Mechanism
+from linattn.testing.cases import Subject, attend, attend_with_state, evaluate, subject_of
+from linattn.testing.violation import compare, need_finite
+
+
+@contextmanager
+def poisoned_allocations() -> Iterator[None]:
+    """Fresh memory is NaN (the largest value for integers): ``torch.empty`` and all its relatives.
+
+    PyTorch does the filling below Python, so custom operators and compiled code are covered too.
+    """
+    enabled, only_warn = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    deterministic: Any = torch.utils.deterministic  # its attribute is a property that type checkers do not see
+    filled = deterministic.fill_uninitialized_memory
+    try:
+        # Warn only: the aim is the filling; an operator without a deterministic twin must still run.
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        deterministic.fill_uninitialized_memory = True
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*does not have a deterministic implementation")
+            yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=only_warn)
+        deterministic.fill_uninitialized_memory = filled
+
+
+def check_poison(mechanism: str | type[Mechanism] | Subject) -> list[str]:
+    """Outputs, states and gradients hold no NaN and are those of ordinary memory."""
+    subject, passed = subject_of(mechanism), []
+    for causal in subject.modes:
+        for impl, built in subject.forms(causal).items():
+            inputs = subject.inputs(built)
+            case = f"{'causal' if causal else 'bidirectional'}, {impl}"
+            call = attend_with_state if causal and subject.has_state else attend
+            with poisoned_allocations():
+                found = evaluate(built, inputs, call)
+            need_finite("poison", case, found)
+            # The deterministic variant of an operator may sum in another order.
+            compare("poison", case, found, evaluate(built, inputs, call), 1e-12)
+            passed.append(case)
+    return passed

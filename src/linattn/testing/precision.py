@@ -1,0 +1,73 @@
+"""Contract: low precision costs no more than twice what plain PyTorch in that precision costs."""
+
+import copy
+from dataclasses import replace
+
+import torch
+
+from linattn.mechanisms.base import Mechanism
+from linattn.testing.cases import Inputs, Subject, attend, random_like, subject_of
+from linattn.testing.violation import ContractViolation, distance
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+LENGTH = 150
+
+
+def check_precision(mechanism: str | type[Mechanism] | Subject) -> list[str]:
+    """``err(out) <= 2 (err(reference form in that dtype) + eps max(abs(exact)))``, errors against fp64."""
+    subject, passed = subject_of(mechanism), []
+    for causal in subject.modes:
+        mode = "causal" if causal else "bidirectional"
+        forms = subject.forms(causal)
+        (oracle, plain), *others = forms.items()
+        for dtype in DTYPES:
+            for impl, built in others:
+                if impl == "recurrent" and dtype == torch.float32:
+                    continue  # that is plain PyTorch itself: a loop that multiplies by a decay rounded to fp32
+                inputs = subject.inputs(plain, LENGTH)
+                case = f"{mode}, {impl} against {oracle}, {dtype}"
+                passed.append(_within_budget(plain, built, inputs, dtype, case))
+        for impl, built in forms.items():
+            passed.append(_no_hidden_rounding(subject, built, f"{mode}, {impl}, no rounding inside"))
+    return passed
+
+
+def _within_budget(plain: Mechanism, built: Mechanism, inputs: Inputs, dtype: torch.dtype, case: str) -> str:
+    """Inputs and parameters are rounded first, so that only the computation is judged."""
+    inputs = inputs.change(lambda t: t.to(dtype))
+    exact = _run(_with_rounded_parameters(plain, dtype).double(), inputs.change(torch.Tensor.double))
+    cost = distance(_run(_with_rounded_parameters(plain, dtype), inputs), exact)
+    budget = 2 * (cost + torch.finfo(dtype).eps * exact.abs().max().item())
+    found = _run(_with_rounded_parameters(built, dtype), inputs)
+    if found.dtype != dtype:
+        raise ContractViolation("precision", case, f"output is {found.dtype}, expected {dtype}")
+    error = distance(found, exact)
+    if not error <= budget:
+        raise ContractViolation("precision", case, f"error {error:.3g}, allowed {budget:.3g}")
+    return case
+
+
+def _run(mechanism: Mechanism, inputs: Inputs) -> torch.Tensor:
+    with torch.no_grad():
+        return attend(mechanism, inputs)["output"]
+
+
+def _with_rounded_parameters(mechanism: Mechanism, dtype: torch.dtype) -> Mechanism:
+    return copy.deepcopy(mechanism).to(dtype)
+
+
+def _no_hidden_rounding(subject: Subject, mechanism: Mechanism, case: str) -> str:
+    """fp64 inputs are computed with in fp64: moving one of them by 1e-9 moves the output.
+
+    Were it rounded to fp32 on the way, the output would climb in stairs of 6e-8, and such a step would move one
+    value in fifty. Half of them must move: some rightly stay (the first causal token of a weighted mean is its v).
+    """
+    inputs = subject.inputs(mechanism, 16)
+    before = _run(mechanism, inputs)
+    for name, t in inputs.named.items():
+        after = _run(mechanism, replace(inputs, **{name: t + 1e-9 * random_like(t)}))
+        moved = (after != before).double().mean().item()
+        if not moved >= 0.5:
+            what = f"{name} moved by 1e-9 moves {moved:.0%} of the output's values, allowed at least 50%"
+            raise ContractViolation("precision", case, f"fp64 is rounded on the way: {what}")
+    return case

@@ -1,0 +1,69 @@
+"""Every custom operator keeps PyTorch's own contract: schema, fake tensors, autograd, ahead-of-time tracing.
+
+The calls are recorded while the library does real work, so a new operator is checked as soon as something uses it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from contracts.op_subjects import DIRECTIONS, Variant
+from linattn import list_mechanisms
+from linattn.testing import subject_of
+from linattn.testing.cases import Subject, attend, attend_with_state, evaluate
+
+Recorded = list[tuple[Callable[..., Any], tuple[Any, ...]]]
+
+
+class Recorder(TorchDispatchMode):
+    """Keeps each call of an operator of this library."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Recorded = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "namespace", None) == "linattn":
+            assert not kwargs
+            self.calls.append((func, tuple(a.detach().clone() if isinstance(a, Tensor) else a for a in args)))
+        return func(*args, **(kwargs or {}))
+
+
+def record(subject: Subject) -> Recorded:
+    calls: Recorded = []
+    for causal in subject.modes:
+        built = subject.build(causal)
+        inputs = subject.inputs(built, 70)
+        with Recorder() as recorder:
+            evaluate(built, inputs, attend_with_state if causal and subject.has_state else attend)
+            packed = {"cu_seqlens": torch.tensor([0, 3, 3, 70])}
+            evaluate(built, inputs.row(0), lambda m, i, more=packed: attend(m, i, **more))
+        calls += recorder.calls
+    return calls
+
+
+def opcheck(calls: Recorded) -> None:
+    for func, args in calls:
+        differentiable = not func.name().endswith("_backward")
+        own = [a.requires_grad_() if differentiable and isinstance(a, Tensor) and a.is_floating_point() else a
+               for a in args]  # fmt: skip
+        torch.library.opcheck(func, tuple(own))
+
+
+@pytest.mark.parametrize("variant", DIRECTIONS, ids=str)
+def test_op(variant: Variant) -> None:
+    calls = record(variant.subject)
+    assert calls
+    opcheck(calls)
+
+
+def test_no_operator_is_left_out() -> None:
+    """Whatever the library registers is met on the way through the mechanisms or the variants above."""
+    subjects = [variant.subject for variant in DIRECTIONS] + [subject_of(name) for name in list_mechanisms()]
+    seen = {func.name().split(".")[0] for subject in subjects for func, _ in record(subject)}
+    names = {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+    assert {name for name in names if name.startswith("linattn::")} == seen

@@ -1,0 +1,61 @@
+"""The documentation builds without a warning, and its code runs."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.S | re.M)
+
+
+def run(*command: str, cwd: Path) -> str:
+    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_builds_without_warnings(tmp_path):
+    pytest.importorskip("mkdocs")
+    run("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path), cwd=ROOT)
+    mechanisms = (tmp_path / "mechanisms.html").read_text()
+    assert "elu(x) + 1" in mechanisms
+    assert "<!-- mechanisms -->" not in mechanisms
+    assert "decay_index" in (tmp_path / "algebra.html").read_text()
+    fetched = [
+        url
+        for page in tmp_path.glob("*.html")
+        for url in re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="?(https?:[^"\s>]+)', page.read_text())
+    ]
+    assert not fetched, f"pages must not load anything from elsewhere: {fetched}"
+
+
+def test_first_page_runs():
+    names: dict = {}
+    for number, block in enumerate(PYTHON_BLOCK.findall((ROOT / "docs" / "index.md").read_text())):
+        exec(compile(block, f"docs/index.md, example {number + 1}", "exec"), names)
+    assert names["report"].counts["causality"] > 0
+
+
+def test_the_mechanism_of_the_guide_keeps_the_contracts(tmp_path):
+    """In a process of its own: it must not stay in this one's registry."""
+    (example,) = PYTHON_BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text())
+    (tmp_path / "mine.py").write_text(example)
+    script = (
+        "import doctest, linattn.testing, mine\n"
+        "assert doctest.testmod(mine) == (0, 5)\n"
+        "contracts = [name for name in linattn.testing.CONTRACTS if name != 'compile']\n"
+        "print(linattn.testing.check_mechanism(mine.SquaredRelu, contracts))"
+    )
+    assert "squared_relu keeps" in run("-c", script, cwd=tmp_path)

@@ -1,0 +1,97 @@
+"""The README says what is: its tables are current, its example runs, its commands exist."""
+
+import importlib.util
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from linattn.bench.rows import Result, Row
+from linattn.bench.settings import BenchConfig
+from linattn.bench.store import describe_run, save_result
+from linattn.cli.main import app
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+CODE = re.compile(r"^```\w*\n(.*?)^```|`([^`\n]+)`", re.S | re.M)
+
+
+def load_tool():
+    spec = importlib.util.spec_from_file_location("update_readme", ROOT / "tools" / "update_readme.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    return tool
+
+
+tool = load_tool()
+
+
+def code_of(text: str) -> list[str]:
+    """What stands in code blocks and between backticks."""
+    return [block or span for block, span in CODE.findall(text)]
+
+
+@pytest.mark.parametrize("part", ["mechanisms", "results"])
+def test_generated_parts_are_current(part):
+    new = tool.fill(README, {part: tool.generated_parts()[part]})
+    assert new == README, f"the part {part!r} of README.md is stale: run `make readme` and commit the change"
+
+
+def test_the_example_runs():
+    (example,) = re.findall(r"^```python\n(.*?)^```", README, re.S | re.M)
+    assert len(example.splitlines()) <= 15
+    exec(compile(example, "README.md", "exec"), {})
+
+
+def test_make_targets_exist():
+    named = {name for code in code_of(README) for name in re.findall(r"\bmake ([a-z-]+)", code)}
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert {"demo", "test"} <= named
+    assert not named - targets, f"README.md names targets that the Makefile lacks: {sorted(named - targets)}"
+
+
+def test_commands_exist():
+    named = {name for code in code_of(README) for name in re.findall(r"^linattn ([a-z]+)", code, re.M)}
+    commands = set(typer.main.get_command(app).commands)
+    assert named
+    assert not named - commands, f"README.md names commands that linattn lacks: {sorted(named - commands)}"
+
+
+def test_linked_files_exist():
+    linked = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in link]
+    assert linked
+    assert all((ROOT / link).exists() for link in linked)
+
+
+def test_results_become_tables(tmp_path):
+    config = BenchConfig(lengths=(1024, 2048))
+    result = Result(describe_run(config, ["linattn", "bench"]))
+    times = {("sdpa", 1024): 10.0, ("chunked", 1024): 5.0, ("sdpa", 2048): 40.0, ("chunked", 2048): 1234.5}
+    for (name, length), ms in times.items():
+        result.add(Row(name, length, "forward", "ok", median_ms=ms, peak_bytes=2**21, error=1e-7, budget=4e-7))
+    result.add(Row("reference", 2048, "forward", "left out", "would need too much"))
+    folder = tmp_path / "results" / "cpu"
+    save_result(result, folder / "attention-causal.json")
+    (folder / "attention-causal.png").write_bytes(b"")
+    text = tool.results_text(folder)
+    assert "| forward, T | sdpa | chunked | reference |" in text
+    assert "| 1024 | 10.0 ms, 2.00 MiB | 5.00 ms, 2.00 MiB |  |" in text
+    assert "| 2048 | 40.0 ms, 2.00 MiB | 1234 ms, 2.00 MiB | left out |" in text
+    assert "T^2.00" in text
+    assert "4 rows were checked in the same run and used at most 25% of their error budget" in text
+    assert "](results/cpu/attention-causal.png)" in text
+    assert json.loads((folder / "attention-causal.json").read_text())["rows"][0] == asdict(result.rows[0])
+
+
+def test_no_results_is_said(tmp_path):
+    assert tool.results_text(tmp_path) == tool.NO_RESULTS
+
+
+def test_a_stale_or_missing_part_is_caught():
+    text = "a\n<!-- x:begin -->\nold\n<!-- x:end -->\nb"
+    assert tool.fill(text, {"x": "new\n"}) == text.replace("old", "new")
+    with pytest.raises(ValueError, match="'y' once"):
+        tool.fill(text, {"y": "new\n"})
