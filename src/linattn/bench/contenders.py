@@ -45,6 +45,7 @@ class Contender:
     time_growth: int
     memory_growth: int
     uses: tuple[str, ...] = ("phi_q", "phi_k", "v", "log_decay")
+    longest_weighed: int | None = None  # beyond, recording every allocation would take more memory than the call
     plain: Run | None = None  # its order of sums written plainly, where that loses more than the quadratic form
 
 
@@ -58,8 +59,11 @@ def make_contenders(config: BenchConfig) -> list[Contender]:
 
 def _form(config: BenchConfig, impl: str, function: Function) -> Contender:
     growth = 2 if impl == "reference" else 1
-    plain = partial(token_loop, config.causal) if impl == "recurrent" else None
-    return Contender(impl, partial(_linear, config.causal, impl), function, growth, growth, plain=plain)
+    run = partial(_linear, config.causal, impl)
+    if impl == "recurrent":
+        plain = partial(token_loop, config.causal)
+        return Contender(impl, run, function, growth, growth, longest_weighed=1024, plain=plain)
+    return Contender(impl, run, function, growth, growth)
 
 
 def _linear(causal: bool, impl: str, inputs: Inputs) -> Tensor:

@@ -70,7 +70,9 @@ class Limits:
         call = make_call(contender, inputs, pass_name, grad_like(inputs, self.config.seed))
         # The best of a few: one hiccup must not be extrapolated into a contender that is left out.
         seconds = min(seconds_of(call, self.device) for _ in range(PROBE_REPEATS))
-        cost = Cost(length, seconds, peak_bytes(make_fresh_call(contender, inputs, pass_name), self.device))
+        weighed = min(length, contender.longest_weighed or length)
+        peak = peak_bytes(make_fresh_call(contender, inputs.cut(0, weighed), pass_name), self.device)
+        cost = Cost(length, seconds, Cost(weighed, 0, peak).at(length, contender).peak)
         self.learn(contender, pass_name, cost)
         return cost
 

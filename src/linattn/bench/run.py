@@ -125,7 +125,7 @@ class _Bench:
         )
 
     def _weigh(self, contender: Contender, inputs: Inputs, pass_name: str) -> int | None:
-        if not self.config.memory:
+        if not self.config.memory or inputs.length > (contender.longest_weighed or inputs.length):
             return None
         self.on_work(f"T={inputs.length} {pass_name}: {contender.name}, weighing")
         return peak_bytes(make_fresh_call(contender, inputs, pass_name), self.device)

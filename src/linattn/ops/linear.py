@@ -160,10 +160,11 @@ def linear_attention_step(
         ("v_t", v_t, "(B, H_kv, V)"),
     ):
         check_tensor(name, x, shape, 3)
-    if log_decay is not None and log_decay.ndim > 1:
+    # What is not a tensor goes on as it is, to the check that names it.
+    if isinstance(log_decay, Tensor) and log_decay.ndim > 1:
         log_decay = log_decay.unsqueeze(2)
-    if norm_features is not None:
-        norm_features = (norm_features[0].unsqueeze(2), norm_features[1].unsqueeze(2))
+    if isinstance(norm_features, tuple):
+        norm_features = tuple(x.unsqueeze(2) if isinstance(x, Tensor) else x for x in norm_features)  # type: ignore[assignment]
     call = LinearCall(q_t.unsqueeze(2), k_t.unsqueeze(2), v_t.unsqueeze(2), True, log_decay, normalizer, eps,
                       feature_map, norm_features, None, None, decay_index, validate, state, True)  # fmt: skip
     out = _run(call, "recurrent")
@@ -192,7 +193,8 @@ def _run(call: LinearCall, impl: str) -> AttentionOutput:
     q, k, v = call.q, call.k, call.v
     out_dtype = v.dtype if v.dtype == torch.float64 else autocast_dtype(q) or v.dtype
     with without_autocast(q):
-        phi, psi = map_features(q, k, call.feature_map)
+        # Before the map too: padding may be NaN, and a gradient of 0 through it would be NaN.
+        phi, psi = map_features(q, hide(k, call.key_mask), call.feature_map)
         psi, v = hide(psi, call.key_mask), hide(v, call.key_mask)
         index = call.decay_index or ("query" if call.causal else "key")
         decay = log_decay_for(call.log_decay, call.key_mask)

@@ -180,6 +180,8 @@ def named_state(state: Any) -> Results:
 
 
 def _tensors(place: str, state: Any) -> Iterator[tuple[str, Tensor]]:
+    if state is None:
+        return
     if isinstance(state, Tensor):
         yield place, state
     elif isinstance(state, Mapping):

@@ -68,7 +68,7 @@ class ChannelDecay(ScalarDecay):
     def _crop(self, x: Tensor) -> Tensor:
         """(R, M, .., padded L, D) as (N, .. L, D)."""
         x = x[..., : self.length, :]
-        return x.reshape(x.shape[0] * x.shape[1], -1, x.shape[-1])
+        return x.reshape(x.shape[0] * x.shape[1], x.shape[2:-1].numel(), x.shape[-1])
 
     def _near_weights(self) -> Tensor:
         """(R, M, 1, blocks, LEAF, LEAF, K)."""

@@ -50,7 +50,7 @@ def _decay_at(log_decay: Tensor | None, t: int, like: Tensor) -> Tensor | None:
     if log_decay is None:
         return None
     a = log_decay[:, None] if log_decay.ndim == 1 else log_decay[:, :, t]
-    return (a.unsqueeze(-1) if log_decay.ndim == 3 else a).exp().to(like)
+    return (a.unsqueeze(-1) if log_decay.ndim == 3 else a).to(like).exp()
 
 
 def _scale(state: LinearState, decay: Tensor | None) -> LinearState:
