@@ -31,6 +31,9 @@ types: $(SETUP) ## Types
 test: $(SETUP) lint types ## Everything a change must pass: style, types, tests
 	$(PYTHON) -m pytest -m "not slow and not gpu"
 
+test-slow: $(SETUP) ## What takes long: every mechanism through the code that torch.compile generates
+	$(PYTHON) -m pytest -m slow
+
 demo: $(SETUP) ## A tour: the mechanisms, their forms agreeing, linear against softmax attention
 	$(PYTHON) -m linattn.cli.main demo
 
@@ -43,4 +46,4 @@ readme: $(SETUP) ## Rewrite the generated parts of the README
 docs: $(SETUP) ## Build the documentation into site/
 	$(PYTHON) -m mkdocs build --strict
 
-.PHONY: help setup lint types test demo bench readme docs
+.PHONY: help setup lint types test test-slow demo bench readme docs

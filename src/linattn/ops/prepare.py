@@ -48,4 +48,5 @@ def normalize(numerator: Tensor, denominator: Tensor, normalizer: Normalizer, ep
         return numerator
     n = (denominator + eps if normalizer == "sum" else denominator.abs().clamp(min=1)).unsqueeze(-1)
     # The sums are the form's own and nobody else's: without a gradient to come they need no second copy.
-    return numerator / n if numerator.requires_grad else numerator.div_(n)
+    in_place = not (numerator.requires_grad or torch.compiler.is_compiling())
+    return numerator.div_(n) if in_place else numerator / n
