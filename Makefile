@@ -4,10 +4,12 @@ SHELL := bash
 
 ifdef PYTHON
 SETUP :=
+PARALLEL :=
 export PYTHONPATH := src
 else
 PYTHON := .venv/bin/python
 SETUP := .venv/.ready
+PARALLEL := --numprocesses auto
 endif
 
 help: ## Show the targets
@@ -29,7 +31,7 @@ types: $(SETUP) ## Types
 	$(PYTHON) -m mypy
 
 test: $(SETUP) lint types ## Everything a change must pass: style, types, tests
-	$(PYTHON) -m pytest -m "not slow and not gpu"
+	$(PYTHON) -m pytest $(PARALLEL) -m "not slow and not gpu"
 
 test-slow: $(SETUP) ## What takes long: every mechanism through the code that torch.compile generates
 	$(PYTHON) -m pytest -m slow
