@@ -1,5 +1,8 @@
 """linattn: linear attention for PyTorch."""
 
+import importlib
+from types import ModuleType
+
 from linattn._version import __version__
 from linattn.mechanisms.registry import create_mechanism, list_mechanisms, mechanism_info, register_mechanism
 from linattn.ops.convolution import short_convolution, short_convolution_step, short_convolution_with_state
@@ -27,3 +30,11 @@ __all__ = [
     "short_convolution_step",
     "short_convolution_with_state",
 ]
+
+_FOLDERS = ("layers", "models")  # imported when they are first named: `import linattn` stays quick
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _FOLDERS:
+        return importlib.import_module(f"linattn.{name}")
+    raise AttributeError(f"module 'linattn' has no attribute {name!r}")

@@ -8,7 +8,30 @@ import linattn
 from linattn.mechanisms import registry
 from linattn.mechanisms.base import Call, LinearMechanism, Mechanism, MechanismOutput
 
-BUILT_IN = {"cosformer", "elu", "gated", "hedgehog", "performer", "relu", "retention", "softmax", "taylor"}
+BUILT_IN = {
+    "agent",
+    "angular",
+    "cosformer",
+    "efficient",
+    "elu",
+    "focused",
+    "gated",
+    "hedgehog",
+    "hydra",
+    "inline",
+    "mala",
+    "mirror",
+    "nala",
+    "performer",
+    "pola",
+    "pola_plus",
+    "quadratic",
+    "rala",
+    "relu",
+    "retention",
+    "softmax",
+    "taylor",
+}
 
 
 class Plain(LinearMechanism):
@@ -98,7 +121,8 @@ def test_filters():
     assert "softmax" not in linattn.list_mechanisms(cost="linear")
     assert "softmax" in linattn.list_mechanisms(state="growing")
     assert set(linattn.list_mechanisms(uses_input=True)) & BUILT_IN == {"gated"}
-    assert set(linattn.list_mechanisms(causal=True, bidirectional=True)) >= BUILT_IN
+    assert set(linattn.list_mechanisms(causal=False)) & BUILT_IN == {"agent", "efficient", "rala"}
+    assert set(linattn.list_mechanisms(bidirectional=True)) >= BUILT_IN
     linattn.register_mechanism("plain", paper="none", year=2026, causal=False)(Plain)
     assert "plain" in linattn.list_mechanisms(causal=False)
     assert "plain" not in linattn.list_mechanisms(causal=True)

@@ -1,19 +1,24 @@
 """What every mechanism is: a module that maps (q, k, v) to the output of attention."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict
 
 from torch import Tensor, nn
 
 from linattn.ops import checks
 from linattn.ops.choice import IMPLEMENTATIONS
 from linattn.ops.linear import linear_attention, linear_attention_with_state
-from linattn.ops.prepare import hide
+from linattn.ops.prepare import hide, map_features, without_autocast
 from linattn.ops.types import LinearState
 
 if TYPE_CHECKING:
     from linattn.mechanisms.registry import MechanismInfo
+
+
+# Turns the features of queries and keys, each (B, H, T, K), by where their tokens stand.
+Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class MechanismOutput(NamedTuple):
@@ -34,6 +39,7 @@ class Call:
     x: Tensor | None = None
     state: Any = None
     need_state: bool = False
+    rotate: Rotate | None = None
 
 
 class CommonOptions(TypedDict, total=False):
@@ -62,6 +68,8 @@ class Mechanism(nn.Module, ABC):
     impls: ClassVar[tuple[str, ...]] = ("auto", *IMPLEMENTATIONS)
     state_type: ClassVar[type] = LinearState  # a NamedTuple of tensors
     step_impl: ClassVar[str] = "recurrent"  # one token gains nothing from any other form
+    # What call.rotate turns: q and k as they come, the features that attend makes of them, or None: neither has sense.
+    rotates: ClassVar[Literal["inputs", "features"] | None] = "inputs"
 
     def __init__(
         self,
@@ -110,9 +118,15 @@ class Mechanism(nn.Module, ABC):
         cu_seqlens: Tensor | None = None,
         spatial_shape: tuple[int, int] | None = None,
         x: Tensor | None = None,
+        rotate: Rotate | None = None,
     ) -> Tensor:
-        """Attend: q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, x ``(B, T, input_dim)``."""
-        call = Call(self.impl, key_mask, cu_seqlens, spatial_shape, x)
+        """Attend: q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, x ``(B, T, input_dim)``.
+
+        ``rotate`` turns the queries and keys, where they are mapped to features those of the numerator alone.
+        """
+        if rotate is not None and not self.rotates:
+            raise ValueError(f"mechanism {self._declared('name')!r} has no features that rotate could turn")
+        call = Call(self.impl, key_mask, cu_seqlens, spatial_shape, x, rotate=rotate)
         return self._checked_attend(q, k, v, call).output
 
     def with_state(
@@ -161,7 +175,7 @@ class Mechanism(nn.Module, ABC):
         """The layer's input for ``like (B, H, T, D)``, checked; for mechanisms that need it."""
         shape = (like.shape[0], like.shape[2], self.input_dim)
         if x is None:
-            raise ValueError(f"mechanism {self.info.name!r} takes its gates from x {shape}, but x is None")
+            raise ValueError(f"mechanism {self._declared('name')!r} takes its gates from x {shape}, but x is None")
         if tuple(x.shape) != shape:
             raise ValueError(f"x must have shape {shape} (B, T, input_dim), got {tuple(x.shape)}")
         checks.check_same("q", like, x=x)
@@ -191,14 +205,21 @@ class Mechanism(nn.Module, ABC):
         if call.key_mask is not None:
             checks.check_key_mask(call.key_mask, B, T, k)
             k, v = hide(k, call.key_mask), hide(v, call.key_mask)
-            if self.info.uses_input:
+            if self._declared("uses_input"):
                 x = self.input_of(call.x, k).masked_fill(~call.key_mask.unsqueeze(-1), 0)
                 call = replace(call, x=x)
+        if call.rotate is not None and self.rotates == "inputs":
+            q, k = call.rotate(q, k)
         return self.attend(q, k, v, call)
 
+    def _declared(self, what: str) -> Any:
+        """What the registry says of this mechanism; a class that is not in it is taken for an ordinary one."""
+        ordinary = {"name": type(self).__name__, "state": "constant", "uses_input": False}
+        return getattr(getattr(self, "info", None), what, ordinary[what])
+
     def _check_has_state(self) -> None:
-        if self.info.state == "none":
-            raise ValueError(f"mechanism {self.info.name!r} has no recurrent form, so no state to hand over")
+        if self._declared("state") == "none":
+            raise ValueError(f"mechanism {self._declared('name')!r} has no recurrent form, so no state to hand over")
         if not self.causal:
             raise ValueError("a state needs causal=True: a bidirectional mechanism sees the whole sequence")
 
@@ -214,6 +235,8 @@ def check_length(length: int) -> None:
 class LinearBase(Mechanism):
     """What mechanisms that end in ``linear_attention`` share; a direct heir writes ``attend`` and has its own state."""
 
+    rotates: ClassVar[Literal["inputs", "features"] | None] = "features"
+
     @property
     @abstractmethod
     def num_features(self) -> int:
@@ -223,6 +246,8 @@ class LinearBase(Mechanism):
         """The one call of the algebra; ``arguments`` go before what ``call`` says."""
         options: dict[str, Any] = {"causal": self.causal, "key_mask": call.key_mask, "cu_seqlens": call.cu_seqlens}
         options |= {"impl": call.impl}
+        if call.rotate is not None and self.rotates == "features":
+            arguments = rotated(call.rotate, arguments)
         if not call.need_state:
             return MechanismOutput(linear_attention(**(options | arguments)), None)
         options |= {"initial_state": call.state}
@@ -236,6 +261,20 @@ class LinearBase(Mechanism):
         """State written once per kv head and read once per head, 2 K (V + 1) each, the denominator with it."""
         check_length(length)
         return length * (self.num_heads + self.num_kv_heads) * 2 * self.num_features * (self.head_dim + 1)
+
+
+def rotated(rotate: Rotate, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of ``linear_attention`` with the numerator's features turned.
+
+    Turned features may be negative, and a sum of their products 0: the denominator keeps the others.
+    """
+    with without_autocast(arguments["q"]):
+        phi, psi = map_features(arguments["q"], arguments["k"], arguments.get("feature_map"))
+        q, k = rotate(phi, psi)
+    new: dict[str, Any] = {"q": q, "k": k, "feature_map": None}
+    if arguments.get("normalizer", "sum") is not None and arguments.get("norm_features") is None:
+        new["norm_features"] = (phi, psi)
+    return arguments | new
 
 
 class LinearMechanism(LinearBase):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput
-from linattn.mechanisms.positions import token_positions
+from linattn.mechanisms.common.positions import token_positions
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops import checks
 from linattn.ops.packing import compute_dtype, num_sequences

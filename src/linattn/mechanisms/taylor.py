@@ -5,7 +5,7 @@ from typing import Any, Unpack
 from torch import Tensor, nn
 
 from linattn.mechanisms.base import CommonOptions, LinearMechanism
-from linattn.mechanisms.head_maps import HeadwiseLinear
+from linattn.mechanisms.common.head_maps import HeadwiseLinear
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.feature_maps import TaylorExp
 

@@ -1,0 +1,20 @@
+"""What stands around a mechanism: projections, positions, local branch, norm, gate; and the parts of a block."""
+
+from linattn.layers.attention import Attention, LayerOutput
+from linattn.layers.cpe import ConvolutionalPosition
+from linattn.layers.drop_path import DropPath
+from linattn.layers.layer_scale import LayerScale
+from linattn.layers.mlp import Mlp
+from linattn.layers.presets import Preset, list_presets, preset
+
+__all__ = [
+    "Attention",
+    "ConvolutionalPosition",
+    "DropPath",
+    "LayerOutput",
+    "LayerScale",
+    "Mlp",
+    "Preset",
+    "list_presets",
+    "preset",
+]

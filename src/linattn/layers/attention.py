@@ -1,0 +1,237 @@
+"""``Attention``: projections, a mechanism by name, and the parts that papers put around it."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor, nn
+
+from linattn.layers import fold
+from linattn.layers.attention_options import AttentionOptions
+from linattn.layers.gate import OutputGate
+from linattn.layers.key_position import KeyPosition
+from linattn.layers.local import LocalBranch
+from linattn.layers.norms import OutputNorm, create_norm
+from linattn.layers.plane import check_plane, wipe
+from linattn.layers.reduction import SpatialReduction
+from linattn.layers.rotary import plane_rotation
+from linattn.mechanisms.base import Rotate
+from linattn.mechanisms.registry import create_mechanism
+from linattn.ops import checks
+
+
+class LayerOutput(NamedTuple):
+    """Output ``(B, T, C)``, or ``(B, C)`` of a step, and the mechanism's state after it."""
+
+    output: Tensor
+    state: Any
+
+
+class Attention(nn.Module):
+    """A layer of attention around any registered mechanism.
+
+    ``y = W_o (norm(mechanism(q, k, v) + local(v)) * gate(x))``, ``q, k, v = W_qkv x``
+
+    x ``(B, T, C)`` to ``(B, T, C)``. Without parts it has the parameters of timm's ViT: ``qkv`` and ``proj``. Parts
+    that look at the image plane need ``spatial_shape`` in the call, leave prefix tokens alone, and are refused with
+    ``causal=True``.
+
+    Args:
+        dim: C, width of the tokens.
+        num_heads: heads of q; divides ``dim``.
+        mechanism: a name of ``linattn.list_mechanisms()``.
+        num_kv_heads: heads of k and v (None: as many).
+        causal: a token sees itself and the past; needed for :meth:`with_state` and :meth:`step`.
+        qkv_bias, proj_bias: biases of the projections.
+        qk_norm: ``"layer"`` or ``"rms"`` over the channels of each head of q and k.
+        key_position: grid ``(height, width)`` of a learned position embedding of k (FLatten, PolaFormer).
+        rotary: 2-D rotary positions in the numerator: ``"features"``, over all channels of the features
+            (PolaFormer++, RALA), or ``"blocks"``, over each ``head_dim`` of them by itself (NaLaFormer).
+        local: depthwise convolution of v: ``"shared"``, one kernel for all heads (FLatten, PolaFormer), or
+            ``"channel"``, LePE (NaLaFormer, RALA).
+        local_kernel: its width, odd.
+        norm: of the output, before the gate: ``"layer"``, ``"rms"``, or by head ``"head_layer"``, ``"head_rms"``.
+        gate: ``"linear"`` or ``"silu"``, from x.
+        spatial_reduction: keys and values from one token for every n x n (PVT).
+        num_prefix_tokens: tokens before those of the plane, such as a class token.
+        mechanism_options: options of the mechanism's own.
+        impl: form of the algebra, as in ``linear_attention``.
+
+    Example:
+        >>> import torch
+        >>> from linattn.layers import Attention
+        >>> layer = Attention(64, 4, "elu", local="channel", gate="silu", rotary="features")
+        >>> layer(torch.randn(2, 12, 64), spatial_shape=(3, 4)).shape
+        torch.Size([2, 12, 64])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        mechanism: str = "elu",
+        *,
+        num_kv_heads: int | None = None,
+        causal: bool = False,
+        qkv_bias: bool = True,
+        qk_norm: Literal["layer", "rms"] | None = None,
+        key_position: tuple[int, int] | None = None,
+        rotary: Literal["features", "blocks"] | None = None,
+        local: Literal["shared", "channel"] | None = None,
+        local_kernel: int = 5,
+        norm: Literal["layer", "rms", "head_layer", "head_rms"] | None = None,
+        gate: Literal["linear", "silu"] | None = None,
+        spatial_reduction: int = 1,
+        proj_bias: bool = True,
+        num_prefix_tokens: int = 0,
+        mechanism_options: Mapping[str, Any] | None = None,
+        impl: str = "auto",
+    ) -> None:
+        super().__init__()
+        options = AttentionOptions(
+            dim, num_heads, mechanism, num_kv_heads, causal, qk_norm, key_position, rotary, local, local_kernel, norm,
+            gate, spatial_reduction, num_prefix_tokens, mechanism_options or {},
+        )  # fmt: skip
+        options.check()
+        self.options = options
+        self.dim, self.num_heads, self.head_dim = dim, num_heads, dim // num_heads
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self.causal, self.num_prefix_tokens = causal, num_prefix_tokens
+        kv_width = self.num_kv_heads * self.head_dim
+        reduced = spatial_reduction > 1
+        # Reduced keys and values have an input of their own, and so a projection of their own.
+        self.qkv = None if reduced else nn.Linear(dim, dim + 2 * kv_width, bias=qkv_bias)
+        self.q = nn.Linear(dim, dim, bias=qkv_bias) if reduced else None
+        self.kv = nn.Linear(dim, 2 * kv_width, bias=qkv_bias) if reduced else None
+        self.reduction = SpatialReduction(dim, spatial_reduction, num_prefix_tokens) if reduced else None
+        self.q_norm = None if qk_norm is None else create_norm(qk_norm, self.head_dim)
+        self.k_norm = None if qk_norm is None else create_norm(qk_norm, self.head_dim)
+        heads = (self.num_kv_heads, self.head_dim)
+        self.key_position = None if key_position is None else KeyPosition(*heads, key_position)
+        self.mechanism = create_mechanism(
+            mechanism, num_heads=num_heads, head_dim=self.head_dim, num_kv_heads=num_kv_heads, causal=causal,
+            impl=impl, input_dim=dim, **options.mechanism_options,
+        )  # fmt: skip
+        self.local = None if local is None else LocalBranch(*heads, local, local_kernel)
+        self.norm = None if norm is None else OutputNorm(num_heads, self.head_dim, norm)
+        self.gate = None if gate is None else OutputGate(dim, dim, gate)
+        self.proj = nn.Linear(dim, dim, bias=proj_bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        spatial_shape: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """Attend: ``x (B, T, C)``, ``key_mask (B, T)`` True = real, ``spatial_shape`` the plane of the tokens."""
+        x = self._checked_input(x, key_mask)
+        plane_parts = self.options.plane_parts
+        if plane_parts:
+            check_plane(x.shape[1], spatial_shape, self.num_prefix_tokens, plane_parts[0])
+            if cu_seqlens is not None:
+                raise ValueError(f"cu_seqlens packs sequences into one row, where {plane_parts[0]} finds no plane")
+        elif spatial_shape is not None:
+            check_plane(x.shape[1], spatial_shape, self.num_prefix_tokens, "the mechanism")
+        q, k, v, key_mask, key_shape = self._project(x, key_mask, spatial_shape)
+        out = self.mechanism(
+            q, k, v, key_mask=key_mask, cu_seqlens=cu_seqlens, x=self._mechanism_input(x),
+            # A mechanism knows the plane alone: with other tokens before it, it takes all of them as a line.
+            spatial_shape=None if self.num_prefix_tokens else spatial_shape,
+            rotate=self._rotation(spatial_shape, key_shape),
+        )  # fmt: skip
+        if self.local is not None:
+            assert key_shape is not None
+            branch = self.local(
+                v, spatial_shape=key_shape, output_shape=spatial_shape, key_mask=key_mask,
+                num_prefix_tokens=self.num_prefix_tokens,
+            )  # fmt: skip
+            out = out + branch.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1)
+        return self._finish(out, x)
+
+    def with_state(
+        self, x: Tensor, *, state: Any = None, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None
+    ) -> LayerOutput:
+        """Attend from a state (None: empty) and return the next one: prefill, also in pieces."""
+        x = self._checked_input(x, key_mask)
+        q, k, v, *_ = self._project(x, key_mask, None)
+        out, state = self.mechanism.with_state(
+            q, k, v, state=state, key_mask=key_mask, cu_seqlens=cu_seqlens, x=self._mechanism_input(x)
+        )
+        return LayerOutput(self._finish(out, x), state)
+
+    def step(self, x: Tensor, state: Any) -> LayerOutput:
+        """Decode one token: ``x (B, C)``."""
+        checks.check_tensor("x", x, "(B, C), one token,", 2)
+        x = self._checked_input(x.unsqueeze(1), None)
+        q, k, v, *_ = self._project(x, None, None)
+        token = None if (own := self._mechanism_input(x)) is None else own.squeeze(1)
+        out, state = self.mechanism.step(q.squeeze(2), k.squeeze(2), v.squeeze(2), state, x=token)
+        return LayerOutput(self._finish(out.unsqueeze(2), x).squeeze(1), state)
+
+    def fold(self) -> "Attention":
+        """Merge the mechanism's fixed reflection of q and k into their projections, in place.
+
+        The outputs stay, the reflection costs nothing any more. For mechanisms with a ``reflection_matrix`` and a
+        ``without_reflection``; raises with the reason where something stands between, before anything is changed.
+        """
+        fold.fold_reflection(self)
+        return self
+
+    def _checked_input(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
+        checks.check_tensor("x", x, "(B, T, C)", 3)
+        checks.check_size("x", "width", x.shape[2], self.dim, "the layer's dim")
+        if key_mask is not None:
+            checks.check_key_mask(key_mask, x.shape[0], x.shape[1], x)
+        # Padding may hold anything: wiped, it cannot reach the gradient of a projection either.
+        return wipe(x, key_mask)
+
+    def _project(
+        self, x: Tensor, key_mask: Tensor | None, spatial_shape: tuple[int, int] | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, tuple[int, int] | None]:
+        """q ``(B, H, T, D)``, k and v ``(B, H_kv, T', D)``, and the mask and the plane of k and v."""
+        key_shape, width = spatial_shape, self.num_kv_heads * self.head_dim
+        if self.qkv is not None:
+            q, k, v = self.qkv(x).split([self.dim, width, width], dim=-1)
+        else:
+            assert self.q is not None
+            assert self.kv is not None
+            assert self.reduction is not None
+            assert spatial_shape is not None
+            tokens, key_mask = self.reduction(x, spatial_shape=spatial_shape, key_mask=key_mask)
+            key_shape = self.reduction.reduced_shape(spatial_shape)
+            q, (k, v) = self.q(x), self.kv(tokens).split(width, dim=-1)
+        q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in (q, k, v))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.key_position is not None:
+            assert key_shape is not None
+            k = self.key_position(k, spatial_shape=key_shape, num_prefix_tokens=self.num_prefix_tokens)
+        return q, k, v, key_mask, key_shape
+
+    def _mechanism_input(self, x: Tensor) -> Tensor | None:
+        return x if self.mechanism.info.uses_input else None
+
+    def _rotation(self, spatial_shape: tuple[int, int] | None, key_shape: tuple[int, int] | None) -> Rotate | None:
+        if self.options.rotary is None:
+            return None
+        assert spatial_shape is not None
+        return plane_rotation(
+            spatial_shape,
+            width=self.head_dim if self.options.rotary == "blocks" else None,
+            num_prefix_tokens=self.num_prefix_tokens,
+            key_shape=key_shape,
+            stride=self.options.spatial_reduction,
+        )
+
+    def _finish(self, out: Tensor, x: Tensor) -> Tensor:
+        out = out.transpose(1, 2).flatten(2)
+        if self.norm is not None:
+            out = self.norm(out)
+        if self.gate is not None:
+            out = self.gate(out, x)
+        return self.proj(out)
+
+    def extra_repr(self) -> str:
+        heads = f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
+        return f"dim={self.dim}, {heads}, causal={self.causal}, rotary={self.options.rotary!r}"

@@ -1,0 +1,62 @@
+"""Folding: a fixed linear map between a projection and a mechanism belongs into the projection."""
+
+from typing import TYPE_CHECKING, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from linattn.mechanisms.base import Mechanism
+
+if TYPE_CHECKING:
+    from linattn.layers.attention import Attention
+
+
+class Reflecting(Protocol):
+    """A mechanism that starts with a linear map of q and of k, the same for every token, over all heads joined."""
+
+    def reflection_matrix(self, *, keys: bool = False) -> Tensor:
+        """H of the queries ``(H D, H D)`` or of the keys ``(H_kv D, H_kv D)``; raises where none stands for it."""
+
+    def without_reflection(self) -> Mechanism:
+        """The mechanism that does the same to reflected queries and keys."""
+
+
+def fold_reflection(layer: "Attention") -> None:
+    """``W_q <- H W_q``, ``b_q <- H b_q``, the same for k and its position embedding, and the mechanism without H."""
+    name = layer.mechanism.info.name
+    if not hasattr(layer.mechanism, "reflection_matrix"):
+        raise ValueError(f"mechanism {name!r} has no reflection that could be folded into the projections")
+    if layer.options.qk_norm is not None:
+        raise ValueError(
+            f"qk_norm={layer.options.qk_norm!r} stands between the projections and the reflection, which cannot be "
+            "moved past it"
+        )
+    mechanism = cast(Reflecting, layer.mechanism)
+    with torch.no_grad():
+        for_q, for_k = mechanism.reflection_matrix(), mechanism.reflection_matrix(keys=True)
+        if not hasattr(mechanism, "without_reflection"):
+            raise ValueError(
+                f"mechanism {name!r} cannot leave its reflection out (it has no without_reflection()): folded into the "
+                "projections as well, it would act twice"
+            )
+        nq, nk = for_q.shape[0], for_k.shape[0]
+        if layer.qkv is not None:
+            _reflect_rows(layer.qkv, for_q, slice(0, nq))
+            _reflect_rows(layer.qkv, for_k, slice(nq, nq + nk))
+        else:
+            assert layer.q is not None
+            assert layer.kv is not None
+            _reflect_rows(layer.q, for_q, slice(0, nq))
+            _reflect_rows(layer.kv, for_k, slice(0, nk))
+        if layer.key_position is not None:
+            weight = layer.key_position.weight
+            weight.copy_(torch.einsum("oc,ncyx->noyx", for_k, weight))
+    layer.mechanism = mechanism.without_reflection()
+
+
+def _reflect_rows(linear: nn.Linear, matrix: Tensor, rows: slice) -> None:
+    """In fp64: the product is kept, and one rounding is enough."""
+    wide = matrix.double()
+    linear.weight[rows] = (wide @ linear.weight[rows].double()).to(linear.weight)
+    if linear.bias is not None:
+        linear.bias[rows] = (wide @ linear.bias[rows].double()).to(linear.bias)

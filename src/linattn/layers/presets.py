@@ -1,0 +1,74 @@
+"""The blocks of papers: which parts stand around their mechanism."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from linattn.ops.checks import check_choice
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A mechanism with the parts of its paper's block.
+
+    ``attention``: options of :class:`linattn.layers.Attention`. ``block``: ``cpe``, how many convolutional positions
+    (1: before the attention, 2: before the feed-forward part too), and ``mlp_conv``, a 3 x 3 convolution inside it.
+    ``key_position``: the keys have a position embedding; its grid is the host's. ``global_pool``: of the host.
+    """
+
+    mechanism: str
+    attention: dict[str, Any] = field(default_factory=dict)
+    block: dict[str, Any] = field(default_factory=dict)
+    key_position: bool = False
+    global_pool: str = "avg"  # a class token would not see what convolutions do in the last block
+
+    def attention_options(self, grid: tuple[int, int]) -> dict[str, Any]:
+        """Options of ``Attention`` for a host whose tokens lie on ``grid``."""
+        return self.attention | ({"key_position": grid} if self.key_position else {})
+
+
+# The backbone of RALA, which PolaFormer++, NaLaFormer and MALA share: LePE 5 x 5 and rotary positions in the
+# attention, a convolutional position before it, a convolution in the feed-forward part.
+_RALA_PARTS = {"local": "channel", "rotary": "features", "gate": "linear"}
+_RALA_BLOCK = {"cpe": 1, "mlp_conv": True}
+
+_PRESETS = {
+    "vit": Preset("softmax", global_pool="token"),
+    "flatten": Preset("focused", {"local": "shared"}, key_position=True),
+    "pola": Preset("pola", {"local": "shared", "gate": "linear"}, key_position=True),
+    "pola_plus": Preset("pola_plus", _RALA_PARTS, _RALA_BLOCK),
+    "rala": Preset("rala", _RALA_PARTS, _RALA_BLOCK),
+    "mala": Preset("mala", _RALA_PARTS, _RALA_BLOCK),
+    "nala": Preset(
+        "nala",
+        {"local": "channel", "rotary": "blocks", "norm": "layer", "gate": "silu"},
+        {"cpe": 2, "mlp_conv": True},
+    ),
+    # Its paper's figure shows the mechanism alone; these are the parts of its authors' other models.
+    "mirror": Preset("mirror", {"local": "channel", "gate": "linear"}, _RALA_BLOCK),
+    "agent": Preset("agent", {"local": "channel", "local_kernel": 3}),
+}
+
+
+def list_presets() -> list[str]:
+    """Names of the presets.
+
+    Example:
+        >>> from linattn.layers import list_presets
+        >>> "nala" in list_presets()
+        True
+    """
+    return sorted(_PRESETS)
+
+
+def preset(name: str) -> Preset:
+    """The block of a paper.
+
+    Example:
+        >>> from linattn.layers import Attention, preset
+        >>> nala = preset("nala")
+        >>> nala.attention["gate"], nala.block["cpe"]
+        ('silu', 2)
+        >>> layer = Attention(64, 4, "elu", **nala.attention_options((14, 14)))  # its parts, another mechanism
+    """
+    check_choice("preset", name, list_presets())
+    return _PRESETS[name]

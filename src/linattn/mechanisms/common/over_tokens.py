@@ -1,0 +1,101 @@
+"""Sums, means and softmaxes over the real tokens of each sequence, and the eps of a mean.
+
+A sum over tokens is a linear attention whose features are all 1: the algebra brings masks, packed sequences and
+running sums (causal) with it.
+"""
+
+import torch
+from torch import Tensor
+
+from linattn.mechanisms.base import Call
+from linattn.ops import checks
+from linattn.ops.linear import linear_attention_with_state
+from linattn.ops.positions import sequence_of_tokens
+from linattn.ops.prepare import without_autocast
+from linattn.ops.types import LinearState
+
+MEAN_EPS = 1e-6
+
+
+def sum_over_tokens(x: Tensor, call: Call, *, causal: bool = False, initial: Tensor | None = None) -> Tensor:
+    """Sum of ``x (B, H, T, F)`` over the real tokens of a token's own sequence, in x's dtype.
+
+    ``(B, H, 1, F)`` where all tokens share it, else ``(B, H, T, F)``; causal: up to each token, on top of
+    ``initial (N, H, F)``.
+    """
+    ones = x.new_ones(*x.shape[:3], 1)
+    queries = ones if causal or call.cu_seqlens is not None else x.new_ones(*x.shape[:2], 1, 1)
+    state = None
+    if initial is not None:
+        state = LinearState(initial.unsqueeze(2), initial.new_zeros(*initial.shape[:2], 1))
+    with without_autocast(x):
+        return linear_attention_with_state(
+            queries, ones, x, causal=causal, normalizer=None, key_mask=call.key_mask, cu_seqlens=call.cu_seqlens,
+            impl=call.impl, initial_state=state,
+        ).output  # fmt: skip
+
+
+def count_tokens(length: int, call: Call, like: Tensor) -> Tensor:
+    """Real tokens in a token's own sequence, at least 1: ``(B or 1, 1, 1 or T, 1)`` in the dtype of ``like``."""
+    if call.cu_seqlens is None:
+        if call.key_mask is None:
+            return like.new_full((1, 1, 1, 1), max(length, 1))
+        return call.key_mask.sum(1).clamp(min=1).to(like.dtype)[:, None, None, None]
+    bounds = call.cu_seqlens.long()
+    if call.key_mask is not None:
+        bounds = torch.cat([bounds.new_zeros(1), call.key_mask[0].cumsum(0)])[bounds]
+    own = sequence_of_tokens(call.cu_seqlens, length)
+    return bounds.diff()[own].clamp(min=1).to(like.dtype)[None, None, :, None]
+
+
+def exp_over_tokens(x: Tensor, call: Call) -> Tensor:
+    """``exp(x - max)`` with the largest ``x (B, H, T, F)`` among the real tokens of a token's sequence; padding: 0."""
+    if call.key_mask is not None:
+        # Before the exponential: that of padding could be infinite, and a gradient of 0 times that is NaN.
+        x = x.masked_fill(~call.key_mask[:, None, :, None], -torch.inf)
+    B, H, T, F = x.shape
+    if T == 0:
+        return x
+    if call.cu_seqlens is None:
+        largest = x.detach().amax(2, keepdim=True)
+    else:
+        own = sequence_of_tokens(call.cu_seqlens, T)
+        largest = x.new_full((B, H, call.cu_seqlens.shape[0] - 1, F), -torch.inf)
+        largest = largest.scatter_reduce(2, own[:, None].expand(B, H, T, F), x.detach(), "amax")[:, :, own]
+    return (x - largest.masked_fill(largest == -torch.inf, 0)).exp()
+
+
+def softmax_features(logits_q: Tensor, logits_k: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    """Features of ``sum_f softmax_f(logits_q) softmax_s(logits_k)_f``, for ``normalizer="sum"``.
+
+    ``logits_q (B, H, T, F)``, ``logits_k (B, H_kv, T, F)``; the features lie in [0, 1] and the row sums are at
+    least 1. The keys' own denominators Z_f move to the queries, and a query's common factor is left to the row sum:
+    so nothing is as small as 1/T, which half precision could not hold.
+    """
+    psi = exp_over_tokens(logits_k, call)
+    z = sum_over_tokens(psi, call)
+    log_z = z.masked_fill(z == 0, 1).log().repeat_interleave(logits_q.shape[1] // z.shape[1], dim=1)
+    logits = logits_q - log_z
+    largest = logits.detach().amax(-1, keepdim=True)
+    return (logits - largest.masked_fill(largest == -torch.inf, 0)).exp(), psi
+
+
+def mean_eps(phi: Tensor, length: int, call: Call) -> tuple[Tensor, float]:
+    """Query features and the eps with which 1e-6 is added to the *mean* over the ``length`` keys, not to their sum.
+
+    The algebra takes one eps for all rows, here 1e-6 times ``length``. A query that sees N real keys of them wants
+    1e-6 N: scaled by ``length / N`` it has that, since a scale of the query cancels everywhere else.
+    """
+    eps = MEAN_EPS * max(length, 1)
+    if call.key_mask is None and call.cu_seqlens is None:
+        return phi, eps
+    if call.cu_seqlens is not None:
+        checks.check_size("q", "length", phi.shape[2], length, "k")
+    return phi * (length / count_tokens(length, call, phi)), eps
+
+
+def query_mask(q: Tensor, k: Tensor, call: Call) -> Tensor | None:
+    """Which queries are real: in self-attention those whose keys are; queries of their own all are."""
+    if call.cu_seqlens is not None:
+        checks.check_size("q", "length", q.shape[2], k.shape[2], "k")
+    return call.key_mask if q.shape[2] == k.shape[2] else None

@@ -1,0 +1,74 @@
+"""FLatten: features are pulled towards the nearest axes, their lengths kept."""
+
+import math
+from typing import Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput
+from linattn.mechanisms.common.over_tokens import mean_eps
+from linattn.mechanisms.registry import register_mechanism
+from linattn.ops.packing import compute_dtype
+
+EPS = 1e-6
+
+
+@register_mechanism("focused", paper="arXiv:2308.00442", year=2023)
+class Focused(LinearBase):
+    """Linear attention with ReLU features focused by a power that keeps their length.
+
+    ``o_t = sum_s phi(q_t).phi(k_s) v_s / (sum_s phi(q_t).phi(k_s) + 1e-6 n)``,
+    ``phi(x) = |y| y^power / |y^power|``, ``y = (relu(x) + 1e-6) / softplus(scale)``
+
+    The norms run over the channels of all heads together: those of q over the H heads of q, those of k over its H_kv
+    heads. n is the number of keys; causal, 1. q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, output
+    ``(B, H, T, D)``. The learned scale ``(H_kv, D)``, shared by q and k and by the query heads of a kv head, starts
+    at 0. The paper's position embedding of k and convolution of v belong to the layer.
+
+    Paper: Han et al., FLatten Transformer. State per kv head: ``D (D + 1)`` numbers.
+
+    Args:
+        power: how strongly features are focused; 1 does nothing.
+
+    Example:
+        >>> import torch
+        >>> from linattn import create_mechanism
+        >>> mechanism = create_mechanism("focused", num_heads=2, head_dim=8)
+        >>> q, k, v = torch.randn(3, 1, 2, 5, 8).unbind()
+        >>> mechanism(q, k, v).shape, mechanism.num_parameters
+        (torch.Size([1, 2, 5, 8]), 16)
+    """
+
+    def __init__(self, num_heads: int, head_dim: int, *, power: float = 3.0, **common: Unpack[CommonOptions]) -> None:
+        super().__init__(num_heads, head_dim, **common)
+        if isinstance(power, bool) or not isinstance(power, int | float) or not 0 < power < math.inf:
+            raise ValueError(f"power must be a number > 0, got {power!r}")
+        self.power = float(power)
+        self.scale = nn.Parameter(torch.empty(self.num_kv_heads, head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.scale)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
+        phi, psi = self.features(q), self.features(k)
+        phi, eps = (phi, EPS) if self.causal else mean_eps(phi, k.shape[2], call)
+        return self.linear(call, {"q": phi.to(q.dtype), "k": psi.to(k.dtype), "v": v, "eps": eps})
+
+    def features(self, x: Tensor) -> Tensor:
+        """``phi(x)``: ``(B, H or H_kv, T, D)`` to the same, in fp32 or fp64."""
+        dtype = compute_dtype(x)
+        scale = F.softplus(self.scale.to(dtype)).repeat_interleave(x.shape[1] // self.num_kv_heads, dim=0)
+        y = (F.relu(x.to(dtype)) + EPS) / scale.unsqueeze(1)
+        length = torch.linalg.vector_norm(y, dim=(1, 3), keepdim=True)  # never 0, since y is not
+        focused = (y / length).pow(self.power)  # of the direction: the power of a long vector would overflow
+        return focused * (length / torch.linalg.vector_norm(focused, dim=(1, 3), keepdim=True))
+
+    @property
+    def num_features(self) -> int:
+        return self.head_dim
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, power={self.power:g}"

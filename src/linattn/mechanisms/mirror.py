@@ -1,0 +1,198 @@
+"""MirrorLA: queries and keys are reflected into the positive region before the ReLU."""
+
+import copy
+import math
+from typing import Literal, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput
+from linattn.mechanisms.common.over_tokens import mean_eps
+from linattn.mechanisms.common.reflections import (
+    reflect_across_heads,
+    reflect_pairs,
+    variance_over_tokens,
+    variance_within_token,
+)
+from linattn.mechanisms.registry import register_mechanism
+from linattn.ops import checks
+from linattn.ops.feature_maps import Relu
+from linattn.ops.packing import compute_dtype
+from linattn.ops.prepare import hide
+
+MODULATIONS = ("sequence", "token", "none")
+EPS = 1e-6
+
+
+@register_mechanism("mirror", paper="arXiv:2602.04346", year=2026)
+class Mirror(LinearBase):
+    """Linear attention with learned reflections before the ReLU, so that it cuts less away.
+
+    ``o_t = sum_s phi(q_t).phi(k_s) v_s / (sum_s phi(q_t).phi(k_s) + 1e-6 n)``, ``phi(x) = relu(H_block H_cross x)``
+
+    ``H_cross = I - 2 w w^T / |w|^2`` over the channels of all heads; ``H_block = I - 2 u u^T`` in every pair of
+    channels of a head, ``u = (cos Theta, sin Theta)``,
+    ``Theta = theta + pi/2 tanh(amplitude) tanh(gain log(var + 1e-6) + bias)``, var that of the pair.
+
+    var is that of q and k together, and one Theta serves both: before the ReLU ``(H q).(H k) = q.k``, over all heads,
+    or head by head without H_cross. n is the number of keys; causal, 1. q ``(B, H, T, D)``, k and v
+    ``(B, H_kv, T, D)``, D even, output ``(B, H, T, D)``. Angles are per kv head, shared by its query heads. theta
+    starts uniform in (-pi, pi), w normal, amplitude and bias at 0, gain at 1, which learns once the amplitude moved.
+
+    Paper: MirrorLA. It leaves the modulation and the starting values open; those here are this library's choice.
+    State per kv head: ``D (D + 1)`` numbers.
+
+    Args:
+        modulation: what var is taken over: ``"sequence"``, its tokens (of queries too where q and k have one length;
+            not causal); ``"token"``, the two channels of one token, so that ``(H q).(H k) = q.k`` holds within a token
+            only; ``"none"``, no modulation. None: ``"sequence"``, causal ``"token"``.
+        reflections: 1, or 2 one after the other of each kind: a rotation, which starts as the identity, for models
+            that were trained with plain ReLU features. The modulation acts on the second.
+        cross_head: reflect across heads; needs as many kv heads as heads.
+
+    Example:
+        >>> import torch
+        >>> from linattn import create_mechanism
+        >>> mechanism = create_mechanism("mirror", num_heads=2, head_dim=8)
+        >>> q, k, v = torch.randn(3, 1, 2, 5, 8).unbind()
+        >>> mechanism(q, k, v).shape, mechanism.modulation
+        (torch.Size([1, 2, 5, 8]), 'sequence')
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        *,
+        modulation: Literal["sequence", "token", "none"] | None = None,
+        reflections: Literal[1, 2] = 1,
+        cross_head: bool = True,
+        **common: Unpack[CommonOptions],
+    ) -> None:
+        super().__init__(num_heads, head_dim, **common)
+        checks.check_choice("modulation", modulation, (*MODULATIONS, None))
+        checks.check_choice("reflections", reflections, (1, 2))
+        if not isinstance(cross_head, bool):
+            raise TypeError(f"cross_head must be True or False, got {cross_head!r}")
+        if head_dim % 2:
+            raise ValueError(f"head_dim must be even, since pairs of channels are reflected, got {head_dim}")
+        if self.causal and modulation == "sequence":
+            raise ValueError("modulation='sequence' sees the whole sequence: with causal=True use 'token' or 'none'")
+        if cross_head and self.num_kv_heads != num_heads:
+            raise ValueError(
+                f"cross_head=True reflects q and k across all heads and needs equal numbers of them, got {num_heads} "
+                f"heads and {self.num_kv_heads} kv heads: pass cross_head=False"
+            )
+        self.modulation = modulation or ("token" if self.causal else "sequence")
+        pairs = (self.num_kv_heads, head_dim // 2)
+        self.angles = nn.Parameter(torch.empty(reflections, *pairs))
+        self.normals = nn.Parameter(torch.empty(reflections, num_heads, 1, head_dim)) if cross_head else None
+        modulated = self.modulation != "none"
+        self.amplitude = nn.Parameter(torch.empty(pairs)) if modulated else None
+        self.gain = nn.Parameter(torch.empty(pairs)) if modulated else None
+        self.bias = nn.Parameter(torch.empty(pairs)) if modulated else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.angles.copy_(self.angles[0].uniform_(-math.pi, math.pi).clone())
+            if self.normals is not None:
+                self.normals.copy_(self.normals[0].normal_(0, (self.num_heads * self.head_dim) ** -0.5).clone())
+        for parameter, start in ((self.amplitude, 0.0), (self.gain, 1.0), (self.bias, 0.0)):
+            if parameter is not None:
+                nn.init.constant_(parameter, start)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
+        phi, psi = self._reflect(q, k, call)
+        phi, eps = (phi, EPS) if self.causal else mean_eps(phi, k.shape[2], call)
+        arguments = {"q": phi.to(q.dtype), "k": psi.to(k.dtype), "v": v, "feature_map": Relu(), "eps": eps}
+        return self.linear(call, arguments)
+
+    def reflect(
+        self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """``H q`` and ``H k`` as they are before the ReLU, in fp32 or fp64."""
+        for name, x, heads in (("q", q, self.num_heads), ("k", k, self.num_kv_heads)):
+            checks.check_tensor(name, x, "(B, H, T, D)", 4)
+            checks.check_shape(name, x, (k.shape[0], heads, x.shape[2], self.head_dim))
+        if key_mask is not None:
+            checks.check_key_mask(key_mask, k.shape[0], k.shape[2], k)
+            k = hide(k, key_mask)
+        if cu_seqlens is not None:
+            checks.check_cu_seqlens(cu_seqlens, k.shape[0], k.shape[2], k, checks.check_values(k, None))
+        return self._reflect(q, k, Call(self.impl, key_mask, cu_seqlens))
+
+    def energy_loss(
+        self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None
+    ) -> Tensor:
+        """Share of the energy of q and k that the ReLU cuts off, in [0, 1]: an auxiliary loss for whoever wants one.
+
+        ``sum relu(-y)^2 / sum y^2``, y the reflected queries and keys of real tokens. Where all of a pair is cut off
+        the loss is flat, and only the attention itself can turn that pair back.
+        """
+        reflected = self.reflect(q, k, key_mask=key_mask, cu_seqlens=cu_seqlens)
+        q, k = hide(reflected[0], key_mask if q.shape[2] == k.shape[2] else None), reflected[1]
+        lost = F.relu(-q).square().sum() + F.relu(-k).square().sum()
+        return lost / (q.square().sum() + k.square().sum() + torch.finfo(q.dtype).tiny)
+
+    def reflection_matrix(self, *, keys: bool = False) -> Tensor:
+        """H of the queries ``(H D, H D)`` or of the keys ``(H_kv D, H_kv D)``: features ``relu(H x)``, heads joined.
+
+        A layer may fold it into a projection: ``weight <- H @ weight``, ``bias <- H @ bias``.
+        """
+        if self.modulation != "none":
+            raise ValueError(
+                f"modulation={self.modulation!r} makes the reflection depend on the input, so no matrix stands for it; "
+                "use modulation='none'"
+            )
+        heads = self.num_kv_heads if keys else self.num_heads
+        rows = torch.eye(heads * self.head_dim, dtype=self.angles.dtype, device=self.angles.device)
+        tokens = rows.unflatten(1, (heads, self.head_dim)).transpose(0, 1).unsqueeze(0)  # a token per unit vector
+        reflected, _ = self._reflect(tokens, tokens, Call(self.impl))
+        return reflected[0].transpose(0, 1).flatten(1).mT.to(rows)
+
+    def without_reflection(self) -> "Mirror":
+        """The same for queries and keys that a projection has reflected already: only the ReLU is left."""
+        self.reflection_matrix()  # raises where no projection can stand for the reflection
+        bare = copy.deepcopy(self)
+        bare.angles, bare.normals = nn.Parameter(self.angles.detach()[:0].clone()), None
+        return bare
+
+    def _reflect(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+        dtype = compute_dtype(q, k)
+        q, k = self._across_heads(q.to(dtype)), self._across_heads(k.to(dtype))
+        angles: list[Tensor] = list(self.angles.to(dtype).unsqueeze(2).unbind())
+        if angles:
+            angles[-1] = angles[-1] + self._shift(q, k, call)
+        for angle in angles:
+            q, k = reflect_pairs(q, angle), reflect_pairs(k, angle)
+        return q, k
+
+    def _across_heads(self, x: Tensor) -> Tensor:
+        for w in () if self.normals is None else self.normals.to(x.dtype).unbind():
+            x = reflect_across_heads(x, w)
+        return x
+
+    def _shift(self, q: Tensor, k: Tensor, call: Call) -> Tensor | float:
+        """What the variance adds to the angles, ``(B, H_kv, 1 or T, D/2)``."""
+        if self.amplitude is None or self.gain is None or self.bias is None:
+            return 0.0
+        amplitude, gain, bias = (p.to(k.dtype).unsqueeze(1) for p in (self.amplitude, self.gain, self.bias))
+        variance = (variance_over_tokens if self.modulation == "sequence" else variance_within_token)(q, k, call)
+        return math.pi / 2 * amplitude.tanh() * (gain * (variance + EPS).log() + bias).tanh()
+
+    @property
+    def num_features(self) -> int:
+        return self.head_dim
+
+    def flops(self, length: int) -> int:
+        """With the reflections: 2 x 2 matrices in pairs, a product with w and one multiple of it across heads."""
+        kinds = 1 if self.normals is None else 2
+        reflections = 4 * self.head_dim * kinds * self.angles.shape[0]
+        return super().flops(length) + length * (self.num_heads + self.num_kv_heads) * reflections
+
+    def extra_repr(self) -> str:
+        options = f"modulation={self.modulation!r}, reflections={self.angles.shape[0]}"
+        return f"{super().extra_repr()}, {options}, cross_head={self.normals is not None}"

@@ -1,0 +1,68 @@
+"""PolaFormer: same-signed and opposite-signed pairs in separate flows."""
+
+from typing import Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.mechanisms.base import CommonOptions
+from linattn.mechanisms.common.polarity import Flows, TwoFlows, split_signs, swap_halves
+from linattn.mechanisms.common.wide import wide
+from linattn.mechanisms.registry import register_mechanism
+
+
+@register_mechanism("pola", paper="arXiv:2501.15061", year=2025)
+class Pola(TwoFlows):
+    """Linear attention with separate flows for pairs of equal and of opposite sign, sharpened by a learned power.
+
+    ``q.k = (q+.k+ + q-.k-) - (q+.k- + q-.k+)``: the first bracket weighs the first half of v's channels, the second
+    one the second half, and nothing is subtracted. With ``phi(x) = [relu(x/c)^p, relu(-x/c)^p]``, 2D features:
+
+    ``same_t = sum_s phi(q_t).phi(k_s) v_s[:D/2] / n_t``, ``opposite_t = sum_s phi(q_t).swap(phi(k_s)) v_s[D/2:] / n_t``
+
+    swap exchanges the two halves, n_t is each flow's own row sum plus eps: 1e-6 times the real keys, or 1e-6 when
+    causal. ``p = 1 + alpha sigmoid(w)`` and ``c = softplus(s)`` are learned per kv head and channel, w and s start
+    at 0. q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, output ``(B, H, T, D)``, the two flows side by side. The
+    paper's position term, convolution and gate belong to the layer.
+
+    Paper: Meng et al., PolaFormer. State per kv head: ``2 D (D + 2)`` numbers, for an even D.
+
+    Args:
+        alpha: the power lies between 1 and 1 + alpha.
+
+    Example:
+        >>> import torch
+        >>> from linattn import create_mechanism
+        >>> mechanism = create_mechanism("pola", num_heads=2, head_dim=8)
+        >>> q, k, v = torch.randn(3, 1, 2, 5, 8).unbind()
+        >>> mechanism(q, k, v).shape, mechanism.num_parameters
+        (torch.Size([1, 2, 5, 8]), 32)
+    """
+
+    def __init__(self, num_heads: int, head_dim: int, *, alpha: float = 4, **common: Unpack[CommonOptions]) -> None:
+        super().__init__(num_heads, head_dim, **common)
+        if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha < float("inf"):
+            raise ValueError(f"alpha must be a number > 0, got {alpha!r}")
+        self.alpha = float(alpha)
+        self.power = nn.Parameter(torch.empty(self.num_kv_heads, head_dim))
+        self.scale = nn.Parameter(torch.empty(self.num_kv_heads, head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Powers start at ``1 + alpha/2``, scales at ``log 2``."""
+        nn.init.zeros_(self.power)
+        nn.init.zeros_(self.scale)
+
+    def features(self, x: Tensor) -> Tensor:
+        """phi: ``(B, H or H_kv, T, D) -> (.., 2D)`` in fp32 or fp64."""
+        power = (1 + self.alpha * wide(self.power).sigmoid()).repeat(1, 2)
+        heads = wide(x).unflatten(1, (self.num_kv_heads, -1)) / F.softplus(wide(self.scale))[:, None, None]
+        return split_signs(heads).pow(power[:, None, None]).flatten(1, 2)
+
+    def flows(self, q: Tensor, k: Tensor) -> Flows:
+        phi, psi = self.features(q), self.features(k)
+        return Flows(phi, phi, psi, swap_halves(psi))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, alpha={self.alpha:g}"

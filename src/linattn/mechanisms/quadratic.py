@@ -1,0 +1,112 @@
+"""QT-ViT: the exponential's second-order Taylor series, exact or with squares alone."""
+
+from typing import ClassVar, Literal, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from linattn.mechanisms.base import Call, CommonOptions, MechanismOutput
+from linattn.mechanisms.common.wide import WideLinear, wide
+from linattn.mechanisms.registry import register_mechanism
+from linattn.ops.checks import check_choice
+from linattn.ops.feature_maps import TaylorExp
+
+FORMS = ("compact", "exact", "normalized")
+EPS = 1e-15  # of the official code; the row sums are far from 0 as they are
+
+
+@register_mechanism("quadratic", paper="QT-ViT, NeurIPS", year=2024)
+class Quadratic(WideLinear):
+    """Linear attention with the exponential's second-order Taylor series, reduced to squares.
+
+    ``o_t = sum_s w_ts v_s / sum_s w_ts``, with the weights
+
+    - ``"exact"``: ``w = 1 + z + z^2/2 = ((1 + z)^2 + 1)/2 >= 1/2``, ``z = q_t.k_s / sqrt(D)``; (D+1)(D+2)/2 features;
+    - ``"compact"``: ``w = (alpha^2 sum_i q_i^2 k_i^2 [+ beta^2 2 z] + gamma^2 + 1)/2``; D + 1 [or 2D + 1] features;
+    - ``"normalized"``: ``w = q^2/|q^2| . k^2/|k^2| + c^2``, squares taken per channel, as in the official code; D + 1.
+
+    alpha, beta, gamma and c are learned numbers and start at 1. q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``,
+    output ``(B, H, T, D)``. The paper's multi-scale projections and its normed branch of v belong to the layer.
+
+    Paper: Xu et al., QT-ViT: Improving Linear Attention in ViT with Quadratic Taylor Expansion. State per kv head:
+    features times ``D + 1`` numbers.
+
+    Args:
+        form: ``"compact"``, ``"exact"`` or ``"normalized"``.
+        linear_term: keep the bracketed term of the compact form, the only one that sees the sign of q.k. The paper
+            defines it and leaves it out of all experiments.
+
+    Example:
+        >>> import torch
+        >>> from linattn import create_mechanism
+        >>> mechanism = create_mechanism("quadratic", num_heads=2, head_dim=8, form="compact")
+        >>> q, k, v = torch.randn(3, 1, 2, 5, 8).unbind()
+        >>> mechanism(q, k, v).shape, mechanism.num_features
+        (torch.Size([1, 2, 5, 8]), 9)
+    """
+
+    rotates: ClassVar[Literal["inputs"]] = "inputs"  # a constant is among the features
+    # Those of the other forms are None.
+    alpha: Tensor
+    beta: Tensor
+    gamma: Tensor
+    c: Tensor
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        *,
+        form: Literal["compact", "exact", "normalized"] = "compact",
+        linear_term: bool = False,
+        **common: Unpack[CommonOptions],
+    ) -> None:
+        super().__init__(num_heads, head_dim, **common)
+        check_choice("form", form, FORMS)
+        if not isinstance(linear_term, bool):
+            raise TypeError(f"linear_term must be True or False, got {linear_term!r}")
+        if linear_term and form != "compact":
+            raise ValueError(f'linear_term is an option of form="compact", got form={form!r}')
+        self.form, self.linear_term = form, linear_term
+        names = {"exact": (), "normalized": ("c",), "compact": ("alpha", "beta", "gamma")}[form]
+        for name in ("alpha", "beta", "gamma", "c"):
+            used = name in names and (name != "beta" or linear_term)
+            self.register_parameter(name, nn.Parameter(torch.empty(1)) if used else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """At 1 the compact form has the weights of the series, its mixed products left out."""
+        for parameter in self.parameters():
+            nn.init.ones_(parameter)
+
+    def features(self, x: Tensor) -> Tensor:
+        """``(B, H, T, D) -> (B, H, T, num_features)`` in fp32 or fp64; their inner product is w."""
+        x = wide(x)
+        if self.form == "exact":
+            return TaylorExp()(x)
+        constant = torch.ones_like(x[..., :1])
+        if self.form == "normalized":
+            # x^2/|x^2| does not depend on |x|; dividing by it first keeps the squares in range.
+            squares = _unit(_unit(x).square())
+            return torch.cat([squares, constant * wide(self.c)], dim=-1)
+        parts = [x.square() * wide(self.alpha)]
+        if self.linear_term:
+            parts.append(x * ((4 / self.head_dim) ** 0.25 * wide(self.beta)))
+        parts.append(constant * (wide(self.gamma).square() + 1).sqrt())  # gamma and the series' own 1, as one
+        return torch.cat(parts, dim=-1) * 0.5**0.5
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
+        return self.linear(call, {"q": self.features(q), "k": self.features(k), "v": v, "eps": EPS})
+
+    @property
+    def num_features(self) -> int:
+        if self.form == "exact":
+            return TaylorExp().num_features(self.head_dim)
+        return self.head_dim * (2 if self.linear_term else 1) + 1
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, form={self.form!r}, linear_term={self.linear_term}"
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x / (torch.linalg.vector_norm(x, dim=-1, keepdim=True) + EPS)

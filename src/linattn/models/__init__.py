@@ -1,0 +1,1 @@
+"""Hosts that take any mechanism by name."""

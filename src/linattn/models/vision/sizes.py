@@ -1,0 +1,52 @@
+"""Vision transformers by size, mechanism and preset."""
+
+from typing import Any
+
+from linattn.layers.presets import preset as find_preset
+from linattn.models.vision.patch import PatchEmbed, pair
+from linattn.models.vision.vit import VisionTransformer
+from linattn.ops.checks import check_choice
+
+_DEIT = {"img_size": 224, "patch_size": 16, "in_chans": 3, "num_classes": 1000, "depth": 12}
+_SMALL_IMAGES = {"img_size": 32, "patch_size": 4, "in_chans": 3, "num_classes": 10}
+
+# DeiT's three, two for images of 32 pixels, and one for the 8 x 8 grey digits of scikit-learn.
+SIZES: dict[str, dict[str, Any]] = {
+    "base": _DEIT | {"embed_dim": 768, "num_heads": 12},
+    "small": _DEIT | {"embed_dim": 384, "num_heads": 6},
+    "tiny": _DEIT | {"embed_dim": 192, "num_heads": 3},
+    "nano": _SMALL_IMAGES | {"embed_dim": 96, "num_heads": 3, "depth": 6},
+    "pico": _SMALL_IMAGES | {"embed_dim": 64, "num_heads": 2, "depth": 4},
+    "digits": {"img_size": 8, "patch_size": 1, "in_chans": 1, "num_classes": 10, "embed_dim": 48, "num_heads": 3,
+               "depth": 3},
+}  # fmt: skip
+
+
+def create_vit(
+    size: str = "tiny", mechanism: str | None = None, *, preset: str | None = None, **options: Any
+) -> VisionTransformer:
+    """A :class:`VisionTransformer` of a known size.
+
+    Args:
+        size: a key of ``SIZES``.
+        mechanism: a name of ``linattn.list_mechanisms()`` (None: the preset's, or ``"softmax"``).
+        preset: the parts of a paper's block (``linattn.layers.list_presets()``), around any mechanism.
+        options: of ``VisionTransformer``, before those of size and preset; ``attention`` options are joined.
+
+    Example:
+        >>> import torch
+        >>> from linattn.models.vision import create_vit
+        >>> model = create_vit("digits", "relu", patch_size=2)
+        >>> model(torch.randn(4, 1, 8, 8)).shape
+        torch.Size([4, 10])
+    """
+    check_choice("size", size, tuple(SIZES))
+    options = SIZES[size] | options
+    if preset is not None:
+        parts = find_preset(preset)
+        mechanism = mechanism or parts.mechanism
+        patches = PatchEmbed(pair("patch_size", options["patch_size"]), 1, 1)
+        grid = patches.grid(pair("img_size", options["img_size"]))
+        attention = parts.attention_options(grid) | dict(options.get("attention") or {})
+        options = parts.block | {"global_pool": parts.global_pool} | options | {"attention": attention}
+    return VisionTransformer(mechanism or "softmax", **options)

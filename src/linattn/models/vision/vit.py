@@ -1,0 +1,167 @@
+"""A plain vision transformer, with any mechanism for its attention."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from linattn.layers.norms import EPS
+from linattn.models.vision.block import Block
+from linattn.models.vision.patch import PatchEmbed, pair
+from linattn.models.vision.position import POSITIONS, resize_positions, sincos_positions
+from linattn.ops.checks import check_choice
+
+POOLS = ("token", "avg")
+
+
+class VisionTransformer(nn.Module):
+    """Images ``(B, in_chans, H, W)`` of any size to logits ``(B, num_classes)``.
+
+    Patches, a class token (``global_pool="token"``), positions, pre-norm blocks, a linear head. Names of arguments,
+    methods and parameters are those of timm's ViT, so that weights fit where the parts do. Paper: Dosovitskiy et al.,
+    An Image is Worth 16x16 Words; sizes and training recipes are those of DeiT.
+
+    Args:
+        mechanism: a name of ``linattn.list_mechanisms()``.
+        img_size: the size that learned positions and key positions are laid out for; others are interpolated.
+        patch_size: an integer or ``(height, width)``.
+        in_chans, num_classes: 0 classes leave the head out.
+        embed_dim, depth, num_heads, mlp_ratio: shape of the network.
+        global_pool: ``"token"``, a class token is read; ``"avg"``, the mean of all patches, without a class token.
+        pos_embed: ``"learned"``, ``"sincos"`` or None.
+        init_values: start of LayerScale (None: no LayerScale).
+        drop_rate, drop_path_rate: dropout before the head; skipped branches, growing linearly with depth.
+        cpe, mlp_conv: as in ``Block``.
+        attention: further options of ``linattn.layers.Attention``.
+
+    Example:
+        >>> import torch
+        >>> from linattn.models.vision import VisionTransformer
+        >>> model = VisionTransformer("relu", img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2)
+        >>> model(torch.randn(1, 3, 24, 40)).shape
+        torch.Size([1, 1000])
+    """
+
+    def __init__(
+        self,
+        mechanism: str = "softmax",
+        *,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int | tuple[int, int] = 16,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        embed_dim: int = 192,
+        depth: int = 12,
+        num_heads: int = 3,
+        mlp_ratio: float = 4.0,
+        global_pool: Literal["token", "avg"] = "token",
+        pos_embed: Literal["learned", "sincos"] | None = "learned",
+        init_values: float | None = None,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        cpe: Literal[0, 1, 2] = 0,
+        mlp_conv: bool = False,
+        attention: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        check_choice("global_pool", global_pool, POOLS)
+        check_choice("pos_embed", pos_embed, (*POSITIONS, None))
+        if pos_embed == "sincos" and embed_dim % 4:
+            raise ValueError(f"pos_embed='sincos' needs embed_dim to be a multiple of 4, got {embed_dim}")
+        self.num_classes, self.global_pool, self.position = num_classes, global_pool, pos_embed
+        self.num_features = self.embed_dim = embed_dim
+        self.grad_checkpointing = False
+        self.patch_embed = PatchEmbed(pair("patch_size", patch_size), in_chans, embed_dim)
+        self.grid = self.patch_embed.grid(pair("img_size", img_size))
+        self.num_prefix_tokens = prefix = int(global_pool == "token")
+        self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim)) if prefix else None
+        tokens = prefix + self.grid[0] * self.grid[1]
+        self.pos_embed = nn.Parameter(torch.empty(1, tokens, embed_dim)) if pos_embed == "learned" else None
+        self.blocks = nn.ModuleList(
+            Block(
+                embed_dim,
+                num_heads,
+                mechanism,
+                attention=attention,
+                mlp_ratio=mlp_ratio,
+                init_values=init_values,
+                drop_path=drop_path_rate * i / max(depth - 1, 1),
+                cpe=cpe,
+                mlp_conv=mlp_conv,
+                num_prefix_tokens=prefix,
+            )
+            for i in range(depth)
+        )
+        # timm's order: a mean of patches is normed after it was taken, a class token before it is read.
+        self.norm = nn.LayerNorm(embed_dim, eps=EPS) if prefix else nn.Identity()
+        self.fc_norm = nn.Identity() if prefix else nn.LayerNorm(embed_dim, eps=EPS)
+        self.head_drop = nn.Dropout(drop_rate)
+        self.head: nn.Module = nn.Linear(embed_dim, num_classes) if num_classes else nn.Identity()
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Linear maps and positions start small, as in DeiT; a mechanism's own parameters stay as its paper says."""
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear) and ".mechanism." not in name:
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        if self.pos_embed is not None:
+            nn.init.trunc_normal_(self.pos_embed, std=0.02)
+        if self.cls_token is not None:
+            nn.init.normal_(self.cls_token, std=1e-6)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Tokens after the last block ``(B, T, C)``, the class token first."""
+        x, spatial_shape = self.patch_embed(x)
+        x = self._add_positions(x, spatial_shape)
+        for block in self.blocks:
+            if self.grad_checkpointing and torch.is_grad_enabled():
+                x = checkpoint(block, x, spatial_shape, use_reentrant=False)
+            else:
+                x = block(x, spatial_shape)
+        return self.norm(x)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Logits, or with ``pre_logits`` what the classifier sees ``(B, C)``."""
+        x = x[:, 0] if self.global_pool == "token" else x.mean(1)
+        x = self.head_drop(self.fc_norm(x))
+        return x if pre_logits else self.head(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new head. The pooling stays: another one would need other tokens."""
+        if global_pool is not None and global_pool != self.global_pool:
+            raise ValueError(f"global_pool must stay {self.global_pool!r} or be None, got {global_pool!r}")
+        self.num_classes = num_classes
+        self.head = nn.Identity()
+        if num_classes:
+            head = nn.Linear(self.embed_dim, num_classes).to(self.patch_embed.proj.weight)
+            nn.init.trunc_normal_(head.weight, std=0.02)
+            nn.init.zeros_(head.bias)
+            self.head = head
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Keep a block's input alone for backward, and compute the rest again."""
+        self.grad_checkpointing = enable
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that are no weights: positions and the class token."""
+        own = {"pos_embed", "cls_token"}
+        return {name for name, _ in self.named_parameters() if name in own or ".key_position." in name}
+
+    def _add_positions(self, x: Tensor, spatial_shape: tuple[int, int]) -> Tensor:
+        if self.position == "sincos":
+            x = x + sincos_positions(spatial_shape, self.embed_dim, x)
+        if self.cls_token is not None:
+            x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
+        if self.pos_embed is not None:
+            x = x + resize_positions(self.pos_embed, self.grid, spatial_shape, self.num_prefix_tokens)
+        return x

@@ -1,0 +1,213 @@
+"""The layer against its formula, over the registry, and in every way it is called."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from linattn import create_mechanism, list_mechanisms, mechanism_info
+from linattn.layers import Attention
+
+DIM, HEADS, PLANE = 16, 2, (3, 4)
+TOLERANCE = {"rtol": 1e-10, "atol": 1e-12}  # fp64 sums of a few dozen terms, in two orders
+EVERY_PART = {"qk_norm": "rms", "key_position": PLANE, "local": "channel", "norm": "layer", "gate": "silu"}
+
+
+def build(mechanism="elu", **options):
+    torch.manual_seed(0)
+    layer = Attention(DIM, HEADS, mechanism, **options).double()
+    with torch.no_grad():  # what starts at 0 or 1 would hide what it does
+        for p in layer.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    return layer
+
+
+def draw(length=12, batch=2, seed=1):
+    return torch.randn(batch, length, DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def heads(x, linear, rows):
+    out = F.linear(x, linear.weight[rows], linear.bias[rows])
+    return out.unflatten(-1, (-1, DIM // HEADS)).transpose(1, 2)
+
+
+def softmax(q, k, v):
+    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+
+def test_plain_layer_is_projections_around_the_mechanism():
+    layer, x = build("softmax"), draw()
+    q, k, v = (heads(x, layer.qkv, slice(i * DIM, (i + 1) * DIM)) for i in range(3))
+    expected = layer.proj(softmax(q, k, v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(layer(x), expected, **TOLERANCE)
+
+
+def test_grouped_heads():
+    layer, x = build("softmax", num_kv_heads=1, local="shared"), draw()
+    D = DIM // HEADS
+    q, k, v = (heads(x, layer.qkv, s) for s in (slice(0, DIM), slice(DIM, DIM + D), slice(DIM + D, None)))
+    local = layer.local(v, spatial_shape=PLANE)
+    expected = layer.proj((softmax(q, k, v) + local).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(layer(x, spatial_shape=PLANE), expected, **TOLERANCE)
+
+
+def test_order_of_norm_local_branch_and_gate():
+    """``W_o (LN(o + local(v)) * silu(g(x)))``, as NaLaFormer's code has it."""
+    layer, x = build("softmax", local="channel", norm="layer", gate="silu"), draw()
+    q, k, v = (heads(x, layer.qkv, slice(i * DIM, (i + 1) * DIM)) for i in range(3))
+    plane = v.transpose(2, 3).reshape(2, DIM, *PLANE)
+    conv = layer.local.conv
+    lepe = F.conv2d(plane, conv.weight, conv.bias, padding=2, groups=DIM).flatten(2).transpose(1, 2)
+    o = softmax(q, k, v).transpose(1, 2).flatten(2) + lepe
+    normed = F.layer_norm(o, (DIM,), layer.norm.norm.weight, layer.norm.norm.bias, 1e-6)
+    g = F.linear(x, layer.gate.proj.weight, layer.gate.proj.bias)
+    expected = layer.proj(normed * g * torch.sigmoid(g))
+    torch.testing.assert_close(layer(x, spatial_shape=PLANE), expected, **TOLERANCE)
+
+
+def test_qk_norm_and_key_position():
+    layer, x = build("softmax", qk_norm="layer", key_position=PLANE, num_prefix_tokens=1), draw(13)
+    q, k, v = (heads(x, layer.qkv, slice(i * DIM, (i + 1) * DIM)) for i in range(3))
+    q, k = layer.q_norm(q), layer.k_norm(k)
+    embedding = layer.key_position.weight.reshape(1, HEADS, DIM // HEADS, 12).mT
+    k = torch.cat([k[:, :, :1], k[:, :, 1:] + embedding], dim=2)
+    expected = layer.proj(softmax(q, k, v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(layer(x, spatial_shape=PLANE), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("prefix", [0, 1])
+@pytest.mark.parametrize("name", list_mechanisms(bidirectional=True))
+def test_every_parameter_of_every_mechanism_learns(name, prefix):
+    layer, x = build(name, num_prefix_tokens=prefix, **EVERY_PART), draw(12 + prefix).requires_grad_()
+    out = layer(x, spatial_shape=PLANE)
+    assert out.shape == x.shape
+    torch.manual_seed(3)
+    (out * torch.randn_like(out)).sum().backward()
+    for parameter, p in {"x": x, **dict(layer.named_parameters())}.items():
+        assert p.grad is not None, parameter
+        assert p.grad.isfinite().all(), parameter
+        assert p.grad.count_nonzero(), parameter
+
+
+@pytest.mark.parametrize("name", list_mechanisms(bidirectional=True))
+def test_padding_changes_nothing(name):
+    """The last row of the plane is padding, of NaN: the other rows are what they are without it.
+
+    With a class token: a mechanism that pools over the plane would have other bins on a larger one.
+    """
+    layer, x = build(name, num_prefix_tokens=1, **EVERY_PART | {"key_position": None}), draw(17)
+    mask = torch.arange(17) < 13
+    padded = x.masked_fill(~mask[:, None], torch.nan)
+    out = layer(padded, key_mask=mask.expand(2, -1), spatial_shape=(4, 4))[:, :13]
+    torch.testing.assert_close(out, layer(x[:, :13], spatial_shape=PLANE), **TOLERANCE)
+    out.sum().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+@pytest.mark.parametrize("name", list_mechanisms(causal=True))
+def test_packed_sequences_stay_apart(name):
+    layer, x = build(name, causal=True, qk_norm="rms", norm="head_rms", gate="linear"), draw(9, batch=1)
+    packed = layer(x, cu_seqlens=torch.tensor([0, 4, 9]))
+    apart = torch.cat([layer(x[:, :4]), layer(x[:, 4:])], dim=1)
+    torch.testing.assert_close(packed, apart, **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", [n for n in list_mechanisms(causal=True) if mechanism_info(n).state != "none"])
+def test_state_is_handed_over(name):
+    layer, x = build(name, causal=True, num_kv_heads=None, norm="head_layer", gate="silu"), draw(9)
+    whole = layer(x)
+    first, state = layer.with_state(x[:, :5])
+    second, state = layer.with_state(x[:, 5:7], state=state)
+    steps = []
+    for t in (7, 8):
+        out, state = layer.step(x[:, t], state)
+        steps.append(out)
+    pieces = torch.cat([first, second, torch.stack(steps, dim=1)], dim=1)
+    torch.testing.assert_close(pieces, whole, **TOLERANCE)
+
+
+def test_padding_of_a_causal_state():
+    layer, x = build("elu", causal=True), draw(6)
+    mask = torch.tensor([[False] * 2 + [True] * 4, [True] * 6])
+    padded = layer.with_state(x, key_mask=mask)
+    alone = layer.with_state(x[:1, 2:])
+    torch.testing.assert_close(padded.output[:1, 2:], alone.output, **TOLERANCE)
+    torch.testing.assert_close(padded.state.kv[:1], alone.state.kv, **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["elu", "hedgehog", "softmax", "gated"])
+def test_compiles_as_one_graph(name):
+    rotary = None if name == "gated" else "features"
+    layer, x = build(name, local="shared", rotary=rotary, gate="silu", norm="rms"), draw()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    expected = layer(x, spatial_shape=PLANE)
+    torch.testing.assert_close(compiled(x, spatial_shape=PLANE), expected, **TOLERANCE)
+
+
+def test_autocast_and_half():
+    layer, x = build("hedgehog", rotary="features", **EVERY_PART).float(), draw().float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = layer(x, spatial_shape=PLANE)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), layer(x, spatial_shape=PLANE), rtol=0.1, atol=0.1)  # 8 bits, four layers
+    assert layer.bfloat16()(x.bfloat16(), spatial_shape=PLANE).dtype == torch.bfloat16
+
+
+def test_parameters_are_those_of_timm():
+    assert {n: tuple(p.shape) for n, p in build("softmax").named_parameters()} == {
+        "qkv.weight": (3 * DIM, DIM),
+        "qkv.bias": (3 * DIM,),
+        "proj.weight": (DIM, DIM),
+        "proj.bias": (DIM,),
+    }
+    assert "qkv.bias" not in dict(build("softmax", qkv_bias=False, proj_bias=False).named_parameters())
+
+
+def test_options_reach_the_mechanism():
+    layer = build("taylor", mechanism_options={"feature_dim": 4}, impl="reference")
+    expected = create_mechanism("taylor", num_heads=HEADS, head_dim=DIM // HEADS, feature_dim=4)
+    assert layer.mechanism.num_features == expected.num_features
+    assert layer.mechanism.impl == "reference"
+    assert layer.mechanism.input_dim == DIM
+
+
+WRONG = [
+    ({"num_heads": 3}, ValueError, "num_heads must divide dim, got dim = 16 and num_heads = 3"),
+    ({"mechanism": "nothing"}, ValueError, "mechanism must be one of"),
+    ({"local": "wide"}, ValueError, "local must be one of None, 'shared', 'channel', got 'wide'"),
+    ({"local_kernel": 4}, ValueError, "local_kernel must be odd"),
+    ({"gate": "relu"}, ValueError, "gate must be one of None, 'linear', 'silu'"),
+    ({"norm": "batch"}, ValueError, "norm must be one of None, 'layer', 'rms', 'head_layer', 'head_rms'"),
+    ({"qk_norm": True}, ValueError, "qk_norm must be one of None, 'layer', 'rms', got True"),
+    ({"rotary": "1d"}, ValueError, "rotary must be one of None, 'features', 'blocks'"),
+    ({"spatial_reduction": 0}, ValueError, "spatial_reduction must be an integer >= 1, got 0"),
+    ({"num_prefix_tokens": -1}, ValueError, "num_prefix_tokens must be an integer >= 0"),
+    ({"key_position": 14}, ValueError, r"key_position must be a grid \(height, width\)"),
+    ({"causal": True, "local": "shared"}, ValueError, "local='shared' looks at the whole image plane"),
+    ({"mechanism": "gated", "spatial_reduction": 2}, ValueError, "takes a gate for every key"),
+    ({"mechanism": "agent", "rotary": "features"}, ValueError, "mechanism 'agent' has none to turn"),
+    ({"num_heads": 8, "rotary": "features"}, ValueError, "head_dim must be a multiple of 4, got 2"),
+    ({"mechanism_options": {"causal": True}}, TypeError, "must not hold 'causal': the layer sets it"),
+    ({"mechanism_options": {"wings": 2}}, TypeError, "mechanism 'elu' has no option 'wings'"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), WRONG, ids=[str(next(iter(o))) for o, _, _ in WRONG])
+def test_bad_options(options, error, message):
+    with pytest.raises(error, match=message):
+        Attention(**{"dim": DIM, "num_heads": HEADS} | options)
+
+
+def test_bad_calls():
+    layer = build(local="shared", num_prefix_tokens=1)
+    with pytest.raises(ValueError, match=r"local='shared' needs spatial_shape=\(height, width\) of the tokens"):
+        layer(draw())
+    with pytest.raises(ValueError, match="3 x 4 and 1 prefix tokens make 13 tokens, got 12"):
+        layer(draw(), spatial_shape=PLANE)
+    with pytest.raises(ValueError, match="cu_seqlens packs sequences into one row"):
+        layer(draw(13, 1), spatial_shape=PLANE, cu_seqlens=torch.tensor([0, 13]))
+    with pytest.raises(ValueError, match="x has width 8, but the layer's dim has 16"):
+        layer(draw()[..., :8])
+    with pytest.raises(ValueError, match="a multiple of 4 and divide the 153 features of the mechanism"):
+        build("taylor", rotary="features")(draw(), spatial_shape=PLANE)
+    with pytest.raises(ValueError, match="a state needs causal=True"):
+        build().with_state(draw())

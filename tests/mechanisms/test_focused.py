@@ -1,0 +1,74 @@
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from linattn import create_mechanism
+from mechanisms.formulas import FORMS, TOLERANCE, draw, per_query_head, scores, weighted
+
+
+def build(power: float = 3, **options):
+    torch.manual_seed(0)
+    heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 6}
+    mechanism = create_mechanism("focused", **heads | {"power": power} | options).double()
+    torch.nn.init.normal_(mechanism.scale)
+    return mechanism
+
+
+def features(x: Tensor, scale: Tensor, power: float) -> Tensor:
+    """As published: heads joined to one wide vector first, split again afterwards."""
+    heads = x.shape[1]
+    scale = per_query_head(scale[None], heads).flatten()
+    wide = x.transpose(1, 2).flatten(2)
+    wide = (wide * (wide > 0) + 1e-6) / (1 + scale.exp()).log()
+    length = wide.norm(dim=-1, keepdim=True)
+    powered = wide**power
+    return (powered / powered.norm(dim=-1, keepdim=True) * length).unflatten(2, (heads, -1)).transpose(1, 2)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("impl", FORMS)
+@pytest.mark.parametrize("power", [3, 1.5])
+def test_formula(power, impl, causal):
+    q, k, v = draw()
+    mechanism = build(power, impl=impl, causal=causal)
+    weights = scores(*(features(x, mechanism.scale, power) for x in (q, k)))
+    expected = weighted(weights, v, causal, eps=1e-6 if causal else 1.1e-5)
+    torch.testing.assert_close(mechanism(q, k, v), expected, **TOLERANCE)
+
+
+def test_power_keeps_the_length_over_all_heads():
+    q, _, _ = draw()
+    plain, focused = build(1).features(q), build(5).features(q)
+    lengths = [x.norm(dim=(1, 3)) for x in (plain, focused)]
+    torch.testing.assert_close(*lengths, **TOLERANCE)
+    assert not torch.allclose(plain.norm(dim=3), focused.norm(dim=3))
+    assert focused.amax((1, 3)).gt(plain.amax((1, 3))).all()
+
+
+def test_starting_scale():
+    mechanism = create_mechanism("focused", num_heads=4, head_dim=6)
+    assert not mechanism.scale.any()
+    x = torch.full((1, 4, 1, 6), 2.0)
+    torch.testing.assert_close(mechanism.features(x), x / math.log(2), rtol=1e-5, atol=1e-5)
+
+
+def test_long_vectors_do_not_overflow():
+    """The cube of 1e15 squared is past fp32; its direction is not."""
+    mechanism = create_mechanism("focused", num_heads=4, head_dim=6)
+    x = 1e15 * torch.rand(1, 4, 3, 6)
+    torch.testing.assert_close(mechanism.features(x), mechanism.double().features(x.double()).float())
+
+
+@pytest.mark.parametrize("power", [0, -1.0, math.inf, math.nan, "3", True])
+def test_bad_power(power):
+    with pytest.raises(ValueError, match="power must be a number > 0"):
+        build(power)
+
+
+def test_accounting():
+    mechanism = build(causal=True)
+    assert mechanism.num_parameters == 12
+    assert mechanism.state_size(9) == 2 * 6 * 7
+    assert mechanism.flops(9) == 9 * 6 * 2 * 6 * 7

@@ -1,0 +1,119 @@
+import pytest
+import torch
+from torch import Tensor
+
+from linattn import create_mechanism
+from mechanisms.formulas import FORMS, TOLERANCE, draw, scores, weighted
+
+KINDS = ({"form": "exact"}, {"form": "compact"}, {"form": "compact", "linear_term": True}, {"form": "normalized"})
+
+
+def build(**options):
+    torch.manual_seed(0)
+    return create_mechanism("quadratic", num_heads=4, num_kv_heads=2, head_dim=6, **options).double()
+
+
+def move(mechanism):
+    with torch.no_grad():
+        for parameter in mechanism.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+    return mechanism
+
+
+def weights(mechanism, q: Tensor, k: Tensor) -> Tensor:
+    z = scores(q, k) / 6**0.5
+    if mechanism.form == "exact":
+        return 1 + z + z**2 / 2
+    if mechanism.form == "normalized":
+        q, k = (x**2 / (x**4).sum(-1, keepdim=True).sqrt() for x in (q, k))
+        return scores(q, k) + mechanism.c**2
+    w = mechanism.alpha**2 * scores(q**2, k**2) + mechanism.gamma**2 + 1
+    return (w + mechanism.beta**2 * 2 * z if mechanism.linear_term else w) / 2
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("impl", FORMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_formula(kind, impl, causal):
+    q, k, v = draw()
+    mechanism = move(build(causal=causal, impl=impl, **kind))
+    expected = weighted(weights(mechanism, q, k), v, causal, eps=0)
+    torch.testing.assert_close(mechanism(q, k, v), expected, **TOLERANCE)
+
+
+def test_exact_weights_are_the_series():
+    q, k, _ = draw()
+    mechanism = build(form="exact")
+    found = scores(mechanism.features(3 * q), mechanism.features(3 * k))
+    z = 9 * scores(q, k) / 6**0.5
+    torch.testing.assert_close(found, 1 + z + z**2 / 2, **TOLERANCE)
+    torch.testing.assert_close(found, ((1 + z) ** 2 + 1) / 2, **TOLERANCE)
+    assert found.min() >= 0.5
+    assert found.min() < 0.6  # some z is near -1, where the bound is met
+
+
+@pytest.mark.parametrize("linear_term", [True, False])
+def test_compact_weights_start_at_one_half_or_more(linear_term):
+    """Squares alone: at least (gamma^2 + 1)/2 = 1. The linear term can take 1/2 of that away."""
+    q, k, _ = draw(length=40)
+    mechanism = build(linear_term=linear_term)
+    found = scores(mechanism.features(q), mechanism.features(k))
+    assert found.min() >= (0.5 if linear_term else 1)
+    with_signs = scores(mechanism.features(-q), mechanism.features(k))
+    assert torch.allclose(found, with_signs) is not linear_term
+
+
+def test_compact_is_the_series_in_one_dimension():
+    """With a single channel nothing is left out but the linear term."""
+    q, k, _ = draw(dim=1)
+    mechanism = create_mechanism("quadratic", num_heads=4, num_kv_heads=2, head_dim=1, linear_term=True).double()
+    z = scores(q, k)
+    torch.testing.assert_close(scores(mechanism.features(q), mechanism.features(k)), 1 + z + z**2 / 2, **TOLERANCE)
+
+
+def test_normalized_does_not_see_lengths():
+    q, k, v = draw()
+    mechanism = build(form="normalized")
+    torch.testing.assert_close(mechanism(1e3 * q, 1e-3 * k, v), mechanism(q, k, v), **TOLERANCE)
+    features = mechanism.features(q)
+    torch.testing.assert_close(features[..., :-1].norm(dim=-1), torch.ones(2, 4, 11, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "features"),
+    [
+        (KINDS[0], [], 28),
+        (KINDS[1], ["alpha", "gamma"], 7),
+        (KINDS[2], ["alpha", "beta", "gamma"], 13),
+        (KINDS[3], ["c"], 7),
+    ],
+)
+def test_parameters(kind, names, features):
+    mechanism = build(**kind)
+    assert [name for name, _ in mechanism.named_parameters()] == names
+    assert mechanism.num_features == features
+    move(mechanism).reset_parameters()
+    assert all(p.item() == 1 for p in mechanism.parameters())
+    q, k, v = draw()
+    mechanism(q.requires_grad_(), k, v).sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in mechanism.parameters())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fp16_does_not_overflow(kind):
+    q, k, v = draw()
+    q, k, v = (150 * q).half(), (150 * k).half(), v.half()
+    mechanism = build(**kind)
+    exact = mechanism(q.double(), k.double(), v.double())
+    found = mechanism.half()(q, k, v)
+    # weights from features in fp32, the output rounded once
+    assert (found.double() - exact).abs().max() <= 2**-11 * exact.abs().max() + 1e-5
+
+
+def test_bad_options():
+    with pytest.raises(ValueError, match="form must be one of 'compact', 'exact', 'normalized', got 'cubic'"):
+        build(form="cubic")
+    with pytest.raises(TypeError, match="linear_term must be True or False, got 1"):
+        build(linear_term=1)
+    with pytest.raises(ValueError, match="linear_term is an option of form=\"compact\", got form='exact'"):
+        build(form="exact", linear_term=True)

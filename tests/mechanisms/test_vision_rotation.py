@@ -1,0 +1,72 @@
+"""Rotary positions that a layer hands in: each of these mechanisms turns what its paper's code turns."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from linattn import create_mechanism
+from mechanisms.formulas import TOLERANCE, draw, per_query_head, scores
+
+
+def build(name: str, **options):
+    return create_mechanism(name, num_heads=4, num_kv_heads=2, head_dim=6, **options).double()
+
+
+def turn(x: Tensor) -> Tensor:
+    """Neighbouring channels turned by the token's place in radians."""
+    a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+    angle = torch.arange(x.shape[2], dtype=x.dtype)[:, None]
+    return torch.stack([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], dim=-1).flatten(-2)
+
+
+def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    return turn(q), turn(k)
+
+
+def elu(x: Tensor) -> Tensor:
+    return torch.where(x > 0, x + 1, x.exp())
+
+
+def quotient(numerator: Tensor, denominator: Tensor, v: Tensor) -> Tensor:
+    return numerator @ per_query_head(v, 4) / (denominator.sum(-1, keepdim=True) + 11e-6)
+
+
+def test_mala():
+    """Scores are turned, their mean is not, and it is taken away from every weight."""
+    q, k, v = draw()
+    m = scores(elu(q), elu(k)).mean(-1, keepdim=True) / 6**0.5
+    weights = ((1 + 1 / (m + 1e-6)) * scores(turn(elu(q)), turn(elu(k))) / 6**0.5 - m) / 11
+    torch.testing.assert_close(build("mala")(q, k, v, rotate=rotate), weights @ per_query_head(v, 4), **TOLERANCE)
+
+
+def test_rala():
+    q, k, v = draw()
+    mean = elu(q).mean(2).unflatten(1, (2, 2)).mean(2).unsqueeze(2)
+    keys = elu(k) * 11 * ((mean * elu(k)).sum(-1, keepdim=True) / 6**0.5).softmax(2)
+    expected = quotient(scores(turn(elu(q)), turn(keys)), scores(elu(q), keys), v)
+    torch.testing.assert_close(build("rala")(q, k, v, rotate=rotate), expected, **TOLERANCE)
+
+
+def test_pola_plus():
+    q, k, v = draw()
+    qp, qn, kp, kn = (x.clamp(min=0) for x in (q, -q, k, -k))
+    keys = torch.cat([kp, kn], dim=-1).expm1()
+    halves = []
+    for x, own in ((torch.cat([qp, qn], dim=-1), v[..., :3]), (torch.cat([qn, qp], dim=-1), v[..., 3:])):
+        phi = (x / 2).expm1()
+        halves.append(quotient(scores(turn(phi), turn(keys)), scores(phi, keys), own))
+    found = build("pola_plus")(q, k, v, rotate=rotate)
+    torch.testing.assert_close(found, torch.cat(halves, dim=-1), **TOLERANCE)
+
+
+@pytest.mark.parametrize(("name", "options"), [("inline", {}), ("quadratic", {"form": "exact"}), ("quadratic", {})])
+def test_inputs_are_turned_once(name, options):
+    q, k, v = draw()
+    mechanism = build(name, **options)
+    torch.testing.assert_close(mechanism(q, k, v, rotate=rotate), mechanism(turn(q), turn(k), v), **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["efficient", "agent"])
+def test_nothing_to_turn(name):
+    with pytest.raises(ValueError, match=f"mechanism '{name}' has no features that rotate could turn"):
+        build(name)(*draw(), rotate=rotate)

@@ -1,0 +1,215 @@
+"""The vision transformer: any mechanism, any image, timm's names."""
+
+import math
+
+import pytest
+import torch
+
+from linattn import list_mechanisms
+from linattn.models.vision import SIZES, VisionTransformer, create_vit
+from linattn.models.vision.position import resize_positions, sincos_positions
+
+SMALL = {"img_size": 8, "patch_size": 2, "in_chans": 1, "num_classes": 5, "embed_dim": 16, "depth": 2, "num_heads": 2}
+
+
+def build(mechanism="elu", **options):
+    torch.manual_seed(0)
+    return VisionTransformer(mechanism, **SMALL | options)
+
+
+def image(height=8, width=8, batch=2):
+    return torch.randn(batch, 1, height, width, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("pool", ["token", "avg"])
+@pytest.mark.parametrize("name", list_mechanisms(bidirectional=True))
+def test_every_parameter_learns(name, pool):
+    model = build(name, global_pool=pool).double()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    out = model(image().double())
+    assert out.shape == (2, 5)
+    (out * torch.randn_like(out)).sum().backward()
+    silent = [
+        n for n, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all() or not p.grad.any()
+    ]
+    assert not silent
+
+
+@pytest.mark.parametrize("pos_embed", ["learned", "sincos", None])
+@pytest.mark.parametrize("size", [(8, 8), (6, 10), (2, 2), (7, 9), (16, 12)])
+def test_images_of_any_size(size, pos_embed):
+    model = build("relu", pos_embed=pos_embed, cpe=2, mlp_conv=True, attention={"local": "shared"})
+    features = model.forward_features(image(*size))
+    assert features.shape == (2, 1 + math.ceil(size[0] / 2) * math.ceil(size[1] / 2), 16)
+    assert model(image(*size)).isfinite().all()
+
+
+def test_patches_that_are_not_square():
+    model = build(patch_size=(2, 4), img_size=(8, 16))
+    assert model.grid == (4, 4)
+    assert model.forward_features(image(8, 16)).shape == (2, 17, 16)
+    patch = model.patch_embed
+    tokens, plane = patch(image(4, 8))
+    assert plane == (2, 2)
+    expected = (patch.proj.weight * image(4, 8)[0, :, :2, 4:]).sum((1, 2, 3)) + patch.proj.bias  # the upper right one
+    torch.testing.assert_close(tokens[0, 1], expected)
+
+
+def test_learned_positions_are_interpolated():
+    grid = torch.arange(12.0).reshape(1, 12, 1) // 4  # the row of each patch
+    positions = torch.cat([torch.full((1, 1, 1), 9.0), grid], dim=1)
+    assert resize_positions(positions, (3, 4), (3, 4), 1) is positions
+    larger = resize_positions(positions, (3, 4), (6, 2), 1)
+    assert larger.shape == (1, 13, 1)
+    assert larger[0, 0, 0] == 9
+    rows = larger[0, 1:, 0].reshape(6, 2)
+    torch.testing.assert_close(rows[:, 0], rows[:, 1])
+    assert (rows[:, 0].diff() > -0.1).all()
+    assert rows.mean() == pytest.approx(1, abs=1e-5)
+
+
+def test_sincos_positions():
+    positions = sincos_positions((2, 3), 8, torch.empty(0, dtype=torch.float64))
+    row, column = 1, 2
+    expected = [math.sin(column), math.sin(column / 100), math.cos(column), math.cos(column / 100)]
+    expected += [math.sin(row), math.sin(row / 100), math.cos(row), math.cos(row / 100)]
+    assert positions[0, 5].tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("drop_path", [0.0, 0.3])
+def test_checkpointing_gives_the_same_gradients(drop_path):
+    model = build("hedgehog", drop_path_rate=drop_path).double()
+    found = []
+    for enable in (False, True):
+        model.set_grad_checkpointing(enable)
+        model.zero_grad()
+        torch.manual_seed(5)
+        model(image().double()).square().sum().backward()
+        found.append({n: p.grad.clone() for n, p in model.named_parameters()})
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-12, atol=1e-14)
+
+
+def test_parameters_are_those_of_timm():
+    block = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
+    modules = ["patch_embed.proj", *(f"blocks.{i}.{part}" for i in range(2) for part in block), "norm", "head"]
+    expected = {"cls_token", "pos_embed", *(f"{m}.{kind}" for m in modules for kind in ("weight", "bias"))}
+    assert set(build("softmax").state_dict()) == expected
+    scaled = set(build("softmax", init_values=1e-5).state_dict()) - expected
+    assert scaled == {f"blocks.{i}.ls{j}.gamma" for i in range(2) for j in (1, 2)}
+    assert {"fc_norm.weight", "fc_norm.bias"} <= set(build("softmax", global_pool="avg").state_dict())
+
+
+@pytest.mark.parametrize(("size", "millions"), [("tiny", 5.717416), ("small", 22.050664), ("base", 86.567656)])
+def test_sizes_are_those_of_deit(size, millions):
+    with torch.device("meta"):
+        model = create_vit(size)
+    assert sum(p.numel() for p in model.parameters()) == round(millions * 1e6)
+
+
+@pytest.mark.parametrize("size", ["nano", "pico", "digits"])
+def test_small_sizes_run(size):
+    model = create_vit(size, "relu", depth=1)
+    options = SIZES[size]
+    assert model(torch.randn(1, options["in_chans"], options["img_size"], options["img_size"])).shape == (1, 10)
+
+
+def test_head():
+    model = build()
+    features = model.forward_features(image())
+    before = model.forward_head(features, pre_logits=True)
+    torch.testing.assert_close(before, features[:, 0])
+    torch.testing.assert_close(model.forward_head(features), model.get_classifier()(before))
+    model.reset_classifier(3)
+    assert model(image()).shape == (2, 3)
+    model.reset_classifier(0)
+    torch.testing.assert_close(model(image()), before)
+    with pytest.raises(ValueError, match="global_pool must stay 'token' or be None, got 'avg'"):
+        model.reset_classifier(3, "avg")
+    mean = build(global_pool="avg")
+    features = mean.forward_features(image())
+    assert features.shape == (2, 16, 16)
+    torch.testing.assert_close(mean.forward_head(features, pre_logits=True), mean.fc_norm(features.mean(1)))
+
+
+def test_start_and_weight_decay():
+    model = build("hedgehog", attention={"key_position": (4, 4)})
+    assert torch.equal(model.blocks[0].attn.mechanism.query_map.weight[0], torch.eye(8))
+    assert model.blocks[0].attn.qkv.weight.std() < 0.03
+    assert not model.head.bias.any()
+    keys = {f"blocks.{i}.attn.key_position.weight" for i in range(2)}
+    assert model.no_weight_decay() == {"pos_embed", "cls_token"} | keys
+
+
+def test_block_formula():
+    """Pre-norm, LayerScale on both branches, the residuals taken after the convolutional positions."""
+    block = build("softmax", cpe=2, mlp_conv=True, init_values=0.3, global_pool="avg").blocks[0].double()
+    x, plane = torch.randn(2, 12, 16, dtype=torch.float64), (3, 4)
+
+    def position(part, x):
+        return x + part.conv(x.mT.unflatten(2, plane)).flatten(2).mT
+
+    x1 = position(block.cpe1, x)
+    x1 = x1 + 0.3 * block.attn(block.norm1(x1), spatial_shape=plane)
+    x2 = position(block.cpe2, x1)
+    hidden = position(block.mlp.conv, torch.nn.functional.gelu(block.mlp.fc1(block.norm2(x2))))
+    expected = x2 + 0.3 * block.mlp.fc2(hidden)
+    # LayerScale starts in fp32, where 0.3 has 24 bits.
+    torch.testing.assert_close(block(x, plane), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_depth_drops_more():
+    rates = [block.drop_path.rate for block in build(depth=3, drop_path_rate=0.2).blocks]
+    assert rates == pytest.approx([0, 0.1, 0.2])
+
+
+def test_compiles_as_one_graph():
+    model = build("relu", cpe=1, mlp_conv=True, attention={"local": "channel", "rotary": "features", "gate": "silu"})
+    model = model.double().eval()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x = image(6, 10).double()
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("pos_embed", ["sincos", None])
+def test_learns_to_tell_where_a_patch_is_bright(pos_embed):
+    """Four images, one bright patch each: a model without positions cannot tell them apart."""
+    model = build("elu", num_classes=4, depth=1, pos_embed=pos_embed, global_pool="avg")
+    x = torch.zeros(4, 1, 8, 8)
+    for i, (row, column) in enumerate([(0, 0), (0, 6), (6, 0), (6, 6)]):
+        x[i, 0, row : row + 2, column : column + 2] = 1
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(100):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), torch.arange(4))
+        loss.backward()
+        optimizer.step()
+    if pos_embed is None:
+        assert loss.item() == pytest.approx(math.log(4), abs=0.01)
+    else:
+        assert loss.item() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"global_pool": "max"}, "global_pool must be one of 'token', 'avg', got 'max'"),
+        ({"pos_embed": "rope"}, "pos_embed must be one of 'learned', 'sincos', None, got 'rope'"),
+        ({"pos_embed": "sincos", "embed_dim": 18}, "needs embed_dim to be a multiple of 4, got 18"),
+        ({"patch_size": 0}, "patch_size must be an integer >= 1 or a pair"),
+        ({"cpe": 3}, "cpe must be one of 0, 1, 2, got 3"),
+        ({"mechanism": "none"}, "mechanism must be one of"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        build(**options)
+
+
+def test_bad_calls():
+    with pytest.raises(ValueError, match="size must be one of 'base', 'small'"):
+        create_vit("huge")
+    with pytest.raises(ValueError, match=r"images must be \(B, 1, height, width\), got shape \(2, 3, 8, 8\)"):
+        build()(torch.randn(2, 3, 8, 8))
