@@ -55,7 +55,7 @@ def test_strong_decays_beside_weak_ones_keep_fp32_precision(kind: str) -> None:
 def test_result_does_not_depend_on_how_work_is_blocked(
     monkeypatch: pytest.MonkeyPatch, numbers: int, kind: str
 ) -> None:
-    monkeypatch.setattr(blocks, "_BLOCK_NUMBERS", numbers)
+    monkeypatch.setitem(blocks._BLOCK_NUMBERS, "cpu", numbers)
     q, k, v = (random(3, 2, 131, 4, seed=i).requires_grad_() for i in range(3))
     a = decays(kind, 3, 2, 131, 4)
     outputs = [linear_attention(q, k, v, causal=True, log_decay=a, normalizer=None, impl=i)
@@ -118,3 +118,30 @@ def test_second_derivatives_are_refused_rather_than_wrong(kind: str) -> None:
     (first,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="chunk_scan_backward"):
         torch.autograd.grad(first.sum(), q)
+
+
+@pytest.mark.parametrize("kind", ["none", "head", "token", "channel"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_one_compiled_graph_serves_every_length(kind: str, causal: bool) -> None:
+    def call(q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, mask: Tensor) -> Tensor:
+        return linear_attention(q, k, v, causal=causal, log_decay=a, key_mask=mask, feature_map=EluPlusOne())
+
+    torch.compiler.reset()
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    for T in (70, 131, 200):
+        q, k, v = (random(2, 2, T, 4, seed=i) for i in range(3))
+        mask = random(2, T, seed=4) > -1
+        arguments = (q, k, v, decays(kind, 2, 2, T, 4), mask)
+        with torch.compiler.set_stance("default" if T == 70 else "fail_on_recompile"):
+            found = compiled(*arguments)
+        assert (found - call(*arguments)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_state_may_lie_in_memory_in_any_order(causal: bool) -> None:
+    """What compiled code expects of the next state is told by its shape alone."""
+    q, k, v = (random(2, 2, 40, 4, seed=i).abs() for i in range(3))
+    kv, z = random(2, 2, 4, 4, seed=3).abs().mT, random(2, 2, 4, seed=4).abs()
+    op = torch.ops.linattn.chunk_scan if causal else torch.ops.linattn.total
+    options = (None, None, 32, False, False) if causal else (None,)
+    torch.library.opcheck(op.default, (q, k, v, kv, z, *options))

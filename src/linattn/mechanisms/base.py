@@ -176,7 +176,7 @@ class Mechanism(nn.Module, ABC):
         shape = (like.shape[0], like.shape[2], self.input_dim)
         if x is None:
             raise ValueError(f"mechanism {self._declared('name')!r} takes its gates from x {shape}, but x is None")
-        if tuple(x.shape) != shape:
+        if x.ndim != 3 or any(got != wanted for got, wanted in zip(x.shape, shape, strict=True)):
             raise ValueError(f"x must have shape {shape} (B, T, input_dim), got {tuple(x.shape)}")
         checks.check_same("q", like, x=x)
         return x

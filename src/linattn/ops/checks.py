@@ -1,6 +1,7 @@
 """Checks of arguments, shared by all ops: each says what was given and what is allowed."""
 
 from collections.abc import Sequence
+from operator import eq
 
 import torch
 from torch import Tensor
@@ -28,7 +29,8 @@ def check_size(name: str, axis: str, got: int, expected: int, source: str) -> No
 
 
 def check_shape(name: str, value: Tensor, *allowed: tuple[int, ...]) -> None:
-    if tuple(value.shape) not in allowed:
+    # Size by size: a traced length is a symbol, and `in` on tuples of symbols finds nothing in torch 2.11.
+    if not any(value.ndim == len(shape) and all(map(eq, value.shape, shape)) for shape in allowed):
         choices = " or ".join(str(shape) for shape in allowed)
         raise ValueError(f"{name} must have shape {choices}, got {tuple(value.shape)}")
 

@@ -9,8 +9,9 @@ from torch import Tensor
 from linattn.ops.chunked.channel_decay import ChannelDecay
 from linattn.ops.chunked.decay import NoDecay, ScalarDecay
 
-# Numbers of a (tokens, features) matrix worked on at once: enough for the matrix products, few enough for the cache.
-_BLOCK_NUMBERS = 1 << 19
+# Numbers of a (tokens, features) matrix worked on at once. CPU: enough for the matrix products, few enough for the
+# cache. Elsewhere each step is a launch, so the fewer the better.
+_BLOCK_NUMBERS = {"cpu": 1 << 19, "other": 1 << 25}
 
 
 class Block(NamedTuple):
@@ -49,7 +50,8 @@ class Scan(NamedTuple):
         Either way a block of contiguous inputs is a batch of matrices as it lies there, without a copy.
         """
         count, length, features = self.k.shape
-        most = max(self.chunk, _BLOCK_NUMBERS // max(1, features, self.v.shape[2]))  # tokens
+        numbers = _BLOCK_NUMBERS["cpu" if self.k.device.type == "cpu" else "other"]
+        most = max(self.chunk, numbers // max(1, features, self.v.shape[2]))  # tokens
         bounds = [0, length] if self.cu_seqlens is None else self.cu_seqlens.tolist()
         found = []
         for n, (first, end) in enumerate(pairwise(bounds)):

@@ -70,7 +70,7 @@ def total_backward(
 @total_sums.register_fake
 def _(q, k, v, kv, z, *options):  # type: ignore[no-untyped-def]
     num = q.new_empty(*q.shape[:3], v.shape[3], dtype=kv.dtype)
-    return num, q.new_empty(q.shape[:3], dtype=kv.dtype), torch.empty_like(kv), torch.empty_like(z)
+    return num, q.new_empty(q.shape[:3], dtype=kv.dtype), *_like(kv, z)
 
 
 @chunk_scan_backward.register_fake
