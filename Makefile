@@ -18,7 +18,7 @@ help: ## Show the targets
 .venv/.ready: pyproject.toml
 	@test -x .venv/bin/python || python3 -m venv .venv
 	@echo "Installing linattn and its tools into .venv (PyTorch is large: a few minutes the first time)"
-	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[all,dev]'
+	@.venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check -e '.[all,dev]'
 	@touch $@
 
 setup: $(SETUP) ## Fill .venv with everything

@@ -1,26 +1,24 @@
-"""The registry as a table."""
+"""The registry as a table for the terminal."""
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from linattn.mechanisms.registry import MechanismInfo, list_mechanisms, mechanism_info
+from linattn.mechanisms.table import COLUMNS, mechanism_rows
+
+TITLE = "registered mechanisms (c: causal, b: bidirectional, state: what decoding keeps)"
 
 
 def mechanism_table() -> Table:
-    table = Table(title="registered mechanisms", title_justify="left", box=SIMPLE_HEAD)
-    for header in ("name", "mask", "cost", "state", "input x"):
+    """Narrow columns first, so that the text has room in a window of 80 characters."""
+    table = Table(title=TITLE, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for header in ("mechanism", "c", "b", "state"):
         table.add_column(header, no_wrap=True)
     table.add_column("what it is")
-    for name in list_mechanisms():
-        info = mechanism_info(name)
-        needs = "needed" if info.uses_input else ""
-        text = f"{escape(info.summary.replace('``', ''))} [dim]({escape(info.paper)}, {info.year})[/]"
-        table.add_row(name, _mask(info), info.cost, info.state, needs, text)
+    for values in mechanism_rows():
+        row = dict(zip(COLUMNS, values, strict=True))
+        slow = "" if row["cost"] == "linear" else f", {row['cost']}"
+        text = f"{escape(row['what it is'].replace('``', ''))} [dim]{escape(row['paper'])}{slow}[/]"
+        marks = ("x" if row[mask] == "yes" else "" for mask in ("causal", "bidirectional"))
+        table.add_row(row["mechanism"], *marks, row["state"], text)
     return table
-
-
-def _mask(info: MechanismInfo) -> str:
-    if info.causal and info.bidirectional:
-        return "both"
-    return "causal" if info.causal else "bidirectional"
