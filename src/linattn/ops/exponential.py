@@ -12,10 +12,9 @@ from linattn.ops.chunked import exponential as chunked
 from linattn.ops.exponential_call import ExponentialCall
 from linattn.ops.exponential_types import ExponentialOutput, ExponentialState, ExponentialSums, Form, Gates
 from linattn.ops.packing import compute_dtype, zero_state
-from linattn.ops.prepare import hide, without_autocast
+from linattn.ops.prepare import hide, widen, without_autocast
 from linattn.ops.recurrent import exponential as recurrent
 from linattn.ops.reference import exponential as reference
-from linattn.ops.stabilizer import widen
 
 FORMS: dict[str, Form] = {
     "reference": reference.exponential_sums,

@@ -13,6 +13,11 @@ from linattn.ops.types import Normalizer
 STRONGEST_DECAY = -800.0
 
 
+def widen(gate: Tensor) -> Tensor:
+    """Gates are small tensors with large differences: fp64, where the device has it, costs little and keeps digits."""
+    return gate.float() if gate.device.type == "mps" else gate.double()
+
+
 def without_autocast(like: Tensor) -> AbstractContextManager[object]:
     """Sums and states keep the precision chosen here; autocast would round them again inside matmuls."""
     if autocast_dtype(like) is None:

@@ -15,12 +15,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops.positions import sequence_of_tokens
-from linattn.ops.prepare import STRONGEST_DECAY
-
-
-def widen(gate: Tensor) -> Tensor:
-    """Gates are small tensors with large differences: fp64, where the device has it, costs little and keeps digits."""
-    return gate.float() if gate.device.type == "mps" else gate.double()
+from linattn.ops.prepare import STRONGEST_DECAY, widen
 
 
 class Stabilized(NamedTuple):

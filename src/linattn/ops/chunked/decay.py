@@ -14,6 +14,8 @@ matrix product serves them all.
 import torch
 from torch import Tensor
 
+from linattn.ops.prepare import widen
+
 
 class NoDecay:
     """Every visible pair counts fully; a strict chunk lets no token see itself."""
@@ -87,7 +89,7 @@ class ScalarDecay(NoDecay):
 
 def potentials(log_decay: Tensor, key_index: bool) -> tuple[Tensor, Tensor]:
     """f and c of the module's docstring, summed along dimension 2."""
-    a = log_decay if log_decay.device.type == "mps" else log_decay.double()
+    a = widen(log_decay)
     c = a.cumsum(2)
     return (c - a if key_index else c), c
 
