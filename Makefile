@@ -33,11 +33,17 @@ types: $(SETUP) ## Types
 test: $(SETUP) lint types ## Everything a change must pass: style, types, tests
 	$(PYTHON) -m pytest $(PARALLEL) -m "not slow and not gpu"
 
+browser: ## Install Chromium, in which a test opens the report (Debian and Ubuntu, as root)
+	@command -v chromedriver > /dev/null || (apt-get -qq update && apt-get -qq install -y chromium chromium-driver) > /dev/null 2>&1
+
 test-slow: $(SETUP) ## What takes long: every mechanism through the code that torch.compile generates
 	$(PYTHON) -m pytest -m slow
 
-demo: $(SETUP) ## A tour: the mechanisms, their forms agreeing, linear against softmax attention
-	$(PYTHON) -m linattn.cli.main demo
+demo: $(SETUP) ## Compare five mechanisms on real digits, two seeds each: table and report in runs/compare-digits
+	$(PYTHON) -m linattn.cli.main compare
+
+tour: $(SETUP) ## The mechanisms, their forms agreeing, linear against softmax attention
+	$(PYTHON) -m linattn.cli.main tour
 
 bench: $(SETUP) ## Measure time and memory into results/ (a quiet machine, please)
 	$(PYTHON) -m linattn.cli.main bench
@@ -48,4 +54,4 @@ readme: $(SETUP) ## Rewrite the generated parts of the README
 docs: $(SETUP) ## Build the documentation into site/
 	$(PYTHON) -m mkdocs build --strict
 
-.PHONY: help setup lint types test test-slow demo bench readme docs
+.PHONY: help setup lint types test browser test-slow demo tour bench readme docs

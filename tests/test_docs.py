@@ -48,6 +48,14 @@ def test_first_page_runs():
     assert names["report"].counts["causality"] > 0
 
 
+def test_the_page_on_comparisons_runs():
+    names: dict = {}
+    for number, block in enumerate(PYTHON_BLOCK.findall((ROOT / "docs" / "compare.md").read_text())):
+        exec(compile(block, f"docs/compare.md, example {number + 1}", "exec"), names)
+    assert names["heat"].shape == (4, 4)
+    assert len(names["result"].epochs) == 1
+
+
 def test_the_mechanism_of_the_guide_keeps_the_contracts(tmp_path):
     """In a process of its own: it must not stay in this one's registry."""
     (example,) = PYTHON_BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text())

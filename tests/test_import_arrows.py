@@ -17,11 +17,12 @@ FOLDER = re.compile(r"^[a-z_]+$")
 @dataclass(frozen=True)
 class Arrows:
     """``allowed[folder]``: folders it may import; ``apart``: folders that do not know one another; ``lazy``: packages
-    that no module imports at its top level."""
+    that no module imports at its top level, except those of the folder ``kernels``, which others import as late."""
 
     allowed: dict[str, set[str]]
     apart: list[str]
     lazy: set[str]
+    kernels: str
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def read_arrows(text: str) -> Arrows:
             allowed[key] = set(found)
         else:
             lists[key] = found
-    return Arrows(allowed, lists["apart"], set(lists["lazy"]))
+    return Arrows(allowed, lists["apart"], set(lists["lazy"]), *lists["kernels"])
 
 
 def imports_of(path: Path) -> list[Import]:
@@ -93,8 +94,11 @@ def _wrong(place: Path, imported: Import, arrows: Arrows, mechanisms: set[str]) 
     package, *parts = imported.target.split(".")
     if imported.target.startswith("."):
         return "relative imports hide where a name is from"
-    if package in arrows.lazy and imported.at_top:
+    inside = place.as_posix().startswith(f"{arrows.kernels}/")
+    if package in arrows.lazy and imported.at_top and not inside:
         return f"{package} is imported where it is used, never at the top of a module"
+    if "/".join(parts).startswith(f"{arrows.kernels}/") and imported.at_top and not inside:
+        return "device code is imported when it is launched, never at the top of a module"
     if package != PACKAGE or len(place.parts) == 1:
         return ""
     folder = place.parts[0]
@@ -143,6 +147,7 @@ WRONG = {
     "ops/reference/linear.py": ("from linattn.ops.chunked import scan", "do not know one another"),
     "ops/recurrent/linear.py": ("def f():\n    import linattn.ops.chunked.scan", "do not know one another"),
     "ops/chunked/linear.py": ("try:\n    pass\nexcept ImportError:\n    import triton", "where it is used"),
+    "ops/triton/host.py": ("from linattn.ops.triton.kernels.scan import scan", "when it is launched"),
     "mechanisms/a.py": ("from linattn.mechanisms.b import B\n\n\n@register_mechanism('a')\nclass A: ...", "alone"),
     "mechanisms/c.py": ("import timm.models", "where it is used"),
     "mechanisms/d.py": ("from linattn import create_mechanism", "mechanisms may import"),
@@ -151,8 +156,10 @@ WRONG = {
     "elsewhere/a.py": ("from linattn.ops.linear import linear_attention", "has no line"),
 }
 RIGHT = {
+    "ops/triton/kernels/scan.py": "import triton",
+    "ops/triton/launch.py": "def f():\n    from linattn.ops.triton.kernels.scan import scan",
     "__init__.py": "from linattn.mechanisms.registry import create_mechanism",
-    "ops/triton.py": "def f():\n    import triton",
+    "ops/other.py": "def f():\n    import triton",
     "ops/types.py": "if TYPE_CHECKING:\n    import triton",
     "ops/chunked/scan.py": "from linattn.ops.chunked.decay import NoDecay",
     "mechanisms/b.py": "from linattn.mechanisms.base import Mechanism\n\n\n@register_mechanism('b')\nclass B: ...",

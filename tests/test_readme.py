@@ -34,7 +34,7 @@ def code_of(text: str) -> list[str]:
     return [block or span for block, span in CODE.findall(text)]
 
 
-@pytest.mark.parametrize("part", ["mechanisms", "results"])
+@pytest.mark.parametrize("part", ["mechanisms", "comparison", "memory", "results"])
 def test_generated_parts_are_current(part):
     new = tool.fill(README, {part: tool.generated_parts()[part]})
     assert new == README, f"the part {part!r} of README.md is stale: run `make readme` and commit the change"
@@ -76,7 +76,7 @@ def test_results_become_tables(tmp_path):
     folder = tmp_path / "results" / "cpu"
     save_result(result, folder / "attention-causal.json")
     (folder / "attention-causal.png").write_bytes(b"")
-    text = tool.results_text(folder)
+    text = tool.generated_parts(tmp_path / "results")["results"]
     assert "| forward, T | sdpa | chunked | reference |" in text
     assert "| 1024 | 10.0 ms, 2.00 MiB | 5.00 ms, 2.00 MiB |  |" in text
     assert "| 2048 | 40.0 ms, 2.00 MiB | 1234 ms, 2.00 MiB | left out |" in text
@@ -87,7 +87,42 @@ def test_results_become_tables(tmp_path):
 
 
 def test_no_results_is_said(tmp_path):
-    assert tool.results_text(tmp_path) == tool.NO_RESULTS
+    parts = tool.generated_parts(tmp_path)
+    assert {parts[name] for name in ("comparison", "memory", "results")} == {tool.NO_RESULTS}
+
+
+def test_a_comparison_becomes_a_table(tmp_path):
+    runs = {"relu": (90.0, 91.0), "softmax": (93.0, 93.5)}
+    meta = {
+        "host": {"tokens": 196, "width": 192, "depth": 4},
+        "data": {"name": "clothes", "train": 60000, "test": 10000},
+    }
+    meta |= {
+        "train": {"epochs": 16},
+        "seeds": [0, 1],
+        "device": "GPU",
+        "versions": {"torch": "2"},
+        "date": "2026-01-01T",
+    }
+    costs = {
+        "parameters": 1234,
+        "images_per_second_forward": 2000.4,
+        "images_per_second_train": 1000,
+        "entropy_gap": 0.5,
+    }
+    entries = [
+        {"mechanism": name, "top1_mean": sum(top1) / 2, "top1_std": 0.7, "top1_min": top1[0], "top1_max": top1[1],
+         "peak_bytes_train": 2**21, **costs}
+        for name, top1 in runs.items()
+    ]  # fmt: skip
+    rows = [{"mechanism": name, "status": "done", "top1": x} for name, top1 in runs.items() for x in top1]
+    result = {"meta": meta | {"command": "linattn compare", "finished": True}, "mechanisms": entries, "rows": rows}
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu" / "compare-clothes.json").write_text(json.dumps(result))
+    text = tool.generated_parts(tmp_path)["comparison"]
+    assert "| `relu` | 90.50 ± 0.70 | 90.00 to 91.00 | 1,234 | 2,000 | 1,000 | 2 MiB | +0.50 |" in text
+    assert "60,000 training and 10,000 test images, 196 tokens, width 192, depth 4, 16 epochs, 2 seeds." in text
+    assert "every run is above those of relu" in text
 
 
 def test_a_stale_or_missing_part_is_caught():

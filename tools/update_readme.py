@@ -1,21 +1,24 @@
 """Rewrite the generated parts of the README: ``python tools/update_readme.py``, or with ``--check`` only compare.
 
 A part lies between ``<!-- name:begin -->`` and ``<!-- name:end -->``. The mechanisms come from the registry, the
-measurements from ``results/cpu/*.json``.
+measurements from ``results/<device>/*.json``: ``attention-*`` of `linattn bench`, ``compare-*`` of `linattn compare`,
+``block-memory`` of `linattn memory`.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from linattn.mechanisms.table import markdown_table
+from linattn.report.summary import ranking_sentence
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-RESULTS = ROOT / "results" / "cpu"
-NO_RESULTS = "No results are recorded yet: `make bench` writes them to `results/cpu`, `make readme` puts them here.\n"
+RESULTS = ROOT / "results"
+NO_RESULTS = "No results are recorded yet.\n"
 
 
 def fill(text: str, parts: dict[str, str]) -> str:
@@ -30,16 +33,73 @@ def fill(text: str, parts: dict[str, str]) -> str:
 
 
 def generated_parts(results: Path = RESULTS) -> dict[str, str]:
-    return {"mechanisms": markdown_table(), "results": results_text(results)}
+    return {
+        "mechanisms": markdown_table(),
+        "comparison": texts(results, "compare-*.json", comparison_text),
+        "memory": texts(results, "block-memory.json", memory_text),
+        "results": texts(results, "attention-*.json", attention_text),
+    }
 
 
-def results_text(folder: Path) -> str:
+def texts(folder: Path, pattern: str, text_of: Callable[[Path], str]) -> str:
     """One part per result file, in the order of their names."""
-    files = sorted(folder.glob("*.json"))
-    return "\n".join(_result_text(path) for path in files) or NO_RESULTS
+    return "\n".join(text_of(path) for path in sorted(folder.glob(f"*/{pattern}"))) or NO_RESULTS
 
 
-def _result_text(path: Path) -> str:
+def comparison_text(path: Path) -> str:
+    """Accuracy with its spread, and what it costs."""
+    result = json.loads(path.read_text())
+    meta = result["meta"]
+    host, data, seeds = meta["host"], meta["data"], len(meta["seeds"])
+    lines = [
+        f"**{data['name']}**, {data['train']:,} training and {data['test']:,} test images, {host['tokens']} tokens, "
+        f"width {host['width']}, depth {host['depth']}, {meta['train']['epochs']} epochs, {seeds} seeds.",
+        f"{meta['device']}, torch {meta['versions']['torch']}, {meta['date'][:10]}: `{meta['command']}`.",
+        "",
+        "| mechanism | top-1, mean ± std | least to greatest | parameters | images/s forward | images/s training | "
+        "peak memory | entropy gap |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in result["mechanisms"]:
+        std = "" if row["top1_std"] is None else f" ± {row['top1_std']:.2f}"
+        gap = "" if row["entropy_gap"] is None else f"{row['entropy_gap']:+.2f}"
+        lines.append(
+            f"| `{row['mechanism']}` | {row['top1_mean']:.2f}{std} | {row['top1_min']:.2f} to {row['top1_max']:.2f} | "
+            f"{row['parameters']:,} | {row['images_per_second_forward']:,.0f} | "
+            f"{row['images_per_second_train']:,.0f} | {row['peak_bytes_train'] / 2**20:,.0f} MiB | {gap} |"
+        )
+    return "\n".join([*lines, "", ranking_sentence(result), ""])
+
+
+def memory_text(path: Path) -> str:
+    """Peak memory of one block, tokens down, contenders across."""
+    result = json.loads(path.read_text())
+    meta, settings, rows = result["meta"], result["meta"]["settings"], result["rows"]
+    contenders = list(dict.fromkeys(row["contender"] for row in rows))
+    cells = {(row["tokens"], row["contender"]): _memory_cell(row) for row in rows}
+    lines = [
+        f"**One transformer block**, forward and backward, width {settings['dim']}, {settings['heads']} heads, batch "
+        f"{settings['batch']}, {settings['precision']}: peak memory and time.",
+        f"{meta['device']}, torch {meta['versions']['torch']}, {meta['date'][:10]}: `{meta['command']}`.",
+        "",
+        "| tokens | " + " | ".join(contenders) + " |",
+        "|---:|" + "---:|" * len(contenders),
+    ]
+    for tokens in sorted({row["tokens"] for row in rows}):
+        lines.append(f"| {tokens:,} | " + " | ".join(cells.get((tokens, c), "") for c in contenders) + " |")
+    chart = path.with_suffix(".png")
+    if chart.exists():
+        lines += ["", f"![memory against tokens]({chart.relative_to(path.parents[2]).as_posix()})"]
+    return "\n".join([*lines, ""])
+
+
+def _memory_cell(row: dict[str, Any]) -> str:
+    if row["status"] != "ok":
+        return str(row["status"])
+    return f"{_digits(row['peak_bytes'] / 2**20)} MiB, {_digits(1000 * row['seconds'])} ms"
+
+
+def attention_text(path: Path) -> str:
     result = json.loads(path.read_text())
     meta, rows = result["meta"], result["rows"]
     settings, versions = meta["settings"], meta["versions"]

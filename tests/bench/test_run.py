@@ -11,9 +11,10 @@ from linattn.bench.contenders import make_contenders
 from linattn.bench.rows import Result
 from linattn.bench.run import number_of_rows, run_bench
 from linattn.bench.screen import Files, bench
-from linattn.bench.settings import BenchConfig, OptionError
+from linattn.bench.settings import BenchConfig
 from linattn.bench.store import describe_run
 from linattn.bench.timing import Timing, measure_in_turns
+from linattn.support.options import OptionError
 
 SMALL = BenchConfig(
     lengths=(32, 64), impl=("recurrent", "reference"), heads=2, head_dim=8, min_seconds=0, min_repeats=2, max_gib=1

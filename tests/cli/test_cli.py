@@ -7,9 +7,10 @@ import torch
 from typer.testing import CliRunner
 
 import linattn
-from linattn.bench import chart, contenders
+from linattn.bench import contenders
 from linattn.cli.main import app
 from linattn.mechanisms.registry import list_mechanisms
+from linattn.support import extras
 
 SMALL = ["--lengths", "32,64", "--heads", "2", "--head-dim", "8", "--quick"]
 
@@ -105,8 +106,8 @@ def test_a_bad_option_is_named_without_a_traceback(arguments, parts, tmp_path):
 
 
 def test_a_missing_chart_library_is_told_before_any_work(tmp_path, monkeypatch):
-    monkeypatch.setattr(chart, "find_spec", lambda name: None)
-    for command in (["bench", *SMALL], ["demo"]):
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    for command in (["bench", *SMALL], ["tour"]):
         result = call(*command, "--output", tmp_path)
         assert result.exit_code == 2
         assert "pip install 'linattn[report]'" in result.output

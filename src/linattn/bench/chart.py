@@ -1,34 +1,21 @@
 """The chart of a result: time against length, and memory where it was measured."""
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from linattn.bench.rows import Result
-from linattn.bench.store import write_atomically
 from linattn.bench.table import setting
+from linattn.support.extras import need
+from linattn.support.files import write_atomically
 
 # Distinct for readers who do not see colors alike: each contender has its own marker too.
 COLORS = ("#444444", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 MARKERS = ("s", "o", "^", "D", "v", "P", "X")
 
 
-class MissingChartLibraryError(RuntimeError):
-    """matplotlib is not installed; the message says how to get it."""
-
-    def __init__(self) -> None:
-        super().__init__("charts need matplotlib: pip install 'linattn[report]', or use --no-chart")
-
-
-def need_chart_library() -> None:
-    """Raise before a long run rather than after it."""
-    if find_spec("matplotlib") is None:
-        raise MissingChartLibraryError
-
-
 def draw_chart(result: Result, path: Path, crossover: float | None = None) -> None:
     """One panel a pass, and below it the memory; ``crossover`` is marked in the first."""
-    need_chart_library()
+    need("a chart", "matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -6,12 +6,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from linattn.bench.chart import draw_chart, need_chart_library
+from linattn.bench.chart import draw_chart
 from linattn.bench.rows import Result, Row
 from linattn.bench.run import number_of_rows, run_bench
 from linattn.bench.settings import BenchConfig
 from linattn.bench.store import describe_run, save_result
 from linattn.bench.table import growth_table, result_table
+from linattn.support.extras import need
 
 RIGHT, WRONG, INTERRUPTED = 0, 1, 130
 
@@ -32,7 +33,7 @@ def measure(config: BenchConfig, files: Files, command: list[str] | None = None)
     """Run with a progress bar on stderr, so that what is printed can be piped; every finished row is on disk."""
     config.check()
     if files.chart is not None:
-        need_chart_library()
+        need("a chart", "matplotlib")
     result = Result(describe_run(config, command))
     progress = Progress(
         BarColumn(bar_width=24),

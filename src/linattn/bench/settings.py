@@ -6,18 +6,11 @@ import torch
 
 from linattn.mechanisms.registry import list_mechanisms, mechanism_info
 from linattn.ops.choice import IMPLEMENTATIONS
+from linattn.support.options import OptionError, check_device, check_option
 
 IMPLS = ("auto", *IMPLEMENTATIONS)
 DECAYS = ("none", "head", "token", "channel")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-
-
-class OptionError(ValueError):
-    """A wrong option: ``option`` is its name here, and with dashes on the command line."""
-
-    def __init__(self, option: str, message: str) -> None:
-        super().__init__(f"{option}: {message}")
-        self.option, self.message = option, message
 
 
 @dataclass(frozen=True)
@@ -46,14 +39,14 @@ class BenchConfig:
         """Raise an OptionError that names the option and what is allowed."""
         self._check_numbers()
         for impl in self.impl:
-            _check_choice("impl", impl, IMPLS)
-        _check_choice("decay", self.decay, DECAYS)
-        _check_choice("dtype", self.dtype, DTYPES)
+            check_option("impl", impl, IMPLS)
+        check_option("decay", self.decay, DECAYS)
+        check_option("dtype", self.dtype, DTYPES)
         for name in self.mechanisms:
             self._check_mechanism(name)
         if not self.impl and not self.mechanisms:
             raise OptionError("impl", "name at least one implementation or one mechanism")
-        self._check_device()
+        check_device(self.device)
 
     def _check_numbers(self) -> None:
         if not self.lengths or any(T < 1 for T in self.lengths):
@@ -67,22 +60,12 @@ class BenchConfig:
                 raise OptionError(option, f"must be greater than 0, got {value}")
 
     def _check_mechanism(self, name: str) -> None:
-        _check_choice("mechanisms", name, list_mechanisms())
+        check_option("mechanisms", name, list_mechanisms())
         info = mechanism_info(name)
         if not (info.causal if self.causal else info.bidirectional):
             kind = "causal" if self.causal else "bidirectional"
             able = list_mechanisms(causal=True) if self.causal else list_mechanisms(bidirectional=True)
             raise OptionError("mechanisms", f"{name} is not {kind}; these are: {_join(able)}")
-
-    def _check_device(self) -> None:
-        kind = self.device.split(":")[0]
-        _check_choice("device", kind, ("cpu", "cuda"))
-        try:
-            index = torch.device(self.device).index or 0
-        except RuntimeError as error:
-            raise OptionError("device", f"must be cpu, cuda or cuda:N, got {self.device}") from error
-        if kind == "cuda" and index >= torch.cuda.device_count():
-            raise OptionError("device", f"{self.device} is not on this machine; use cpu")
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -101,11 +84,6 @@ class BenchConfig:
         parts += [] if self.decay == "none" else [f"{self.decay}-decay"]
         parts += [] if self.dtype == "float32" else [self.dtype]
         return "-".join([*parts, *self.mechanisms])
-
-
-def _check_choice(option: str, value: str, allowed: list[str] | tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise OptionError(option, f"must be one of {_join(allowed)}, got {value!r}")
 
 
 def _join(values: tuple[int, ...] | tuple[str, ...] | list[str]) -> str:

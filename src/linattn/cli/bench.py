@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from linattn.cli.options import integers, names
+
 QUICK_LENGTHS = "256,512,1024"
 
 
@@ -45,21 +47,22 @@ def bench(
     """
     import torch
 
-    from linattn.bench.chart import MissingChartLibraryError
     from linattn.bench.screen import Files
     from linattn.bench.screen import bench as run
-    from linattn.bench.settings import BenchConfig, OptionError
-    from linattn.bench.store import device_folder
+    from linattn.bench.settings import BenchConfig
+    from linattn.support.extras import MissingExtraError
+    from linattn.support.machine import device_folder
+    from linattn.support.options import OptionError
 
     if threads < 0:
         raise typer.BadParameter(f"must be an integer >= 0, got {threads}", param_hint="--threads")
     if threads:
         torch.set_num_threads(threads)
-    own_lengths = _integers("lengths", lengths) != BenchConfig.lengths
+    own_lengths = integers("lengths", lengths) != BenchConfig.lengths
     config = BenchConfig(
-        lengths=_integers("lengths", QUICK_LENGTHS if quick and not own_lengths else lengths),
-        impl=_names(impl),
-        mechanisms=_names(mechanisms),
+        lengths=integers("lengths", QUICK_LENGTHS if quick and not own_lengths else lengths),
+        impl=names(impl),
+        mechanisms=names(mechanisms),
         batch=batch,
         heads=heads,
         head_dim=head_dim,
@@ -81,19 +84,6 @@ def bench(
         code = run(config, Files.in_folder(folder, name or config.name, chart), Console())
     except OptionError as error:
         raise typer.BadParameter(error.message, param_hint="--" + error.option.replace("_", "-")) from error
-    except MissingChartLibraryError as error:
-        raise typer.BadParameter(str(error), param_hint="--chart") from error
+    except MissingExtraError as error:
+        raise typer.BadParameter(f"{error}, or use --no-chart", param_hint="--chart") from error
     raise typer.Exit(code)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _integers(option: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in _names(text))
-    except ValueError as error:
-        raise typer.BadParameter(
-            f"must be integers with commas between them, such as 1024,2048, got {text!r}", param_hint=f"--{option}"
-        ) from error

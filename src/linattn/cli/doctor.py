@@ -17,8 +17,8 @@ def doctor() -> None:
     """Show versions, devices, the extras that are installed, and what impl="auto" would choose here."""
     import torch
 
-    from linattn.bench.store import cpu_name
     from linattn.ops.linear import explain
+    from linattn.support.machine import cpu_name
 
     table = Table(show_header=False, box=None)
     table.add_row("linattn", __version__)

@@ -4,9 +4,13 @@ import typer
 
 from linattn._version import __version__
 from linattn.cli.bench import bench
-from linattn.cli.demo import demo
+from linattn.cli.compare import compare
 from linattn.cli.doctor import doctor
 from linattn.cli.mechanisms import mechanisms
+from linattn.cli.memory import memory
+from linattn.cli.report import report
+from linattn.cli.tour import tour
+from linattn.cli.train import train
 
 app = typer.Typer(
     help="Linear attention for PyTorch.",
@@ -29,7 +33,7 @@ def options(
     """Linear attention for PyTorch."""
 
 
-for command in (bench, demo, doctor, mechanisms):
+for command in (compare, train, report, bench, memory, mechanisms, tour, doctor):
     app.command()(command)
 
 

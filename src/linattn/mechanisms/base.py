@@ -167,6 +167,14 @@ class Mechanism(nn.Module, ABC):
         Learned maps of the mechanism count, the layer's projections and elementwise work do not.
         """
 
+    def truncated(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The signed vectors, shaped like q and k, of which a ReLU drops the negative part; None: nothing is dropped.
+
+        q ``(B, H, Tq, D)`` and k ``(B, H_kv, Tk, D)`` without padding, turned where ``rotates`` is ``"inputs"``. A
+        mechanism that keeps negative parts in features of their own drops nothing.
+        """
+        return None
+
     @property
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters())

@@ -95,6 +95,9 @@ class Cosformer(LinearBase):
                 "create the mechanism with a larger max_length"
             )
 
+    def truncated(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return q, k
+
     @property
     def num_features(self) -> int:
         return 2 * self.head_dim

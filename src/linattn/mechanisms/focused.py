@@ -66,6 +66,9 @@ class Focused(LinearBase):
         focused = (y / length).pow(self.power)  # of the direction: the power of a long vector would overflow
         return focused * (length / torch.linalg.vector_norm(focused, dim=(1, 3), keepdim=True))
 
+    def truncated(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return q, k
+
     @property
     def num_features(self) -> int:
         return self.head_dim

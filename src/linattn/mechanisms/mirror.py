@@ -124,6 +124,10 @@ class Mirror(LinearBase):
             checks.check_cu_seqlens(cu_seqlens, k.shape[0], k.shape[2], k, checks.check_values(k, None))
         return self._reflect(q, k, Call(self.impl, key_mask, cu_seqlens))
 
+    def truncated(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """The reflected queries and keys."""
+        return self.reflect(q, k)
+
     def energy_loss(
         self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None
     ) -> Tensor:

@@ -32,6 +32,9 @@ class Relu(LinearMechanism):
     def arguments(self, q: Tensor, k: Tensor, v: Tensor, *, x: Tensor | None) -> dict[str, Any]:
         return {"q": q, "k": k, "v": v, "feature_map": ReluMap()}
 
+    def truncated(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return q, k
+
     @property
     def num_features(self) -> int:
         return self.head_dim

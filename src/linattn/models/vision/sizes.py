@@ -17,7 +17,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "tiny": _DEIT | {"embed_dim": 192, "num_heads": 3},
     "nano": _SMALL_IMAGES | {"embed_dim": 96, "num_heads": 3, "depth": 6},
     "pico": _SMALL_IMAGES | {"embed_dim": 64, "num_heads": 2, "depth": 4},
-    "digits": {"img_size": 8, "patch_size": 1, "in_chans": 1, "num_classes": 10, "embed_dim": 48, "num_heads": 3,
+    "digits": {"img_size": 8, "patch_size": 2, "in_chans": 1, "num_classes": 10, "embed_dim": 48, "num_heads": 3,
                "depth": 3},
 }  # fmt: skip
 

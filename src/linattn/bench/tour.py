@@ -9,22 +9,23 @@ from rich.table import Table
 
 from linattn.bench.agreement import TOLERANCE, Agreement, HandOver, compare_all_forms, compare_hand_over
 from linattn.bench.catalog import mechanism_table
-from linattn.bench.chart import draw_chart, need_chart_library
+from linattn.bench.chart import draw_chart
 from linattn.bench.contenders import SDPA
 from linattn.bench.fit import crossover
 from linattn.bench.passes import FORWARD
 from linattn.bench.rows import Result
 from linattn.bench.screen import INTERRUPTED, RIGHT, WRONG, Files, measure, show
 from linattn.bench.settings import BenchConfig
+from linattn.support.extras import need
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 # Titles on the left may be wider than a small table.
 STYLE: Any = {"title_justify": "left", "box": SIMPLE_HEAD, "min_width": 76}
 
 
-def demo(folder: Path, console: Console, lengths: tuple[int, ...] = LENGTHS) -> int:
+def tour(folder: Path, console: Console, lengths: tuple[int, ...] = LENGTHS) -> int:
     """Print the tour and leave chart and JSON in ``folder``; 1 if anything is wrong."""
-    need_chart_library()
+    need("a chart", "matplotlib")
     console.rule("1. The mechanisms")
     console.print(mechanism_table())
     console.rule("2. One formula, three forms: the same numbers in fp64")
@@ -38,7 +39,7 @@ def demo(folder: Path, console: Console, lengths: tuple[int, ...] = LENGTHS) -> 
         lengths=lengths, impl=("chunked", "reference"), backward=False, min_seconds=0.2, min_repeats=3, max_seconds=1
     )
     files = Files.in_folder(folder, "crossover", chart=True)
-    result = measure(config, files, command=["linattn", "demo"])
+    result = measure(config, files, command=["linattn", "tour"])
     show(result, console)
     right = all(a.ok for a in agreements) and all(h.ok for h in hand_overs) and result.right
     _conclude(result, files, console)

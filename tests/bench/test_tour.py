@@ -4,11 +4,11 @@ import pytest
 from rich.console import Console
 
 from linattn.bench import contenders
-from linattn.bench import demo as demo_module
+from linattn.bench import tour as tour_module
 from linattn.bench.agreement import compare_all_forms, compare_forms, compare_hand_over
 from linattn.bench.catalog import mechanism_table
-from linattn.bench.demo import agreement_table, crossover_sentence, demo
 from linattn.bench.rows import Result, Row
+from linattn.bench.tour import agreement_table, crossover_sentence, tour
 from linattn.mechanisms.registry import list_mechanisms
 
 
@@ -69,7 +69,7 @@ def test_the_crossover_in_words(softmax, linear, point, words):
 
 def test_the_tour_leaves_chart_and_results(tmp_path):
     screen = StringIO()
-    assert demo(tmp_path, Console(file=screen, width=80), lengths=(32, 64)) == 0
+    assert tour(tmp_path, Console(file=screen, width=80), lengths=(32, 64)) == 0
     assert (tmp_path / "crossover.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "crossover.json").exists()
     text = screen.getvalue()
@@ -79,8 +79,8 @@ def test_the_tour_leaves_chart_and_results(tmp_path):
 
 
 def test_the_tour_fails_if_anything_is_wrong(tmp_path, monkeypatch):
-    wrong = [demo_module.Agreement("none", True, 1.0, float("nan"))]
-    monkeypatch.setattr(demo_module, "compare_all_forms", lambda: wrong)
+    wrong = [tour_module.Agreement("none", True, 1.0, float("nan"))]
+    monkeypatch.setattr(tour_module, "compare_all_forms", lambda: wrong)
     screen = StringIO()
-    assert demo(tmp_path, Console(file=screen, width=80), lengths=(32,)) == 1
+    assert tour(tmp_path, Console(file=screen, width=80), lengths=(32,)) == 1
     assert "WRONG" in screen.getvalue()

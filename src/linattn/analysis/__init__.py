@@ -1,0 +1,1 @@
+"""What attention does in a trained model."""

@@ -1,0 +1,109 @@
+"""What the mechanisms of a model are called with on real images."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from linattn.layers.attention import Attention
+from linattn.mechanisms.base import Mechanism
+
+
+@dataclass(frozen=True)
+class CapturedCall:
+    """One call of a mechanism: what it got, and where its tokens stand in the image.
+
+    ``name`` is that of the ``Attention`` layer in the model, or of the mechanism itself where it stands alone. ``grid``
+    and ``key_grid`` are the planes of queries and keys (rows, columns), None where the layer was not told.
+    """
+
+    name: str
+    mechanism: Mechanism
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    kwargs: dict[str, Any]
+    grid: tuple[int, int] | None
+    key_grid: tuple[int, int] | None
+
+    def map_arguments(self) -> dict[str, Any]:
+        """The keyword arguments of ``attention_map`` and ``attention_row``."""
+        for name in ("key_mask", "cu_seqlens"):
+            if self.kwargs.get(name) is not None:
+                raise ValueError(f"{self.name} was called with {name}: padded or packed tokens have no single map")
+        return {name: self.kwargs.get(name) for name in ("spatial_shape", "x", "rotate")}
+
+
+def capture(model: nn.Module, images: Tensor) -> list[CapturedCall]:
+    """Run the model once, in eval mode and without gradients, and return every call of a mechanism, in order.
+
+    Compiled models and blocks run as they were written (``torch.compiler.set_stance("force_eager")``), since
+    compiled code passes hooks by. Hooks and the modes of all modules are put back, also when the model raises.
+
+    Example:
+        >>> import torch
+        >>> from linattn.models.vision import create_vit
+        >>> model = create_vit("digits", "relu")
+        >>> calls = capture(model, torch.randn(2, 1, 8, 8))
+        >>> [call.name for call in calls], calls[0].q.shape, calls[0].grid
+        (['blocks.0.attn', 'blocks.1.attn', 'blocks.2.attn'], torch.Size([2, 3, 17, 16]), (4, 4))
+    """
+    calls: list[CapturedCall] = []
+    planes: dict[str, tuple[int, int] | None] = {}  # of the call that a layer is in
+
+    def enter_layer(name: str) -> Any:
+        def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            planes[name] = kwargs.get("spatial_shape")
+
+        return hook
+
+    def enter_mechanism(name: str, layer: Attention | None) -> Any:
+        def hook(mechanism: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            assert isinstance(mechanism, Mechanism)
+            given = dict(zip(("q", "k", "v"), args, strict=False)) | kwargs
+            given = {key: value.detach() if isinstance(value, Tensor) else value for key, value in given.items()}
+            q, k, v = (given.pop(key) for key in ("q", "k", "v"))
+            grid = key_grid = planes.get(name)
+            if grid is not None and layer is not None and layer.reduction is not None:
+                key_grid = layer.reduction.reduced_shape(grid)
+            calls.append(CapturedCall(name, mechanism, q, k, v, given, grid, key_grid))
+
+        return hook
+
+    handles = []
+    try:
+        layers = {id(m.mechanism): (name, m) for name, m in model.named_modules() if isinstance(m, Attention)}
+        for name, layer in layers.values():
+            handles.append(layer.register_forward_pre_hook(enter_layer(_plain(name)), with_kwargs=True))
+        for name, module in model.named_modules():
+            if isinstance(module, Mechanism):
+                own, around = layers.get(id(module), (name, None))
+                handles.append(module.register_forward_pre_hook(enter_mechanism(_plain(own), around), with_kwargs=True))
+        with _evaluating(model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            model(images)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not calls:
+        raise ValueError(f"{type(model).__name__} called no linattn mechanism, so there is no attention to look at")
+    return calls
+
+
+def _plain(name: str) -> str:
+    """A module's name without the wrappers that ``torch.compile`` puts around modules."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode, and afterwards each module's own mode again: parts of a model may have been frozen."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

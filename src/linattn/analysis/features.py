@@ -1,0 +1,60 @@
+"""The features that a linear mechanism makes of queries and keys, taken at the door of the algebra."""
+
+import copy
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from linattn.mechanisms.base import Call, LinearBase, Mechanism, MechanismOutput
+from linattn.ops.prepare import map_features
+
+
+class Features(NamedTuple):
+    """``phi (B, H, flows, Tq, F)`` of the queries, ``psi (B, H, flows, Tk, F)`` of the keys they read."""
+
+    phi: Tensor
+    psi: Tensor
+
+
+def pairwise_features(mechanism: Mechanism, q: Tensor, k: Tensor, *, x: Tensor | None = None) -> Features | None:
+    """phi and psi with unnormalised weights ``phi_t . psi_s``, per head and flow; None without such features.
+
+    They are what the mechanism hands to ``linear_attention``, before any rotation there, for q ``(B, H, Tq, D)`` and
+    k ``(B, H_kv, Tk, D)``. ``pola`` and ``pola_plus`` have two flows, others one. None for mechanisms that do not end
+    in that call. Those of ``hydra``, whose heads are its channels, are a constant.
+
+    Example:
+        >>> import torch
+        >>> from linattn import create_mechanism
+        >>> q, k = torch.randn(2, 1, 2, 5, 8).unbind()
+        >>> pairwise_features(create_mechanism("pola", num_heads=2, head_dim=8), q, k).phi.shape
+        torch.Size([1, 2, 2, 5, 16])
+    """
+    if not isinstance(mechanism, LinearBase):
+        return None
+    seen: list[dict[str, Any]] = []
+
+    def take(call: Call, arguments: dict[str, Any]) -> MechanismOutput:
+        seen.append(arguments)
+        raise _TakenError
+
+    listening = copy.copy(mechanism)  # shares the parameters; only the door is its own
+    listening.linear = take  # type: ignore[method-assign]
+    with suppress(_TakenError):
+        listening.attend(q, k, k, Call(mechanism.impl, x=x))
+    if not seen:
+        return None
+    phi, psi = map_features(seen[0]["q"], seen[0]["k"], seen[0].get("feature_map"))
+    H, H_kv = q.shape[1], k.shape[1]
+    if phi.shape[2] != q.shape[2] or psi.shape[2] != k.shape[2] or phi.shape[1] % H or phi.shape[1] % psi.shape[1]:
+        return None
+    flows = phi.shape[1] // H
+    psi = psi.repeat_interleave(phi.shape[1] // psi.shape[1], dim=1)
+    # Virtual heads are ordered by key head, then flow, then the query heads that share both.
+    heads = (H_kv, flows, H // H_kv)
+    return Features(*(t.unflatten(1, heads).transpose(2, 3).flatten(1, 2) for t in (phi, psi)))
+
+
+class _TakenError(Exception):
+    """Raised at the door of the algebra: the rest of the mechanism is not needed."""

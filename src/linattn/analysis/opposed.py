@@ -1,0 +1,114 @@
+"""How much of the interactions between channels of opposite sign reaches the attention weights."""
+
+import copy
+
+import torch
+from torch import Tensor
+
+from linattn.analysis.features import pairwise_features
+from linattn.analysis.linear_part import checked_rotation
+from linattn.analysis.opposed_cut import share_past_truncation
+from linattn.mechanisms.base import Mechanism, Rotate
+from linattn.mechanisms.softmax import Softmax
+
+IMAGES, TOKENS = 2, 12  # of the sample that features are differentiated on
+ROUNDING = 1e-12  # of fp64 sums of products, next to the product of their lengths
+
+
+def opposed_kept(
+    mechanism: Mechanism, q: Tensor, k: Tensor, *, x: Tensor | None = None, rotate: Rotate | None = None
+) -> list[float | None]:
+    """Share of sign-opposed interactions that the mechanism keeps, for each head.
+
+    An interaction is a query t, a key s and a channel i with ``q_ti k_si < 0``. Each counts with ``|q_ti k_si|``, and
+    the share of it that is kept is
+
+    - 1 or 0: whether the unnormalised weight depends on both numbers together, in any flow, that is
+      ``d^2 w_ts / dq_ti dk_si = sum_f (dphi_tf / dq_ti) (dpsi_sf / dk_si) != 0`` for ``w_ts = phi_t . psi_s``;
+    - where a ReLU truncates vectors y (``mechanism.truncated``), the part of that sum which passes it,
+      ``sum_f |a_f b_f| [y_tf > 0] [y_sf > 0] / sum_f |a_f b_f|`` with ``a = dy_t / dq_ti``, ``b = dy_s / dk_si``. A yes
+      or no would say nothing there: a reflection across heads spreads every channel a little over all features.
+
+    So: relu, focused and cosformer 0; nala 0 with its hard angle, 1 with the others; pola, in its opposite flow, elu
+    and the Taylor series 1; softmax 1, as its exponential's mixed derivative does not vanish; mirror in between, 1/16
+    with random vectors and angles. None without features of single tokens (``hydra``), and where no interaction is
+    opposed. Derivatives are those of a token's own features, by autograd in fp64, on a sample of at most 2 images and
+    12 tokens; past a truncation, as ``share_past_truncation`` says.
+
+    Args:
+        mechanism: any; q, k: ``(B, H, Tq, D)`` and ``(B, H_kv, Tk, D)``; x, rotate: as it was called with.
+
+    Example:
+        >>> import torch
+        >>> from linattn import create_mechanism
+        >>> q, k = torch.randn(2, 1, 2, 5, 8).unbind()
+        >>> [opposed_kept(create_mechanism(name, num_heads=2, head_dim=8), q, k) for name in ("relu", "pola", "nala")]
+        [[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]]
+    """
+    q, k = (t.detach().double() for t in (q, k))
+    q, k = checked_rotation(mechanism, q, k, rotate)
+    mechanism = copy.deepcopy(mechanism).double()
+    with torch.no_grad():
+        vectors = mechanism.truncated(q[:1], k[:1])
+    if vectors is not None:
+        return share_past_truncation(mechanism, q, k)
+    q, k, x = _sample(q, k, None if x is None else x.detach().double())
+    group = q.shape[1] // k.shape[1]
+    weight = -(q.unsqueeze(3) * k.repeat_interleave(group, dim=1).unsqueeze(2)).clamp(max=0)  # (B, H, Tq, Tk, D)
+    total = weight.sum((0, 2, 3, 4))
+    if isinstance(mechanism, Softmax):
+        return [None if whole == 0 else 1.0 for whole in total.tolist()]
+    of_q = _own_derivatives(mechanism, q, k, x, queries=True)
+    of_k = _own_derivatives(mechanism, q, k, x, queries=False)
+    if of_q is None or of_k is None:
+        return [None] * q.shape[1]
+    mixed = torch.einsum("bhjtif,bhjsif->bhjtsi", of_q, of_k)
+    lengths = of_q.norm(dim=-1).unsqueeze(4) * of_k.norm(dim=-1).unsqueeze(3)
+    kept = (mixed.abs() > ROUNDING * lengths).any(2) * weight
+    shares = zip(kept.sum((0, 2, 3, 4)).tolist(), total.tolist(), strict=True)
+    return [None if whole == 0 else part / whole for part, whole in shares]
+
+
+def _sample(q: Tensor, k: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """A few images and tokens, evenly spaced; the same of q, k and x where these are one sequence."""
+
+    def spaced(t: Tensor, dim: int) -> Tensor:
+        length = t.shape[dim]
+        index = torch.linspace(0, length - 1, min(length, TOKENS), dtype=torch.float64).round().long()
+        return t[:IMAGES].index_select(dim, index.to(t.device))
+
+    return spaced(q, 2), spaced(k, 2), None if x is None else spaced(x, 1)
+
+
+def _own_derivatives(mechanism: Mechanism, q: Tensor, k: Tensor, x: Tensor | None, *, queries: bool) -> Tensor | None:
+    """``d phi_tf / d q_ti`` or ``d psi_sf / d k_si``: ``(B, H, flows, T, D, F)``; None where there is none.
+
+    A token has a copy of the batch to itself, in which it alone is a variable: other tokens' features may depend on
+    it too (means, softmaxes over tokens), and their derivatives must not add up with its own.
+    """
+    moving = q if queries else k
+    B, H, T, _ = moving.shape
+    x = None if x is None else x.repeat_interleave(T, dim=0)
+    q, k = q.repeat_interleave(T, dim=0), k.repeat_interleave(T, dim=0)
+    own = torch.arange(T, device=q.device).repeat(B)
+    copy_index = torch.arange(B * T, device=q.device)
+    with torch.enable_grad():
+        leaf = moving.transpose(1, 2).flatten(0, 1).clone().requires_grad_()  # (B T, H or H_kv, D)
+        varied = (q if queries else k).transpose(1, 2).index_put((copy_index, own), leaf).transpose(1, 2)
+        found = pairwise_features(mechanism, varied if queries else q, k if queries else varied, x=x)
+        if found is None:
+            return None
+        features = (found.phi if queries else found.psi)[copy_index, :, :, own]  # (B T, H, flows, F)
+        group = features.shape[1] // H  # query heads that read one key head: a pass each
+        columns = []
+        for g in range(group):
+            for flow in range(features.shape[2]):
+                for f in range(features.shape[3]):
+                    feature = features[:, g::group, flow, f].sum()
+                    if not feature.requires_grad:
+                        return None
+                    (column,) = torch.autograd.grad(feature, leaf, retain_graph=True, allow_unused=True)
+                    columns.append(torch.zeros_like(leaf) if column is None else column)
+    table = torch.stack(columns).unflatten(0, (group, features.shape[2], features.shape[3]))
+    # (group, flows, F, B T, H_in, D) to (B, H, flows, T, D, F)
+    return table.unflatten(3, (B, T)).permute(3, 5, 0, 1, 4, 6, 2).flatten(1, 2)

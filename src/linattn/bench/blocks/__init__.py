@@ -1,0 +1,1 @@
+"""Memory and time of one transformer block against the number of tokens."""

@@ -1,0 +1,86 @@
+"""``linattn compare``."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from linattn.cli.options import names, numbers, option_errors
+
+
+def compare(
+    data: Annotated[
+        str,
+        typer.Option(help="digits, a folder of idx files (MNIST), an .npz file, a folder with train/ and test/."),
+    ] = "digits",
+    mechanisms: Annotated[str, typer.Option(help="With commas.")] = "softmax,relu,pola,nala,mirror",
+    seeds: Annotated[int, typer.Option(help="Runs of each mechanism.")] = 2,
+    lr: Annotated[
+        str, typer.Option(help="Learning rate; of several, each mechanism takes its best on held-out training images.")
+    ] = "",
+    epochs: Annotated[int | None, typer.Option(help="Of each run.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images of a step.")] = None,
+    warmup_epochs: Annotated[float | None, typer.Option(help="Epochs in which the learning rate rises.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="On weight matrices.")] = None,
+    ema_decay: Annotated[float | None, typer.Option(help="Average the weights with this decay; 0: do not.")] = None,
+    mixup: Annotated[float | None, typer.Option(help="Alpha; 0: off.")] = None,
+    cutmix: Annotated[float | None, typer.Option(help="Alpha; 0: off.")] = None,
+    rand_augment: Annotated[str | None, typer.Option(help="Such as m9-n2; empty: off.")] = None,
+    crop_padding: Annotated[int | None, typer.Option(help="Pixels an image may be shifted by.")] = None,
+    flip: Annotated[bool | None, typer.Option(help="Mirror half of the images.")] = None,
+    recipe: Annotated[
+        str, typer.Option(help="digits, small_images or deit.  [default: digits for digits, else small_images]")
+    ] = "",
+    size: Annotated[str, typer.Option(help="Host: digits, pico, nano, tiny, small or base.  [default: by data]")] = "",
+    patch_size: Annotated[int | None, typer.Option(help="Pixels of a token's side.")] = None,
+    depth: Annotated[int | None, typer.Option(help="Blocks of the host.")] = None,
+    global_pool: Annotated[str, typer.Option(help="avg, or token for a class token.")] = "avg",
+    preset: Annotated[str, typer.Option(help="A paper's block around every mechanism alike.")] = "",
+    local: Annotated[str, typer.Option(help="shared or channel: a convolution of the values beside each.")] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.  [default: cuda where there is one]")] = "",
+    precision: Annotated[str, typer.Option(help="fp32 or bf16.  [default: bf16 on cuda]")] = "",
+    compile: Annotated[bool | None, typer.Option(help="Compile the blocks.  [default: on cuda]")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Of images in folders.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder.  [default: runs/compare-<data>]")] = None,
+) -> None:
+    """Train mechanisms in one host with one budget; table, CSV, charts and report.html. Started again, it goes on.
+
+    Exit code: 0 all right, 1 a run failed, 2 a bad option, 130 interrupted (finished runs are kept).
+    """
+    import torch
+
+    from linattn.compare.compare import compare as run
+    from linattn.compare.settings import CompareConfig, HostConfig
+    from linattn.train.recipes import configure
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    on_gpu, lrs = device.startswith("cuda"), numbers("lr", lr)
+    changes: dict[str, Any] = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lrs[0] if len(lrs) == 1 else None,
+        "warmup_epochs": warmup_epochs,
+        "weight_decay": weight_decay,
+        "ema_decay": ema_decay,
+        "mixup": mixup,
+        "cutmix": cutmix,
+        "rand_augment": rand_augment,
+        "crop_padding": crop_padding,
+        "flip": flip,
+        "device": device,
+        "precision": precision or ("bf16" if on_gpu else "fp32"),
+        "compile": on_gpu if compile is None else compile,
+    }
+    with option_errors():
+        train = configure(recipe or ("digits" if data == "digits" else "small_images"), changes)
+        host = HostConfig(
+            size or ("digits" if data == "digits" else "nano"),
+            patch_size, depth, global_pool, preset or None, local or None,
+        )  # fmt: skip
+        folder = output or Path("runs") / f"compare-{Path(data).stem}"
+        config = CompareConfig(
+            data, names(mechanisms), host, train, seeds, lrs if len(lrs) > 1 else (), image_size, folder
+        )
+        code = run(config, Console())
+    raise typer.Exit(code)

@@ -1,0 +1,43 @@
+"""What commands share: lists written with commas, and errors that name an option."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+
+def names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def integers(option: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in names(text))
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"must be integers with commas between them, such as 1024,2048, got {text!r}", param_hint=f"--{option}"
+        ) from error
+
+
+def numbers(option: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in names(text))
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"must be numbers with commas between them, such as 1e-3,3e-3, got {text!r}", param_hint=f"--{option}"
+        ) from error
+
+
+@contextmanager
+def option_errors() -> Iterator[None]:
+    """A wrong option or a missing extra ends a command with exit code 2 and one sentence, not with a traceback."""
+    from linattn.support.extras import MissingExtraError
+    from linattn.support.options import OptionError
+
+    try:
+        yield
+    except OptionError as error:
+        raise typer.BadParameter(error.message, param_hint="--" + error.option.replace("_", "-")) from error
+    except MissingExtraError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from error

@@ -1,0 +1,1 @@
+"""Mechanisms in one host with one budget."""

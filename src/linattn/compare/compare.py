@@ -1,0 +1,124 @@
+"""``linattn compare``: from a config to trained runs, measurements, tables, files and a report."""
+
+from importlib.util import find_spec
+from json import dumps, loads
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from linattn.compare.cells import Cell, CellResult, best_lrs, final_cells, sweep_cells
+from linattn.compare.measure import measure_attention, measure_costs
+from linattn.compare.results import Results, describe
+from linattn.compare.runner import Runner
+from linattn.compare.screen import Screen, final_table
+from linattn.compare.settings import CompareConfig
+from linattn.report import ranking_sentence, write_csv, write_report
+from linattn.report.numbers import counted
+from linattn.support.extras import need
+from linattn.support.files import write_json
+from linattn.support.options import OptionError
+from linattn.tasks.load import load_images
+
+RIGHT, FAILED, INTERRUPTED = 0, 1, 130
+
+
+def compare(config: CompareConfig, console: Console) -> int:
+    """Run the comparison, or go on with it; returns the exit code: 1 if a run failed, 130 after Ctrl-C."""
+    config.check()
+    need("a comparison", "accelerate")
+    data = load_images(config.data, image_size=config.image_size)
+    same_settings(config)
+    results = Results(config, describe(config, data))
+    screen = Screen(results, console)
+    announce(config, results, console)
+    runner = Runner(config, data, screen.on_step, screen.on_epoch)
+
+    def run(cells: list[Cell], into: list[CellResult]) -> None:
+        screen.expect(len(cells))
+        into.extend(CellResult(cell) for cell in cells)
+        for index, cell in enumerate(cells):
+            into[index] = runner.run(cell)
+            screen.on_result(into[index])
+            results.save()
+
+    try:
+        with screen.shown():
+            run(sweep_cells(config), results.swept)
+            results.lrs = best_lrs(config, results.swept)
+            run(final_cells(config, results.lrs), results.final)
+            key = results.meta["train"] | {"mechanisms": list(config.mechanisms), "device": results.meta["device"]}
+            results.costs = remembered(
+                config.output / "costs.json", key, lambda: measure_costs(config, data, screen.on_work)
+            )
+            trained = [r.cell for r in results.final if r.status == "done" and r.cell.seed == 0]
+            results.attention, examples = measure_attention(config, data, trained, screen.on_work)
+    except KeyboardInterrupt:
+        results.save()
+        console.print(f"Interrupted; finished runs are kept. The same command goes on: {results.meta['command']}")
+        return INTERRUPTED
+    results.finished = True
+    results.save()
+    write_json(config.output / "examples.json", examples)
+    finish(config.output, console)
+    return RIGHT if all(result.status == "done" for result in results.final) else FAILED
+
+
+def announce(config: CompareConfig, results: Results, console: Console) -> None:
+    """What is about to happen, and how much of it."""
+    host, data = results.meta["host"], results.meta["data"]
+    runs, swept = len(config.mechanisms) * config.seeds, len(sweep_cells(config))
+    console.print(
+        f"{data['name']}, {host['size']} ViT of depth {host['depth']} and width {host['width']} at {host['tokens']} "
+        f"tokens, {counted(config.train.epochs, 'epoch')} on {results.meta['device']}: "
+        f"{counted(runs, 'run')} ({counted(len(config.mechanisms), 'mechanism')} x {counted(config.seeds, 'seed')})"
+        + (f" after {counted(swept, 'run')} that choose learning rates" if swept else "")
+        + f". Files: {config.output}",
+        soft_wrap=True,
+    )
+
+
+def finish(folder: Path, console: Console) -> None:
+    """Tables on the screen, CSV files, and the report where charts can be drawn."""
+    results: dict[str, Any] = loads((folder / "results.json").read_text())
+    write_csv(results, folder / "results.csv")
+    console.print(final_table(results))
+    console.print(ranking_sentence(results), soft_wrap=True)
+    for row in results["rows"]:
+        if row["status"] == "failed":
+            console.print(f"failed: {row['mechanism']}, seed {row['seed']}: {row['reason']}", soft_wrap=True)
+    if find_spec("matplotlib") is None:
+        console.print("No report: its charts need matplotlib, pip install 'linattn[report]', then linattn report")
+        return
+    console.print(f"report: {write_report(folder)}", soft_wrap=True)
+
+
+def same_settings(config: CompareConfig) -> None:
+    """A folder holds one comparison; more mechanisms and seeds may join it, another budget may not."""
+    path, wanted = config.output / "settings.json", loads_like(config.fingerprint())
+    if not path.exists():
+        write_json(path, wanted)
+        return
+    stored = loads(path.read_text())
+    different = [name for name in wanted if stored.get(name) != wanted[name]]
+    if different:
+        words = ", ".join(f"{name} was {stored.get(name)}, now {wanted[name]}" for name in different)
+        raise OptionError("output", f"{config.output} holds a comparison with other settings ({words}): name another")
+
+
+def remembered(path: Path, key: dict[str, Any], measure: Any) -> Any:
+    """What an earlier call has measured under the same key, or what ``measure`` finds now."""
+    key = loads_like(key)
+    if path.exists():
+        stored = loads(path.read_text())
+        if stored["key"] == key:
+            return stored["found"]
+    found = measure()
+    write_json(path, {"key": key, "found": found})
+    return found
+
+
+def loads_like(value: dict[str, Any]) -> dict[str, Any]:
+    """As it comes back from a JSON file: tuples are lists there."""
+    found: dict[str, Any] = loads(dumps(value))
+    return found

@@ -1,0 +1,29 @@
+"""The host of a comparison, built anew for each run."""
+
+from typing import Any
+
+import torch
+
+from linattn.compare.settings import HostConfig
+from linattn.models.vision import VisionTransformer, create_vit
+from linattn.tasks.images import ImageData, ImageFolders
+
+
+def create_host(mechanism: str, host: HostConfig, data: ImageData | ImageFolders, seed: int) -> VisionTransformer:
+    """A vision transformer for ``data``; the seed decides its first weights, whatever ran before."""
+    options: dict[str, Any] = {
+        "img_size": data.image_size,
+        "in_chans": data.channels,
+        "num_classes": data.num_classes,
+        "global_pool": host.global_pool,
+    }
+    options |= {name: value for name in ("patch_size", "depth") if (value := getattr(host, name)) is not None}
+    if host.local is not None:
+        options["attention"] = {"local": host.local}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return create_vit(host.size, mechanism, preset=host.preset, **options)
+
+
+def tokens_of(model: VisionTransformer) -> int:
+    return model.num_prefix_tokens + model.grid[0] * model.grid[1]

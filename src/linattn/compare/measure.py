@@ -1,0 +1,102 @@
+"""What each mechanism costs in the host, and what its attention does after training."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linattn.analysis.heat_map import token_heat_map
+from linattn.analysis.statistics import model_statistics
+from linattn.bench.model_cost import model_cost, throughput_in_turns, train_peak_bytes
+from linattn.compare.cells import Cell
+from linattn.compare.host import create_host
+from linattn.compare.settings import CompareConfig
+from linattn.models.vision import VisionTransformer
+from linattn.tasks.images import ImageData, ImageFolders
+from linattn.train.accelerator import matrix_products
+from linattn.train.batches import create_batches
+from linattn.train.compiling import compile_blocks
+
+STATISTICS_IMAGES = 32
+EXAMPLES = 4
+OnWork = Callable[[str], None]
+
+
+def measure_costs(config: CompareConfig, data: ImageData | ImageFolders, on_work: OnWork) -> dict[str, dict[str, Any]]:
+    """Cost of each mechanism by name. Times are taken in turns, so that a busy moment hits all alike."""
+    device = torch.device(config.train.device)
+    images, _ = next(iter(create_batches(data, config.train, device).train(0)))
+    models = {name: create_host(name, config.host, data, 0).to(device) for name in config.mechanisms}
+    costs: dict[str, dict[str, Any]] = {}
+    for name, model in models.items():
+        on_work(f"{name}: parameters, operations, memory")
+        cost = model_cost(model, data.image_size, data.channels)
+        if config.train.compile:
+            compile_blocks(model)  # what is timed and weighed is what was trained
+        peak = train_peak_bytes(model, images, precision=config.train.precision)
+        costs[name] = {
+            "parameters": cost.parameters,
+            "mechanism_parameters": cost.mechanism_parameters,
+            "flops": cost.flops,
+            "attention_flops": cost.attention_flops,
+            "state_size": cost.state_size,
+            "peak_bytes_train": peak,
+        }
+    for training, key in ((False, "images_per_second_forward"), (True, "images_per_second_train")):
+        on_work("images per second, " + ("training" if training else "forward"))
+        with matrix_products(config.train.precision):
+            found = throughput_in_turns(models, images, training=training, precision=config.train.precision)
+        for name, images_per_second in found.items():
+            costs[name][key] = images_per_second
+    return costs
+
+
+def measure_attention(
+    config: CompareConfig, data: ImageData | ImageFolders, cells: list[Cell], on_work: OnWork
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Statistics of each trained model by mechanism, and its attention on a few images: ``examples.json``."""
+    device = torch.device(config.train.device)
+    images, labels, pixels = _test_images(config, data, device)
+    statistics: dict[str, dict[str, Any]] = {}
+    shown: list[dict[str, Any]] = []
+    layer = ""
+    for cell in cells:
+        on_work(f"{cell.mechanism}: entropy, rank, what truncation loses")
+        model = load_trained(config, data, cell).to(device)
+        layers = model_statistics(model, images)
+        entropies = [value for found in layers for value in found.entropy]
+        statistics[cell.mechanism] = {
+            "entropy": sum(entropies) / len(entropies),
+            "layers": [found.as_dict() for found in layers],
+        }
+        layer = layers[-1].layer
+        centre = (model.grid[0] // 2, model.grid[1] // 2)
+        for index in range(min(EXAMPLES, len(images))):
+            if index == len(shown):
+                label = data.classes[int(labels[index])]
+                shown.append({"label": label, "pixels": pixels[index], "token": list(centre), "maps": {}})
+            heat = token_heat_map(model, images[index], token=centre[0] * model.grid[1] + centre[1])
+            shown[index]["maps"][cell.mechanism] = [[float(f"{x:.4g}") for x in row] for row in heat.tolist()]
+    return statistics, {"layer": layer, "images": shown}
+
+
+def load_trained(config: CompareConfig, data: ImageData | ImageFolders, cell: Cell) -> VisionTransformer:
+    """The model of a finished run."""
+    model = create_host(cell.mechanism, config.host, data, cell.seed)
+    weights: Path = cell.folder(config.output) / "weights.pt"
+    model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+    return model.eval()
+
+
+def _test_images(
+    config: CompareConfig, data: ImageData | ImageFolders, device: torch.device
+) -> tuple[Tensor, Tensor, list[Any]]:
+    """The first test images: as the model sees them, their labels, and their pixels to be drawn."""
+    images, labels = next(iter(create_batches(data, config.train, device).test()))
+    images, labels = images[:STATISTICS_IMAGES], labels[:STATISTICS_IMAGES]
+    low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
+    grey = (255 * (images - low) / (high - low).clamp(min=1e-6)).round().to(torch.uint8).cpu()
+    pixels = grey[:EXAMPLES].squeeze(1) if grey.shape[1] == 1 else grey[:EXAMPLES].movedim(1, -1)
+    return images, labels, pixels.tolist()

@@ -1,0 +1,1 @@
+"""GPU kernels for the algebra. Importing this folder needs torch alone; ``kernels`` needs Triton and is imported late."""

@@ -1,0 +1,8 @@
+"""Charts and pages from results."""
+
+from linattn.report.charts import write_charts
+from linattn.report.csv_files import write_csv
+from linattn.report.summary import ranking_sentence
+from linattn.report.write import write_report
+
+__all__ = ["ranking_sentence", "write_charts", "write_csv", "write_report"]

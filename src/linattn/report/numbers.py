@@ -1,0 +1,66 @@
+"""Numbers as readers want them: one unit a column, so that digits line up."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+MISSING = "–"
+PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+
+
+@dataclass(frozen=True)
+class Unit:
+    """``text = value / factor`` with that many decimals."""
+
+    factor: float = 1.0
+    prefix: str = ""
+    decimals: int = 0
+    signed: bool = False
+
+    def text(self, value: float | None) -> str:
+        if value is None:
+            return MISSING
+        return f"{value / self.factor:{'+' if self.signed else ''},.{self.decimals}f}".replace("-", "−")
+
+
+def common_unit(values: Iterable[float | None], digits: int = 3) -> Unit:
+    """The prefix that suits the smallest value that is not zero, with decimals that give it ``digits`` digits.
+
+    Example:
+        >>> unit = common_unit([5_500_000, 22_100_000])
+        >>> unit.text(5_500_000), unit.text(22_100_000), unit.prefix
+        ('5.50', '22.10', 'M')
+    """
+    smallest = min((abs(value) for value in values if value), default=1.0)
+    factor, prefix = next(((f, p) for f, p in PREFIXES if smallest >= f), PREFIXES[-1])
+    if factor == 1.0:
+        return Unit(decimals=0 if smallest >= 10 ** (digits - 1) or smallest == int(smallest) else 1)
+    whole = len(str(int(smallest / factor)))
+    return Unit(factor, prefix, max(digits - whole, 0))
+
+
+def short(value: float) -> str:
+    """A number on an axis.
+
+    Example:
+        >>> short(2000), short(1500), short(0.25)
+        ('2k', '1.5k', '0.25')
+    """
+    for factor, prefix in PREFIXES:
+        if abs(value) >= factor and factor > 1:
+            return f"{value / factor:.4g}{prefix}"
+    return f"{value:.4g}"
+
+
+def percent(value: float) -> str:
+    return f"{value:.2f} %"
+
+
+def listed(names: Iterable[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def counted(count: int, word: str) -> str:
+    """``1 seed``, ``3 seeds``."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"

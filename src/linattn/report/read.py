@@ -1,0 +1,127 @@
+"""The results of a comparison as the report reads them: every field may still be missing."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from linattn.support.options import OptionError
+
+REFERENCE = "softmax"
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Top-1 in percent over the finished runs of one mechanism; ``std`` is None for a single run."""
+
+    mean: float
+    std: float | None
+    low: float
+    high: float
+    runs: int
+
+    def overlaps(self, other: "Accuracy") -> bool:
+        return self.low <= other.high and other.low <= self.high
+
+
+class Comparison:
+    """``results.json`` with names for what is asked of it.
+
+    Example:
+        >>> rows = [{"mechanism": "relu", "seed": s, "status": "done", "top1": 90.0 + s} for s in (0, 2)]
+        >>> Comparison({"rows": rows}).accuracy("relu")
+        Accuracy(mean=91.0, std=1.4142135623730951, low=90.0, high=92.0, runs=2)
+    """
+
+    def __init__(self, results: Mapping[str, Any]) -> None:
+        self.meta: dict[str, Any] = results.get("meta") or {}
+        self.rows: list[dict[str, Any]] = results.get("rows") or []
+        self._entries = {entry["mechanism"]: entry for entry in results.get("mechanisms") or []}
+        # Mechanisms whose runs still wait have rows only.
+        self.names: list[str] = list(dict.fromkeys([*self._entries, *(row["mechanism"] for row in self.rows)]))
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.meta.get("finished", not any(row.get("status") == "waiting" for row in self.rows)))
+
+    @property
+    def linear_names(self) -> list[str]:
+        return [name for name in self.names if name != REFERENCE]
+
+    def entry(self, name: str) -> dict[str, Any]:
+        return self._entries.get(name, {})
+
+    def value(self, name: str, field: str) -> float | None:
+        return number(self.entry(name).get(field))
+
+    def part(self, name: str) -> dict[str, Any]:
+        """A part of ``meta`` such as ``data``, ``host`` or ``train``."""
+        return self.meta.get(name) or {}
+
+    def runs(self, name: str | None = None, status: str | None = None) -> list[dict[str, Any]]:
+        return [
+            row
+            for row in self.rows
+            if name in (None, row["mechanism"]) and status in (None, row.get("status", "waiting"))
+        ]
+
+    def accuracy(self, name: str) -> Accuracy | None:
+        """As the comparison wrote it, or from the finished runs where it has not yet."""
+        values = [top1 for row in self.runs(name, "done") if (top1 := number(row.get("top1"))) is not None]
+        written = self.value(name, "top1_mean")
+        if written is None and not values:
+            return None
+        centre = mean(values) if written is None else written
+        spread = stdev(values) if written is None and len(values) > 1 else self.value(name, "top1_std")
+        low, high = self.value(name, "top1_min"), self.value(name, "top1_max")
+        runs = self.value(name, "runs")
+        return Accuracy(
+            centre,
+            spread,
+            min(values, default=centre) if low is None else low,
+            max(values, default=centre) if high is None else high,
+            int(runs) if runs else len(values),
+        )
+
+    def layers(self, name: str) -> list[dict[str, Any]]:
+        return self.entry(name).get("layers") or []
+
+
+def number(value: object) -> float | None:
+    """A finite number, or None: JSON has no NaN, so a diverged loss is written as text."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        return None
+    return value
+
+
+def head_mean(values: object) -> float | None:
+    """The mean over heads of one statistic of a layer; heads without a value are left out."""
+    found = [n for n in map(number, values if isinstance(values, list) else [values]) if n is not None]
+    return mean(found) if found else None
+
+
+def load_results(folder: Path) -> dict[str, Any]:
+    """``results.json`` of a comparison's folder."""
+    path = folder / "results.json"
+    if not path.is_file():
+        raise OptionError("folder", f"must hold the results.json of a comparison; there is none in {folder}")
+    results = _load(path)
+    if not isinstance(results, dict) or not {"meta", "mechanisms", "rows"} <= results.keys():
+        raise OptionError("folder", f"{path} is not the result of a comparison: it needs meta, mechanisms and rows")
+    return results
+
+
+def load_examples(folder: Path) -> dict[str, Any] | None:
+    """``examples.json`` beside it, the maps of attention; None if there is none."""
+    path = folder / "examples.json"
+    return _load(path) if path.is_file() else None
+
+
+def _load(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise OptionError("folder", f"{path} is not JSON: {error}") from error

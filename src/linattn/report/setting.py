@@ -1,0 +1,91 @@
+"""What was compared, and how it was made."""
+
+import json
+from typing import Any
+
+from linattn.report.details import fold
+from linattn.report.markup import Markup, element, join
+from linattn.report.numbers import counted, listed
+from linattn.report.read import Comparison, number
+
+
+def setting_sentence(comparison: Comparison) -> str:
+    """Data, host, budget and device in one sentence; what is not known is left out."""
+    data, host, train = (comparison.part(part) for part in ("data", "host", "train"))
+    words = [f"{listed(comparison.names) if comparison.names else 'No mechanism'}"]
+    words.append(f"in one {_host(host)} on {data.get('name') or 'unnamed data'}{_size(data)}")
+    if number(train.get("epochs")) is not None:
+        words.append(f"for {counted(int(train['epochs']), 'epoch')}")
+    seeds = comparison.meta.get("seeds")
+    if seeds:
+        words.append(f"with {counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))})")
+    if comparison.meta.get("device"):
+        words.append(f"on {comparison.meta['device']}")
+    first, *rest = words
+    return f"{first} {', '.join(rest)}."
+
+
+def _host(host: dict[str, Any]) -> str:
+    size = f" of size {host['size']}" if host.get("size") else ""
+    tokens = number(host.get("tokens"))
+    return f"host{size}{f' with {tokens:,.0f} tokens' if tokens else ''}"
+
+
+def _size(data: dict[str, Any]) -> str:
+    words = []
+    for part in ("train", "test"):
+        count = number(data.get(part))
+        if count is not None:
+            words.append(f"{count:,.0f} {'training' if part == 'train' else 'test'} images")
+    size = data.get("image_size")
+    if size:
+        words.append(f"{' × '.join(map(str, size))} pixels")
+    if data.get("classes"):
+        words.append(counted(len(data["classes"]), "class").replace("classs", "classes"))
+    return f" ({', '.join(words)})" if words else ""
+
+
+def how_it_was_made(comparison: Comparison) -> Markup:
+    """The command, the machine and every setting."""
+    meta = comparison.meta
+    machine = {key: meta[key] for key in ("date", "device", "cpu", "threads") if meta.get(key) is not None}
+    for package, version in (meta.get("versions") or {}).items():
+        machine[f"version of {package}"] = version
+    command = [element("pre", element("code", *_words(str(meta["command"]))))] if meta.get("command") else []
+    seeds = {key: meta[key] for key in ("seeds", "lrs") if meta.get(key)}
+    parts = [
+        fold(title, _pairs(values))
+        for title, values in (
+            ("Training settings", comparison.part("train") | seeds),
+            ("Host", comparison.part("host")),
+            ("Data", comparison.part("data")),
+        )
+        if values
+    ]
+    heading = element("h2", "How it was made")
+    return element("section", heading, *command, _pairs(machine), *parts, id="made")
+
+
+def _words(command: str) -> list[Markup]:
+    """Lines end between words, or after a comma: a dash at the end of a line would hide what belongs to it."""
+    found = []
+    for word in command.split(" "):
+        first, *rest = word.split(",")
+        parts = [first, *(part for text in rest for part in (",", element("wbr"), text))]
+        found.append(join(element("span", *parts), " "))
+    return found
+
+
+def _pairs(values: dict[str, Any]) -> Markup:
+    items = [element("div", element("dt", str(key)), element("dd", _value(value))) for key, value in values.items()]
+    return element("dl", *items)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_value, value))
+    if value is None or isinstance(value, bool):
+        return "none" if value is None else "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value)

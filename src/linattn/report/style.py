@@ -1,0 +1,77 @@
+"""One colour and one marker a mechanism, the same in every chart and table."""
+
+from dataclasses import dataclass
+
+from linattn.report.read import REFERENCE
+
+# Okabe and Ito's colours, distinct for readers who do not see colours alike; each mechanism has its own marker too.
+# The second of each pair is for dark pages.
+REFERENCE_COLOR = ("#444444", "#c9ced6")
+COLORS = (
+    ("#0072b2", "#4aa3e8"),
+    ("#d55e00", "#f5853f"),
+    ("#009e73", "#2fc397"),
+    ("#cc79a7", "#e39ac4"),
+    ("#e69f00", "#f3bd4b"),
+    ("#56b4e9", "#a9dcfa"),
+)
+# Their number and that of the colours have no common divisor: 66 mechanisms before a pair repeats.
+MARKERS = ("o", "^", "D", "v", "P", "X", "<", ">", "p", "h", "d")
+REFERENCE_MARKER = "s"
+
+# Colours of the page that charts share; the page's dark half replaces them.
+INK, MUTED, RULE, PAPER = "#1d2127", "#5b636e", "#dfe2e6", "#fefefe"
+
+# Outlines of the markers in a box of 12 x 12, for keys in the page.
+OUTLINES = {
+    "s": "M2 2h8v8h-8z",
+    "o": "M6 1.5a4.5 4.5 0 1 0 .01 0z",
+    "^": "M6 1.5l5 9h-10z",
+    "v": "M6 10.5l5-9h-10z",
+    "<": "M1.5 6l9-5v10z",
+    ">": "M10.5 6l-9-5v10z",
+    "D": "M6 .8l5.2 5.2-5.2 5.2-5.2-5.2z",
+    "d": "M6 .8l3.4 5.2-3.4 5.2-3.4-5.2z",
+    "P": "M4.3 1h3.4v3.3h3.3v3.4h-3.3v3.3h-3.4v-3.3h-3.3v-3.4h3.3z",
+    "X": "M3.4 1l2.6 2.6 2.6-2.6 2.4 2.4-2.6 2.6 2.6 2.6-2.4 2.4-2.6-2.6-2.6 2.6-2.4-2.4 2.6-2.6-2.6-2.6z",
+    "p": "M6 1l5 3.7-1.9 6h-6.2l-1.9-6z",
+    "h": "M6 .8l4.5 2.6v5.2l-4.5 2.6-4.5-2.6v-5.2z",
+}
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one mechanism is drawn; ``variable`` is the colour's name in the page's style sheet."""
+
+    color: str
+    dark: str
+    marker: str
+    variable: str
+    emphasised: bool = False
+
+
+def styles(names: list[str]) -> dict[str, Style]:
+    """Styles in the order of ``names``; the reference is grey and emphasised wherever it stands.
+
+    Example:
+        >>> found = styles(["relu", "softmax", "nala"])
+        >>> found["softmax"].emphasised, found["nala"].color, found["nala"].marker
+        (True, '#d55e00', '^')
+    """
+    found = {}
+    others = 0
+    for name in names:
+        if name == REFERENCE:
+            found[name] = Style(*REFERENCE_COLOR, REFERENCE_MARKER, "--series-0", True)
+            continue
+        light, dark = COLORS[others % len(COLORS)]
+        variable = f"--series-{others % len(COLORS) + 1}"
+        found[name] = Style(light, dark, MARKERS[others % len(MARKERS)], variable)
+        others += 1
+    return found
+
+
+def color_variables() -> dict[str, str]:
+    """Colour in a chart -> name in the page's style sheet."""
+    series = {light: f"--series-{i}" for i, (light, _) in enumerate((REFERENCE_COLOR, *COLORS))}
+    return {INK: "--ink", MUTED: "--muted", RULE: "--rule", PAPER: "--paper"} | series

@@ -1,0 +1,104 @@
+"""What a comparison found, in sentences that claim nothing the spread does not show."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from linattn.report.csv_files import write_csv
+from linattn.report.numbers import counted, listed, percent
+from linattn.report.read import REFERENCE, Accuracy, Comparison
+
+__all__ = ["ranking_sentence", "write_csv"]
+
+
+def ranking_sentence(results: Mapping[str, Any]) -> str:
+    """The best linear mechanism by mean top-1, those whose min-max range overlaps its own, and softmax beside it.
+
+    Two mechanisms are told apart only where every run of one lies above every run of the other.
+
+    Example:
+        >>> rows = [("mirror", 97.5), ("mirror", 97.1), ("nala", 97.2), ("nala", 97.0), ("relu", 95.0), ("relu", 95.4)]
+        >>> rows = [{"mechanism": name, "status": "done", "top1": top1} for name, top1 in rows]
+        >>> print(ranking_sentence({"rows": rows}).replace(". ", "." + chr(10)))
+        Of the linear mechanisms mirror has the highest mean top-1: 97.30 % (97.10 to 97.50 over 2 seeds).
+        No difference beyond the spread to nala, whose range overlaps its own.
+        Every run of relu is below every run of mirror.
+    """
+    comparison = Comparison(results)
+    parts = [_progress(comparison), _among_linear(comparison), _beside_reference(comparison)]
+    return " ".join(part for part in parts if part)
+
+
+def _progress(comparison: Comparison) -> str:
+    done, failed = len(comparison.runs(status="done")), len(comparison.runs(status="failed"))
+    words = ""
+    if not comparison.finished:
+        planned = max(len(comparison.rows), len(comparison.names) * len(comparison.meta.get("seeds") or []))
+        words = f"Unfinished: {done} of {counted(planned, 'run')} {'is' if done == 1 else 'are'} done."
+    if failed:
+        words += f" {counted(failed, 'run')} failed and {'is' if failed == 1 else 'are'} left out."
+    return words.strip()
+
+
+def _among_linear(comparison: Comparison) -> str:
+    found = _accuracies(comparison)
+    if not found:
+        return "No linear mechanism has a result yet."
+    best = _best(found)
+    top = found.pop(best)
+    if top.runs < 2:
+        lead = f"{best} has the highest top-1 of the linear mechanisms" if found else f"{best} has a top-1"
+        return f"{lead}, {percent(top.mean)} in one run: the spread is unknown, so no ranking is claimed."
+    lead = f"Of the linear mechanisms {best} has the highest mean top-1" if found else f"{best} has a mean top-1"
+    lead += f"{':' if found else ' of'} {_range(top)}."
+    alone = [name for name, other in found.items() if other.runs < 2]
+    near = [name for name, other in found.items() if name not in alone and other.overlaps(top)]
+    below = [name for name in found if name not in alone and name not in near]
+    return " ".join([lead, *_near(near, everyone=len(near) == len(found)), *_below(below, best), *_alone(alone)])
+
+
+def _near(names: list[str], everyone: bool) -> list[str]:
+    if not names:
+        return []
+    if everyone and len(names) > 1:
+        return [f"No difference beyond the spread: the ranges of {listed(names)} all overlap its own."]
+    whose = "whose range overlaps" if len(names) == 1 else "whose ranges overlap"
+    return [f"No difference beyond the spread to {listed(names)}, {whose} its own."]
+
+
+def _below(names: list[str], best: str) -> list[str]:
+    return [f"Every run of {listed(names)} is below every run of {best}."] if names else []
+
+
+def _alone(names: list[str]) -> list[str]:
+    return [f"{listed(names)} {'has' if len(names) == 1 else 'have'} one run, too few to place."] if names else []
+
+
+def _beside_reference(comparison: Comparison) -> str:
+    reference, found = comparison.accuracy(REFERENCE), _accuracies(comparison)
+    if reference is None:
+        return ""
+    lead = f"The reference, {REFERENCE}, has {_range(reference)}"
+    if not found:
+        return f"{lead}."
+    best = _best(found)
+    top = found[best]
+    if min(reference.runs, top.runs) < 2:
+        return f"{lead}."
+    if reference.overlaps(top):
+        return f"{lead}: no difference beyond the spread to {best}."
+    return f"{lead}: every run is {'above' if reference.mean > top.mean else 'below'} those of {best}."
+
+
+def _accuracies(comparison: Comparison) -> dict[str, Accuracy]:
+    found = {name: comparison.accuracy(name) for name in comparison.linear_names}
+    return {name: accuracy for name, accuracy in found.items() if accuracy is not None}
+
+
+def _best(found: dict[str, Accuracy]) -> str:
+    return max(found, key=lambda name: found[name].mean)
+
+
+def _range(accuracy: Accuracy) -> str:
+    if accuracy.runs < 2:
+        return f"{percent(accuracy.mean)} in one run"
+    return f"{percent(accuracy.mean)} ({accuracy.low:.2f} to {accuracy.high:.2f} over {counted(accuracy.runs, 'seed')})"

@@ -1,0 +1,99 @@
+"""The table of results: one row a mechanism, one unit a column."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from linattn.report.markup import Markup, element, join
+from linattn.report.numbers import MISSING, Unit, common_unit, counted
+from linattn.report.panel import key
+from linattn.report.read import REFERENCE, Comparison
+from linattn.report.style import OUTLINES, Style, styles
+
+MIB = Unit(2**20, "Mi", 1)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """``value`` is what the column is sorted by."""
+
+    shown: str
+    value: float | str | None = None
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    unit: str
+    cells: list[Cell]
+
+
+def results_table(comparison: Comparison) -> Markup:
+    """Sortable where scripts run, and the same numbers where none do."""
+    look = styles(comparison.names)
+    heads = [_name(name, look[name]) for name in comparison.names]
+    numbers = [_accuracy_column(comparison), *(make(comparison) for make in MEASURED)]
+    return table("Results", "mechanism", heads, comparison.names, numbers)
+
+
+def table(label: str, first: str, heads: Sequence[str], values: Sequence[str], columns: Sequence[Column]) -> Markup:
+    """A table in a box that scrolls by itself; ``heads`` are the row headers, sorted by ``values``."""
+    titles = [element("th", first, scope="col")]
+    for column in columns:
+        unit = [element("span", column.unit, class_="unit")] if column.unit else []
+        titles.append(element("th", element("span", column.title), *unit, scope="col", class_="number"))
+    rows = []
+    for i, (head, value) in enumerate(zip(heads, values, strict=True)):
+        cells = [column.cells[i] for column in columns]
+        found = [element("td", c.shown, class_="number", data_value=_plain(c.value)) for c in cells]
+        kind = "reference" if value == REFERENCE else None
+        rows.append(element("tr", element("th", head, scope="row", data_value=value), *found, class_=kind))
+    body = element("table", element("thead", element("tr", *titles)), element("tbody", *rows), class_="sortable")
+    return element("div", body, class_="scroll", role="region", aria_label=label, tabindex="0")
+
+
+def _plain(value: float | str | None) -> str | None:
+    return None if value is None else str(value)
+
+
+def _name(name: str, style: Style) -> Markup:
+    tag = [element("span", "reference", class_="tag")] if style.emphasised else []
+    return join(key(name, style, OUTLINES[style.marker]), *tag)
+
+
+def _accuracy_column(comparison: Comparison) -> Column:
+    cells = []
+    for name in comparison.names:
+        accuracy = comparison.accuracy(name)
+        if accuracy is None:
+            cells.append(Cell(MISSING))
+            continue
+        spread = "" if accuracy.std is None else f" ± {accuracy.std:.2f}"
+        seeds = counted(accuracy.runs, "seed")
+        small = seeds if accuracy.runs < 2 else f"{accuracy.low:.2f}–{accuracy.high:.2f}, {seeds}"
+        cells.append(Cell(join(f"{accuracy.mean:.2f}{spread}", element("small", small)), accuracy.mean))
+    return Column("top-1", "%, mean ± std", cells)
+
+
+def _measured(
+    title: str, unit_text: str, field: str, unit: Unit | None = None, digits: int = 3
+) -> Callable[[Comparison], Column]:
+    """A column of one field; ``{}`` in the text is the unit's prefix."""
+
+    def make(comparison: Comparison) -> Column:
+        values = [comparison.value(name, field) for name in comparison.names]
+        chosen = unit or common_unit(values, digits)
+        cells = [Cell(chosen.text(value), value) for value in values]
+        return Column(title, unit_text.format(chosen.prefix).strip(), cells)
+
+    return make
+
+
+MEASURED = (
+    _measured("parameters", "{}", "parameters", digits=4),
+    _measured("operations", "{}FLOPs/image", "flops"),
+    _measured("state", "{} per layer", "state_size"),
+    _measured("forward", "images/s", "images_per_second_forward", Unit()),
+    _measured("training", "images/s", "images_per_second_train", Unit()),
+    _measured("peak memory", "{}B", "peak_bytes_train", MIB),
+    _measured("entropy gap", "nats", "entropy_gap", Unit(decimals=2, signed=True)),
+)

@@ -1,0 +1,23 @@
+"""From a folder with results to a folder with charts and a page."""
+
+from pathlib import Path
+
+from linattn.report.charts import write_charts
+from linattn.report.page import page
+from linattn.report.read import load_examples, load_results
+from linattn.support.extras import need
+from linattn.support.files import write_atomically
+
+
+def write_report(folder: Path) -> Path:
+    """Write ``report.html`` and the PNG files of ``charts/`` from the ``results.json`` of ``folder``.
+
+    Attention maps are shown if ``examples.json`` is there. The same results give the same bytes.
+    """
+    need("the report's charts", "matplotlib")
+    results, examples = load_results(folder), load_examples(folder)
+    write_charts(folder, results)
+    content = page(results, examples).encode()
+    path = folder / "report.html"
+    write_atomically(path, lambda temporary: temporary.write_bytes(content))
+    return path

@@ -1,0 +1,28 @@
+"""Packages that only some features need."""
+
+from importlib.util import find_spec
+
+# Package as it is imported -> the extra that installs it.
+EXTRAS = {
+    "accelerate": "train",
+    "matplotlib": "report",
+    "numpy": "train",
+    "sklearn": "train",
+    "timm": "vision",
+    "torchvision": "vision",
+}
+
+
+class MissingExtraError(RuntimeError):
+    """A package that a feature needs is not installed; the message says how to get it."""
+
+    def __init__(self, feature: str, package: str) -> None:
+        super().__init__(f"{feature} needs {package}: pip install 'linattn[{EXTRAS[package]}]'")
+        self.package = package
+
+
+def need(feature: str, *packages: str) -> None:
+    """Raise before a long run rather than in the middle of it."""
+    for package in packages:
+        if find_spec(package) is None:
+            raise MissingExtraError(feature, package)

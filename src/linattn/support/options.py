@@ -1,0 +1,31 @@
+"""Options of commands: a wrong one is named with what is allowed."""
+
+from collections.abc import Iterable
+
+import torch
+
+
+class OptionError(ValueError):
+    """A wrong option: ``option`` is its name here, and with dashes on the command line."""
+
+    def __init__(self, option: str, message: str) -> None:
+        super().__init__(f"{option}: {message}")
+        self.option, self.message = option, message
+
+
+def check_option(option: str, value: object, allowed: Iterable[object]) -> None:
+    allowed = list(allowed)
+    if value not in allowed:
+        raise OptionError(option, f"must be one of {', '.join(map(str, allowed))}, got {value!r}")
+
+
+def check_device(device: str) -> None:
+    """``cpu``, ``cuda`` or ``cuda:N`` that is on this machine."""
+    kind = device.split(":")[0]
+    check_option("device", kind, ("cpu", "cuda"))
+    try:
+        index = torch.device(device).index or 0
+    except RuntimeError as error:
+        raise OptionError("device", f"must be cpu, cuda or cuda:N, got {device}") from error
+    if kind == "cuda" and index >= torch.cuda.device_count():
+        raise OptionError("device", f"{device} is not on this machine; use cpu")

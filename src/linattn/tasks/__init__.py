@@ -1,0 +1,6 @@
+"""Data sets: loaders for files in common formats, and what comes inside dependencies."""
+
+from linattn.tasks.images import ImageData, ImageFolders, ImageSplit
+from linattn.tasks.load import load_images
+
+__all__ = ["ImageData", "ImageFolders", "ImageSplit", "load_images"]

@@ -1,0 +1,38 @@
+"""Parts of a labelled set in which every class has its share."""
+
+import torch
+from torch import Tensor
+
+
+def stratified(labels: Tensor, count: int, seed: int) -> Tensor:
+    """``count`` indices into ``labels (N,)``, sorted, drawn so that class c gets ``count n_c / N`` of them within one.
+
+    The images of each class are shuffled; the r-th of a class of n stands at ``(r + 1/2) / n``. The ``count`` that
+    stand first are taken: exactly ``count``, and of each class its share.
+
+    Example:
+        >>> import torch
+        >>> labels = torch.tensor([0] * 8 + [1] * 4)
+        >>> labels[stratified(labels, 6, seed=0)].tolist()
+        [0, 0, 0, 0, 1, 1]
+    """
+    total = len(labels)
+    if not 0 <= count <= total:
+        raise ValueError(f"count must be between 0 and the number of labels {total}, got {count}")
+    shuffled = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
+    by_class = shuffled[labels.cpu()[shuffled].argsort(stable=True)]
+    sizes = labels.cpu().bincount()
+    first = sizes.cumsum(0) - sizes
+    size = sizes.repeat_interleave(sizes)
+    rank = torch.arange(total) - first.repeat_interleave(sizes)
+    place = (rank.double() + 0.5) / size
+    # Classes of equal size tie at every place: a second shuffle decides, not the order of the classes.
+    again = torch.randperm(total, generator=torch.Generator().manual_seed(seed + 1))
+    return by_class[again[place[again].argsort(stable=True)[:count]]].sort().values
+
+
+def without(total: int, indices: Tensor) -> Tensor:
+    """The indices below ``total`` that are not in ``indices``, sorted."""
+    kept = torch.ones(total, dtype=torch.bool)
+    kept[indices] = False
+    return kept.nonzero()[:, 0]

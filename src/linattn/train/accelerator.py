@@ -1,0 +1,64 @@
+"""Where to compute: accelerate's view of devices and processes, from a config."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from linattn.support.extras import need
+from linattn.support.options import OptionError
+from linattn.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator  # type: ignore[import-untyped]
+
+_PRECISIONS = {"fp32": "no", "bf16": "bf16"}
+
+
+@contextmanager
+def matrix_products(precision: str) -> Iterator[None]:
+    """With bf16, matrix products that stay in fp32 may round what they multiply to TF32, as tensor cores want it.
+
+    Their inputs are mostly bf16 numbers, which TF32 holds exactly, and the sums stay fp32.
+    """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "bf16" else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def create_accelerator(config: TrainConfig) -> "Accelerator":
+    """One process on ``config.device``, or this one's part where ``accelerate launch`` or ``torchrun`` started several.
+
+    Example:
+        >>> accelerator = create_accelerator(TrainConfig(device="cpu"))
+        >>> accelerator.device, accelerator.num_processes
+        (device(type='cpu'), 1)
+    """
+    need("training", "accelerate")
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
+
+    device = torch.device(config.device)
+    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    if alone:
+        # accelerate keeps its first choice of device and precision for the whole process and refuses another one;
+        # a process that trains several models may well need one.
+        AcceleratorState._reset_state(reset_partial_state=True)
+        if device.type == "cuda":
+            torch.cuda.set_device(device.index or 0)
+    return Accelerator(mixed_precision=_PRECISIONS[config.precision], cpu=device.type == "cpu")
+
+
+def check_accelerator(accelerator: "Accelerator", config: TrainConfig) -> None:
+    """An accelerator that was made elsewhere must do what the config says."""
+    kind = config.device.split(":")[0]
+    if accelerator.device.type != kind:
+        raise OptionError("device", f"is {config.device}, but the accelerator computes on {accelerator.device}")
+    given = accelerator.mixed_precision
+    if given != _PRECISIONS[config.precision]:
+        raise OptionError("precision", f"is {config.precision}, but the accelerator has mixed_precision={given!r}")

@@ -1,0 +1,63 @@
+"""What a training loop asks of its data."""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from linattn.support.options import OptionError
+from linattn.tasks.images import ImageData, ImageFolders
+from linattn.train.augment.policy import Policy
+from linattn.train.config import TrainConfig
+from linattn.train.folders import FolderBatches
+from linattn.train.resident import ResidentBatches
+
+
+class Batches(Protocol):
+    """Batches on the training device, images ``(b, C, H, W)`` fp32, normalised."""
+
+    steps_per_epoch: int
+
+    def train(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images and targets of an epoch from ``first_step`` on, the same as a whole epoch would have given there.
+
+        Targets are ``(b, num_classes)`` weights where images are mixed, else labels ``(b,)`` int64.
+        """
+        ...
+
+    def test(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Test images and labels ``(b,)``, each once; of several processes each has its share."""
+        ...
+
+
+def create_batches(
+    data: ImageData | ImageFolders,
+    config: TrainConfig,
+    device: torch.device,
+    *,
+    rank: int = 0,
+    processes: int = 1,
+) -> Batches:
+    """Batches of ``data`` for process ``rank`` of ``processes``; options that do not fit it raise ``OptionError``.
+
+    Example:
+        >>> import torch
+        >>> from linattn.tasks import load_images
+        >>> from linattn.train.config import TrainConfig
+        >>> batches = create_batches(load_images("digits"), TrainConfig(batch_size=32), torch.device("cpu"))
+        >>> images, labels = next(batches.train(epoch=0))
+        >>> batches.steps_per_epoch, images.shape, labels.shape
+        (44, torch.Size([32, 1, 8, 8]), torch.Size([32]))
+    """
+    config.check()
+    if config.rand_augment is not None:
+        Policy.parse(config.rand_augment)
+    if isinstance(data, ImageFolders):
+        return FolderBatches(data, config, device, rank=rank, processes=processes)
+    if config.crop_padding >= min(data.image_size):
+        height, width = data.image_size
+        raise OptionError(
+            "crop_padding", f"must be below the size of the images, {height}x{width}, got {config.crop_padding}"
+        )
+    return ResidentBatches(data, config, device, rank=rank, processes=processes)

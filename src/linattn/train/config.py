@@ -1,0 +1,131 @@
+"""All that decides how a model is trained, in one frozen value."""
+
+import math
+import re
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from linattn.support.options import OptionError, check_device, check_option
+
+Precision = Literal["fp32", "bf16"]
+
+# One setting of RandAugment a part, as timm spells them: m9 (magnitude), n2 (operations an image), mstd0.5, inc1, p0.5.
+_RAND_AUGMENT = re.compile(r"(?:(?:m|n|mstd|mmax|p|inc|w)\d+(?:\.\d+)?)(?:-(?:m|n|mstd|mmax|p|inc|w)\d+(?:\.\d+)?)*")
+# Fields that leave every weight as it is: a run may be resumed with others.
+_WITHOUT_EFFECT = ("checkpoint_seconds",)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How to train; the same config and the same seed on the same device kind give the same weights.
+
+    Example:
+        >>> config = TrainConfig(epochs=5, lr=3e-3)
+        >>> config.check()
+        >>> TrainConfig(epochs=0).check()
+        Traceback (most recent call last):
+        linattn.support.options.OptionError: epochs: must be an integer of at least 1, got 0
+    """
+
+    epochs: int = 30
+    batch_size: int = 128
+    """Images of one optimiser step, over all processes together."""
+    lr: float = 1e-3
+    """Highest learning rate, reached at the end of the warm-up."""
+    min_lr: float = 1e-5
+    """Learning rate where the cosine ends."""
+    warmup_epochs: float = 2
+    weight_decay: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.999)
+    clip_norm: float | None = 1.0
+    """Longest gradient, over all parameters; None: not clipped."""
+    label_smoothing: float = 0.1
+    ema_decay: float | None = None
+    """Evaluate and keep the average ``a <- d a + (1 - d) w`` of the weights, one step at a time; None: off."""
+    mixup: float = 0.0
+    """Alpha of the Beta distribution; 0: off."""
+    cutmix: float = 0.0
+    """Alpha of the Beta distribution; 0: off."""
+    rand_augment: str | None = None
+    """Settings of RandAugment such as ``m9-n2``; None: off."""
+    erasing: float = 0.0
+    """Probability that a part of an image is erased."""
+    crop_padding: int = 0
+    """Pixels an image may be shifted by, in each direction."""
+    flip: bool = False
+    """Mirror half of the images; wrong where left and right mean something, as in digits."""
+    precision: Precision = "fp32"
+    """``bf16`` computes in autocast; weights and optimiser stay fp32."""
+    compile: bool = False
+    seed: int = 0
+    device: str = "cpu"
+    checkpoint_seconds: float = 300.0
+    """Longest time between two checkpoints inside an epoch; each epoch ends in one anyway."""
+
+    def check(self) -> None:
+        """Raise ``OptionError`` for the first field that makes no sense, before any work is done."""
+        for name in ("epochs", "batch_size"):
+            _check_integer(name, getattr(self, name), 1)
+        for name in ("crop_padding", "seed"):
+            _check_integer(name, getattr(self, name), 0)
+        _check_number("lr", self.lr, above=0)
+        _check_number("min_lr", self.min_lr, least=0)
+        if self.min_lr > self.lr:
+            raise OptionError("min_lr", f"must not exceed lr = {self.lr:g}, got {self.min_lr:g}")
+        _check_number("warmup_epochs", self.warmup_epochs, least=0)
+        if self.warmup_epochs > self.epochs:
+            raise OptionError("warmup_epochs", f"must not exceed epochs = {self.epochs}, got {self.warmup_epochs:g}")
+        for name in ("weight_decay", "mixup", "cutmix"):
+            _check_number(name, getattr(self, name), least=0)
+        if not isinstance(self.betas, tuple) or len(self.betas) != 2:
+            raise OptionError("betas", f"must be two numbers, got {self.betas!r}")
+        for beta in self.betas:
+            _check_number("betas", beta, least=0, below=1)
+        if self.clip_norm is not None:
+            _check_number("clip_norm", self.clip_norm, above=0)
+        _check_number("label_smoothing", self.label_smoothing, least=0, below=1)
+        if self.ema_decay is not None:
+            _check_number("ema_decay", self.ema_decay, above=0, below=1)
+        if self.rand_augment is not None and not _RAND_AUGMENT.fullmatch(self.rand_augment):
+            raise OptionError("rand_augment", f"must look like m9-n2 or m9-mstd0.5-inc1, got {self.rand_augment!r}")
+        _check_number("erasing", self.erasing, least=0, most=1)
+        check_option("precision", self.precision, get_args(Precision))
+        _check_number("checkpoint_seconds", self.checkpoint_seconds, above=0)
+        check_device(self.device)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What a resumed run must have in common with the one it goes on with: all fields that move a weight.
+
+        Of the device only its kind counts: another GPU of the machine goes on all right, a CPU rounds differently.
+        """
+        fields = {name: value for name, value in asdict(self).items() if name not in _WITHOUT_EFFECT}
+        return {**fields, "betas": list(self.betas), "device": self.device.split(":")[0]}
+
+
+def _check_integer(option: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise OptionError(option, f"must be an integer of at least {least}, got {value!r}")
+
+
+def _check_number(
+    option: str,
+    value: Any,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> None:
+    limits = {"at least": least, "at most": most, "above": above, "below": below}
+    rule = " and ".join(f"{word} {limit:g}" for word, limit in limits.items() if limit is not None)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    # NaN fails every comparison it is in, and each field has a limit: it needs no rule of its own.
+    if not (
+        number
+        and abs(value) < math.inf
+        and (least is None or value >= least)
+        and (most is None or value <= most)
+        and (above is None or value > above)
+        and (below is None or value < below)
+    ):
+        raise OptionError(option, f"must be a number {rule}, got {value!r}")

@@ -1,0 +1,36 @@
+"""Mixup and cutmix: images of a batch are blended in pairs, and so are their targets."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from linattn.support.extras import need
+from linattn.support.options import OptionError
+from linattn.train.config import TrainConfig
+
+Mixing = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def create_mixing(config: TrainConfig, num_classes: int, batch: int) -> Mixing | None:
+    """timm's mixing of ``(b, C, H, W)`` images and ``(b,)`` labels into images and ``(b, num_classes)`` targets.
+
+    One weight a batch: ``x = w x + (1 - w) x.flip(0)``, or a rectangle of x from ``x.flip(0)``, and the same weights
+    for the targets, which are smoothed with ``config.label_smoothing``. With both on, a batch takes either with
+    probability 1/2. The draws come from numpy's global state. Images are changed in place. None if the config mixes
+    nothing.
+
+    Papers: Zhang et al., mixup (arXiv:1710.09412); Yun et al., CutMix (arXiv:1905.04899).
+    """
+    if not config.mixup and not config.cutmix:
+        return None
+    if batch % 2:
+        raise OptionError("batch_size", f"mixup and cutmix mix pairs: a process's share must be even, got {batch}")
+    need("mixup and cutmix", "timm")
+    from timm.data.mixup import Mixup
+
+    return Mixup(
+        mixup_alpha=config.mixup,
+        cutmix_alpha=config.cutmix,
+        label_smoothing=config.label_smoothing,
+        num_classes=num_classes,
+    )

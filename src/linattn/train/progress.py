@@ -1,0 +1,49 @@
+"""The progress bar of a run: epoch, loss, accuracy, time left."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from linattn.train.records import EpochRecord
+
+
+class TrainBar:
+    """Its two methods are the ``on_step`` and ``on_epoch`` of ``train``."""
+
+    def __init__(self, progress: Progress, task: TaskID, epochs: int, steps_per_epoch: int) -> None:
+        self._progress, self._task = progress, task
+        self._epochs, self._steps = epochs, steps_per_epoch
+        self._tested = ""
+
+    def on_step(self, epoch: int, step: int, loss: float, accuracy: float) -> None:
+        text = f"epoch {epoch + 1}/{self._epochs}  loss {loss:.3f}  train {accuracy:.1f} %{self._tested}"
+        self._progress.update(self._task, completed=epoch * self._steps + step, description=text)
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        self._tested = f"  test {record.top1:.1f} %"
+
+
+@contextmanager
+def train_bar(
+    epochs: int, steps_per_epoch: int, console: Console | None = None, *, hidden: bool = False
+) -> Iterator[TrainBar]:
+    """A bar on stderr, so that what a command prints can be piped; it goes away at the end.
+
+    Epochs that a resumed run has done already count as done when it reports its first step.
+    """
+    progress = Progress(
+        BarColumn(bar_width=24),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console or Console(stderr=True),
+        transient=True,
+        disable=hidden,
+    )
+    with progress:
+        task = progress.add_task("starting", total=epochs * steps_per_epoch)
+        yield TrainBar(progress, task, epochs, steps_per_epoch)

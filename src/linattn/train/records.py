@@ -1,0 +1,48 @@
+"""What a training run tells: one record an epoch, and the result."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One epoch, counted from 0. Evaluated on the test split, with the averaged weights if there are any."""
+
+    epoch: int
+    lr: float
+    """Of the epoch's last step."""
+    train_loss: float
+    """Mean over the epoch's images, with label smoothing and mixed images as trained."""
+    test_loss: float
+    """Plain cross-entropy."""
+    top1: float
+    """Percent of the test images."""
+    seconds: float
+    """Of training alone: evaluation and files are not counted."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    epochs: list[EpochRecord]
+    top1: float
+    """Of the last epoch, not of the best: to pick an epoch by test data would be a leak."""
+    seconds: float
+    """Of training alone, over all epochs, those before a resume included."""
+
+    @classmethod
+    def of(cls, epochs: list[EpochRecord]) -> "TrainResult":
+        return cls(list(epochs), epochs[-1].top1, sum(record.seconds for record in epochs))
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class DivergedError(RuntimeError):
+    """The loss is no number any more."""
+
+    def __init__(self, epoch: int, step: int, lr: float, what: str = "training loss") -> None:
+        super().__init__(
+            f"the {what} is not finite: epoch {epoch}, step {step}, learning rate {lr:g}. "
+            "A lower lr, more warmup_epochs or a smaller clip_norm helps; checkpoint and log end before this epoch"
+        )
+        self.epoch, self.step, self.lr = epoch, step, lr

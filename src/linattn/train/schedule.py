@@ -1,0 +1,30 @@
+"""Learning rate of a step: a function of the step alone, so that there is nothing to save and nothing to resume."""
+
+import math
+
+from linattn.train.config import TrainConfig
+
+
+def learning_rate(step: int, steps_per_epoch: int, config: TrainConfig) -> float:
+    """Linear warm-up to ``lr``, then half a cosine down to ``min_lr``, which the very last step runs at.
+
+    With s = step + 1, W steps of warm-up and T steps in all:
+
+        s <= W:  lr s / W
+        s >  W:  min_lr + (lr - min_lr) (1 + cos(pi (s - W) / (T - W))) / 2
+
+    Args:
+        step: steps done before this one, counted over all epochs: 0 ... T - 1.
+
+    Example:
+        >>> config = TrainConfig(epochs=4, warmup_epochs=1, lr=1.0, min_lr=0.0)
+        >>> [round(learning_rate(step, 2, config), 2) for step in range(8)]
+        [0.5, 1.0, 0.93, 0.75, 0.5, 0.25, 0.07, 0.0]
+    """
+    total = config.epochs * steps_per_epoch
+    warmup = round(config.warmup_epochs * steps_per_epoch)
+    done = step + 1
+    if done <= warmup:
+        return config.lr * done / warmup
+    turn = math.pi * (done - warmup) / (total - warmup)
+    return config.min_lr + (config.lr - config.min_lr) * (1 + math.cos(turn)) / 2

@@ -1,0 +1,95 @@
+"""A training run as a user sees it: a bar, the result, and an exit code."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from linattn.models.vision import SIZES, VisionTransformer, create_vit
+from linattn.support.options import OptionError, check_option
+from linattn.tasks.images import ImageData, ImageFolders
+from linattn.tasks.load import load_images
+from linattn.train.accelerator import create_accelerator
+from linattn.train.batches import create_batches
+from linattn.train.loop import DivergedError, ResumeError, train
+from linattn.train.progress import train_bar
+from linattn.train.recipes import configure, default_recipe
+from linattn.train.records import TrainResult
+
+FINISHED, DIVERGED, INTERRUPTED = 0, 1, 130
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """One mechanism in one host on one data set. Empty texts are decided by the data."""
+
+    data: str
+    mechanism: str
+    folder: Path
+    image_size: int | None = None
+    recipe: str = ""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ``TrainConfig`` that are not the recipe's; None: the recipe's after all."""
+    size: str = ""
+    host: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the vision transformer."""
+
+
+def train_on_screen(job: TrainJob, console: Console) -> int:
+    """Train or go on, show what came out; returns the exit code: 1 if it diverged, 130 after Ctrl-C."""
+    data = load_images(job.data, image_size=job.image_size)
+    config = configure(job.recipe or default_recipe(data), job.changes)
+    config.check()
+    accelerator = create_accelerator(config)
+    model = _create_host(job, data, config.seed)
+    rank, processes = accelerator.process_index, accelerator.num_processes
+    batches = create_batches(data, config, accelerator.device, rank=rank, processes=processes)
+    try:
+        with train_bar(config.epochs, batches.steps_per_epoch, hidden=rank > 0) as bar:
+            result = train(
+                model,
+                batches,
+                config,
+                job.folder,
+                on_step=bar.on_step,
+                on_epoch=bar.on_epoch,
+                accelerator=accelerator,
+            )
+    except ResumeError as error:
+        raise OptionError("output", str(error)) from error
+    except DivergedError as error:
+        console.print(f"[bold red]{error}[/]")
+        return DIVERGED
+    except KeyboardInterrupt:
+        console.print("[yellow]interrupted: finished epochs are kept, the same command goes on[/]")
+        return INTERRUPTED
+    if rank == 0:
+        _show(job, model, result, console)
+    return FINISHED
+
+
+def _create_host(job: TrainJob, data: ImageData | ImageFolders, seed: int) -> VisionTransformer:
+    size = job.size or ("tiny" if isinstance(data, ImageFolders) else "digits" if data.name == "digits" else "nano")
+    check_option("size", size, SIZES)
+    shape = {"img_size": data.image_size, "in_chans": data.channels, "num_classes": data.num_classes}
+    options: dict[str, Any] = shape | dict(job.host)
+    torch.manual_seed(seed)
+    try:
+        return create_vit(size, job.mechanism, **options)
+    except ValueError as error:  # "patch_size must be ...": the model names its argument, here it is an option
+        option, _, message = str(error).partition(" ")
+        raise OptionError(option, message) if option in options else error from error
+
+
+def _show(job: TrainJob, model: VisionTransformer, result: TrainResult, console: Console) -> None:
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    console.print(
+        f"{job.mechanism}: [bold]{result.top1:.2f} %[/] of the test images after {len(result.epochs)} epochs, "
+        f"{parameters:,} parameters, {result.seconds:.1f} s of training",
+        soft_wrap=True,
+    )
+    console.print(f"weights: {job.folder / 'weights.pt'}", soft_wrap=True)
+    console.print(f"log:     {job.folder / 'log.jsonl'}", soft_wrap=True)

@@ -1,0 +1,172 @@
+"""The map of any mechanism: what it gives to v is what the mechanism gives."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from analysis.cases import BY_CHANNEL, CASES, EXACT
+from linattn import create_mechanism
+from linattn.analysis import attention_map as module
+from linattn.analysis.attention_map import attention_map
+from linattn.analysis.attention_row import attention_row
+from linattn.mechanisms.base import Call, LinearMechanism, MechanismOutput
+
+LENGTH = 13  # more than the 8 channels of a head: one probe does not see them all
+
+
+def draw(heads: int = 2, tokens: int = LENGTH, width: int = 8) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(3, 2, heads, tokens, width, generator=generator, dtype=torch.float64).unbind()
+
+
+def literal_map(mechanism, q: Tensor, k: Tensor) -> Tensor:
+    """The definition: values that are 1 at one token in all channels, and the mean of the output over channels."""
+    columns = []
+    for s in range(k.shape[2]):
+        v = torch.zeros_like(k)
+        v[:, :, s] = 1
+        columns.append(mechanism(q, k, v).mean(-1))
+    return torch.stack(columns, dim=-1)
+
+
+@pytest.mark.parametrize(("subject", "causal", "grouped"), CASES)
+def test_map_times_values_is_the_output(subject, causal, grouped):
+    mechanism = subject.build(causal, grouped=grouped)
+    inputs = subject.inputs(mechanism, length=LENGTH)
+    v = inputs.v.repeat_interleave(mechanism.num_heads // mechanism.num_kv_heads, dim=1)
+    output = mechanism(inputs.q, inputs.k, inputs.v, x=inputs.x)
+    channels = attention_map(mechanism, inputs.q, inputs.k, x=inputs.x, channels=True)
+    torch.testing.assert_close(torch.einsum("bhtsd,bhsd->bhtd", channels, v), output, **EXACT)
+    weights = attention_map(mechanism, inputs.q, inputs.k, x=inputs.x)
+    torch.testing.assert_close(weights, channels.mean(-1), **EXACT)
+    uniform = bool(((weights @ v - output).abs() < 1e-10).all())
+    assert uniform == (subject.info.name not in BY_CHANNEL)
+    if causal:
+        assert not weights.triu(1).any()
+
+
+@pytest.mark.parametrize(("subject", "causal", "grouped"), CASES)
+def test_row_is_a_row_of_the_map(subject, causal, grouped):
+    mechanism = subject.build(causal, grouped=grouped)
+    inputs = subject.inputs(mechanism, length=LENGTH)
+    weights = attention_map(mechanism, inputs.q, inputs.k, x=inputs.x)
+    for token in (7, -1):
+        row = attention_row(mechanism, inputs.q, inputs.k, token, x=inputs.x)
+        torch.testing.assert_close(row, weights[:, :, token], **EXACT)
+        assert not row.requires_grad
+
+
+@pytest.mark.parametrize("name", ["pola", "hydra", "softmax"])
+@pytest.mark.parametrize("budget", [1, 10**9])
+def test_any_grouping_of_probes_gives_the_literal_map(name, budget, monkeypatch):
+    monkeypatch.setattr(module, "PROBE_NUMBERS", budget)
+    q, k, _ = draw()
+    mechanism = create_mechanism(name, num_heads=2, head_dim=8).double()
+    torch.testing.assert_close(attention_map(mechanism, q, k), literal_map(mechanism, q, k), **EXACT)
+
+
+def test_softmax_and_inline_have_their_formulas():
+    q, k, _ = draw()
+    scores = q @ k.mT / 8**0.5
+    softmax, inline = (create_mechanism(name, num_heads=2, head_dim=8).double() for name in ("softmax", "inline"))
+    torch.testing.assert_close(attention_map(softmax, q, k), scores.softmax(-1), **EXACT)
+    expected = (scores - scores.mean(-1, keepdim=True) + 1) / LENGTH
+    torch.testing.assert_close(attention_map(inline, q, k), expected, **EXACT)
+    assert (expected < 0).any()
+
+
+def test_angular_with_its_unit_length_has_the_map_of_the_sum():
+    q, k, v = draw()
+    mechanism = create_mechanism("angular", num_heads=2, head_dim=8).double()
+    weights = attention_map(mechanism, q, k)
+    directions = [x / x.norm(dim=-1, keepdim=True) for x in (q, k)]
+    scores = 0.5 + directions[0] @ directions[1].mT / torch.pi
+    torch.testing.assert_close(weights, scores / scores.sum(-1, keepdim=True), rtol=0, atol=1e-6)
+    torch.testing.assert_close(torch.nn.functional.normalize(weights @ v, dim=-1), mechanism(q, k, v), **EXACT)
+    assert mechanism.output_norm == "l2"
+
+
+@pytest.mark.parametrize("name", ["relu", "softmax", "nala", "inline", "quadratic", "pola"])
+def test_rotation_turns_the_map(name):
+    q, k, v = draw()
+
+    def rotate(phi: Tensor, psi: Tensor) -> tuple[Tensor, Tensor]:
+        return tuple(
+            torch.stack([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1).flatten(-2)
+            for x in (phi, psi)
+            for a, b in [x.unflatten(-1, (-1, 2)).unbind(-1)]
+            for angle in [torch.arange(x.shape[2], dtype=x.dtype)[:, None]]
+        )
+
+    mechanism = create_mechanism(name, num_heads=2, head_dim=8).double()
+    channels = attention_map(mechanism, q, k, rotate=rotate, channels=True)
+    output = mechanism(q, k, v, rotate=rotate)
+    torch.testing.assert_close(torch.einsum("bhtsd,bhsd->bhtd", channels, v), output, **EXACT)
+    row = attention_row(mechanism, q, k, 4, rotate=rotate)
+    torch.testing.assert_close(row, channels.mean(-1)[:, :, 4], **EXACT)
+    assert (channels.mean(-1) - attention_map(mechanism, q, k)).abs().amax() > 1e-3
+
+
+def test_plane_and_other_lengths_of_keys():
+    q, k, v = draw(tokens=15)
+    agent = create_mechanism("agent", num_heads=2, head_dim=8, num_agents=4).double()
+    weights = attention_map(agent, q, k, spatial_shape=(3, 5))
+    torch.testing.assert_close(weights @ v, agent(q, k, v, spatial_shape=(3, 5)), **EXACT)
+    assert (weights - attention_map(agent, q, k)).abs().amax() > 1e-4
+    relu = create_mechanism("relu", num_heads=2, head_dim=8).double()
+    weights = attention_map(relu, q, k[:, :, :4])
+    assert weights.shape == (2, 2, 15, 4)
+    torch.testing.assert_close(weights @ v[:, :, :4], relu(q, k[:, :, :4], v[:, :, :4]), **EXACT)
+
+
+class Squared(LinearMechanism):
+    """Not linear in v."""
+
+    def arguments(self, q, k, v, *, x):
+        return {"q": q.exp(), "k": k.exp(), "v": v}
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
+        return MechanismOutput(super().attend(q, k, v, call).output.square(), None)
+
+    @property
+    def num_features(self) -> int:
+        return self.head_dim
+
+
+class Mixing(Squared):
+    """Linear in v, but a channel of the output is made of its neighbour too."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
+        out = LinearMechanism.attend(self, q, k, v, call).output
+        return MechanismOutput(out + out.roll(1, -1), None)
+
+
+class Uneven(Squared):
+    """Three channels have twice the weights of the other five."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
+        return LinearMechanism.attend(self, q, k, v * (1 + (torch.arange(8) < 3)), call)
+
+
+def test_kinds_of_channels_need_not_be_equally_many():
+    q, k, _ = draw()
+    weights = literal_map(Squared(2, 8), q, k).sqrt()  # what the two have in common
+    torch.testing.assert_close(attention_map(Uneven(2, 8), q, k), weights * 11 / 8, **EXACT)
+    torch.testing.assert_close(attention_map(Uneven(2, 8), q, k, channels=True)[..., 2], 2 * weights, **EXACT)
+
+
+@pytest.mark.parametrize("cls", [Squared, Mixing])
+def test_what_has_no_map_is_refused(cls):
+    q, k, _ = draw()
+    with pytest.raises(ValueError, match=f"{cls.__name__} is not linear in v"):
+        attention_map(cls(2, 8), q, k)
+
+
+def test_single_precision_and_wrong_token():
+    q, k, _ = draw()
+    mechanism = create_mechanism("nala", num_heads=2, head_dim=8)
+    weights = attention_map(mechanism, q.float(), k.float())
+    assert weights.dtype == torch.float32
+    torch.testing.assert_close(weights.double(), attention_map(mechanism, q, k), rtol=1e-4, atol=1e-6)
+    with pytest.raises(ValueError, match="token must be an integer from -13 to 12, got 13"):
+        attention_row(mechanism, q, k, 13)

@@ -1,0 +1,223 @@
+"""A comparison end to end, on few images; interrupted, killed and started again."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from linattn.compare import compare as main
+from linattn.compare import runner
+from linattn.compare.cells import CellResult, best_lrs, final_cells, sweep_cells
+from linattn.compare.compare import compare
+from linattn.compare.host import create_host
+from linattn.compare.settings import CompareConfig, HostConfig
+from linattn.support.options import OptionError
+from linattn.tasks import load_images
+from linattn.tasks.load import load_images as load
+from linattn.train.config import TrainConfig
+
+TRAIN = TrainConfig(epochs=2, batch_size=32, lr=3e-3, warmup_epochs=1)
+HOST = HostConfig("digits", patch_size=4, depth=1)
+
+
+@pytest.fixture(autouse=True)
+def few_images(monkeypatch):
+    monkeypatch.setattr(main, "load_images", lambda *_, **__: load("digits").subset(train=96, test=64, seed=0))
+
+
+def config_for(folder: Path, **changes) -> CompareConfig:
+    config = CompareConfig("digits", ("softmax", "relu"), HOST, TRAIN, 2, (), None, folder)
+    return replace(config, **changes)
+
+
+def run(config: CompareConfig) -> tuple[int, str]:
+    screen = StringIO()
+    code = compare(config, Console(file=screen, width=160))
+    return code, screen.getvalue()
+
+
+def results_of(config: CompareConfig) -> dict:
+    return json.loads((config.output / "results.json").read_text())
+
+
+def test_a_comparison_writes_what_it_found(tmp_path):
+    config = config_for(tmp_path / "c")
+    code, text = run(config)
+    results = results_of(config)
+    assert code == 0
+    assert results["meta"]["finished"] is True
+    assert [(row["mechanism"], row["seed"]) for row in results["rows"]] == [
+        ("softmax", 0), ("relu", 0), ("softmax", 1), ("relu", 1),
+    ]  # fmt: skip
+    for entry in results["mechanisms"]:
+        own = [row["top1"] for row in results["rows"] if row["mechanism"] == entry["mechanism"]]
+        assert entry["top1_mean"] == pytest.approx(sum(own) / 2)
+        assert entry["top1_std"] == pytest.approx(abs(own[0] - own[1]) / 2**0.5)
+        assert entry["images_per_second_train"] > 0
+        assert len(entry["layers"]) == 1
+    softmax, relu = results["mechanisms"]
+    assert softmax["entropy_gap"] == 0
+    assert relu["entropy_gap"] == pytest.approx(relu["entropy"] - softmax["entropy"])
+    assert relu["flops"] != softmax["flops"]
+    assert f"{relu['top1_mean']:.2f}" in text
+    names = {path.name for path in config.output.iterdir()}
+    assert {"results.json", "results.csv", "runs.csv", "report.html", "charts", "examples.json"} <= names
+    examples = json.loads((config.output / "examples.json").read_text())
+    assert set(examples["images"][0]["maps"]) == {"softmax", "relu"}
+    assert sum(map(sum, examples["images"][0]["maps"]["softmax"])) == pytest.approx(1, abs=1e-2)
+
+
+def test_the_reported_accuracy_is_that_of_the_stored_weights(tmp_path):
+    config = config_for(tmp_path / "c", mechanisms=("relu",), seeds=1)
+    run(config)
+    row = results_of(config)["rows"][0]
+    data = main.load_images()
+    model = create_host("relu", HOST, data, 0)
+    model.load_state_dict(torch.load(config.output / "runs/relu/lr-0.003-seed-0/weights.pt", weights_only=True))
+    mean, std = (x.float().view(1, -1, 1, 1) for x in data.mean_std())
+    with torch.no_grad():
+        found = model.eval()((data.test.images / 255 - mean) / std).argmax(1)
+    assert row["top1"] == pytest.approx(100 * (found == data.test.labels).double().mean().item())
+
+
+def test_an_interrupted_comparison_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    whole, parts = config_for(tmp_path / "whole"), config_for(tmp_path / "parts")
+    run(whole)
+    trained = []
+    real = runner.train
+
+    def train(*args, **kwargs):
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        trained.append(args[3])
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(runner, "train", train)
+    code, text = run(parts)
+    assert code == 130
+    assert "The same command goes on" in text
+    assert results_of(parts)["meta"]["finished"] is False
+    assert [row["status"] for row in results_of(parts)["rows"]] == ["done", "done", "waiting", "waiting"]
+    monkeypatch.setattr(runner, "train", real)
+    assert run(parts)[0] == 0
+
+    def numbers(config):
+        return [(r["mechanism"], r["top1"], [e["train_loss"] for e in r["epochs"]]) for r in results_of(config)["rows"]]
+
+    assert numbers(parts) == numbers(whole)
+
+
+def test_a_killed_comparison_keeps_what_was_finished(tmp_path):
+    """SIGKILL leaves no time to tidy up: what the first process finished must be there as it was."""
+    arguments = [sys.executable, "-m", "linattn.cli.main", "compare", "--mechanisms", "relu,elu", "--seeds", "1"]
+    arguments += ["--epochs", "1", "--lr", "3e-3", "--depth", "1", "--patch-size", "4", "--output", str(tmp_path / "c")]
+    first = tmp_path / "c" / "runs" / "relu" / "lr-0.003-seed-0" / "result.json"
+    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not first.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = first.read_bytes(), first.stat().st_mtime_ns
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (first.read_bytes(), first.stat().st_mtime_ns) == before
+    rows = json.loads((tmp_path / "c" / "results.json").read_text())["rows"]
+    assert [row["status"] for row in rows] == ["done", "done"]
+
+
+def test_more_seeds_and_mechanisms_join_and_another_budget_does_not(tmp_path):
+    config = config_for(tmp_path / "c", mechanisms=("relu",), seeds=1)
+    run(config)
+    weights = config.output / "runs/relu/lr-0.003-seed-0/weights.pt"
+    stamp = weights.stat().st_mtime_ns
+    assert run(replace(config, mechanisms=("relu", "elu"), seeds=2))[0] == 0
+    assert weights.stat().st_mtime_ns == stamp
+    with pytest.raises(OptionError, match="epochs was 2, now 3"):
+        compare(replace(config, train=replace(TRAIN, epochs=3)), Console(file=StringIO()))
+
+
+def test_a_failing_mechanism_leaves_the_others_alone(tmp_path, monkeypatch):
+    real = runner.create_host
+
+    def broken(mechanism, *args):
+        if mechanism == "relu":
+            raise RuntimeError("out of order")
+        return real(mechanism, *args)
+
+    monkeypatch.setattr(runner, "create_host", broken)
+    config = config_for(tmp_path / "c", seeds=1)
+    code, text = run(config)
+    assert code == 1
+    assert "failed: relu, seed 0: out of order" in text
+    assert [row["status"] for row in results_of(config)["rows"]] == ["done", "failed"]
+    assert results_of(config)["mechanisms"][1]["top1_mean"] is None
+
+
+def test_learning_rates_are_chosen_on_held_out_training_images(tmp_path, monkeypatch):
+    config = config_for(tmp_path / "c", mechanisms=("relu",), seeds=1, lrs=(1e-3, 1e-6))
+    data, seen = main.load_images(), []
+    real = runner.create_batches
+
+    def watch(data, *args):
+        seen.append(data)
+        return real(data, *args)
+
+    monkeypatch.setattr(runner, "create_batches", watch)
+    run(config)
+    entry = results_of(config)["mechanisms"][0]
+    assert {tried["lr"] for tried in entry["sweep"]} == {1e-6, 1e-3}
+    assert entry["lr"] == max(entry["sweep"], key=lambda tried: (tried["top1"], -tried["lr"]))["lr"]
+    test_images = {image.numpy().tobytes() for image in data.test.images}
+    for used in seen[:2]:
+        assert not test_images & {image.numpy().tobytes() for image in used.test.images}
+        assert len(used.train) + len(used.test) == len(data.train)
+    assert len(seen) == 3
+    assert len(seen[2].train) == len(data.train)
+
+
+def test_the_better_lr_wins_and_of_equals_the_smaller():
+    config = config_for(Path(), mechanisms=("relu", "elu"), lrs=(3e-3, 1e-3, 1e-2))
+    cells = sweep_cells(config)
+    assert [(cell.mechanism, cell.lr) for cell in cells[:3]] == [("relu", 1e-3), ("relu", 3e-3), ("relu", 1e-2)]
+    top1 = [50.0, 60.0, 60.0, None, 40.0, 30.0]
+    swept = [CellResult(cell, "done", top1=value) for cell, value in zip(cells, top1, strict=True)]
+    assert best_lrs(config, swept) == {"relu": 3e-3, "elu": 3e-3}
+    assert [cell.mechanism for cell in final_cells(config, best_lrs(config, swept))] == ["relu", "elu"] * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mechanisms": ("nope",)}, "mechanisms: must be one of"),
+        ({"mechanisms": ("relu", "relu")}, "each may be named once"),
+        ({"mechanisms": ()}, "name at least one"),
+        ({"seeds": 0}, "seeds: must be an integer >= 1"),
+        ({"lrs": (0.0, 1e-3)}, "lr: must be greater than 0"),
+        ({"host": replace(HOST, size="huge")}, "size: must be one of"),
+        ({"host": replace(HOST, depth=0)}, "depth: must be an integer >= 1"),
+        ({"host": replace(HOST, local="wide")}, "local: must be one of"),
+        ({"train": replace(TRAIN, epochs=0)}, "epochs: must be"),
+    ],
+)
+def test_a_wrong_option_is_named_before_anything_is_written(tmp_path, changes, words):
+    with pytest.raises(OptionError, match=words):
+        compare(config_for(tmp_path / "c", **changes), Console(file=StringIO()))
+    assert not (tmp_path / "c").exists()
+
+
+def test_hosts_differ_by_seed_and_by_nothing_else():
+    data = load_images("digits")
+    one, same, other = (create_host("nala", HOST, data, seed) for seed in (0, 0, 1))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), same.parameters(), strict=True))
+    assert not torch.equal(one.head.weight, other.head.weight)
+    shared = dict(create_host("softmax", HOST, data, 0).named_parameters())
+    assert all(torch.equal(p, shared[name]) for name, p in one.named_parameters() if name in shared)
