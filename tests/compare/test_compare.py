@@ -192,6 +192,9 @@ def test_the_better_lr_wins_and_of_equals_the_smaller():
     swept = [CellResult(cell, "done", top1=value) for cell, value in zip(cells, top1, strict=True)]
     assert best_lrs(config, swept) == {"relu": 3e-3, "elu": 3e-3}
     assert [cell.mechanism for cell in final_cells(config, best_lrs(config, swept))] == ["relu", "elu"] * 2
+    compiled = replace(config, train=replace(TRAIN, compile=True))
+    cells = final_cells(compiled, best_lrs(config, swept))
+    assert [(cell.mechanism, cell.seed) for cell in cells] == [("relu", 0), ("relu", 1), ("elu", 0), ("elu", 1)]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from contracts.op_subjects import DIRECTIONS, Variant
@@ -66,4 +67,6 @@ def test_no_operator_is_left_out() -> None:
     subjects = [variant.subject for variant in DIRECTIONS] + [subject_of(name) for name in list_mechanisms()]
     seen = {func.name().split(".")[0] for subject in subjects for func, _ in record(subject)}
     names = {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
-    assert {name for name in names if name.startswith("linattn::")} == seen
+    # Kernels run in the interpreter here, on small shapes: tests/ops/triton checks their operators.
+    kernels = {name for name, op in OPDEFS.items() if op._init_fn.__module__.startswith("linattn.ops.triton.")}
+    assert {name for name in names if name.startswith("linattn::")} - kernels == seen

@@ -4,6 +4,7 @@ import typer
 
 from linattn._version import __version__
 from linattn.cli.bench import bench
+from linattn.cli.bench_kernels import kernels
 from linattn.cli.compare import compare
 from linattn.cli.doctor import doctor
 from linattn.cli.mechanisms import mechanisms
@@ -33,7 +34,7 @@ def options(
     """Linear attention for PyTorch."""
 
 
-for command in (compare, train, report, bench, memory, mechanisms, tour, doctor):
+for command in (compare, train, report, bench, kernels, memory, mechanisms, tour, doctor):
     app.command()(command)
 
 

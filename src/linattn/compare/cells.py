@@ -51,8 +51,12 @@ def sweep_cells(config: CompareConfig) -> list[Cell]:
 
 
 def final_cells(config: CompareConfig, lrs: dict[str, float]) -> list[Cell]:
-    """Seed by seed, so that after the first round every mechanism has a result."""
-    return [Cell(name, seed, lrs[name]) for seed in range(config.seeds) for name in config.mechanisms]
+    """Seed by seed, so that after the first round every mechanism has a result.
+
+    Compiled, mechanism by mechanism: then the code that was made for one serves all of its seeds.
+    """
+    cells = [Cell(name, seed, lrs[name]) for seed in range(config.seeds) for name in config.mechanisms]
+    return sorted(cells, key=lambda cell: config.mechanisms.index(cell.mechanism)) if config.train.compile else cells
 
 
 def best_lrs(config: CompareConfig, swept: list[CellResult]) -> dict[str, float]:

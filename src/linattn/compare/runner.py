@@ -28,6 +28,7 @@ class Runner:
         self.config, self.data = config, data
         self.on_step, self.on_epoch = on_step, on_epoch
         self._held_out: ImageData | None = None
+        self._last = ""  # mechanism
 
     def run(self, cell: Cell) -> CellResult:
         """Train one; a run that fails says why and leaves the others alone."""
@@ -43,6 +44,9 @@ class Runner:
         config = train_config(self.config, cell)
         device = torch.device(config.device)
         data = self._validation_data() if cell.validation else self.data
+        if config.compile and cell.mechanism != self._last:
+            torch._dynamo.reset()  # else every call would first be held against the code of all mechanisms before
+        self._last = cell.mechanism
         model = create_host(cell.mechanism, self.config.host, data, cell.seed).to(device)
         return train(
             model,

@@ -80,17 +80,17 @@ def progress_table(results: Results) -> Table:
 
 def final_table(results: dict[str, Any]) -> Table:
     """One row a mechanism: accuracy and what it costs."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("mechanism")
-    for title in ("top-1 %", "params", "MFLOPs", "state", "img/s fwd", "img/s train", "peak MiB", "entropy gap"):
-        table.add_column(title, justify="right")
+    table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
+    table.add_column("mechanism", no_wrap=True)
+    for title in ("top-1 %", "params", "MFLOP", "state", "img/s forward", "img/s train", "peak MiB", "entropy gap"):
+        table.add_column(title, justify="right", no_wrap=title == "top-1 %")
     for row in results["mechanisms"]:
         table.add_row(
             row["mechanism"],
             accuracy(row),
-            _number(row.get("parameters")),
+            short(row.get("parameters")),
             _number(row.get("flops"), 1e6, ".1f"),
-            _number(row.get("state_size")),
+            short(row.get("state_size")),
             _number(row.get("images_per_second_forward")),
             _number(row.get("images_per_second_train")),
             _number(row.get("peak_bytes_train"), 2**20, ".1f"),
@@ -109,6 +109,16 @@ def accuracy(row: dict[str, Any]) -> str:
 def clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
+
+
+def short(value: float | None) -> str:
+    """Three digits and a unit: 86.4k, 2.68M."""
+    if value is None:
+        return ""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.0f}"
 
 
 def _number(value: float | None, unit: float = 1, style: str = ",.0f") -> str:

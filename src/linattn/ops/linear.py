@@ -18,6 +18,7 @@ from linattn.ops.packing import Form, compute_dtype
 from linattn.ops.prepare import hide, log_decay_for, map_features, normalize, without_autocast
 from linattn.ops.recurrent.linear import linear_sums as recurrent
 from linattn.ops.reference.linear import linear_sums as reference
+from linattn.ops.triton import linear as triton
 from linattn.ops.types import AttentionOutput, DecayIndex, LinearState, Normalizer, Pattern, Sums
 
 FORMS: dict[str, Form] = {"reference": reference, "recurrent": recurrent, "chunked": chunked}
@@ -64,7 +65,7 @@ def linear_attention(
         decay_index: whose decay a pair's product takes in: that of the ``"query"`` token
             (``S_t = lambda_t S_{t-1} + k_t v_t``, as in GLA, RetNet, mLSTM; the default when causal) or of
             the ``"key"`` token (as in LION's code; the default when bidirectional).
-        impl: ``"auto"``, ``"reference"``, ``"recurrent"`` or ``"chunked"``; see :func:`explain`.
+        impl: ``"auto"``, ``"reference"``, ``"recurrent"``, ``"chunked"`` or ``"triton"``; see :func:`explain`.
         validate: check values too (sorted offsets, log_decay <= 0). None: on the CPU only, it costs a sync.
 
     Returns:
@@ -183,26 +184,30 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *, impl: str = "auto", **options: A
         >>> explain(q, q, q, causal=True).impl
         'chunked'
     """
-    LinearCall(q, k, v, **options).check()
-    return choose(impl, q)
+    call = LinearCall(q, k, v, **options)
+    call.check()
+    return choose(impl, q, lambda: triton.against(call))
 
 
 def _run(call: LinearCall, impl: str) -> AttentionOutput:
     call.check()
-    form = FORMS[choose(impl, call.q).impl]
     q, k, v = call.q, call.k, call.v
+    chosen = choose(impl, q, lambda: triton.against(call)).impl
     out_dtype = v.dtype if v.dtype == torch.float64 else autocast_dtype(q) or v.dtype
     with without_autocast(q):
         # Before the map too: padding may be NaN, and a gradient of 0 through it would be NaN.
         phi, psi = map_features(q, hide(k, call.key_mask), call.feature_map)
-        psi, v = hide(psi, call.key_mask), hide(v, call.key_mask)
-        index = call.decay_index or ("query" if call.causal else "key")
-        decay = log_decay_for(call.log_decay, call.key_mask)
-        pattern = Pattern(call.causal, decay, index, call.cu_seqlens)
         initial = call.initial_state
         if initial is not None:
             dtype = compute_dtype(q, k, v)
             initial = LinearState(initial.kv.to(dtype), initial.k.to(dtype))
+        if chosen == "triton":
+            return triton.attend(phi, psi, v, initial, call, out_dtype)
+        form = FORMS[chosen]
+        psi, v = hide(psi, call.key_mask), hide(v, call.key_mask)
+        index = call.decay_index or ("query" if call.causal else "key")
+        decay = log_decay_for(call.log_decay, call.key_mask)
+        pattern = Pattern(call.causal, decay, index, call.cu_seqlens)
         if call.norm_features is None:
             sums = form(phi, psi, v, pattern, initial)
         else:

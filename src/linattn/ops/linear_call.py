@@ -44,7 +44,7 @@ class LinearCall:
         if self.cu_seqlens is not None:
             checks.check_cu_seqlens(self.cu_seqlens, B, Tk, self.q, values)
         if self.log_decay is not None:
-            features = self._num_features(1)
+            features = self.num_features(1)
             allowed = [(H_kv,), (B, H_kv, Tk), (B, H_kv, Tk, features)]
             checks.check_log_decay(self.log_decay, allowed, self.q, values)
         self._check_equal_lengths()
@@ -80,10 +80,9 @@ class LinearCall:
                 "feature_map must be a FeatureMap such as EluPlusOne(), a pair of them, or None, "
                 f"got {self.feature_map!r}"
             )
-        if self._num_features(0) != self._num_features(1):
+        if self.num_features(0) != self.num_features(1):
             raise ValueError(
-                f"feature_map gives q {self._num_features(0)} features and k {self._num_features(1)}; "
-                "they must be equal"
+                f"feature_map gives q {self.num_features(0)} features and k {self.num_features(1)}; they must be equal"
             )
 
     def _check_equal_lengths(self) -> None:
@@ -129,14 +128,14 @@ class LinearCall:
         kv, k = self.initial_state
         checks.check_tensor("initial_state.kv", kv, "(B, H_kv, K, V)", 4)
         checks.check_tensor("initial_state.k", k, "(B, H_kv, K)", 3)
-        features = self._num_features(1)
+        features = self.num_features(1)
         norm_width = features if self.norm_features is None else self.norm_features[1].shape[-1]
         checks.check_shape("initial_state.kv", kv, (n, H_kv, features, self.v.shape[3]))
         checks.check_shape("initial_state.k", k, (n, H_kv, norm_width))
         checks.check_device("initial_state.kv", kv, self.q)
         checks.check_device("initial_state.k", k, self.q)
 
-    def _num_features(self, side: int) -> int:
+    def num_features(self, side: int) -> int:
         """Width of the features of q (side 0) or k (side 1)."""
         width = (self.q, self.k)[side].shape[3]
         maps = self.feature_map if isinstance(self.feature_map, tuple) else (self.feature_map,) * 2

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from linattn.mechanisms.base import Mechanism
 from linattn.mechanisms.registry import MechanismInfo, mechanism_info
-from linattn.ops.choice import IMPLEMENTATIONS
+from linattn.ops.choice import FORMS
 
 HEADS, HEAD_DIM, BATCH = 2, 8, 2
 # Longer than a chunk of 64, so that every block form has a boundary inside, and not a multiple of it.
@@ -86,7 +86,7 @@ class Subject:
     def forms(self, causal: bool, *, grouped: bool = False) -> dict[str, Mechanism]:
         """One instance per form that has a meaning here; a form without one is refused at construction."""
         found = {}
-        for impl in (*IMPLEMENTATIONS, "auto"):
+        for impl in (*FORMS, "auto"):
             try:
                 found[impl] = self.build(causal, impl, grouped=grouped)
             except ValueError as error:

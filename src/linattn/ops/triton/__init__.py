@@ -1,1 +1,1 @@
-"""GPU kernels for the algebra. Importing this folder needs torch alone; ``kernels`` needs Triton and is imported late."""
+"""GPU kernels for the algebra. Importing this folder needs torch alone; ``kernels`` needs Triton, imported late."""

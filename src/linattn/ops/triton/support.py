@@ -1,8 +1,7 @@
 """Whether Triton kernels can run here, and why not."""
 
 import os
-from functools import cache
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from torch import Tensor
@@ -16,23 +15,24 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
 
 
-@cache
-def triton_version() -> tuple[int, ...] | None:
-    """``(3, 6)``, or None where Triton is not installed."""
-    if find_spec("triton") is None:
+def _triton_version() -> tuple[int, ...] | None:
+    """``(3, 6)``, or None where Triton is not installed; Triton itself is not imported for it."""
+    try:
+        return tuple(int(part) for part in version("triton").split("+")[0].split(".")[:2])
+    except PackageNotFoundError:
         return None
-    from importlib.metadata import version
 
-    return tuple(int(part) for part in version("triton").split("+")[0].split(".")[:2])
+
+# A constant: torch.compile would have to look into a function that keeps its result.
+TRITON = _triton_version()
 
 
 def reason_against(*tensors: Tensor) -> str:
     """Why kernels cannot serve these tensors, in words; empty if they can."""
-    version = triton_version()
-    if version is None:
+    if TRITON is None:
         return "Triton is not installed"
-    if version < OLDEST:
-        return f"Triton {'.'.join(map(str, version))} is older than {'.'.join(map(str, OLDEST))}"
+    if TRITON < OLDEST:
+        return f"Triton {'.'.join(map(str, TRITON))} is older than {'.'.join(map(str, OLDEST))}"
     device = tensors[0].device
     if device.type != "cuda" and not (device.type == "cpu" and interpreted()):
         return f"the tensors are on {device.type}, kernels need cuda"

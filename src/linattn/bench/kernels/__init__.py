@@ -1,0 +1,1 @@
+"""Time of kernels beside their rivals and the floor that memory and arithmetic set."""

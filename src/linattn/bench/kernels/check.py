@@ -1,0 +1,84 @@
+"""Is a row right? Outputs and gradients against fp64, in the run that times it.
+
+At a reduced size exact is the quadratic form in fp64, and the budget ``err <= 2 (err(plain) + eps max(abs(exact)))``,
+plain being the same form in the dtype that is timed. A kernel may take another way at the size that is timed, so it is
+checked there too, against the chunked form in fp64; sums are longer there, and the budget four times as large.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from linattn.bench.kernels.bound import Bound, Contender, Tensors, values
+from linattn.bench.kernels.cases import Case
+from linattn.bench.kernels.contenders import bind_exact_softmax
+from linattn.bench.kernels.problems import bind_form, draw
+from linattn.bench.oracle import Verdict
+
+SLACK_AT_FULL_SIZE = 4.0
+Bind = Callable[[Case, Tensors], Bound]
+
+
+def grad_for(case: Case, tensors: Tensors, seed: int) -> Tensor:
+    """A fixed random gradient of the output, which is shaped like v or x."""
+    like = tensors["x" if case.family == "convolution" else "v"]
+    generator = torch.Generator(like.device).manual_seed(seed + 1)
+    return torch.randn(like.shape, generator=generator, device=like.device).to(like.dtype)
+
+
+class Truth:
+    """What is right in one case, computed when it is first asked for."""
+
+    def __init__(self, case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> None:
+        self.case, self.small = case, case.reduced()
+        self.device, self.dtype, self.seed = device, dtype, seed
+        self.tensors = draw(self.small, device, dtype, seed + 2)
+        self.grad = grad_for(self.small, self.tensors, seed + 2) if case.backward else None
+        self._exact: dict[bool, Tensors] = {}
+        self._budgets: dict[bool, dict[str, float]] = {}
+        self._full: Tensors | None = None
+
+    def check(self, contender: Contender, backward: bool) -> Verdict:
+        """At the reduced size."""
+        exact, budgets = self._small(contender.softmax)
+        found = values(contender.bind(self.small, self.tensors), self.grad if backward else None)
+        return judge(found, exact, budgets, f"fp64, {self.small.shape}")
+
+    def check_full(self, bound: Bound, tensors: Tensors, grad: Tensor, backward: bool) -> Verdict:
+        """At the size that is timed."""
+        if self._full is None:
+            wide = {name: t.double() for name, t in tensors.items()}
+            form = "recurrent" if self.case.family == "step" else "chunked"
+            exact = values(bind_form(form)(self.case, wide), grad.double() if self.case.backward else None)
+            self._full = exact
+        budgets = {name: SLACK_AT_FULL_SIZE * b for name, b in self._small(False)[1].items()}
+        found = values(bound, grad if backward else None)
+        return judge(found, self._full, budgets, f"fp64, {self.case.shape}")
+
+    def _small(self, softmax: bool) -> tuple[Tensors, dict[str, float]]:
+        if softmax not in self._exact:
+            bind: Bind = bind_exact_softmax if softmax else bind_form("reference")
+            wide = {name: t.double() for name, t in self.tensors.items()}
+            exact = values(bind(self.small, wide), None if self.grad is None else self.grad.double())
+            plain = values(bind(self.small, self.tensors), self.grad)
+            eps = torch.finfo(self.dtype).eps
+            self._exact[softmax] = exact
+            self._budgets[softmax] = {n: 2 * (relative_error(plain[n], exact[n]) + eps) for n in exact}
+        return self._exact[softmax], self._budgets[softmax]
+
+
+def judge(found: Tensors, exact: Tensors, budgets: dict[str, float], against: str) -> Verdict:
+    """The tensor that uses the most of its budget; one that exact does not know is not looked at."""
+    verdicts = []
+    for name, value in found.items():
+        if name in exact:
+            error = relative_error(value, exact[name])
+            verdicts.append(Verdict(error <= budgets[name], name, error, budgets[name], against))
+    # NaN compares false, so it is wrong; among the wrong and among the right the fullest budget speaks.
+    return max(verdicts, key=lambda v: (not v.ok, v.error / v.budget))
+
+
+def relative_error(value: Tensor, exact: Tensor) -> float:
+    """Relative to max(abs(exact))."""
+    return (value.double() - exact).abs().max().item() / (exact.abs().max().item() or 1.0)

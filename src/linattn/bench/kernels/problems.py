@@ -1,0 +1,142 @@
+"""The function of a case: tensors to feed it, and its value by any form of this library.
+
+Tensors are in the common layout: ``q, k (B, H, T, K)``, ``v (B, H, T, V)``, gates ``(B, H, T)`` in fp32, a
+convolution's ``x (B, T, C)``. Features are given, except for mechanisms, which map q and k themselves.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from linattn.bench.kernels.bound import Absent, Bound, Outputs, Tensors
+from linattn.bench.kernels.cases import Case
+from linattn.mechanisms.base import Mechanism
+from linattn.mechanisms.registry import create_mechanism
+from linattn.ops.convolution import short_convolution
+from linattn.ops.exponential import exponential_attention
+from linattn.ops.linear import linear_attention, linear_attention_step
+from linattn.ops.types import LinearState, Normalizer
+
+PARAMETER = "parameter "
+CONSTANT = ("kv", "z")  # inputs that nobody asks the gradient of
+
+
+def draw(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Tensors:
+    """Fresh random tensors, drawn on the device: no case waits for a copy of gigabytes."""
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def normal(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.randn(*shape, generator=generator, device=device).to(dtype)
+
+    if case.family == "convolution":
+        return {"x": normal(case.B, case.T, case.K), "weight": normal(case.K, case.taps), "bias": normal(case.K)}
+    length = () if case.family == "step" else (case.T,)
+    q, k = (normal(case.B, case.H, *length, case.K) for _ in range(2))
+    tensors = {"q": q, "k": k, "v": normal(case.B, case.H, *length, case.V)}
+    if case.family == "mechanism":
+        module = _module(case, "reference", torch.device("cpu"), torch.float32, seed)
+        return tensors | {PARAMETER + n: p.detach().to(device, dtype) for n, p in module.named_parameters()}
+    if case.normalized:  # weights of one sign, as every map that is normalised gives
+        tensors |= {"q": F.elu(q) + 1, "k": F.elu(k) + 1}
+    elif case.family == "attention":
+        tensors |= {"q": q * case.K**-0.25, "k": k * case.K**-0.25}
+    gate_shape = (case.B, case.H, case.T, case.K)[: 4 if case.decay == "channel" else 3]
+    wide = torch.promote_types(dtype, torch.float32)
+    if case.decay == "head":  # RetNet's
+        tensors["log_decay"] = (1 - 2.0 ** (-5 - torch.arange(case.H, device=device, dtype=wide))).log()
+    elif case.decay != "none":  # open most of the time, as trained gates are
+        tensors["log_decay"] = F.logsigmoid(normal(*gate_shape, dtype=wide) + 3)
+    if case.family in ("exponential", "sigmoid"):
+        tensors["log_input"] = normal(*gate_shape, dtype=wide)
+    if case.family == "step":
+        tensors["kv"] = normal(case.B, case.H, case.K, case.V, dtype=wide)
+        tensors["z"] = 10 * normal(case.B, case.H, case.K, dtype=wide).abs()
+    return tensors
+
+
+def differentiable(case: Case, tensors: Tensors) -> Tensors:
+    """The inputs whose gradient is asked for: all but states and the fixed decay of a head."""
+    fixed = (*CONSTANT, "log_decay") if case.decay == "head" else CONSTANT
+    return {name: t for name, t in tensors.items() if name not in fixed}
+
+
+def bind_form(impl: str) -> Callable[[Case, Tensors], Bound]:
+    """The case's function by a form of this library, with leaves of its own that share the given memory."""
+
+    def bind(case: Case, tensors: Tensors) -> Bound:
+        own = {name: t.detach() for name, t in tensors.items()}
+        if case.family != "mechanism":
+            return Bound(differentiable(case, own), lambda: compute(case, own, impl))
+        module = _module(case, impl, own["q"].device, own["q"].dtype, seed=0)
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                parameter.copy_(own[PARAMETER + name])
+        parameters = {PARAMETER + name: p for name, p in module.named_parameters()}
+        leaves = {name: parameters.get(name, t) for name, t in own.items()}
+        return Bound(leaves, lambda: module(own["q"], own["k"], own["v"]))
+
+    return bind
+
+
+def compute(case: Case, t: Tensors, impl: str) -> Outputs:
+    """Every family but mechanisms, which have a module."""
+    normalizer: Normalizer = "sum" if case.normalized else None
+    if case.family == "convolution":
+        return _convolution(t, impl)
+    if case.family == "step":
+        return _step(t, impl)
+    if case.family == "exponential":
+        return exponential_attention(
+            t["q"], t["k"], t["v"], log_input=t["log_input"], log_decay=t["log_decay"], impl=impl
+        )  # fmt: skip
+    k = scaled_keys(t["k"], t["log_input"]) if case.family == "sigmoid" else t["k"]
+    return linear_attention(
+        t["q"], k, t["v"], causal=case.causal, log_decay=t.get("log_decay"), normalizer=normalizer, impl=impl,
+        validate=False,
+    )  # fmt: skip
+
+
+def scaled_keys(k: Tensor, log_input: Tensor) -> Tensor:
+    """A sigmoid gate is a factor on the key; the scale of the scores is taken along."""
+    gate = log_input.sigmoid() * k.shape[-1] ** -0.5
+    return k * gate.unsqueeze(-1).to(k.dtype)
+
+
+def _step(t: Tensors, impl: str) -> Outputs:
+    state = LinearState(t["kv"], t["z"])
+    if impl in ("triton", "triton in place"):
+        from linattn.ops.triton.step import attend_step, attend_step_
+        from linattn.ops.triton.support import reason_against
+
+        reason = reason_against(t["q"])
+        if reason:
+            raise Absent(reason)
+        call = attend_step if impl == "triton" else attend_step_
+        output, state = call(
+            t["q"], t["k"], t["v"], state, log_decay=None, normalizer="sum", eps=1e-6, out_dtype=t["v"].dtype
+        )
+    else:
+        output, state = linear_attention_step(t["q"], t["k"], t["v"], state, validate=False)
+    return output, state.kv, state.k
+
+
+def _convolution(t: Tensors, impl: str) -> Tensor:
+    if impl == "triton":  # by its own door: a table of forms may not know it
+        from linattn.ops.triton.convolution import convolve_fused, reason_against_convolution
+
+        reason = reason_against_convolution(t["x"], t["weight"], t["bias"])
+        if reason:
+            raise Absent(reason)
+        return convolve_fused(t["x"], t["weight"], t["bias"], residual=True, out_dtype=t["x"].dtype)[0]
+    return short_convolution(t["x"], t["weight"], t["bias"], residual=True, impl=impl)
+
+
+def _module(case: Case, impl: str, device: torch.device, dtype: torch.dtype, seed: int) -> Mechanism:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = create_mechanism(
+            case.mechanism, num_heads=case.H, head_dim=case.K, causal=case.causal, impl=impl
+        )  # fmt: skip
+    return module.to(device, dtype)

@@ -1,0 +1,71 @@
+"""Causal linear attention, and bidirectional attention with a decay, on Triton kernels.
+
+A sequence is walked chunk by chunk with its state in registers; a long one with few heads is cut into segments, whose
+states are made first and summed in order. Backward walks again, and keeps nothing but the row sums of the normaliser.
+"""
+
+import torch
+from torch import Tensor
+
+from linattn.ops.triton.causal_library import triton_causal
+from linattn.ops.types import AttentionOutput, DecayIndex, LinearState, Normalizer
+
+WIDEST = 256
+_NORMS = {None: 0, "sum": 1, "abs_max_one": 2}
+
+
+def attend_causal(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    log_decay: Tensor | None,
+    decay_index: DecayIndex,
+    normalizer: Normalizer,
+    eps: float,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    initial: LinearState | None = None,
+    out_dtype: torch.dtype,
+    need_state: bool = False,
+) -> AttentionOutput:
+    """``o_t = sum_{s<=t} M_ts (q_t . k_s) v_s / n_t``; the state is None unless needed.
+
+    q ``(B, H, T, K)``, k ``(B, H_kv, T, K)`` and v ``(B, H_kv, T, V)`` of one dtype, K and V at most 256;
+    log_decay None, ``(H_kv,)`` or ``(B, H_kv, T)``, zero at masked tokens.
+    """
+    _check_widths(q, v)
+    kv, z = (None, None) if initial is None else (initial.kv.float(), initial.k.float())
+    a = None if log_decay is None else log_decay.float()
+    out, _, kv, z = triton_causal(
+        q, k, v, kv, z, a, key_mask, cu_seqlens, decay_index == "key", _NORMS[normalizer], eps, out_dtype,
+        need_state, False,
+    )  # fmt: skip
+    return AttentionOutput(out, LinearState(kv, z) if need_state else None)  # type: ignore[arg-type]
+
+
+def attend_both_ways(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    log_decay: Tensor,
+    decay_index: DecayIndex,
+    normalizer: Normalizer,
+    eps: float,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """Bidirectional attention whose weights decay with the distance (LION): a causal sweep and a strict one back."""
+    _check_widths(q, v)
+    return triton_causal(
+        q, k, v, None, None, log_decay.float(), key_mask, cu_seqlens, decay_index == "key", _NORMS[normalizer], eps,
+        out_dtype, False, True,
+    )[0]  # fmt: skip
+
+
+def _check_widths(q: Tensor, v: Tensor) -> None:
+    for name, width in (("q and k", q.shape[3]), ("v", v.shape[3])):
+        if not 1 <= width <= WIDEST:
+            raise ValueError(f"{name} must have 1 to {WIDEST} features a head for the Triton kernels, got {width}")

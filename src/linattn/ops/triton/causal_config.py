@@ -1,0 +1,89 @@
+"""Tile sizes of the causal kernels and how a sequence is cut into segments: by shape and device, without measuring."""
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+
+# Shortest piece of a sequence that is worth a state of its own.
+SHORTEST_SEGMENT = 512
+
+
+@dataclass(frozen=True)
+class Config:
+    """Of one sweep: L tokens in a chunk, BW columns in a tile; programs that one multiprocessor holds at once."""
+
+    L: int
+    BW: int
+    warps: int
+    stages: int
+    per_sm: int = 1
+
+
+# How fp32 inputs multiply: "ieee" outside the tensor cores, or "tf32x3", three products of parts inside them.
+FP32_PRODUCTS = "ieee"
+# What a measurement wants to try, by role ("output", "dq", "dk", "dv", "states"): fields of Config.
+TRIAL: dict[str, dict[str, int]] = {}
+# The number of segments a test wants to see.
+TRIAL_SEGMENTS: list[int] = []
+
+
+def pick(role: str, X: int, W: int, dtype: torch.dtype, device: torch.device) -> Config:
+    """For a state of X rows and W columns. The chunk's length goes by dtype alone: all sweeps of a call share it."""
+    BX, wide = pad(X), max(pad(X), pad(W))
+    if dtype == torch.float32:
+        # Full fp32 products run outside the tensor cores, with both operands in registers: small tiles, many warps.
+        config = Config(L=32, BW=min(pad(W), 32 if BX <= 128 else 16), warps=8, stages=1, per_sm=1)
+    elif dtype == torch.float16:
+        # State and scores may leave the range of fp16: tf32 products, with operands of twice the size.
+        config = Config(L=32, BW=min(pad(W), 64 if BX <= 128 else 32), warps=4, stages=1, per_sm=2)
+    elif wide <= 64:
+        config = Config(L=64, BW=pad(W), warps=4, stages=3, per_sm=2)
+    elif BX <= 128:
+        # Four warps would spill a state of 128 x 128.
+        config = Config(L=64, BW=min(pad(W), 128), warps=8, stages=2, per_sm=1)
+    else:
+        config = Config(L=64, BW=min(pad(W), 64), warps=8, stages=1, per_sm=1)
+    config = replace(config, **TRIAL.get(role, {}))
+    return _fitting(config, BX, dtype, shared_memory(device))
+
+
+def _fitting(config: Config, BX: int, dtype: torch.dtype, limit: int) -> Config:
+    """Fewer stages, then a narrower tile, until the estimate is inside the shared memory of the device."""
+    size = 2 if dtype == torch.bfloat16 else 4
+    while True:
+        tokens = config.L * (2 * BX + 3 * config.BW) * dtype.itemsize * config.stages
+        used = tokens + (BX * config.BW + config.L * config.L) * size
+        if used <= limit or config.BW <= 16:
+            return config
+        less = {"stages": config.stages - 1} if config.stages > 1 else {"BW": config.BW // 2}
+        config = replace(config, **less)
+
+
+def segments(T: int, programs: int, config: Config, unit: int, device: torch.device) -> tuple[int, int]:
+    """Tokens of a segment, in whole units, and how many there are: one, unless the device would be left idle."""
+    wanted = config.per_sm * multiprocessors(device) // max(1, programs)
+    most = T // SHORTEST_SEGMENT
+    if TRIAL_SEGMENTS:
+        wanted = most = TRIAL_SEGMENTS[0]
+    count = max(1, min(wanted, most))
+    length = max(1, -(-T // (count * unit))) * unit
+    return length, max(1, -(-T // length))
+
+
+def pad(width: int) -> int:
+    """A power of two that the matrix products take."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    return 1 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes one program may have."""
+    if device.type == "cpu":
+        return 232448
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin

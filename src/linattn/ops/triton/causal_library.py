@@ -1,0 +1,160 @@
+"""Causal attention and both ways at once, on Triton kernels, as operators of torch's library."""
+
+import torch
+from torch import Tensor
+
+from linattn.ops.triton.causal_passes import Border, Passes, State
+
+
+@torch.library.custom_op("linattn::triton_causal", mutates_args=())
+def triton_causal(
+    q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None, log_decay: Tensor | None,
+    key_mask: Tensor | None, cu_seqlens: Tensor | None, key_index: bool, norm: int, eps: float,
+    out_dtype: torch.dtype, need_state: bool, both: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Output, row sums (empty with norm 0) and the state after the last token (empty unless needed).
+
+    norm: 0 none, 1 sum, 2 abs_max_one. both: the strict sweep against time is added before the division.
+    """
+    p = _passes(q, k, v, log_decay, key_mask, cu_seqlens, key_index, norm, eps)
+    N, H, HS, T, K, V = p.sizes
+    initial = _state(kv, z)
+    out = torch.empty(q.shape[0], H, T, V, dtype=out_dtype, device=q.device)
+    den = _fp32(q, *q.shape[:3]) if norm else None
+    prev = prev_den = None
+    if both:
+        # Sums without their division may leave the range of fp16.
+        prev = _fp32(q, *out.shape) if out_dtype == torch.float16 else out
+        prev_den = None if den is None else torch.empty_like(den)
+        decay = p.potentials(True)
+        border = p.borders(p.k, p.v, None, decay, reverse=True, with_z=norm > 0, with_last=False)
+        p.sweep("output", p.q, p.k, p.v, prev, border, decay, against=True, den=prev_den, divide=False, z=norm > 0)
+    decay = p.potentials(False)
+    with_z = norm > 0 or need_state
+    border = p.borders(p.k, p.v, initial, decay, reverse=False, with_z=with_z, with_last=need_state)
+    last = border.last
+    own_last = (_fp32(q, N, HS, K, V), _fp32(q, N, HS, K)) if need_state and last is None else None
+    p.sweep(
+        "output", p.q, p.k, p.v, out, border, decay, against=False, den=den, prev=prev, prev_den=prev_den,
+        z=with_z, last=own_last or (None, None),
+    )  # fmt: skip
+    return out, _fp32(q, 0) if den is None else den, *(last or own_last or (_fp32(q, 0), _fp32(q, 0)))
+
+
+@torch.library.custom_op("linattn::triton_causal_backward", mutates_args=())
+def triton_causal_backward(
+    d_out: Tensor, d_kv: Tensor | None, d_z: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None, log_decay: Tensor | None,
+    key_mask: Tensor | None, cu_seqlens: Tensor | None, out: Tensor, den: Tensor,
+    key_index: bool, norm: int, eps: float, both: bool, need_decay: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v, the initial state's kv and z, and log_decay; empty where there is nothing."""
+    p = _passes(q, k, v, log_decay, key_mask, cu_seqlens, key_index, norm, eps)
+    N, _, HS, T, K, V = p.sizes
+    q, k, v, d_out = p.q, p.k, p.v, _reachable(d_out if d_out.stride(-1) == 1 else d_out.contiguous())
+    initial, d_last = _state(kv, z), _state(d_kv, d_z)
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    d_first = (_fp32(q, N, HS, K, V), _fp32(q, N, HS, K)) if initial is not None else None
+    need_decay = need_decay and log_decay is not None
+    da = _fp32(q, k.shape[0], HS, T) if need_decay else _fp32(q, 0)
+    row_sums = den if norm else None
+    g = torch.empty_like(den) if norm else None
+    with_z = norm > 0 or d_last is not None
+    for turn, against in enumerate((False, True) if both else (False,)):
+        decay = p.potentials(against)
+        marks = p.marks(with_z) if need_decay else None
+        states = p.borders(k, v, initial, decay, reverse=against, with_z=with_z, with_last=False)
+        add_q, add_k, add_v = (dq, dk, dv) if turn else (None, None, None)
+        q_dots = p.sweep(
+            "dq", d_out, v, k, dq, states, decay, against=against, o=out, den=row_sums, g=g,
+            new_g=norm > 0 and not turn, u=q if need_decay else None, prev=add_q, z=with_z, marks=marks,
+        )  # fmt: skip
+        grads = p.borders(
+            q, d_out, d_last, decay, reverse=not against, with_z=with_z, with_last=d_first is not None,
+            den=row_sums, g=g,
+        )  # fmt: skip
+        own_first = d_first if grads.last is None else None
+        k_dots = p.sweep(
+            "dk", v, d_out, q, dk, grads, decay, against=against, den=row_sums, g=g,
+            u=k if need_decay else None, prev=add_k, z=with_z, marks=marks,
+            last=(None, own_first[1] if own_first is not None and with_z else None),
+        )  # fmt: skip
+        p.sweep(
+            "dv", k, q, d_out, dv, grads, decay, against=against, den=row_sums, prev=add_v,
+            last=(own_first[0] if own_first is not None else None, None),
+        )  # fmt: skip
+        if q_dots is not None and k_dots is not None and marks is not None:
+            p.decay_gradient(da, q_dots, k_dots, marks, against=against, add=turn > 0)
+        d_first = _first(d_first, grads, with_z)
+    if need_decay and log_decay is not None and log_decay.ndim == 1:
+        da = da.sum((0, 2))
+    return dq, dk, dv, *(d_first or (_fp32(q, 0), _fp32(q, 0))), da
+
+
+@triton_causal.register_fake
+def _(q, k, v, kv, z, log_decay, key_mask, cu_seqlens, key_index, norm, eps, out_dtype, need_state, both):  # type: ignore[no-untyped-def]
+    out = q.new_empty(*q.shape[:3], v.shape[3], dtype=out_dtype)
+    den = _fp32(q, *q.shape[:3]) if norm else _fp32(q, 0)
+    if not need_state:
+        return out, den, _fp32(q, 0), _fp32(q, 0)
+    N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return out, den, _fp32(q, N, *k.shape[1:2], k.shape[3], v.shape[3]), _fp32(q, N, k.shape[1], k.shape[3])
+
+
+@triton_causal_backward.register_fake
+def _(d_out, d_kv, d_z, q, k, v, kv, z, log_decay, *rest):  # type: ignore[no-untyped-def]
+    *_, need_decay = rest
+    grads = (x.new_empty(x.shape) for x in (q, k, v))
+    first = (_fp32(q, 0), _fp32(q, 0)) if kv is None else (_fp32(q, *kv.shape), _fp32(q, *z.shape))
+    da = _fp32(q, *log_decay.shape) if need_decay and log_decay is not None else _fp32(q, 0)
+    return *grads, *first, da
+
+
+def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    *tensors, key_index, norm, eps, _, need_state, both = inputs
+    ctx.save_for_backward(*tensors, *output[:2])
+    ctx.options = key_index, norm, eps, both
+    ctx.need_state = need_state
+
+
+def _gradients(ctx, d_out, d_den, d_kv, d_z):  # type: ignore[no-untyped-def]
+    # The row sums are for this function alone: nobody differentiates them.
+    d_state = (d_kv, d_z) if ctx.need_state else (None, None)
+    *found, d_kv, d_z, da = triton_causal_backward(
+        d_out, *d_state, *ctx.saved_tensors, *ctx.options, ctx.needs_input_grad[5]
+    )
+    first = (None, None) if ctx.saved_tensors[3] is None else (d_kv, d_z)
+    return *found, *first, da if ctx.needs_input_grad[5] else None, *(None,) * 8
+
+
+triton_causal.register_autograd(_gradients, setup_context=_remember)
+
+
+def _passes(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, key_mask: Tensor | None, cu_seqlens: Tensor | None,
+    key_index: bool, norm: int, eps: float,
+) -> Passes:  # fmt: skip
+    mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
+    cu = None if cu_seqlens is None else cu_seqlens.contiguous()
+    return Passes(_reachable(q), _reachable(k), _reachable(v), log_decay, mask, cu, key_index, norm, eps)
+
+
+def _reachable(x: Tensor) -> Tensor:
+    """Offsets inside a tile are 32-bit: a tensor with steps too long for them is copied."""
+    return x.contiguous() if max(x.stride()[2:]) * 256 >= 2**30 else x
+
+
+def _state(kv: Tensor | None, z: Tensor | None) -> State | None:
+    return None if kv is None or z is None else (kv.contiguous(), z.contiguous())
+
+
+def _first(d_first: State | None, grads: Border, with_z: bool) -> State | None:
+    """The gradient of the initial state: what the sweeps wrote, or what the scan over segments ended in."""
+    if d_first is None:
+        return None
+    kv, z = d_first if grads.last is None else grads.last
+    return kv, z if with_z else z.zero_()
+
+
+def _fp32(like: Tensor, *shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device=like.device)

@@ -1,0 +1,254 @@
+"""The passes of causal attention: which kernel meets which tensors. ``causal_library`` makes them operators."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linattn.ops.triton import causal_config
+from linattn.ops.triton.causal_config import Config, pad, pick, segments
+from linattn.ops.triton.support import interpreted
+
+State = tuple[Tensor, Tensor]  # kv (.., K, V) and z (.., K), fp32 and contiguous
+
+Gates = tuple[Tensor, int, Tensor]
+
+
+@dataclass(frozen=True)
+class Border:
+    """States at the start of every segment: (N, HS, NSEG, K, V) and (N, HS, NSEG, K). One segment: those given."""
+
+    state: State | None
+    last: State | None = None  # after the last segment, where a scan made it
+
+
+@dataclass(frozen=True)
+class Marks:
+    """States at the end of every stretch of tokens, and their products with their gradients."""
+
+    stretch: int
+    places: int
+    states: Tensor  # (rows HS places, V, K)
+    z: Tensor | None  # (.., K)
+    ends: Tensor  # (tiles, ..)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """One call. N sequences, H query heads, HS key heads, G of the former share one of the latter."""
+
+    q: Tensor  # (B, H, T, K)
+    k: Tensor  # (B, HS, T, K)
+    v: Tensor  # (B, HS, T, V)
+    log_decay: Tensor | None  # (HS,) or (B, HS, T)
+    key_mask: Tensor | None  # (B, T)
+    cu: Tensor | None  # (N+1,)
+    key_index: bool
+    norm: int  # 0 none, 1 sum, 2 abs_max_one
+    eps: float
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int, int]:
+        """N, H, HS, T, K, V."""
+        N = self.q.shape[0] if self.cu is None else self.cu.shape[0] - 1
+        return N, self.q.shape[1], self.k.shape[1], self.q.shape[2], self.q.shape[3], self.v.shape[3]
+
+    @cached_property
+    def cut(self) -> tuple[int, int, int]:
+        """Tokens of a chunk, tokens of a segment, segments."""
+        N, H, _, T, K, V = self.sizes
+        config = self._config("output", K, V)
+        programs = N * H * -(-V // config.BW)
+        # Whole stretches: see marks.
+        unit = _stretch(config.L, K, V) if self.log_decay is not None else config.L
+        return config.L, *segments(T, programs, config, unit, self.q.device)
+
+    @cached_property
+    def _chunks(self) -> int:
+        """Places for the totals of chunks in a row, see the kernel of potentials."""
+        N, T, L = self.sizes[0], self.sizes[3], self.cut[0]
+        return -(-T // L) if self.cu is None else T // L + N + 1
+
+    @cached_property
+    def _dot_type(self) -> dict[str, Any]:
+        """bf16 multiplies as it is. A state or score may be too large for fp16, and fp32 wants all its digits."""
+        # The interpreter multiplies the bits of bf16 as integers.
+        bf16 = self.q.dtype == torch.bfloat16 and not interpreted()
+        return {
+            "BF16": bf16,
+            "PREC": causal_config.FP32_PRODUCTS if self.q.dtype == torch.float32 else "tf32",
+        }
+
+    @property
+    def _split(self) -> bool:
+        """Whether differences of log decays need more digits than fp32 has: bf16 would not notice."""
+        return self.q.dtype != torch.bfloat16
+
+    def potentials(self, against: bool) -> Gates | None:
+        """What the decay does inside the chunks: gates, their length, what each chunk keeps of a state."""
+        if self.log_decay is None:
+            return None
+        from linattn.ops.triton.kernels.causal_potentials import potentials
+
+        N, _, HS, T, _, _ = self.sizes
+        B, L = self.q.shape[0], self.cut[0]
+        a = self.log_decay
+        if a.ndim == 1:
+            a = a[None, :, None].expand(B, HS, T)
+        gates, keeps = self._new(3 + self._split, B, HS, T), self._new(B * HS, self._chunks)
+        per_program = 8
+        blocks = -(-T // (L * per_program))
+        _launch(
+            potentials, N * HS * blocks, a, *a.stride(), gates, gates.stride(0), keeps,
+            self.cu, T, HS, blocks, self._chunks,
+            L=L, CHUNKS=per_program, EXCLUSIVE=self.key_index != against, PACKED=self.cu is not None,
+            SPLIT=self._split, num_warps=4,
+        )  # fmt: skip
+        return gates, gates.stride(0), keeps
+
+    def borders(
+        self, y: Tensor, w: Tensor, initial: State | None, decay: Gates | None, *, reverse: bool,
+        with_z: bool, with_last: bool, den: Tensor | None = None, g: Tensor | None = None,
+    ) -> Border:  # fmt: skip
+        """States before the segments: of y = k, w = v; of y = q, w = do their gradients, the other way round."""
+        L, segment, NSEG = self.cut
+        if NSEG == 1:
+            return Border(initial)
+        from linattn.ops.triton.kernels.causal_scan import scan
+        from linattn.ops.triton.kernels.causal_states import states
+
+        N, _, HS, T, K, V = self.sizes
+        loop = y.shape[1] // HS
+        config = self._config("states", K, V)
+        tiles = -(-V // config.BW)
+        kv, z, kepts = self._new(N, HS, NSEG, K, V), self._new(N, HS, NSEG, K), self._new(N, HS, NSEG)
+        keys = y is self.k
+        mask = self.key_mask if keys else None
+        z_gain = 0 if not with_z else 1 if keys else 2 if g is not None else 0
+        if z_gain == 0:
+            z.zero_()  # nothing is added on the way, a given sum may still pass through
+        _launch(
+            states, N * HS * NSEG * tiles, y, *y.stride(), w, *w.stride(), den, g, *(decay or (None, 0, None)),
+            mask, 0 if mask is None else mask.stride(0), self.cu, kv, z, kepts,
+            T, segment, NSEG, HS, self._chunks, self.eps,
+            Y=K, W=V, BY=pad(K), BW=config.BW, L=L, TILES=tiles, LOOP=loop, REVERSE=reverse,
+            DECAY=decay is not None, PACKED=self.cu is not None, MASK=mask is not None,
+            NORM=0 if den is None else self.norm, Z=z_gain,
+            num_warps=config.warps, num_stages=config.stages, STAGES=config.stages, **self._dot_type,
+        )  # fmt: skip
+        last = (self._new(N, HS, K, V), self._new(N, HS, K)) if with_last else None
+        for part, start, end in zip((kv, z), initial or (None, None), last or (None, None), strict=True):
+            if part is z and not with_z:
+                continue
+            size = part[0, 0, 0].numel()
+            block = min(1024, pad(size))
+            _launch(
+                scan, N * HS * -(-size // block), part, kepts, start, end, NSEG,
+                SIZE=size, BLOCK=block, BLOCKS=-(-size // block), REVERSE=reverse, DECAY=decay is not None,
+                S0=start is not None, S1=end is not None, num_warps=4,
+            )  # fmt: skip
+        return Border((kv, z), last)
+
+    def sweep(
+        self, role: str, x: Tensor, y: Tensor, w: Tensor, out: Tensor, border: Border,
+        decay: Gates | None, *, against: bool, o: Tensor | None = None, den: Tensor | None = None,
+        g: Tensor | None = None, new_g: bool = False, u: Tensor | None = None, prev: Tensor | None = None,
+        prev_den: Tensor | None = None, divide: bool = True, z: bool = False, marks: Marks | None = None,
+        last: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> Tensor | None:  # fmt: skip
+        """One walk, see the kernel; u . out by tiles of columns, where u is given. z: sums of keys are wanted."""
+        from linattn.ops.triton.kernels.causal_sweep import sweep
+
+        L, segment, NSEG = self.cut
+        N, _, HS, T, _, _ = self.sizes
+        heads, X, W = x.shape[1], x.shape[3], w.shape[3]
+        keys = role in ("dk", "dv")  # one row of the output per key: the query heads that share it are summed
+        reverse = against != keys
+        config = self._config(role, X, W)
+        tiles = -(-W // config.BW)
+        dots = None if u is None else self._new(tiles, x.shape[0], heads, T)
+        natural = role in ("output", "dv")
+        start = border.state
+        output = role == "output"
+        norm = self.norm if den is not None else 0
+        zrow = 0 if natural or not z else 2 if keys else 1
+        _launch(
+            sweep, N * heads * NSEG * tiles,
+            x, *x.stride(), y, *y.stride(), w, *w.stride(), u, *(u.stride() if u is not None else (0, 0, 0, 0)),
+            out, o, den, prev_den, prev, g, dots, 0 if dots is None else dots.stride(0),
+            *((None, None, None, 0) if marks is None else (marks.states, marks.z, marks.ends, marks.ends.stride(0))),
+            *(decay or (None, 0, None)), self.key_mask, 0 if self.key_mask is None else self.key_mask.stride(0),
+            self.cu,
+            None if start is None else start[0], *((W, 1) if natural else (1, X)),
+            last[0], None if start is None else start[1], last[1],
+            T, segment, NSEG, heads, HS, self._chunks, 0 if marks is None else marks.places, self.eps,
+            X=X, W=W, BX=pad(X), BW=config.BW, L=L, TILES=tiles,
+            DIV=1 if keys else heads // HS, LOOP=y.shape[1] // HS if keys else 1, REVERSE=reverse,
+            DIAG=2 if against else 1 if u is not None else 0,
+            DECAY=decay is not None, PACKED=self.cu is not None,
+            MASK_Y=self.key_mask is not None and not keys, MASK_X=self.key_mask is not None and keys,
+            DEN=output and den is not None, NORM=norm if divide else 0,
+            SCALE=0 if output or norm == 0 else 2 if keys else 1,
+            EXTRA=0 if g is None else 2 if keys else 1, NEW_G=new_g,
+            ZCOL=output and z, ZROW=zrow, S0=start is not None,
+            S1=last[0] is not None, Z1=last[1] is not None, DOTS=u is not None,
+            MARK=0 if marks is None else 2 if keys else 1, CK=1 if marks is None else marks.stretch // L,
+            ADD=prev is not None, SPLIT=self._split, STAGES=config.stages,
+            num_warps=config.warps, num_stages=config.stages, **self._dot_type,
+        )  # fmt: skip
+        return dots
+
+    def decay_gradient(
+        self, da: Tensor, q_dots: Tensor, k_dots: Tensor, marks: Marks, *, against: bool, add: bool
+    ) -> None:
+        from linattn.ops.triton.kernels.causal_decay_gradient import decay_gradient
+
+        N, H, HS, T, _, _ = self.sizes
+        stretches = -(-T // marks.stretch)
+        _launch(
+            decay_gradient, N * HS * stretches, q_dots, q_dots.stride(0), k_dots, k_dots.stride(0),
+            marks.ends, marks.ends.stride(0), self.cu, da, T, stretches, marks.places, HS,
+            QT=q_dots.shape[0], KT=k_dots.shape[0], G=H // HS, STRETCH=marks.stretch,
+            EXCLUSIVE=self.key_index != against, NEGATE=against, ADD=add, PACKED=self.cu is not None, num_warps=4,
+        )  # fmt: skip
+
+    def marks(self, with_z: bool) -> Marks:
+        """Room for the states that re-anchor the decay's gradient."""
+        N, _, HS, T, K, V = self.sizes
+        stretch = _stretch(self.cut[0], K, V)
+        rows, places = (N, -(-T // stretch)) if self.cu is None else (1, T // stretch + N + 1)
+        tiles = -(-K // self._config("dk", V, K).BW)
+        state = torch.bfloat16 if self.q.dtype == torch.bfloat16 else torch.float32
+        return Marks(
+            stretch, places,
+            torch.empty(rows * HS * places, V, K, dtype=state, device=self.q.device),
+            self._new(rows * HS * places, K) if with_z else None,
+            self._new(tiles, rows * HS * places),
+        )  # fmt: skip
+
+    def _config(self, role: str, X: int, W: int) -> Config:
+        return pick(role, X, W, self.q.dtype, self.q.device)
+
+    def _new(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=self.q.device)
+
+
+def _stretch(L: int, K: int, V: int) -> int:
+    """Tokens between two marks: their states take a sixteenth of the memory of q, k, v and the output."""
+    return max(2 * L, 4 * pad(max(K, V)))
+
+
+def _launch(kernel: Any, programs: int, *args: Any, **options: Any) -> None:
+    if programs == 0:
+        return
+    like = next(a for a in args if isinstance(a, Tensor))
+    with _on(like.device):
+        kernel[(programs,)](*args, **options)
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """Triton launches on the current device, which need not be that of the tensors."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,0 +1,61 @@
+"""Causal attention whose key channels each decay by themselves (gated linear attention), by Triton kernels.
+
+    S_t = lambda_t * S_{t-1} + k_t v_t,     o_t = q_t S_t / n_t         (lambda_t by rows of S)
+
+One fused pass forward, two backward; nothing of the size of a score matrix or of a state per chunk is stored.
+"""
+
+import torch
+from torch import Tensor
+
+from linattn.ops.triton.channel_decay_library import channel_decay
+from linattn.ops.types import AttentionOutput, DecayIndex, LinearState, Normalizer
+
+_NORMALIZERS = {None: 0, "sum": 1, "abs_max_one": 2}
+
+
+def attend_channel_decay(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    log_decay: Tensor,
+    decay_index: DecayIndex,
+    normalizer: Normalizer,
+    eps: float,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    initial: LinearState | None = None,
+    out_dtype: torch.dtype,
+    need_state: bool = False,
+) -> AttentionOutput:
+    """Causal linear attention with ``log_decay (B, H_kv, T, K) <= 0``, 0 at masked tokens.
+
+    q ``(B, H, T, K)``, k ``(B, H_kv, T, K)`` and v ``(B, H_kv, T, V)`` are strided as they come, of one dtype: fp32,
+    bf16 or fp16. The state is fp32, one row a sequence; without ``need_state`` it is None.
+    """
+    shift = decay_index == "key"
+    kv_0, z_0 = (None, None) if initial is None else (_fp32(initial.kv), _fp32(initial.k))
+    out, _, kv, z = channel_decay(
+        q, k, v, log_decay, kv_0, z_0, key_mask, cu_seqlens, _NORMALIZERS[normalizer], eps, shift, need_state,
+        out_dtype,
+    )  # fmt: skip
+    if not need_state:
+        return AttentionOutput(out, None)  # type: ignore[arg-type]
+    if shift and log_decay.shape[2]:
+        last = _last_decay(log_decay, cu_seqlens).exp()
+        kv, z = kv * last.unsqueeze(-1), z * last
+    return AttentionOutput(out, LinearState(kv, z))
+
+
+def _fp32(state: Tensor) -> Tensor:
+    return state.float().contiguous()
+
+
+def _last_decay(log_decay: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """Of each sequence's last token, ``(N, H_kv, K)``; 0 where a sequence has none."""
+    a = log_decay.float()
+    if cu_seqlens is None:
+        return a[:, :, -1]
+    last = a[0].index_select(1, (cu_seqlens[1:] - 1).clamp(min=0)).transpose(0, 1)
+    return last.masked_fill((cu_seqlens.diff() == 0)[:, None, None], 0)

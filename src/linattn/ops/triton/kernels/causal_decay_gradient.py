@@ -1,0 +1,62 @@
+# mypy: ignore-errors
+"""The gradient of the log decays, from q . dq and k . dk alone.
+
+A pair's weight is exp(f_t - f_s), so through the potentials token t gets q_t . dq_t - k_t . dk_t; a log decay gets the
+sum over the potentials that hold it. A sum along the whole sequence would gather rounding, most of all in the sum over
+tokens that a decay per head gets, so it starts anew at the end of every stretch from <state, gradient of the state>.
+
+    q_dots (QT, B, HS G, T)   k_dots (KT, B, HS, T): fp32, in tiles of columns that are summed here in order
+    ends   (KT, HS places) fp32: that product, in tiles of columns; stretch j of packed sequence n, which starts at
+           token s, lies at s // stretch + n + j
+    da     (B, HS, T) fp32
+
+EXCLUSIVE: f_t does not hold a_t. With NEGATE the pairs run against time. With ADD the result is added to da.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["T", "stretches", "places", "HS", "q_tile", "k_tile", "ends_tile"])
+def decay_gradient(
+    q_dots, q_tile, k_dots, k_tile, ends, ends_tile, cu, da, T, stretches, places, HS,
+    QT: tl.constexpr, KT: tl.constexpr, G: tl.constexpr, STRETCH: tl.constexpr,
+    EXCLUSIVE: tl.constexpr, NEGATE: tl.constexpr, ADD: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    # A program has one sequence, key head and stretch.
+    pid = tl.program_id(0).to(tl.int64)
+    j = pid % stretches
+    pid = pid // stretches
+    hs = pid % HS
+    n = pid // HS
+    if PACKED:
+        b = n * 0
+        first = tl.load(cu + n).to(tl.int64)
+        last = tl.load(cu + n + 1).to(tl.int64)
+        place = hs * places + first // STRETCH + n + tl.minimum(j, (last - first) // STRETCH)
+    else:
+        b = n
+        first = n * 0
+        last = first + T
+        place = (n * HS + hs) * places + j
+    t = first + j * STRETCH + tl.arange(0, STRETCH)
+    ok = t < last
+    # fp64: the sums cancel, and there are few numbers.
+    own = tl.zeros([STRETCH], tl.float64)
+    after = tl.zeros([], tl.float64)
+    for tile in range(QT):
+        for group in range(G):
+            at = tile * q_tile + ((b * HS + hs) * G + group) * T + t
+            own += tl.load(q_dots + at, mask=ok, other=0.0).to(tl.float64)
+    for tile in range(KT):
+        own -= tl.load(k_dots + tile * k_tile + (b * HS + hs) * T + t, mask=ok, other=0.0).to(tl.float64)
+        after += tl.load(ends + tile * ends_tile + place).to(tl.float64)
+    if NEGATE:
+        own = -own
+    found = after + tl.sum(own, axis=0) - tl.cumsum(own, axis=0)
+    if not EXCLUSIVE:
+        found += own
+    at = (b * HS + hs) * T + t
+    if ADD:
+        found += tl.load(da + at, mask=ok, other=0.0).to(tl.float64)
+    tl.store(da + at, found.to(tl.float32), mask=ok)

@@ -1,0 +1,346 @@
+import json
+import sys
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+
+from linattn.bench.kernels import run
+from linattn.bench.kernels.bound import Bound, Contender, values
+from linattn.bench.kernels.cases import CASES, FLOOR, OURS, Goal, select
+from linattn.bench.kernels.chart import goal_over_floor
+from linattn.bench.kernels.check import Truth
+from linattn.bench.kernels.contenders import make_contenders
+from linattn.bench.kernels.problems import bind_form, draw
+from linattn.bench.kernels.rows import KernelRow, KernelsResult
+from linattn.bench.kernels.run import run_kernels
+from linattn.bench.kernels.screen import kernels
+from linattn.bench.kernels.settings import KernelsConfig
+from linattn.bench.screen import Files
+from linattn.ops.exponential import exponential_attention
+from linattn.ops.linear import linear_attention, linear_attention_with_state
+from linattn.ops.types import LinearState
+from linattn.support.options import OptionError
+
+CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[2]
+# Without kernels: what is tested is the race, and the interpreter is slow.
+SMALL = KernelsConfig(
+    device="cpu", dtype="float32", cases=("causal-4096", "relu-196"), contenders=("linattn chunked", "fla"), quick=True
+)
+
+
+def execute(config=SMALL, result=None, **hooks):
+    return run_kernels(config, result or KernelsResult(config.describe(["test"])), **hooks)
+
+
+def contenders_with(*extra):
+    return lambda case, rivals=True: [Contender("linattn chunked", bind_form("chunked")), *extra]
+
+
+def test_every_row_is_checked_timed_and_weighed():
+    seen = []
+    result = execute(on_row=seen.append)
+    assert seen == result.rows
+    assert result.right
+    chunked = [row for row in result.rows if row.contender == "linattn chunked"]
+    assert [(r.case, r.pass_name) for r in chunked] == [
+        (case, p) for case in ("relu-196", "causal-4096") for p in ("forward", "forward+backward")
+    ]
+    for row in chunked:
+        assert row.status == "ok"
+        assert 0 <= row.error <= row.budget
+        assert row.error_at_full_size <= 4 * row.budget
+        assert 0 < row.p20_ms <= row.median_ms <= row.p80_ms
+        assert row.over_floor == row.median_ms / row.floor_ms
+        assert row.extra_over_qkvo >= 0
+        assert (row.cold_seconds is not None) == (row.pass_name == "forward+backward")
+    assert result.meta["copy_bytes_per_second"] > 0
+    assert result.meta["versions"].keys() >= {"triton", "fla-core", "mlstm_kernels", "torch"}
+
+
+def test_an_absent_rival_is_named_with_the_reason(monkeypatch):
+    for module in ("fla", "fla.ops", "fla.ops.linear_attn"):
+        monkeypatch.setitem(sys.modules, module, None)  # also where it is installed
+    result = execute(replace(SMALL, cases=("causal-4096",)))
+    row = result.find("causal-4096", "fla chunk_linear_attn", "forward")
+    assert row.status == "absent"
+    assert "fla not usable: ModuleNotFoundError" in row.reason
+    assert row.median_ms is None
+    without = execute(replace(SMALL, cases=("causal-4096",), rivals=False))
+    assert without.find("causal-4096", "fla chunk_linear_attn", "forward") is None
+
+
+def test_a_kernel_that_is_missing_says_why():
+    result = execute(replace(SMALL, cases=("exponential-4096",), contenders=("linattn triton",)))
+    for row in result.rows:
+        assert row.status in ("absent", "ok")
+        assert (row.status == "ok") == (row.reason == "")
+
+
+def wrong_rival():
+    def bind(case, tensors):
+        right = bind_form("chunked")(case, tensors)
+        return Bound(right.leaves, lambda: right.run() * 1.01)
+
+    return Contender("a rival", bind)
+
+
+def raising_rival():
+    def bind(case, tensors):
+        raise RuntimeError("no such\nkernel")
+
+    return Contender("broken", bind)
+
+
+def test_a_wrong_rival_is_flagged_and_still_timed(monkeypatch, tmp_path):
+    monkeypatch.setattr(run, "make_contenders", contenders_with(wrong_rival(), raising_rival()))
+    screen = StringIO()
+    files = Files.in_folder(tmp_path, "kernels", chart=True)
+    assert kernels(replace(SMALL, contenders=()), files, Console(file=screen, width=130)) == 0  # not ours
+    rows = json.loads(files.json.read_text())["rows"]
+    status = {(row["contender"], row["status"]) for row in rows}
+    assert status == {("linattn chunked", "ok"), ("a rival", "WRONG"), ("broken", "failed")}
+    wrong = next(row for row in rows if row["contender"] == "a rival")
+    assert wrong["median_ms"] > 0
+    assert "is off by" in wrong["reason"]
+    assert {row["reason"] for row in rows if row["contender"] == "broken"} == {"RuntimeError: no such kernel"}
+    assert "WRONG" in screen.getvalue()
+    assert files.chart.exists()
+
+
+def test_a_wrong_row_of_ours_ends_with_exit_code_one(monkeypatch, tmp_path):
+    ours = replace(wrong_rival(), name=OURS)
+    monkeypatch.setattr(run, "make_contenders", lambda case, rivals=True: [ours])
+    screen = StringIO()
+    files = Files.in_folder(tmp_path, "kernels", chart=False)
+    assert kernels(replace(SMALL, contenders=()), files, Console(file=screen, width=80)) == 1
+    assert "linattn triton in relu-196" in screen.getvalue()
+
+
+def test_nan_is_wrong():
+    (case,) = [c.quick() for c in select(("causal-4096",))]
+
+    def bind(case, tensors):
+        return Bound(dict(tensors), lambda: tensors["v"] * float("nan"))
+
+    truth = Truth(case, CPU, torch.float32, 0)
+    assert not truth.check(Contender("nan", bind), backward=False).ok
+
+
+def test_ctrl_c_keeps_rows_and_resume_measures_the_rest(monkeypatch, tmp_path):
+    def bind(case, tensors):
+        if case.name.startswith("causal"):
+            raise KeyboardInterrupt
+        return bind_form("chunked")(case, tensors)
+
+    monkeypatch.setattr(run, "make_contenders", contenders_with(Contender("later", bind)))
+    config, screen = replace(SMALL, contenders=()), StringIO()
+    files = Files.in_folder(tmp_path, "kernels", chart=False)
+    assert kernels(config, files, Console(file=screen, width=130)) == 130
+    assert "interrupted" in screen.getvalue()
+    kept = json.loads(files.json.read_text())
+    assert kept["meta"]["interrupted"] is True
+    assert [(r["case"], r["contender"]) for r in kept["rows"]][::2] == [
+        ("relu-196", "linattn chunked"), ("relu-196", "later"), ("causal-4096", "linattn chunked"),
+    ]  # fmt: skip
+
+    monkeypatch.setattr(run, "make_contenders", contenders_with(Contender("later", bind_form("chunked"))))
+    assert kernels(config, files, Console(file=screen, width=130), resume=True) == 0
+    after = json.loads(files.json.read_text())
+    assert len(after["rows"]) == 8
+    assert after["rows"][:4] == kept["rows"][:4]  # as they were
+    assert {r["run"] for r in after["rows"] if r["case"] == "causal-4096"} == {1}  # the whole case anew
+    assert len(after["meta"]["runs"]) == 2
+    with pytest.raises(OptionError, match="other settings"):
+        kernels(replace(config, seed=1), files, Console(file=screen), resume=True)
+
+
+def test_what_time_does_not_allow_is_left_out_and_taken_up_later():
+    result = execute(replace(SMALL, seconds=1e-9, contenders=("linattn chunked",)))
+    assert {row.status for row in result.rows} == {"left out"}
+    assert result.right
+    execute(replace(SMALL, contenders=("linattn chunked",)), result)
+    assert {row.status for row in result.rows} == {"ok"}
+    assert len(result.rows) == 4
+
+
+def row(case, contender, pass_name="forward", ms=1.0, **more):
+    return KernelRow(case, contender, pass_name, median_ms=ms, floor_ms=0.5, over_floor=ms / 0.5, **more)
+
+
+def test_goals_are_judged_by_rows_that_count():
+    result = KernelsResult({"settings": {"quick": False}})
+    result.rows = [
+        row("causal-4096", OURS, ms=0.6, extra_over_qkvo=0.2),
+        row("causal-4096", OURS, "forward+backward", ms=1.0, cold_seconds=3.0, extra_over_qkvo=0.2),
+        row("causal-4096", "fla chunk_linear_attn", "forward+backward", ms=4.0),
+        row("relu-196", OURS, status="WRONG"),
+        row("pola-196", OURS, ms=1.5),
+    ]
+    found = {(o.case, o.what, o.goal): o for o in result.outcomes()}
+    forward = found["causal-4096", "forward", "<= 1.25x floor"]
+    assert (forward.value, forward.reached) == (pytest.approx(1.2), True)
+    training = found["causal-4096", "forward+backward", "<= 0.5x fla chunk_linear_attn"]
+    assert (training.value, training.factor, training.reached) == (0.25, 0.5, True)
+    assert found["causal-4096", "memory, forward", "<= 15% of q, k, v, o"].reached is False
+    assert found["causal-4096", "memory, forward+backward", "<= 30% of q, k, v, o"].reached is True
+    assert found["causal-4096", "first call", "<= 10 s"].reached is True
+    wrong = found["relu-196", "forward", "<= 1.6x floor"]
+    assert (wrong.value, wrong.reached) == (None, None)
+    assert "WRONG" in wrong.reason
+    mapped = found["pola-196", "forward", "<= 2x linattn triton in relu-196"]
+    assert mapped.value == 1.5  # against the time of a wrong row, which is said
+    assert "WRONG" in mapped.reason
+    assert goal_over_floor(result, "causal-4096", "forward", Goal(1.25, FLOOR)) == 1.25
+    place = goal_over_floor(result, "causal-4096", "forward+backward", CASES_BY_NAME["causal-4096"].training[0])
+    assert place == 0.5 * 4.0 / 0.5
+
+
+CASES_BY_NAME = {case.name: case for case in CASES}
+
+
+def fake(monkeypatch, module, **functions):
+    parts = module.split(".")
+    for i in range(1, len(parts) + 1):
+        name = ".".join(parts[:i])
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    for name, function in functions.items():
+        monkeypatch.setattr(sys.modules[module], name, function, raising=False)
+
+
+def heads_first(*tensors):
+    return [t.transpose(1, 2) for t in tensors]
+
+
+def fla_attention(q, k, v, scale, g=None, normalize=False, **options):
+    """What fla's functions are documented to compute, in their layout."""
+    q, k, v = heads_first(q, k, v)
+    decay = None if g is None else g.transpose(1, 2)
+    normalizer = "sum" if normalize else None
+    out = linear_attention(q * scale, k, v, causal=True, log_decay=decay, normalizer=normalizer, impl="reference")
+    return out.transpose(1, 2), None
+
+
+def fla_retention(q, k, v, scale):
+    g = (1 - 2.0 ** (-5 - torch.arange(q.shape[2], dtype=torch.float32))).log()
+    return fla_attention(q, k, v, scale, g.expand(*q.shape[:3]))
+
+
+def fla_step(q, k, v, scale, initial_state, output_final_state):
+    state = LinearState(initial_state, torch.zeros_like(initial_state[..., 0]))
+    q, k, v = heads_first(q, k, v)
+    out, state = linear_attention_with_state(q * scale, k, v, initial_state=state, causal=True, normalizer=None)
+    return out.transpose(1, 2), state.kv
+
+
+def fla_convolution(x, weight, bias, residual):
+    y = F.conv1d(F.pad(x.transpose(1, 2), (weight.shape[1] - 1, 0)), weight.unsqueeze(1), bias, groups=x.shape[2])
+    return y.transpose(1, 2) + residual, None
+
+
+def mlstm_exponential(q, k, v, i, f, chunk_size, autocast_kernel_dtype):
+    return exponential_attention(q, k, v, log_input=i, log_decay=F.logsigmoid(f), impl="reference")
+
+
+def mlstm_sigmoid(q, k, v, i, f, normalize, chunk_size, autocast_kernel_dtype):
+    k = k * i.sigmoid().unsqueeze(-1) * q.shape[-1] ** -0.5
+    return linear_attention(q, k, v, causal=True, log_decay=F.logsigmoid(f), normalizer=None, impl="reference")
+
+
+RIVALS = {
+    "causal-4096": ("fla.ops.linear_attn", {"chunk_linear_attn": fla_attention}),
+    "causal-norm-4096": ("fla.ops.linear_attn", {"chunk_linear_attn": fla_attention}),
+    "causal-token-4096": ("fla.ops.simple_gla", {"fused_chunk_simple_gla": fla_attention}),
+    "causal-channel-4096": ("fla.ops.gla", {"chunk_gla": fla_attention}),
+    "causal-head-4096": ("fla.ops.retention", {"chunk_retention": fla_retention}),
+    "step-64": ("fla.ops.simple_gla", {"fused_recurrent_simple_gla": fla_step}),
+    "convolution-4096": ("fla.modules.convolution", {"causal_conv1d": fla_convolution}),
+    "exponential-4096": (
+        "mlstm_kernels.torch.chunkwise.triton_xl_chunk", {"mlstm_chunkwise__xl_chunk": mlstm_exponential},
+    ),
+    "sigmoid-wide": (
+        "mlstm_kernels.torch.chunkwise.triton_xl_chunk_siging", {"mlstm_siging_chunkwise__xl_chunk": mlstm_sigmoid},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_layouts_scales_and_gates_of_rivals_are_converted_rightly(name, monkeypatch):
+    module, functions = RIVALS[name]
+    fake(monkeypatch, module, **functions)
+    case = CASES_BY_NAME[name].resized(2, 3, 128, 8, tag="small")
+    (rival,) = [c for c in make_contenders(case) if c.name.startswith(("fla", "mlstm"))]
+    truth = Truth(case, CPU, torch.float32, 0)
+    verdict = truth.check(rival, backward=case.backward)
+    assert verdict.ok, verdict
+
+
+@pytest.mark.parametrize("name", ["exponential-wide", "sigmoid-4096", "lion-16384", "step-64", "mirror-196"])
+def test_forms_are_right_in_every_family(name):
+    case = CASES_BY_NAME[name].resized(1, 2, 70, 8, tag="small")
+    truth = Truth(case, CPU, torch.bfloat16, 0)
+    ours = Contender("form", bind_form("recurrent" if case.family == "step" else "chunked"))
+    assert truth.check(ours, backward=case.backward).ok
+
+
+def test_parameters_of_a_mechanism_get_gradients():
+    case = CASES_BY_NAME["pola-196"].quick()
+    tensors = draw(case, CPU, torch.float32, 0)
+    found = values(bind_form("chunked")(case, tensors), torch.ones_like(tensors["v"]))
+    assert {"gradient of parameter power", "gradient of parameter scale"} < found.keys()
+
+
+@pytest.mark.parametrize(
+    ("change", "option"),
+    [
+        ({"quick": False}, "device"),
+        ({"dtype": "float64"}, "dtype"),
+        ({"cases": ("nothing",)}, "cases"),
+        ({"seconds": 0}, "seconds"),
+        ({"device": "tpu"}, "device"),
+    ],
+)
+def test_wrong_settings_name_the_option(change, option):
+    with pytest.raises(OptionError) as caught:
+        replace(SMALL, **change).check()
+    assert caught.value.option == option
+
+
+def test_the_tables_fit_a_narrow_window(tmp_path):
+    screen = StringIO()
+    files = Files.in_folder(tmp_path, "kernels", chart=False)
+    kernels(replace(SMALL, contenders=("linattn chunked",)), files, Console(file=screen, width=80))
+    assert max(len(line) for line in screen.getvalue().splitlines() if "results:" not in line) <= 80
+
+
+def test_the_readme_tells_what_is_measured_and_missed(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    from readme_kernels import kernels_text
+
+    meta = {"device": "a GPU", "date": "2026-01-01T00:00", "command": "linattn kernels"}
+    meta |= {
+        "versions": {"torch": "2", "triton": "3", "fla-core": "1"},
+        "settings": {"quick": False, "dtype": "bfloat16"},
+    }
+    meta |= {"copy_bytes_per_second": 4e12, "matmul_per_second": 7e14}
+    result = KernelsResult(meta)
+    result.rows = [
+        row("causal-4096", OURS, ms=0.9, error=1e-3, budget=4e-3, shape="B8 H16 T4096 D128"),
+        row("causal-4096", "fla chunk_linear_attn", ms=2.0),
+        row("causal-4096", "fla wrong", ms=0.1, status="WRONG"),
+        row("causal-4096", "SDPA flash", ms=3.0),
+    ]
+    path = tmp_path / "results" / "gpu" / "kernels.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(result.as_json()))
+    text = kernels_text(path)
+    assert "| `causal-4096` | B8 H16 T4096 D128 | 0.900 | 1.80 | 2.00 (fla chunk_linear_attn) | 3.00 |" in text
+    assert "Not reached: `causal-4096` forward <= 1.25x floor: 1.80." in text
+    assert "used at most 25% of their error budget" in text
+    assert "Wrong: fla wrong in causal-4096." in text

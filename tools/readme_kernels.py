@@ -1,0 +1,78 @@
+"""The README's table of kernels, from ``results/<device>/kernels.json`` of `linattn kernels`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+OURS = "linattn triton"
+PASSES = ("forward", "forward+backward")
+
+
+def kernels_text(path: Path) -> str:
+    """Cases down; for each pass the time, over the floor, the fastest other linear attention, and flash softmax."""
+    result = json.loads(path.read_text())
+    meta, rows, goals = result["meta"], result["rows"], result["goals"]
+    copy, matmul = meta["copy_bytes_per_second"] / 1e12, meta["matmul_per_second"] / 1e12
+    versions = meta["versions"]
+    rivals = ", ".join(f"{name} {versions[name]}" for name in ("fla-core", "mlstm_kernels") if name in versions)
+    head = " | ".join(f"{name}, ms | x floor | next best | flash softmax" for name in PASSES)
+    lines = [
+        f"**Kernels**, {meta['settings']['dtype']}, median of one call. The floor is what memory and arithmetic allow, "
+        f"by a copy at {copy:.2f} TB/s and a product at {matmul:.0f} TFLOP/s in the same run; next best is the fastest "
+        "other way to compute the same, where it is right.",
+        f"{meta['device']}, torch {versions['torch']}, Triton {versions['triton']}, {rivals}, {meta['date'][:10]}: "
+        f"`{meta['command']}`.",
+        "",
+        f"| case | shape | {head} | goals |",
+        "|---|---|" + "---:|" * 8 + "---|",
+    ]
+    for case in dict.fromkeys(row["case"] for row in rows):
+        own = [row for row in rows if row["case"] == case]
+        cells = [cell for name in PASSES for cell in _pass_cells([r for r in own if r["pass_name"] == name])]
+        reached = [g["reached"] for g in goals if g["case"] == case]
+        word = f"{sum(r is True for r in reached)} of {len(reached)}" if reached else ""
+        lines.append(f"| `{case}` | {own[0]['shape']} | " + " | ".join(cells) + f" | {word} |")
+    lines += ["", *_missed(goals), _checked(rows), ""]
+    chart = path.with_suffix(".png")
+    if chart.exists():
+        lines += [f"![time over floor]({chart.relative_to(path.parents[2]).as_posix()})", ""]
+    return "\n".join(lines)
+
+
+def _pass_cells(rows: list[dict[str, Any]]) -> list[str]:
+    times = {row["contender"]: row["median_ms"] for row in rows if row["status"] == "ok" and row["median_ms"]}
+    ours = next((row for row in rows if row["contender"] == OURS), None)
+    others = {name: ms for name, ms in times.items() if not name.startswith(("linattn", "SDPA"))}
+    best = min(others, key=lambda name: others[name], default=None)
+    flash = times.get("SDPA flash")
+    if ours is None or OURS not in times:
+        mine = ["" if ours is None else ours["status"], ""]
+    else:
+        mine = [_digits(times[OURS]), f"{ours['over_floor']:.2f}"]
+    return [*mine, "" if best is None else f"{_digits(others[best])} ({best})", "" if flash is None else _digits(flash)]
+
+
+def _missed(goals: list[dict[str, Any]]) -> list[str]:
+    """What is not reached, and by how much."""
+    missed = [g for g in goals if g["reached"] is False]
+    if not missed:
+        return []
+    texts = [f"`{g['case']}` {g['what']} {g['goal']}: {g['value']:.2f}" for g in missed]
+    return [f"Not reached: {'; '.join(texts)}.", ""]
+
+
+def _checked(rows: list[dict[str, Any]]) -> str:
+    ours = [row for row in rows if row["contender"].startswith("linattn") and row["error"] is not None]
+    right = [row for row in ours if row["status"] == "ok"]
+    worst = max((row["error"] / row["budget"] for row in right), default=0)
+    wrong = [f"{row['contender']} in {row['case']}" for row in rows if row["status"] == "WRONG"]
+    said = f" Wrong: {', '.join(dict.fromkeys(wrong))}." if wrong else ""
+    return (
+        f"{len(right)} of {len(ours)} rows of this library were right against fp64 in the same run, and used at most "
+        f"{worst:.0%} of their error budget.{said}"
+    )
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, never as a power of ten."""
+    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}".rstrip(".")
