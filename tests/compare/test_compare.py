@@ -1,6 +1,7 @@
 """A comparison end to end, on few images; interrupted, killed and started again."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -134,6 +135,21 @@ def test_a_killed_comparison_keeps_what_was_finished(tmp_path):
     assert [row["status"] for row in rows] == ["done", "done"]
 
 
+def test_runs_in_several_processes_are_those_of_one(tmp_path):
+    def numbers(folder):
+        rows = json.loads((folder / "results.json").read_text())["rows"]
+        return [(r["mechanism"], r["status"], r["top1"], [e["train_loss"] for e in r["epochs"]]) for r in rows]
+
+    arguments = ["compare", "--mechanisms", "relu,elu", "--seeds", "1", "--epochs", "1", "--depth", "1"]
+    arguments += ["--patch-size", "4", "--lr", "3e-3"]
+    for jobs in ("1", "2"):
+        command = [sys.executable, "-m", "linattn.cli.main", *arguments, "--jobs", jobs, "--output", tmp_path / jobs]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        assert done.returncode == 0, done.stderr
+    assert numbers(tmp_path / "1") == numbers(tmp_path / "2")
+
+
 def test_more_seeds_and_mechanisms_join_and_another_budget_does_not(tmp_path):
     config = config_for(tmp_path / "c", mechanisms=("relu",), seeds=1)
     run(config)
@@ -205,6 +221,7 @@ def test_the_better_lr_wins_and_of_equals_the_smaller():
         ({"mechanisms": ()}, "name at least one"),
         ({"seeds": 0}, "seeds: must be an integer >= 1"),
         ({"lrs": (0.0, 1e-3)}, "lr: must be greater than 0"),
+        ({"jobs": 0}, "jobs: must be an integer >= 1"),
         ({"host": replace(HOST, size="huge")}, "size: must be one of"),
         ({"host": replace(HOST, depth=0)}, "depth: must be an integer >= 1"),
         ({"host": replace(HOST, local="wide")}, "local: must be one of"),

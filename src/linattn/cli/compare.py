@@ -42,6 +42,7 @@ def compare(
     precision: Annotated[str, typer.Option(help="fp32 or bf16.  [default: bf16 on cuda]")] = "",
     compile: Annotated[bool | None, typer.Option(help="Compile the blocks.  [default: on cuda]")] = None,
     image_size: Annotated[int | None, typer.Option(help="Of images in folders.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time.  [default: one a core on a cpu, else 1]")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder.  [default: runs/compare-<data>]")] = None,
 ) -> None:
     """Train mechanisms in one host with one budget; table, CSV, charts and report.html. Started again, it goes on.
@@ -52,6 +53,7 @@ def compare(
 
     from linattn.compare.compare import compare as run
     from linattn.compare.settings import CompareConfig, HostConfig
+    from linattn.compare.workers import default_jobs
     from linattn.train.recipes import configure
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -80,7 +82,15 @@ def compare(
         )  # fmt: skip
         folder = output or Path("runs") / f"compare-{Path(data).stem}"
         config = CompareConfig(
-            data, names(mechanisms), host, train, seeds, lrs if len(lrs) > 1 else (), image_size, folder
+            data,
+            names(mechanisms),
+            host,
+            train,
+            seeds,
+            lrs if len(lrs) > 1 else (),
+            image_size,
+            folder,
+            default_jobs(device) if jobs is None else jobs,
         )
         code = run(config, Console())
     raise typer.Exit(code)

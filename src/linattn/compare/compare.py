@@ -13,6 +13,7 @@ from linattn.compare.results import Results, describe
 from linattn.compare.runner import Runner
 from linattn.compare.screen import Screen, final_table
 from linattn.compare.settings import CompareConfig
+from linattn.compare.workers import run_in_workers
 from linattn.report import ranking_sentence, write_csv, write_report
 from linattn.report.numbers import counted
 from linattn.support.extras import need
@@ -37,9 +38,10 @@ def compare(config: CompareConfig, console: Console) -> int:
     def run(cells: list[Cell], into: list[CellResult]) -> None:
         screen.expect(len(cells))
         into.extend(CellResult(cell) for cell in cells)
-        for index, cell in enumerate(cells):
-            into[index] = runner.run(cell)
-            screen.on_result(into[index])
+        done = run_in_workers(config, cells, screen.on_work) if config.jobs > 1 else map(runner.run, cells)
+        for result in done if cells else ():
+            into[cells.index(result.cell)] = result
+            screen.on_result(result)
             results.save()
 
     try:
@@ -55,7 +57,8 @@ def compare(config: CompareConfig, console: Console) -> int:
             results.attention, examples = measure_attention(config, data, trained, screen.on_work)
     except KeyboardInterrupt:
         results.save()
-        console.print(f"Interrupted; finished runs are kept. The same command goes on: {results.meta['command']}")
+        words = f"Interrupted; finished runs are kept. The same command goes on: {results.meta['command']}"
+        console.print(words, soft_wrap=True)
         return INTERRUPTED
     results.finished = True
     results.save()
@@ -73,6 +76,7 @@ def announce(config: CompareConfig, results: Results, console: Console) -> None:
         f"tokens, {counted(config.train.epochs, 'epoch')} on {results.meta['device']}: "
         f"{counted(runs, 'run')} ({counted(len(config.mechanisms), 'mechanism')} x {counted(config.seeds, 'seed')})"
         + (f" after {counted(swept, 'run')} that choose learning rates" if swept else "")
+        + (f", {config.jobs} at a time" if config.jobs > 1 else "")
         + f". Files: {config.output}",
         soft_wrap=True,
     )

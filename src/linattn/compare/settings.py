@@ -53,6 +53,8 @@ class CompareConfig:
     """Several: each mechanism takes the one that is best on held-out training images. None: that of ``train``."""
     image_size: int | None = None
     output: Path = Path("runs/compare")
+    jobs: int = 1
+    """Runs at a time; more than one trains each in a process of its own with one thread."""
 
     def check(self) -> None:
         """Raise an OptionError that names the option and what is allowed."""
@@ -64,6 +66,10 @@ class CompareConfig:
             raise OptionError("mechanisms", f"each may be named once, got {', '.join(self.mechanisms)}")
         if self.seeds < 1:
             raise OptionError("seeds", f"must be an integer >= 1, got {self.seeds}")
+        if self.jobs < 1:
+            raise OptionError("jobs", f"must be an integer >= 1, got {self.jobs}")
+        if self.jobs > 1 and self.train.device != "cpu":
+            raise OptionError("jobs", f"several runs at a time are for cpu, got {self.jobs} on {self.train.device}")
         if any(not lr > 0 for lr in self.lrs):
             raise OptionError("lr", f"must be greater than 0, got {', '.join(map(str, self.lrs))}")
         self.host.check()
