@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from linattn.bench.chart import draw_chart
+from linattn.bench.progress import row_progress
 from linattn.bench.rows import Result, Row
 from linattn.bench.run import number_of_rows, run_bench
 from linattn.bench.settings import BenchConfig
@@ -35,15 +35,7 @@ def measure(config: BenchConfig, files: Files, command: list[str] | None = None)
     if files.chart is not None:
         need("a chart", "matplotlib")
     result = Result(describe_run(config, command))
-    progress = Progress(
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with progress:
+    with row_progress() as progress:
         task = progress.add_task("starting", total=number_of_rows(config))
 
         def on_row(row: Row) -> None:

@@ -3,13 +3,13 @@
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from linattn.bench.blocks.chart import draw_blocks_chart, setting
 from linattn.bench.blocks.rows import SOFTMAX, SOFTMAX_MAP, BlockRow, BlocksResult
 from linattn.bench.blocks.run import number_of_block_rows, run_blocks
 from linattn.bench.blocks.settings import BlocksConfig
+from linattn.bench.progress import row_progress
 from linattn.bench.screen import INTERRUPTED, RIGHT, WRONG, Files
 from linattn.support.extras import need
 from linattn.support.files import write_json
@@ -23,15 +23,7 @@ def measure_blocks(config: BlocksConfig, files: Files, command: list[str] | None
     if files.chart is not None:
         need("a chart", "matplotlib")
     result = BlocksResult(config.describe(command))
-    progress = Progress(
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with progress:
+    with row_progress() as progress:
         task = progress.add_task("starting", total=number_of_block_rows(config))
 
         def on_row(row: BlockRow) -> None:

@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from linattn.bench.kernels.chart import draw_kernels_chart
 from linattn.bench.kernels.rows import KernelRow, KernelsResult
 from linattn.bench.kernels.run import number_of_kernel_rows, run_kernels
 from linattn.bench.kernels.settings import KernelsConfig
 from linattn.bench.kernels.table import goals_table, kernels_table
+from linattn.bench.progress import row_progress
 from linattn.bench.screen import INTERRUPTED, RIGHT, WRONG, Files
 from linattn.support.extras import need
 from linattn.support.files import write_json
@@ -29,15 +29,7 @@ def measure_kernels(
     result = KernelsResult(config.describe(command))
     if resume and files.json.exists():
         take_up(result, files.json)
-    progress = Progress(
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with progress:
+    with row_progress() as progress:
         task = progress.add_task("starting", total=number_of_kernel_rows(config), completed=len(result.rows))
 
         def on_row(row: KernelRow) -> None:
