@@ -2,7 +2,7 @@
 
 A part lies between ``<!-- name:begin -->`` and ``<!-- name:end -->``. The mechanisms come from the registry, the
 measurements from ``results/<device>/*.json``: ``attention-*`` of `linattn bench`, ``compare-*`` of `linattn compare`,
-``block-memory`` of `linattn memory`.
+``block-memory`` of `linattn memory`, ``kernels`` of `linattn kernels`.
 """
 
 import argparse
@@ -15,10 +15,13 @@ from typing import Any
 from linattn.mechanisms.table import markdown_table
 from linattn.report.summary import ranking_sentence
 
+sys.path.insert(0, str(Path(__file__).parent))  # tests load this file by its path
+from readme_kernels import kernels_text
+
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 RESULTS = ROOT / "results"
-NO_RESULTS = "No results are recorded yet.\n"
+NO_RESULTS = "No results of `{}` are recorded yet.\n"
 
 
 def fill(text: str, parts: dict[str, str]) -> str:
@@ -35,15 +38,16 @@ def fill(text: str, parts: dict[str, str]) -> str:
 def generated_parts(results: Path = RESULTS) -> dict[str, str]:
     return {
         "mechanisms": markdown_table(),
-        "comparison": texts(results, "compare-*.json", comparison_text),
-        "memory": texts(results, "block-memory.json", memory_text),
-        "results": texts(results, "attention-*.json", attention_text),
+        "comparison": texts(results, "compare-*.json", comparison_text, "linattn compare"),
+        "memory": texts(results, "block-memory.json", memory_text, "linattn memory"),
+        "kernels": texts(results, "kernels.json", kernels_text, "linattn kernels"),
+        "results": texts(results, "attention-*.json", attention_text, "linattn bench"),
     }
 
 
-def texts(folder: Path, pattern: str, text_of: Callable[[Path], str]) -> str:
+def texts(folder: Path, pattern: str, text_of: Callable[[Path], str], command: str) -> str:
     """One part per result file, in the order of their names."""
-    return "\n".join(text_of(path) for path in sorted(folder.glob(f"*/{pattern}"))) or NO_RESULTS
+    return "\n".join(text_of(path) for path in sorted(folder.glob(f"*/{pattern}"))) or NO_RESULTS.format(command)
 
 
 def comparison_text(path: Path) -> str:

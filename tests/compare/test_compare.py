@@ -175,7 +175,17 @@ def test_a_failing_mechanism_leaves_the_others_alone(tmp_path, monkeypatch):
     assert code == 1
     assert "failed: relu, seed 0: out of order" in text
     assert [row["status"] for row in results_of(config)["rows"]] == ["done", "failed"]
-    assert results_of(config)["mechanisms"][1]["top1_mean"] is None
+    softmax, relu = results_of(config)["mechanisms"]
+    assert relu["top1_mean"] is None
+    assert "parameters" not in relu
+    assert softmax["parameters"] > 0
+
+
+def test_a_mechanism_that_does_not_fit_the_host_is_named_before_any_training(tmp_path):
+    config = config_for(tmp_path / "c", mechanisms=("softmax", "agent"), host=replace(HOST, preset="nala"))
+    with pytest.raises(OptionError, match="mechanisms: agent does not fit this host"):
+        compare(config, Console(file=StringIO()))
+    assert not (tmp_path / "c").exists()
 
 
 def test_learning_rates_are_chosen_on_held_out_training_images(tmp_path, monkeypatch):

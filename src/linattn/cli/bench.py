@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from linattn.cli.options import integers, names
+from linattn.cli.options import integers, names, option_errors, set_threads
 
 QUICK_LENGTHS = "256,512,1024"
 
@@ -45,19 +45,12 @@ def bench(
 
     Exit code: 0 all right, 1 a row was WRONG or failed, 2 a bad option, 130 interrupted (finished rows are kept).
     """
-    import torch
-
     from linattn.bench.screen import Files
     from linattn.bench.screen import bench as run
     from linattn.bench.settings import BenchConfig
-    from linattn.support.extras import MissingExtraError
     from linattn.support.machine import device_folder
-    from linattn.support.options import OptionError
 
-    if threads < 0:
-        raise typer.BadParameter(f"must be an integer >= 0, got {threads}", param_hint="--threads")
-    if threads:
-        torch.set_num_threads(threads)
+    set_threads(threads)
     own_lengths = integers("lengths", lengths) != BenchConfig.lengths
     config = BenchConfig(
         lengths=integers("lengths", QUICK_LENGTHS if quick and not own_lengths else lengths),
@@ -78,12 +71,8 @@ def bench(
         max_seconds=max_seconds,
         max_gib=max_gib,
     )
-    try:
+    with option_errors(", or use --no-chart"):
         config.check()
         folder = output or (Path("runs/bench") if quick else Path("results") / device_folder(config.torch_device))
         code = run(config, Files.in_folder(folder, name or config.name, chart), Console())
-    except OptionError as error:
-        raise typer.BadParameter(error.message, param_hint="--" + error.option.replace("_", "-")) from error
-    except MissingExtraError as error:
-        raise typer.BadParameter(f"{error}, or use --no-chart", param_hint="--chart") from error
     raise typer.Exit(code)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from linattn.cli.options import integers, names
+from linattn.cli.options import integers, names, option_errors, set_threads
 
 
 def memory(
@@ -41,19 +41,12 @@ def memory(
 
     Exit code: 0 all right, 1 a row was WRONG or failed, 2 a bad option, 130 interrupted (finished rows are kept).
     """
-    import torch
-
     from linattn.bench.blocks.screen import memory as run
     from linattn.bench.blocks.settings import BlocksConfig
     from linattn.bench.screen import Files
-    from linattn.support.extras import MissingExtraError
     from linattn.support.machine import device_folder
-    from linattn.support.options import OptionError
 
-    if threads < 0:
-        raise typer.BadParameter(f"must be an integer >= 0, got {threads}", param_hint="--threads")
-    if threads:
-        torch.set_num_threads(threads)
+    set_threads(threads)
     config = BlocksConfig(
         tokens=integers("tokens", tokens),
         mechanisms=names(mechanisms),
@@ -66,12 +59,8 @@ def memory(
         max_seconds=max_seconds,
         max_gib=max_gib,
     )
-    try:
+    with option_errors(", or use --no-chart"):
         config.check()
         folder = output or Path("results") / device_folder(config.torch_device)
         code = run(config, Files.in_folder(folder, name, chart), Console())
-    except OptionError as error:
-        raise typer.BadParameter(error.message, param_hint="--" + error.option.replace("_", "-")) from error
-    except MissingExtraError as error:
-        raise typer.BadParameter(f"{error}, or use --no-chart", param_hint="--chart") from error
     raise typer.Exit(code)

@@ -28,9 +28,22 @@ def numbers(option: str, text: str) -> tuple[float, ...]:
         ) from error
 
 
+def set_threads(threads: int) -> None:
+    """CPU threads of this process; 0 leaves the choice to PyTorch."""
+    import torch
+
+    if threads < 0:
+        raise typer.BadParameter(f"must be an integer >= 0, got {threads}", param_hint="--threads")
+    if threads:
+        torch.set_num_threads(threads)
+
+
 @contextmanager
-def option_errors() -> Iterator[None]:
-    """A wrong option or a missing extra ends a command with exit code 2 and one sentence, not with a traceback."""
+def option_errors(way_out: str = "") -> Iterator[None]:
+    """A wrong option or a missing extra ends a command with exit code 2 and one sentence, not with a traceback.
+
+    ``way_out`` says how to do without the extra.
+    """
     from linattn.support.extras import MissingExtraError
     from linattn.support.options import OptionError
 
@@ -39,5 +52,5 @@ def option_errors() -> Iterator[None]:
     except OptionError as error:
         raise typer.BadParameter(error.message, param_hint="--" + error.option.replace("_", "-")) from error
     except MissingExtraError as error:
-        typer.echo(f"Error: {error}", err=True)
+        typer.echo(f"Error: {error}{way_out}", err=True)
         raise typer.Exit(2) from error

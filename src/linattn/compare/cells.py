@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from linattn.compare.settings import CompareConfig
+from linattn.train.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class CellResult:
     """What became of a run; ``epochs`` are those of ``linattn.train.loop.EpochRecord`` as dicts."""
 
     cell: Cell
-    status: str = "waiting"  # running, done, failed
+    status: str = "waiting"  # done, failed
     reason: str = ""
     top1: float | None = None
     train_seconds: float | None = None
@@ -70,6 +71,6 @@ def best_lrs(config: CompareConfig, swept: list[CellResult]) -> dict[str, float]
     return lrs
 
 
-def train_config(config: CompareConfig, cell: Cell) -> Any:
+def train_config(config: CompareConfig, cell: Cell) -> TrainConfig:
     """The budget of all, with the seed and the learning rate of one."""
     return replace(config.train, seed=cell.seed, lr=cell.lr, min_lr=min(config.train.min_lr, cell.lr))

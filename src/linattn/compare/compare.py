@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from linattn.compare.cells import Cell, CellResult, best_lrs, final_cells, sweep_cells
+from linattn.compare.host import check_hosts
 from linattn.compare.measure import measure_attention, measure_costs
 from linattn.compare.results import Results, describe
 from linattn.compare.runner import Runner
@@ -29,6 +30,7 @@ def compare(config: CompareConfig, console: Console) -> int:
     config.check()
     need("a comparison", "accelerate")
     data = load_images(config.data, image_size=config.image_size)
+    check_hosts(config.mechanisms, config.host, data)
     same_settings(config)
     results = Results(config, describe(config, data))
     screen = Screen(results, console)
@@ -49,11 +51,13 @@ def compare(config: CompareConfig, console: Console) -> int:
             run(sweep_cells(config), results.swept)
             results.lrs = best_lrs(config, results.swept)
             run(final_cells(config, results.lrs), results.final)
-            key = results.meta["train"] | {"mechanisms": list(config.mechanisms), "device": results.meta["device"]}
-            results.costs = remembered(
-                config.output / "costs.json", key, lambda: measure_costs(config, data, screen.on_work)
-            )
             trained = [r.cell for r in results.final if r.status == "done" and r.cell.seed == 0]
+            # What failed in training would fail here too, and take the results of the others with it.
+            names = [cell.mechanism for cell in trained]
+            key = results.meta["train"] | {"mechanisms": names, "device": results.meta["device"]}
+            results.costs = remembered(
+                config.output / "costs.json", key, lambda: measure_costs(config, names, data, screen.on_work)
+            )
             results.attention, examples = measure_attention(config, data, trained, screen.on_work)
     except KeyboardInterrupt:
         results.save()

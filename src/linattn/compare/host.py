@@ -6,6 +6,7 @@ import torch
 
 from linattn.compare.settings import HostConfig
 from linattn.models.vision import VisionTransformer, create_vit
+from linattn.support.options import OptionError
 from linattn.tasks.images import ImageData, ImageFolders
 
 
@@ -23,6 +24,15 @@ def create_host(mechanism: str, host: HostConfig, data: ImageData | ImageFolders
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return create_vit(host.size, mechanism, preset=host.preset, **options)
+
+
+def check_hosts(mechanisms: tuple[str, ...], host: HostConfig, data: ImageData | ImageFolders) -> None:
+    """Raise for a mechanism that does not fit the host, before any of them is trained."""
+    for name in mechanisms:
+        try:
+            create_host(name, host, data, 0)
+        except ValueError as error:
+            raise OptionError("mechanisms", f"{name} does not fit this host: {error}") from error
 
 
 def tokens_of(model: VisionTransformer) -> int:

@@ -24,11 +24,13 @@ EXAMPLES = 4
 OnWork = Callable[[str], None]
 
 
-def measure_costs(config: CompareConfig, data: ImageData | ImageFolders, on_work: OnWork) -> dict[str, dict[str, Any]]:
+def measure_costs(
+    config: CompareConfig, mechanisms: list[str], data: ImageData | ImageFolders, on_work: OnWork
+) -> dict[str, dict[str, Any]]:
     """Cost of each mechanism by name. Times are taken in turns, so that a busy moment hits all alike."""
     device = torch.device(config.train.device)
     images, _ = next(iter(create_batches(data, config.train, device).train(0)))
-    models = {name: create_host(name, config.host, data, 0).to(device) for name in config.mechanisms}
+    models = {name: create_host(name, config.host, data, 0).to(device) for name in mechanisms}
     costs: dict[str, dict[str, Any]] = {}
     for name, model in models.items():
         on_work(f"{name}: parameters, operations, memory")
