@@ -249,5 +249,14 @@ def test_hosts_differ_by_seed_and_by_nothing_else():
     one, same, other = (create_host("nala", HOST, data, seed) for seed in (0, 0, 1))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), same.parameters(), strict=True))
     assert not torch.equal(one.head.weight, other.head.weight)
-    shared = dict(create_host("softmax", HOST, data, 0).named_parameters())
-    assert all(torch.equal(p, shared[name]) for name, p in one.named_parameters() if name in shared)
+
+
+@pytest.mark.parametrize("mechanism", ["mirror", "performer", "pola"])
+@pytest.mark.parametrize("changes", [{"local": "channel"}, {"preset": "pola"}, {"preset": "nala"}])
+def test_what_mechanisms_do_not_own_starts_the_same_beside_each(mechanism, changes):
+    """mirror and performer draw random numbers for themselves, which must not shift those of the host."""
+    host, data = replace(HOST, depth=2, **changes), load_images("digits")
+    plain, other = (dict(create_host(name, host, data, 3).named_parameters()) for name in ("relu", mechanism))
+    assert {name for name in other if ".mechanism." not in name} == set(plain)
+    for name, parameter in plain.items():
+        assert torch.equal(parameter, other[name]), name

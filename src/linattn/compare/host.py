@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import nn
 
 from linattn.compare.settings import HostConfig
 from linattn.models.vision import VisionTransformer, create_vit
@@ -11,7 +12,10 @@ from linattn.tasks.images import ImageData, ImageFolders
 
 
 def create_host(mechanism: str, host: HostConfig, data: ImageData | ImageFolders, seed: int) -> VisionTransformer:
-    """A vision transformer for ``data``; the seed decides its first weights, whatever ran before."""
+    """A vision transformer for ``data``; the seed decides its first weights, whatever ran before.
+
+    All that mechanisms do not own starts the same for each of them, also beside one that draws numbers for itself.
+    """
     options: dict[str, Any] = {
         "img_size": data.image_size,
         "in_chans": data.channels,
@@ -23,7 +27,13 @@ def create_host(mechanism: str, host: HostConfig, data: ImageData | ImageFolders
         options["attention"] = {"local": host.local}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return create_vit(host.size, mechanism, preset=host.preset, **options)
+        model = create_vit(host.size, mechanism, preset=host.preset, **options)
+        torch.manual_seed(seed)
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Conv2d | nn.Conv1d) and ".mechanism." not in name:
+                module.reset_parameters()
+        model.reset_parameters()
+    return model
 
 
 def check_hosts(mechanisms: tuple[str, ...], host: HostConfig, data: ImageData | ImageFolders) -> None:
