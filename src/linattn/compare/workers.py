@@ -13,6 +13,7 @@ import torch
 from linattn.compare.cells import Cell, CellResult
 from linattn.compare.runner import Runner
 from linattn.compare.settings import CompareConfig
+from linattn.support.machine import cores
 from linattn.tasks.load import load_images
 from linattn.train.log import read_log
 
@@ -47,8 +48,7 @@ def default_jobs(device: str) -> int:
     """One process per core on a CPU, four at most; one on a GPU, which a process fills."""
     if device.startswith("cuda"):
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, 4)
+    return min(cores(), 4)
 
 
 def _under_way(config: CompareConfig, cells: list[Cell]) -> str:

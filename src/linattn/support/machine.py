@@ -1,5 +1,6 @@
 """The machine that numbers were measured on, in words."""
 
+import os
 import platform
 import shlex
 import sys
@@ -44,3 +45,8 @@ def cpu_name() -> str:
     except OSError:
         pass  # not Linux
     return platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

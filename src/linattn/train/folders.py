@@ -1,6 +1,5 @@
 """Batches of pictures that are read and decoded while training."""
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +8,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from linattn.support.extras import need
+from linattn.support.machine import cores
 from linattn.support.options import OptionError
 from linattn.tasks.images import ImageFolders
 from linattn.train.config import TrainConfig
@@ -54,7 +54,7 @@ class FolderBatches:
         self.shares = Shares(len(train), config.batch_size, processes, rank, config.seed)
         self.steps_per_epoch = self.shares.steps
         self.mixing = create_mixing(config, data.num_classes, self.shares.share)
-        workers = min(MOST_WORKERS, max(1, _cores() // processes)) if workers is None else workers
+        workers = min(MOST_WORKERS, max(1, cores() // processes)) if workers is None else workers
         options: dict[str, Any] = {
             "num_workers": workers,
             "persistent_workers": workers > 0,
@@ -143,7 +143,3 @@ def _test_transform(data: ImageFolders) -> Any:
     from timm.data.transforms_factory import create_transform
 
     return create_transform((data.channels, *data.image_size), interpolation="bicubic", crop_pct=7 / 8)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from linattn.ops.triton.bidirectional_library import bidirectional
+from linattn.ops.triton.support import NORM_CODES
 from linattn.ops.types import AttentionOutput, LinearState, Normalizer
-
-NORMS = {None: 0, "sum": 1, "abs_max_one": 2}
 
 
 def attend_all(
@@ -37,7 +36,7 @@ def attend_all(
     if initial is not None:
         start = torch.cat([initial.kv.float().flatten(2), initial.k.float()], dim=-1)
     output, state = bidirectional(
-        q, k, v, key_mask, cu_seqlens, start, NORMS[normalizer], float(eps), out_dtype, need_state
+        q, k, v, key_mask, cu_seqlens, start, NORM_CODES[normalizer], float(eps), out_dtype, need_state
     )
     found: Any = None  # a state that was not asked for
     if need_state:

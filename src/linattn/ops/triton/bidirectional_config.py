@@ -1,10 +1,11 @@
 """Which tiles and how many programs serve which shapes in bidirectional attention."""
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from linattn.ops.triton.support import multiprocessors, padded
 
 
 class Inputs(NamedTuple):
@@ -43,11 +44,6 @@ PROGRAMS_PER_SM = 4
 TILES_PER_SEGMENT = 8
 
 
-def padded(width: int) -> int:
-    """A tensor core's operand has at least 16 columns, and a power of two."""
-    return max(16, 1 << (width - 1).bit_length())
-
-
 def fits_one_program(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> bool:
     """Whether one program per key head does all: nothing is then written but the results."""
     G = q.shape[1] // k.shape[1]
@@ -84,7 +80,7 @@ def _registers(q: Tensor, wide: bool) -> int | None:
 
 def segments_for(rows: int, T: int, BT: int, device: torch.device) -> int:
     """Into how many parts a sequence is cut so that a few programs run on every multiprocessor."""
-    wanted = -(-PROGRAMS_PER_SM * _multiprocessors(device) // max(rows, 1))
+    wanted = -(-PROGRAMS_PER_SM * multiprocessors(device) // max(rows, 1))
     return max(1, min(wanted, T // (TILES_PER_SEGMENT * BT)))
 
 
@@ -93,8 +89,3 @@ def columns_for(q: Tensor, depth: int) -> int:
     if q.dtype == torch.float32:
         return max(16, 64 * 64 // depth)
     return 128 if depth <= 128 else 64
-
-
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2

@@ -12,10 +12,10 @@ from linattn.ops.triton.bidirectional_config import (
     columns_for,
     fits_one_program,
     long_config,
-    padded,
     segments_for,
     short_config,
 )
+from linattn.ops.triton.support import padded
 
 
 def forward(x: Inputs, output: Tensor, state: Tensor, config: Config | None = None) -> None:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from linattn.ops.triton.causal_library import triton_causal
+from linattn.ops.triton.support import NORM_CODES
 from linattn.ops.types import AttentionOutput, DecayIndex, LinearState, Normalizer
 
 WIDEST = 256
-_NORMS = {None: 0, "sum": 1, "abs_max_one": 2}
 
 
 def attend_causal(
@@ -38,7 +38,7 @@ def attend_causal(
     kv, z = (None, None) if initial is None else (initial.kv.float(), initial.k.float())
     a = None if log_decay is None else log_decay.float()
     out, _, kv, z = triton_causal(
-        q, k, v, kv, z, a, key_mask, cu_seqlens, decay_index == "key", _NORMS[normalizer], eps, out_dtype,
+        q, k, v, kv, z, a, key_mask, cu_seqlens, decay_index == "key", NORM_CODES[normalizer], eps, out_dtype,
         need_state, False,
     )  # fmt: skip
     return AttentionOutput(out, LinearState(kv, z) if need_state else None)  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ def attend_both_ways(
     """Bidirectional attention whose weights decay with the distance (LION): a causal sweep and a strict one back."""
     _check_widths(q, v)
     return triton_causal(
-        q, k, v, None, None, log_decay.float(), key_mask, cu_seqlens, decay_index == "key", _NORMS[normalizer], eps,
+        q, k, v, None, None, log_decay.float(), key_mask, cu_seqlens, decay_index == "key", NORM_CODES[normalizer], eps,
         out_dtype, False, True,
     )[0]  # fmt: skip
 

@@ -5,6 +5,8 @@ from functools import cache
 
 import torch
 
+from linattn.ops.triton.support import multiprocessors, padded
+
 # Shortest piece of a sequence that is worth a state of its own.
 SHORTEST_SEGMENT = 512
 
@@ -30,20 +32,20 @@ TRIAL_SEGMENTS: list[int] = []
 
 def pick(role: str, X: int, W: int, dtype: torch.dtype, device: torch.device) -> Config:
     """For a state of X rows and W columns. The chunk's length goes by dtype alone: all sweeps of a call share it."""
-    BX, wide = pad(X), max(pad(X), pad(W))
+    BX, wide = padded(X), max(padded(X), padded(W))
     if dtype == torch.float32:
         # Full fp32 products run outside the tensor cores, with both operands in registers: small tiles, many warps.
-        config = Config(L=32, BW=min(pad(W), 32 if BX <= 128 else 16), warps=8, stages=1, per_sm=1)
+        config = Config(L=32, BW=min(padded(W), 32 if BX <= 128 else 16), warps=8, stages=1, per_sm=1)
     elif dtype == torch.float16:
         # State and scores may leave the range of fp16: tf32 products, with operands of twice the size.
-        config = Config(L=32, BW=min(pad(W), 64 if BX <= 128 else 32), warps=4, stages=1, per_sm=2)
+        config = Config(L=32, BW=min(padded(W), 64 if BX <= 128 else 32), warps=4, stages=1, per_sm=2)
     elif wide <= 64:
-        config = Config(L=64, BW=pad(W), warps=4, stages=3, per_sm=2)
+        config = Config(L=64, BW=padded(W), warps=4, stages=3, per_sm=2)
     elif BX <= 128:
         # Four warps would spill a state of 128 x 128.
-        config = Config(L=64, BW=min(pad(W), 128), warps=8, stages=2, per_sm=1)
+        config = Config(L=64, BW=min(padded(W), 128), warps=8, stages=2, per_sm=1)
     else:
-        config = Config(L=64, BW=min(pad(W), 64), warps=8, stages=1, per_sm=1)
+        config = Config(L=64, BW=min(padded(W), 64), warps=8, stages=1, per_sm=1)
     config = replace(config, **TRIAL.get(role, {}))
     return _fitting(config, BX, dtype, shared_memory(device))
 
@@ -69,16 +71,6 @@ def segments(T: int, programs: int, config: Config, unit: int, device: torch.dev
     count = max(1, min(wanted, most))
     length = max(1, -(-T // (count * unit))) * unit
     return length, max(1, -(-T // length))
-
-
-def pad(width: int) -> int:
-    """A power of two that the matrix products take."""
-    return max(16, 1 << (width - 1).bit_length())
-
-
-@cache
-def multiprocessors(device: torch.device) -> int:
-    return 1 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @cache

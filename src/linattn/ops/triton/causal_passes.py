@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from linattn.ops.triton import causal_config
-from linattn.ops.triton.causal_config import Config, pad, pick, segments
-from linattn.ops.triton.support import interpreted
+from linattn.ops.triton.causal_config import Config, pick, segments
+from linattn.ops.triton.support import interpreted, padded
 
 State = tuple[Tensor, Tensor]  # kv (.., K, V) and z (.., K), fp32 and contiguous
 
@@ -134,7 +134,7 @@ class Passes:
             states, N * HS * NSEG * tiles, y, *y.stride(), w, *w.stride(), den, g, *(decay or (None, 0, None)),
             mask, 0 if mask is None else mask.stride(0), self.cu, kv, z, kepts,
             T, segment, NSEG, HS, self._chunks, self.eps,
-            Y=K, W=V, BY=pad(K), BW=config.BW, L=L, TILES=tiles, LOOP=loop, REVERSE=reverse,
+            Y=K, W=V, BY=padded(K), BW=config.BW, L=L, TILES=tiles, LOOP=loop, REVERSE=reverse,
             DECAY=decay is not None, PACKED=self.cu is not None, MASK=mask is not None,
             NORM=0 if den is None else self.norm, Z=z_gain,
             num_warps=config.warps, num_stages=config.stages, STAGES=config.stages, **self._dot_type,
@@ -144,7 +144,7 @@ class Passes:
             if part is z and not with_z:
                 continue
             size = part[0, 0, 0].numel()
-            block = min(1024, pad(size))
+            block = min(1024, padded(size))
             _launch(
                 scan, N * HS * -(-size // block), part, kepts, start, end, NSEG,
                 SIZE=size, BLOCK=block, BLOCKS=-(-size // block), REVERSE=reverse, DECAY=decay is not None,
@@ -185,7 +185,7 @@ class Passes:
             None if start is None else start[0], *((W, 1) if natural else (1, X)),
             last[0], None if start is None else start[1], last[1],
             T, segment, NSEG, heads, HS, self._chunks, 0 if marks is None else marks.places, self.eps,
-            X=X, W=W, BX=pad(X), BW=config.BW, L=L, TILES=tiles,
+            X=X, W=W, BX=padded(X), BW=config.BW, L=L, TILES=tiles,
             DIV=1 if keys else heads // HS, LOOP=y.shape[1] // HS if keys else 1, REVERSE=reverse,
             DIAG=2 if against else 1 if u is not None else 0,
             DECAY=decay is not None, PACKED=self.cu is not None,
@@ -238,7 +238,7 @@ class Passes:
 
 def _stretch(L: int, K: int, V: int) -> int:
     """Tokens between two marks: their states take a sixteenth of the memory of q, k, v and the output."""
-    return max(2 * L, 4 * pad(max(K, V)))
+    return max(2 * L, 4 * padded(max(K, V)))
 
 
 def _launch(kernel: Any, programs: int, *args: Any, **options: Any) -> None:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from linattn.ops.triton.channel_decay_library import channel_decay
+from linattn.ops.triton.support import NORM_CODES
 from linattn.ops.types import AttentionOutput, DecayIndex, LinearState, Normalizer
-
-_NORMALIZERS = {None: 0, "sum": 1, "abs_max_one": 2}
 
 
 def attend_channel_decay(
@@ -37,7 +36,7 @@ def attend_channel_decay(
     shift = decay_index == "key"
     kv_0, z_0 = (None, None) if initial is None else (_fp32(initial.kv), _fp32(initial.k))
     out, _, kv, z = channel_decay(
-        q, k, v, log_decay, kv_0, z_0, key_mask, cu_seqlens, _NORMALIZERS[normalizer], eps, shift, need_state,
+        q, k, v, log_decay, kv_0, z_0, key_mask, cu_seqlens, NORM_CODES[normalizer], eps, shift, need_state,
         out_dtype,
     )  # fmt: skip
     if not need_state:

@@ -9,9 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from linattn.ops.triton.support import NORM_CODES, padded
 from linattn.ops.types import AttentionOutput, DecayIndex, LinearState, Normalizer
-
-NORM_CODES = {None: 0, "sum": 1, "abs_max_one": 2}
 
 
 class StepTiles(NamedTuple):
@@ -108,7 +107,7 @@ def _(q, k, v, kv, z, log_decay, key_index, normalizer, eps, out_dtype):  # type
 
 def tiles_for(K: int, V: int, one_program: bool) -> StepTiles:
     """About 4096 numbers of the state a tile, 32 for each thread; rows of at least 128 bytes where V has them."""
-    columns = min(max(32, 4096 // _padded(K)), _padded(V))
+    columns = min(max(32, 4096 // padded(K)), padded(V))
     return StepTiles(columns, -(-V // columns) if one_program else 1, 4)
 
 
@@ -138,7 +137,7 @@ def launch(
         K=K, V=V, NORM=NORM_CODES[normalizer],
         HAS_STATE=kv is not None, HAS_DECAY=log_decay is not None,
         CHANNELS=log_decay is not None and log_decay.ndim == 3, KEY_INDEX=key_index, IN_PLACE=in_place,
-        BLOCK_K=_padded(K), BLOCK_V=tiles.columns, TILES=tiles.tiles, PROGRAMS=programs,
+        BLOCK_K=padded(K), BLOCK_V=tiles.columns, TILES=tiles.tiles, PROGRAMS=programs,
         num_warps=tiles.warps,
     )  # fmt: skip
 
@@ -148,11 +147,6 @@ def _decay_strides(log_decay: Tensor | None) -> tuple[int, int, int]:
         return 0, 0, 0
     s = log_decay.stride()
     return (0, s[0], 0) if len(s) == 1 else (s[0], s[1], s[2] if len(s) == 3 else 0)
-
-
-def _padded(width: int) -> int:
-    """The power of two that holds it; tiles are not narrower than 16."""
-    return max(16, 1 << (width - 1).bit_length())
 
 
 def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]

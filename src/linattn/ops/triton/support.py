@@ -1,11 +1,14 @@
-"""Whether Triton kernels can run here, and why not."""
+"""What all kernels share on the host: whether they can run here and why not, widths, codes, the size of the device."""
 
 import os
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from torch import Tensor
 
+# How kernels are told the normaliser.
+NORM_CODES = {None: 0, "sum": 1, "abs_max_one": 2}
 # Oldest release that the kernels were proved with.
 OLDEST = (3, 6)
 
@@ -42,3 +45,14 @@ def reason_against(*tensors: Tensor) -> str:
     if not dtypes <= {torch.float32, torch.bfloat16, torch.float16}:
         return f"kernels take float32, bfloat16 and float16, got {', '.join(sorted(map(str, dtypes)))}"
     return ""
+
+
+def padded(width: int) -> int:
+    """The power of two that holds it; an operand of a matrix product has at least 16 columns."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Of the GPU; 2 for the interpreter, so that long sequences are cut there too."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
