@@ -50,8 +50,10 @@ def test_ctrl_c_tells_that_the_same_command_goes_on(tmp_path):
     """A real interrupt of a real process, in an epoch after the first."""
     folder = tmp_path / "run"
     arguments = ["--patch-size", "4", "--device", "cpu", "--epochs", "100000", "--output", str(folder)]
+    # A shell lets what it starts in the background ignore interrupts, and children inherit that: as at a terminal here.
     code = (
-        f"import typer; from linattn.cli.train import train; import sys; sys.argv[1:] = {arguments!r}; typer.run(train)"
+        "import signal, sys, typer; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        f"from linattn.cli.train import train; sys.argv[1:] = {arguments!r}; typer.run(train)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
