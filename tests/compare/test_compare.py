@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from rich.console import Console
 
 from linattn.compare import compare as main
-from linattn.compare import runner
+from linattn.compare import runner, workers
 from linattn.compare.cells import CellResult, best_lrs, final_cells, sweep_cells
 from linattn.compare.compare import compare
 from linattn.compare.host import create_host
@@ -47,6 +48,36 @@ def run(config: CompareConfig) -> tuple[int, str]:
 
 def results_of(config: CompareConfig) -> dict:
     return json.loads((config.output / "results.json").read_text())
+
+
+def test_compiled_runs_of_one_mechanism_share_a_process(tmp_path, monkeypatch):
+    """What a process has compiled for the first seed serves the others; uncompiled, any process takes any run."""
+    plain = config_for(tmp_path, mechanisms=("softmax", "relu", "elu"), jobs=2)
+    for config, sizes in ((plain, [2]), (replace(plain, train=replace(TRAIN, compile=True)), [1, 1])):
+        made, given = [], []
+
+        class Pool:
+            def __init__(self, size, places=given, **_):
+                self.size, self.places = size, places
+                made.append(self)  # noqa: B023
+
+            def submit(self, function, cell):
+                self.places.append((made.index(self), cell.mechanism))  # noqa: B023
+                future = Future()
+                future.set_result(CellResult(cell, "done"))
+                return future
+
+            def shutdown(self):
+                pass
+
+        monkeypatch.setattr(workers, "ProcessPoolExecutor", Pool)
+        cells = final_cells(config, dict.fromkeys(config.mechanisms, 1e-3))
+        done = list(workers.run_in_workers(config, cells, lambda _: None))
+        assert len(done) == len(cells)
+        assert [pool.size for pool in made] == sizes
+        homes = {name: {place for place, other in given if other == name} for name in config.mechanisms}
+        assert all(len(places) == 1 for places in homes.values())
+        assert len(set(map(min, homes.values()))) == len(sizes)
 
 
 def test_a_comparison_writes_what_it_found(tmp_path):

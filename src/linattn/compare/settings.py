@@ -68,8 +68,6 @@ class CompareConfig:
             raise OptionError("seeds", f"must be an integer >= 1, got {self.seeds}")
         if self.jobs < 1:
             raise OptionError("jobs", f"must be an integer >= 1, got {self.jobs}")
-        if self.jobs > 1 and self.train.device != "cpu":
-            raise OptionError("jobs", f"several runs at a time are for cpu, got {self.jobs} on {self.train.device}")
         if any(not lr > 0 for lr in self.lrs):
             raise OptionError("lr", f"must be greater than 0, got {', '.join(map(str, self.lrs))}")
         self.host.check()

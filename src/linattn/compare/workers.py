@@ -1,4 +1,4 @@
-"""Runs of a comparison in several processes: small models leave the cores of a CPU idle."""
+"""Runs of a comparison in several processes: small models leave the cores of a CPU, or a GPU, idle."""
 
 import multiprocessing
 import os
@@ -26,9 +26,10 @@ def run_in_workers(config: CompareConfig, cells: list[Cell], on_work: Callable[[
 
     Weights depend on the number of threads in their last digits: all runs have the same one.
     """
-    context = multiprocessing.get_context("spawn")  # a fork would copy threads in the middle of their work
-    pool = ProcessPoolExecutor(config.jobs, mp_context=context, initializer=_start, initargs=(config,))
-    waiting = {pool.submit(_run, cell): cell for cell in cells}
+    pools = _pools(config)
+    # Compiled, a mechanism stays with one process: the code that was made for its first run serves the others.
+    own = {name: i % len(pools) for i, name in enumerate(config.mechanisms)}
+    waiting = {pools[own[cell.mechanism]].submit(_run, cell): cell for cell in cells}
     try:
         while waiting:
             done, _ = wait(waiting, timeout=SECONDS_BETWEEN_LOOKS, return_when=FIRST_COMPLETED)
@@ -37,15 +38,24 @@ def run_in_workers(config: CompareConfig, cells: list[Cell], on_work: Callable[[
                 yield future.result()
             on_work(_under_way(config, list(waiting.values())))
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
+        for pool in pools:
+            pool.shutdown(wait=False, cancel_futures=True)
         for process in multiprocessing.active_children():
             process.terminate()  # what they have finished is on disk; to wait for the rest would take minutes
         raise
-    pool.shutdown()
+    for pool in pools:
+        pool.shutdown()
+
+
+def _pools(config: CompareConfig) -> list[ProcessPoolExecutor]:
+    """One pool of all processes, or, where code is compiled, a pool for each of them."""
+    context = multiprocessing.get_context("spawn")  # a fork would copy threads in the middle of their work
+    count, size = (min(config.jobs, len(config.mechanisms)), 1) if config.train.compile else (1, config.jobs)
+    return [ProcessPoolExecutor(size, mp_context=context, initializer=_start, initargs=(config,)) for _ in range(count)]
 
 
 def default_jobs(device: str) -> int:
-    """One process per core on a CPU, four at most; one on a GPU, which a process fills."""
+    """One process per core on a CPU, four at most; one on a GPU, which large models fill."""
     if device.startswith("cuda"):
         return 1
     return min(cores(), 4)
@@ -54,11 +64,11 @@ def default_jobs(device: str) -> int:
 def _under_way(config: CompareConfig, cells: list[Cell]) -> str:
     """What runs have written of themselves: those that have begun stand first."""
     words = []
-    for cell in cells[: config.jobs]:
+    for cell in cells:
         log = cell.folder(config.output) / "log.jsonl"
         done = len(read_log(log)) if log.exists() else 0
-        words.append(f"{cell.title}: {done} of {config.train.epochs} epochs")
-    return "; ".join(words)
+        words.append((-done, f"{cell.title}: {done} of {config.train.epochs} epochs"))
+    return "; ".join(word for _, word in sorted(words, key=lambda found: found[0])[: config.jobs])
 
 
 def _start(config: CompareConfig) -> None:
@@ -66,6 +76,10 @@ def _start(config: CompareConfig) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     torch.set_num_threads(1)
+    if config.train.compile:
+        from torch._inductor import config as inductor
+
+        inductor.compile_threads = max(1, cores() // config.jobs)  # it would start a process per core in each of them
     data = load_images(config.data, image_size=config.image_size)
     _RUNNER = Runner(config, data, lambda *_: None, lambda *_: None)
 
