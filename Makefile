@@ -36,6 +36,9 @@ test: $(SETUP) lint types ## Everything a change must pass: style, types, tests
 browser: ## Install Chromium, in which a test opens the report (Debian and Ubuntu, as root)
 	@command -v chromedriver > /dev/null || (apt-get -qq update && apt-get -qq install -y chromium chromium-driver) > /dev/null 2>&1
 
+test-gpu: $(SETUP) ## On a machine with a GPU: every kernel and every contract, compiled (WORKERS=8: in so many processes)
+	$(PYTHON) tools/test_gpu.py
+
 test-slow: $(SETUP) ## What takes long: every mechanism through the code that torch.compile generates
 	$(PYTHON) -m pytest -m slow
 
@@ -54,4 +57,4 @@ readme: $(SETUP) ## Rewrite the generated parts of the README
 docs: $(SETUP) ## Build the documentation into site/
 	$(PYTHON) -m mkdocs build --strict
 
-.PHONY: help setup lint types test browser test-slow demo tour bench readme docs
+.PHONY: help setup lint types test browser test-gpu test-slow demo tour bench readme docs

@@ -6,12 +6,13 @@ from types import ModuleType
 from linattn._version import __version__
 from linattn.mechanisms.registry import create_mechanism, list_mechanisms, mechanism_info, register_mechanism
 from linattn.ops.convolution import short_convolution, short_convolution_step, short_convolution_with_state
+from linattn.ops.explain import explain
 from linattn.ops.exponential import (
     exponential_attention,
     exponential_attention_step,
     exponential_attention_with_state,
 )
-from linattn.ops.linear import explain, linear_attention, linear_attention_step, linear_attention_with_state
+from linattn.ops.linear import linear_attention, linear_attention_step, linear_attention_with_state
 
 __all__ = [
     "__version__",

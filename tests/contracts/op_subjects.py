@@ -35,8 +35,12 @@ class Variant:
 
     @property
     def subject(self) -> Subject:
+        return self.at({})
+
+    def at(self, place: dict[str, Any]) -> Subject:
+        """As a subject at one of ``PLACES``."""
         options = {"num_heads": 4, "num_kv_heads": 2} if self.grouped else {}
-        return subject_of(_mechanism(self), **options)
+        return subject_of(_mechanism(self), **place, **options)
 
 
 DECAYS = [("none", None), *product(("head", "token", "channel"), ("key", "query"))]

@@ -1,6 +1,7 @@
 """The past never moves when the future changes, and takes no gradient from it."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,15 +10,17 @@ from hypothesis import strategies as st
 
 from contracts.drawn import Arguments, calls, gradients, leaves, tensors, tokens
 from contracts.op_subjects import COVERING, Variant
+from contracts.places import PLACES
 from linattn import linear_attention, list_mechanisms
 from linattn.testing import check_causality, subject_of
 
 CAUSAL = [replace(variant, causal=True) for variant in COVERING]
 
 
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", list_mechanisms(causal=True))
-def test_mechanism(name: str) -> None:
-    assert check_causality(name)
+def test_mechanism(name: str, place: dict[str, Any]) -> None:
+    assert check_causality(subject_of(name, **place))
 
 
 def test_it_does_not_apply_to_the_bidirectional() -> None:
@@ -25,9 +28,10 @@ def test_it_does_not_apply_to_the_bidirectional() -> None:
     assert check_causality(subject_of("elu", {"causal": False})) == []
 
 
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("variant", CAUSAL, ids=str)
-def test_op(variant: Variant) -> None:
-    assert check_causality(variant.subject)
+def test_op(variant: Variant, place: dict[str, Any]) -> None:
+    assert check_causality(variant.at(place))
 
 
 @given(calls(causal=True), st.data())

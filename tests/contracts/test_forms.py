@@ -1,31 +1,37 @@
 """All forms are one function: values, states and every gradient, in fp64 to 1e-10."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 
 from contracts.drawn import Arguments, calls, gradients, leaves
 from contracts.op_subjects import DIRECTIONS, VARIANTS, Variant
+from contracts.places import PLACES
 from linattn import linear_attention, list_mechanisms
-from linattn.testing import check_forms
+from linattn.testing import check_forms, subject_of
 from linattn.testing.cases import random_like
 from linattn.testing.forms import LENGTHS
 from linattn.testing.violation import compare
 
 
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", list_mechanisms())
-def test_mechanism(name: str) -> None:
-    assert check_forms(name)
+def test_mechanism(name: str, place: dict[str, Any]) -> None:
+    assert check_forms(subject_of(name, **place))
 
 
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_op_past_one_chunk(variant: Variant) -> None:
-    assert check_forms(variant.subject, lengths=(65,))
+def test_op_past_one_chunk(variant: Variant, place: dict[str, Any]) -> None:
+    assert check_forms(variant.at(place), lengths=(65,))
 
 
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("variant", DIRECTIONS, ids=str)
-def test_op_at_all_lengths(variant: Variant) -> None:
-    assert check_forms(variant.subject, lengths=[length for length in LENGTHS if length != 65])
+def test_op_at_all_lengths(variant: Variant, place: dict[str, Any]) -> None:
+    assert check_forms(variant.at(place), lengths=[length for length in LENGTHS if length != 65])
 
 
 @given(calls())

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from contracts.drawn import Arguments, calls, leaves, tensors, tokens
 from contracts.op_subjects import COVERING, Variant
+from contracts.places import PLACES
 from linattn import linear_attention_with_state, list_mechanisms
 from linattn.ops.types import LinearState
 from linattn.testing import check_hand_over, subject_of
@@ -20,9 +22,10 @@ CAUSAL = [replace(variant, causal=True) for variant in COVERING]
 WITH_STATE = [name for name in list_mechanisms(causal=True) if name not in list_mechanisms(state="none")]
 
 
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", WITH_STATE)
-def test_mechanism(name: str) -> None:
-    assert check_hand_over(name)
+def test_mechanism(name: str, place: dict[str, Any]) -> None:
+    assert check_hand_over(subject_of(name, **place))
 
 
 def test_it_does_not_apply_without_state() -> None:
@@ -30,9 +33,10 @@ def test_it_does_not_apply_without_state() -> None:
     assert check_hand_over(subject_of("elu", {"state": "none"})) == []
 
 
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("variant", CAUSAL, ids=str)
-def test_op(variant: Variant) -> None:
-    assert check_hand_over(variant.subject)
+def test_op(variant: Variant, place: dict[str, Any]) -> None:
+    assert check_hand_over(variant.at(place))
 
 
 @given(calls(causal=True), st.lists(st.integers(0, 140), max_size=4), st.data())

@@ -13,9 +13,12 @@ from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from contracts.op_subjects import DIRECTIONS, Variant
+from contracts.places import GPU, PLACES
 from linattn import list_mechanisms
 from linattn.testing import subject_of
 from linattn.testing.cases import Subject, attend, attend_with_state, evaluate
+
+KERNELS = {name for name, op in OPDEFS.items() if op._init_fn.__module__.startswith("linattn.ops.triton.")}
 
 Recorded = list[tuple[Callable[..., Any], tuple[Any, ...]]]
 
@@ -41,7 +44,7 @@ def record(subject: Subject) -> Recorded:
         inputs = subject.inputs(built, 70)
         with Recorder() as recorder:
             evaluate(built, inputs, attend_with_state if causal and subject.has_state else attend)
-            packed = {"cu_seqlens": torch.tensor([0, 3, 3, 70])}
+            packed = {"cu_seqlens": torch.tensor([0, 3, 3, 70], device=subject.device)}
             evaluate(built, inputs.row(0), lambda m, i, more=packed: attend(m, i, **more))
         calls += recorder.calls
     return calls
@@ -55,11 +58,20 @@ def opcheck(calls: Recorded) -> None:
         torch.library.opcheck(func, tuple(own))
 
 
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("variant", DIRECTIONS, ids=str)
-def test_op(variant: Variant) -> None:
-    calls = record(variant.subject)
+def test_op(variant: Variant, place: dict[str, Any]) -> None:
+    calls = record(variant.at(place))
     assert calls
     opcheck(calls)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", DIRECTIONS, ids=str)
+def test_kernels_serve_every_variant_but_one(variant: Variant) -> None:
+    """What ``auto`` takes on a GPU is what runs there: no operator of another form."""
+    others = {func.name() for func, _ in record(variant.at(GPU))} - KERNELS
+    assert bool(others) == (variant.decay == "channel" and not variant.causal), others
 
 
 def test_no_operator_is_left_out() -> None:
@@ -68,5 +80,4 @@ def test_no_operator_is_left_out() -> None:
     seen = {func.name().split(".")[0] for subject in subjects for func, _ in record(subject)}
     names = {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
     # Kernels run in the interpreter here, on small shapes: tests/ops/triton checks their operators.
-    kernels = {name for name, op in OPDEFS.items() if op._init_fn.__module__.startswith("linattn.ops.triton.")}
-    assert {name for name in names if name.startswith("linattn::")} - kernels == seen
+    assert {name for name in names if name.startswith("linattn::")} - KERNELS == seen

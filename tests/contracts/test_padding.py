@@ -1,6 +1,7 @@
 """Padding changes nothing: key_mask, cu_seqlens and one sequence at a time agree."""
 
 from itertools import accumulate, pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -9,20 +10,23 @@ from hypothesis import strategies as st
 
 from contracts.drawn import LONGEST, Arguments, calls, gradients, leaves, tokens
 from contracts.op_subjects import COVERING, Variant
+from contracts.places import PLACES
 from linattn import linear_attention, list_mechanisms
-from linattn.testing import check_padding
+from linattn.testing import check_padding, subject_of
 from linattn.testing.cases import random_like
 from linattn.testing.violation import compare
 
 
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", list_mechanisms())
-def test_mechanism(name: str) -> None:
-    assert check_padding(name)
+def test_mechanism(name: str, place: dict[str, Any]) -> None:
+    assert check_padding(subject_of(name, **place))
 
 
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("variant", COVERING, ids=str)
-def test_op(variant: Variant) -> None:
-    assert check_padding(variant.subject)
+def test_op(variant: Variant, place: dict[str, Any]) -> None:
+    assert check_padding(variant.at(place))
 
 
 @st.composite

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from linattn import create_mechanism
-from linattn.mechanisms import base
+from linattn.ops import linear
 from mechanisms.formulas import draw
 
 LINEAR = ("cosformer", "elu", "gated", "hedgehog", "performer", "relu", "retention", "taylor")
@@ -98,15 +98,18 @@ def test_parameters_of_another_dtype(name):
 
 @pytest.mark.parametrize("name", LINEAR)
 def test_a_step_is_recurrent(name, monkeypatch):
-    taken, call = [], base.linear_attention_with_state
-    monkeypatch.setattr(
-        base, "linear_attention_with_state", lambda **options: taken.append(options["impl"]) or call(**options)
-    )
+    taken, choose = [], linear.choose
+
+    def watch(*arguments, **options):
+        taken.append(choose(*arguments, **options).impl)
+        return choose(*arguments, **options)
+
+    monkeypatch.setattr(linear, "choose", watch)
     q, k, v, x = draw_inputs(torch.float32).values()
     mechanism = build(name, causal=True)
     _, state = mechanism.with_state(q, k, v, x=x)
     mechanism.step(q[:, :, 0], k[:, :, 0], v[:, :, 0], state, x=x[:, 0])
-    assert taken == ["auto", "recurrent"]
+    assert taken == ["chunked", "recurrent"]
 
 
 @pytest.mark.parametrize("name", [*LINEAR, "softmax"])

@@ -67,7 +67,7 @@ class Mechanism(nn.Module, ABC):
     info: ClassVar["MechanismInfo"]
     impls: ClassVar[tuple[str, ...]] = ("auto", *IMPLEMENTATIONS)
     state_type: ClassVar[type] = LinearState  # a NamedTuple of tensors
-    step_impl: ClassVar[str] = "recurrent"  # one token gains nothing from any other form
+    step_impl: ClassVar[str] = "auto"  # for one token that is the recurrent form, or its kernel
     # What call.rotate turns: q and k as they come, the features that attend makes of them, or None: neither has sense.
     rotates: ClassVar[Literal["inputs", "features"] | None] = "inputs"
 

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput
-from linattn.mechanisms.common.over_tokens import mean_eps
+from linattn.mechanisms.common.over_tokens import mean_factor
 from linattn.mechanisms.registry import register_mechanism
+from linattn.ops.feature_maps import ShiftedPower
 from linattn.ops.packing import compute_dtype
 
 EPS = 1e-6
@@ -53,18 +54,24 @@ class Focused(LinearBase):
         nn.init.zeros_(self.scale)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
-        phi, psi = self.features(q), self.features(k)
-        phi, eps = (phi, EPS) if self.causal else mean_eps(phi, k.shape[2], call)
-        return self.linear(call, {"q": phi.to(q.dtype), "k": psi.to(k.dtype), "v": v, "eps": eps})
+        factor, eps = (None, EPS) if self.causal else mean_factor(q, k.shape[2], call)
+        maps = (self.map_for(q, factor), self.map_for(k))
+        return self.linear(call, {"q": q, "k": k, "v": v, "feature_map": maps, "eps": eps})
 
     def features(self, x: Tensor) -> Tensor:
         """``phi(x)``: ``(B, H or H_kv, T, D)`` to the same, in fp32 or fp64."""
+        return self.map_for(x).wide(x.to(compute_dtype(x)))
+
+    def map_for(self, x: Tensor, factor: Tensor | None = None) -> ShiftedPower:
+        """phi of the tokens x, whose lengths over all heads it holds; times a factor ``(1 or B, 1, T)``."""
         dtype = compute_dtype(x)
-        scale = F.softplus(self.scale.to(dtype)).repeat_interleave(x.shape[1] // self.num_kv_heads, dim=0)
-        y = (F.relu(x.to(dtype)) + EPS) / scale.unsqueeze(1)
-        length = torch.linalg.vector_norm(y, dim=(1, 3), keepdim=True)  # never 0, since y is not
-        focused = (y / length).pow(self.power)  # of the direction: the power of a long vector would overflow
-        return focused * (length / torch.linalg.vector_norm(focused, dim=(1, 3), keepdim=True))
+        scale = F.softplus(self.scale.to(dtype))
+        y = (F.relu(x.to(dtype)) + EPS).unflatten(1, (self.num_kv_heads, -1)) / scale[:, None, None]
+        length = torch.linalg.vector_norm(y, dim=(1, 2, 4))[:, None]  # (B, 1, T), never 0, since y is not
+        focused = (y / length[:, :, None, :, None]).pow(self.power)  # the power of a long vector would overflow
+        size = length / torch.linalg.vector_norm(focused, dim=(1, 2, 4))[:, None]
+        size = size if factor is None else size * factor
+        return ShiftedPower(self.power, scale.pow(-self.power), 1 / length, size)
 
     def truncated(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return q, k

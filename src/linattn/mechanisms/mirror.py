@@ -9,16 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput
-from linattn.mechanisms.common.over_tokens import mean_eps
+from linattn.mechanisms.common.over_tokens import mean_eps, with_mean_eps
 from linattn.mechanisms.common.reflections import (
+    pair_matrices,
     reflect_across_heads,
-    reflect_pairs,
+    reflect_by,
     variance_over_tokens,
     variance_within_token,
 )
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops import checks
-from linattn.ops.feature_maps import Relu
+from linattn.ops.feature_maps import PairRelu, Relu
+from linattn.ops.linear_call import FeatureMaps
 from linattn.ops.packing import compute_dtype
 from linattn.ops.prepare import hide
 
@@ -105,9 +107,16 @@ class Mirror(LinearBase):
                 nn.init.constant_(parameter, start)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
-        phi, psi = self._reflect(q, k, call)
-        phi, eps = (phi, EPS) if self.causal else mean_eps(phi, k.shape[2], call)
-        arguments = {"q": phi.to(q.dtype), "k": psi.to(k.dtype), "v": v, "feature_map": Relu(), "eps": eps}
+        crossed_q, crossed_k, angles = self._across_heads(q, k, call)
+        if angles and all(angle.shape[-2] == 1 for angle in angles):
+            pairs = PairRelu(*pair_matrices(angles))
+            map_q, eps = (pairs, EPS) if self.causal else with_mean_eps(pairs, q, k.shape[2], call)
+            maps: FeatureMaps = (map_q, pairs)
+        else:  # every token has angles of its own, or there are none
+            crossed_q, crossed_k = reflect_by(crossed_q, angles), reflect_by(crossed_k, angles)
+            crossed_q, eps = (crossed_q, EPS) if self.causal else mean_eps(crossed_q, k.shape[2], call)
+            maps = Relu()
+        arguments = {"q": crossed_q.to(q.dtype), "k": crossed_k.to(k.dtype), "v": v, "feature_map": maps, "eps": eps}
         return self.linear(call, arguments)
 
     def reflect(
@@ -165,19 +174,19 @@ class Mirror(LinearBase):
         return bare
 
     def _reflect(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+        crossed_q, crossed_k, angles = self._across_heads(q, k, call)
+        return reflect_by(crossed_q, angles), reflect_by(crossed_k, angles)
+
+    def _across_heads(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """q and k reflected across heads, and the angles ``(.., H_kv, 1 or T, D/2)`` by which their pairs are next."""
         dtype = compute_dtype(q, k)
-        q, k = self._across_heads(q.to(dtype)), self._across_heads(k.to(dtype))
+        q, k = q.to(dtype), k.to(dtype)
+        for w in () if self.normals is None else self.normals.to(dtype).unbind():
+            q, k = reflect_across_heads(q, w), reflect_across_heads(k, w)
         angles: list[Tensor] = list(self.angles.to(dtype).unsqueeze(2).unbind())
         if angles:
             angles[-1] = angles[-1] + self._shift(q, k, call)
-        for angle in angles:
-            q, k = reflect_pairs(q, angle), reflect_pairs(k, angle)
-        return q, k
-
-    def _across_heads(self, x: Tensor) -> Tensor:
-        for w in () if self.normals is None else self.normals.to(x.dtype).unbind():
-            x = reflect_across_heads(x, w)
-        return x
+        return q, k, angles
 
     def _shift(self, q: Tensor, k: Tensor, call: Call) -> Tensor | float:
         """What the variance adds to the angles, ``(B, H_kv, 1 or T, D/2)``."""

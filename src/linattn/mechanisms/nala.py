@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from linattn.mechanisms.base import Call, CommonOptions, MechanismOutput
-from linattn.mechanisms.common.directions import direction_of, length_of
-from linattn.mechanisms.common.over_tokens import mean_eps
-from linattn.mechanisms.common.wide import WideLinear, wide
+from linattn.mechanisms.common.over_tokens import with_mean_eps
+from linattn.mechanisms.common.wide import WideLinear
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.checks import check_choice
+from linattn.ops.feature_maps import NormPower, SignPower, WideMap
+from linattn.ops.packing import compute_dtype
 
 EPS = 1e-6
 ANGLES = ("hard", "direction", "raw", "scaled")
@@ -65,20 +66,12 @@ class Nala(WideLinear):
         self.power, self.tau, self.angle = float(power), float(tau), angle
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
-        q, k = wide(q), wide(k)
-        exponent = self.power * (self.tau + length_of(q).tanh())
-        phi = self._split(_power(direction_of(q).abs(), exponent), q)
-        psi = self._split(_power(k.abs(), exponent.new_full((), self.power)), k)
-        phi, eps = (phi, EPS) if self.causal else mean_eps(phi, k.shape[2], call)
-        return self.linear(call, {"q": phi, "k": psi, "v": v, "eps": eps})
-
-    def _split(self, size: Tensor, x: Tensor) -> Tensor:
-        """``size [cos f(x), sin f(x)]``, rotated by pi/4 where f is hard: weights stay, one of each pair is 0."""
-        if self.angle == "hard":
-            return torch.cat([size * (x > 0), size * (x < 0)], dim=-1)
-        y = x if self.angle == "raw" else direction_of(x)
-        angle = math.pi / 4 * (y * self.head_dim**0.5 if self.angle == "scaled" else y).tanh()
-        return torch.cat([size * angle.cos(), size * angle.sin()], dim=-1)
+        dtype = compute_dtype(q)
+        power, tau = (torch.full((), number, dtype=dtype, device=q.device) for number in (self.power, self.tau))
+        map_q: WideMap = NormPower(power, tau, self.head_dim, self.angle)
+        map_k = SignPower(power, self.head_dim, self.angle)
+        map_q, eps = (map_q, EPS) if self.causal else with_mean_eps(map_q, q, k.shape[2], call)
+        return self.linear(call, {"q": q, "k": k, "v": v, "feature_map": (map_q, map_k), "eps": eps})
 
     @property
     def num_features(self) -> int:
@@ -86,9 +79,3 @@ class Nala(WideLinear):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, power={self.power:g}, tau={self.tau:g}, angle={self.angle!r}"
-
-
-def _power(base: Tensor, exponent: Tensor) -> Tensor:
-    """``base^exponent`` for ``base >= 0``; at 0 it is 0 with gradients 0, also where an exponent below 1 has a pole."""
-    positive = base > 0
-    return torch.where(positive, torch.where(positive, base, 1).pow(exponent), 0)

@@ -7,9 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mechanisms.base import CommonOptions
-from linattn.mechanisms.common.polarity import Flows, TwoFlows, split_signs, swap_halves
+from linattn.mechanisms.common.polarity import TwoFlows
 from linattn.mechanisms.common.wide import wide
 from linattn.mechanisms.registry import register_mechanism
+from linattn.ops.feature_maps import SplitPower
 
 
 @register_mechanism("pola", paper="arXiv:2501.15061", year=2025)
@@ -56,13 +57,12 @@ class Pola(TwoFlows):
 
     def features(self, x: Tensor) -> Tensor:
         """phi: ``(B, H or H_kv, T, D) -> (.., 2D)`` in fp32 or fp64."""
-        power = (1 + self.alpha * wide(self.power).sigmoid()).repeat(1, 2)
-        heads = wide(x).unflatten(1, (self.num_kv_heads, -1)) / F.softplus(wide(self.scale))[:, None, None]
-        return split_signs(heads).pow(power[:, None, None]).flatten(1, 2)
+        return self.maps()[0].one_flow(wide(x))
 
-    def flows(self, q: Tensor, k: Tensor) -> Flows:
-        phi, psi = self.features(q), self.features(k)
-        return Flows(phi, phi, psi, swap_halves(psi))
+    def maps(self) -> tuple[SplitPower, SplitPower]:
+        """Both flows of q, which are equal, and of k, whose second one has its halves exchanged."""
+        power, factor = 1 + self.alpha * wide(self.power).sigmoid(), 1 / F.softplus(wide(self.scale))
+        return SplitPower(power, factor), SplitPower(power, factor, opposite=True)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, alpha={self.alpha:g}"

@@ -3,15 +3,13 @@
 from typing import Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from linattn.mechanisms.base import CommonOptions
-from linattn.mechanisms.common.polarity import Flows, TwoFlows, split_signs, swap_halves
+from linattn.mechanisms.common.polarity import TwoFlows
 from linattn.mechanisms.common.wide import wide
 from linattn.mechanisms.registry import register_mechanism
-
-# exp(32)^2 times a billion terms is still a number in fp32.
-LARGEST_EXPONENT = 32.0
+from linattn.ops.feature_maps import SplitExpm1
 
 
 @register_mechanism("pola_plus", paper="PolaFormer++, TPAMI", year=2026)
@@ -51,12 +49,7 @@ class PolaPlus(TwoFlows):
         nn.init.zeros_(self.same)
         nn.init.zeros_(self.opposite)
 
-    def flows(self, q: Tensor, k: Tensor) -> Flows:
-        queries, keys = split_signs(wide(q)), _features(split_signs(wide(k)))
-        same = _features(queries * wide(self.same).sigmoid().unsqueeze(1))
-        opposite = _features(swap_halves(queries) * wide(self.opposite).sigmoid().unsqueeze(1))
-        return Flows(same, opposite, keys, keys)
-
-
-def _features(x: Tensor) -> Tensor:
-    return x.clamp(max=LARGEST_EXPONENT).expm1()
+    def maps(self) -> tuple[SplitExpm1, SplitExpm1]:
+        """q with its temperatures, its halves exchanged in the second flow, and k without any."""
+        same, opposite = wide(self.same).sigmoid(), wide(self.opposite).sigmoid()
+        return SplitExpm1(same, opposite, opposite=True), SplitExpm1(torch.ones_like(same[:1]))

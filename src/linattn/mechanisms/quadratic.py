@@ -9,7 +9,7 @@ from linattn.mechanisms.base import Call, CommonOptions, MechanismOutput
 from linattn.mechanisms.common.wide import WideLinear, wide
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.checks import check_choice
-from linattn.ops.feature_maps import TaylorExp
+from linattn.ops.feature_maps import Squares, TaylorExp
 
 FORMS = ("compact", "exact", "normalized")
 EPS = 1e-15  # of the official code; the row sums are far from 0 as they are
@@ -82,20 +82,24 @@ class Quadratic(WideLinear):
     def features(self, x: Tensor) -> Tensor:
         """``(B, H, T, D) -> (B, H, T, num_features)`` in fp32 or fp64; their inner product is w."""
         x = wide(x)
+        if self.form == "compact":
+            return self.compact()(x)
         if self.form == "exact":
             return TaylorExp()(x)
-        constant = torch.ones_like(x[..., :1])
-        if self.form == "normalized":
-            # x^2/|x^2| does not depend on |x|; dividing by it first keeps the squares in range.
-            squares = _unit(_unit(x).square())
-            return torch.cat([squares, constant * wide(self.c)], dim=-1)
-        parts = [x.square() * wide(self.alpha)]
-        if self.linear_term:
-            parts.append(x * ((4 / self.head_dim) ** 0.25 * wide(self.beta)))
-        parts.append(constant * (wide(self.gamma).square() + 1).sqrt())  # gamma and the series' own 1, as one
-        return torch.cat(parts, dim=-1) * 0.5**0.5
+        # x^2/|x^2| does not depend on |x|; dividing by it first keeps the squares in range.
+        squares = _unit(_unit(x).square())
+        return torch.cat([squares, torch.ones_like(x[..., :1]) * wide(self.c)], dim=-1)
+
+    def compact(self) -> Squares:
+        """The map of the compact form."""
+        half = 0.5**0.5
+        linear = half * (4 / self.head_dim) ** 0.25 * wide(self.beta).squeeze() if self.linear_term else None
+        constant = half * (wide(self.gamma).squeeze().square() + 1).sqrt()  # gamma and the series' own 1, as one
+        return Squares(half * wide(self.alpha).squeeze(), linear, constant, self.head_dim)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
+        if self.form == "compact":
+            return self.linear(call, {"q": q, "k": k, "v": v, "feature_map": self.compact(), "eps": EPS})
         return self.linear(call, {"q": self.features(q), "k": self.features(k), "v": v, "eps": EPS})
 
     @property

@@ -4,19 +4,21 @@ y_t = act(sum_w weight[:, W-1-w] x_{t-w} + bias)   (+ x_t)
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ops.checks import autocast_dtype, check_choice, check_tensor
+from linattn.ops.checks import autocast_dtype, check_tensor
+from linattn.ops.choice import Choice, choose
 from linattn.ops.chunked.convolution import convolve as chunked
 from linattn.ops.convolution_call import Activation, ConvolutionCall, ConvolutionState
 from linattn.ops.packing import compute_dtype
 from linattn.ops.prepare import without_autocast
 from linattn.ops.recurrent.convolution import convolve as recurrent
 from linattn.ops.reference.convolution import convolve as reference
+from linattn.ops.triton import convolution as triton
 
 Form = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, Tensor], tuple[Tensor, Tensor]]
 
@@ -57,8 +59,8 @@ def short_convolution(
         key_mask: ``(B, T)`` bool, True = real token. Masked tokens are skipped as if they were not there: windows
             reach over them, and outputs there are 0.
         cu_seqlens: ``(N+1,)`` offsets of N sequences packed into one row (B = 1); no window crosses a boundary.
-        impl: ``"chunked"`` (also ``"auto"``) takes all tokens at once, ``"recurrent"`` one after another;
-            ``"reference"`` is the definition, sequence by sequence.
+        impl: ``"chunked"`` takes all tokens at once, ``"recurrent"`` one after another, ``"reference"`` is the
+            definition, sequence by sequence; ``"triton"`` and ``"auto"`` as in :func:`explain`.
         validate: check that offsets are sorted. None: on the CPU only, it costs a sync.
 
     Returns:
@@ -130,21 +132,36 @@ def short_convolution_step(
     """
     check_tensor("x_t", x_t, "(B, C)", 2)
     call = ConvolutionCall(x_t.unsqueeze(1), weight, bias, residual, activation, initial_state=state)
-    out = _run(call, "recurrent")
+    out = _run(call, "auto")
     return ConvolutionOutput(out.output.squeeze(1), out.state)
 
 
-def _run(call: ConvolutionCall, impl: str) -> ConvolutionOutput:
-    check_choice("impl", impl, ("auto", *FORMS))
+def explain_convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, impl: str = "auto", **options: Any
+) -> Choice:
+    """Which implementation ``short_convolution(x, weight, bias, **options)`` takes, and why."""
+    call = ConvolutionCall(x, weight, bias, **options)
     call.check()
-    form = FORMS["chunked" if impl == "auto" else impl]
+    return _choose(call, impl)
+
+
+def _choose(call: ConvolutionCall, impl: str) -> Choice:
+    return choose(impl, call.x, lambda: triton.against(call), one_token=call.is_step)
+
+
+def _run(call: ConvolutionCall, impl: str) -> ConvolutionOutput:
+    call.check()
+    chosen = _choose(call, impl).impl
     padding = None if call.key_mask is None else ~call.key_mask.unsqueeze(-1)
     out_dtype = call.x.dtype if call.x.dtype == torch.float64 else autocast_dtype(call.x) or call.x.dtype
     with without_autocast(call.x):
+        if chosen == "triton":
+            y, final = triton.convolve_call(call, out_dtype)
+            return ConvolutionOutput(y, ConvolutionState(final))
         dtype = compute_dtype(call.x, call.weight)
         # Padding may hold anything, NaN included, and NaN times 0 is NaN.
         x = (call.x if padding is None else call.x.masked_fill(padding, 0)).to(dtype)
-        y, final = form(x, call.weight.to(dtype), call.key_mask, call.cu_seqlens, call.initial_inputs(dtype))
+        y, final = FORMS[chosen](x, call.weight.to(dtype), call.key_mask, call.cu_seqlens, call.initial_inputs(dtype))
         if call.bias is not None:
             y = y + call.bias.to(dtype)
         if call.activation == "silu":

@@ -37,6 +37,11 @@ class ConvolutionCall:
     validate: bool | None = None
     initial_state: ConvolutionState | None = None
 
+    @property
+    def is_step(self) -> bool:
+        """Whether the call is one token of decoding."""
+        return self.x.shape[1] == 1 and self.key_mask is None and self.cu_seqlens is None
+
     def check(self) -> None:
         """Raise TypeError or ValueError that names the argument and what is allowed."""
         x, weight = self.x, self.weight

@@ -4,10 +4,13 @@ C_t = e^{log_decay_t} C_{t-1} + e^{log_input_t} k_t v_t^T,      n_t likewise wit
 o_t = q_t C_t / max(|q_t . n_t|, 1)
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from linattn.ops.checks import autocast_dtype, check_choice, check_tensor
+from linattn.ops.checks import autocast_dtype, check_tensor
+from linattn.ops.choice import Choice, choose
 from linattn.ops.chunked import exponential as chunked
 from linattn.ops.exponential_call import ExponentialCall
 from linattn.ops.exponential_types import ExponentialOutput, ExponentialState, ExponentialSums, Form, Gates
@@ -15,6 +18,7 @@ from linattn.ops.packing import compute_dtype, zero_state
 from linattn.ops.prepare import hide, widen, without_autocast
 from linattn.ops.recurrent import exponential as recurrent
 from linattn.ops.reference import exponential as reference
+from linattn.ops.triton import exponential as triton
 
 FORMS: dict[str, Form] = {
     "reference": reference.exponential_sums,
@@ -56,7 +60,7 @@ def exponential_attention(
         scale: factor on q; None: ``K**-0.5``.
         key_mask: ``(B, T)`` bool, True = real token. A masked token adds nothing and does not decay the state.
         cu_seqlens: ``(N+1,)`` offsets of N sequences packed into one row (B = 1); none sees another.
-        impl: ``"auto"`` (which is ``"chunked"``), ``"reference"``, ``"recurrent"`` or ``"chunked"``.
+        impl: ``"auto"``, ``"reference"``, ``"recurrent"``, ``"chunked"`` or ``"triton"``; see :func:`explain`.
         validate: check values too (sorted offsets, log_decay <= 0, log_input < inf). None: on the CPU only.
 
     Returns:
@@ -104,7 +108,7 @@ def exponential_attention_with_state(
         (torch.Size([1, 2, 10, 4]), torch.Size([1, 2, 4, 4]), torch.Size([1, 2]))
     """
     call = ExponentialCall(
-        q, k, v, log_input, log_decay, scale, key_mask, cu_seqlens, validate, initial_state
+        q, k, v, log_input, log_decay, scale, key_mask, cu_seqlens, validate, initial_state, need_state=True
     )  # fmt: skip
     return _run(call, impl)
 
@@ -139,23 +143,36 @@ def exponential_attention_step(
     for name, x in (("log_input", log_input), ("log_decay", log_decay)):
         check_tensor(name, x, "(B, H_kv)", 2)
     q, k, v, log_input, log_decay = (x.unsqueeze(2) for x in (q_t, k_t, v_t, log_input, log_decay))
-    call = ExponentialCall(q, k, v, log_input, log_decay, scale, None, None, validate, state)
-    out = _run(call, "recurrent")
+    call = ExponentialCall(q, k, v, log_input, log_decay, scale, None, None, validate, state, need_state=True)
+    out = _run(call, "auto")
     return ExponentialOutput(out.output.squeeze(2), out.state)
 
 
-def _run(call: ExponentialCall, impl: str) -> ExponentialOutput:
-    check_choice("impl", impl, ("auto", *FORMS))
+def explain_exponential(q: Tensor, k: Tensor, v: Tensor, *, impl: str = "auto", **options: Any) -> Choice:
+    """Which implementation ``exponential_attention(q, k, v, **options)`` takes, and why."""
+    call = ExponentialCall(q, k, v, **options)
     call.check()
-    form = FORMS["chunked" if impl == "auto" else impl]
+    return _choose(call, impl)
+
+
+def _choose(call: ExponentialCall, impl: str) -> Choice:
+    return choose(impl, call.q, lambda: triton.against(call), one_token=call.is_step)
+
+
+def _run(call: ExponentialCall, impl: str) -> ExponentialOutput:
+    call.check()
+    chosen = _choose(call, impl).impl
     q, v = call.q, call.v
     out_dtype = v.dtype if v.dtype == torch.float64 else autocast_dtype(q) or v.dtype
     with without_autocast(q):
+        if chosen == "triton":
+            output, state = triton.attend(call, out_dtype)
+            return ExponentialOutput(output, _round_scale(state) if call.need_state else state)
         dtype = compute_dtype(q, call.k, v)
         q = q.to(dtype) * (q.shape[3] ** -0.5 if call.scale is None else call.scale)
         k, v = (hide(x, call.key_mask).to(dtype) for x in (call.k, v))
         log_input, log_decay = (widen(gate) for gate in call.masked_gates())
-        sums = form(q, k, v, Gates(log_input, log_decay, call.cu_seqlens), _initial(call, dtype))
+        sums = FORMS[chosen](q, k, v, Gates(log_input, log_decay, call.cu_seqlens), _initial(call, dtype))
         output = _divide(sums)
         state = _round_scale(sums.state)
     return ExponentialOutput(output.to(out_dtype), state)

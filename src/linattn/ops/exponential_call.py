@@ -26,6 +26,12 @@ class ExponentialCall:
     cu_seqlens: Tensor | None = None
     validate: bool | None = None
     initial_state: ExponentialState | None = None
+    need_state: bool = False
+
+    @property
+    def is_step(self) -> bool:
+        """Whether the call is one token of decoding."""
+        return self.k.shape[2] == 1 and self.key_mask is None and self.cu_seqlens is None and self.need_state
 
     def check(self) -> None:
         """Raise TypeError or ValueError that names the argument and what is allowed."""

@@ -13,12 +13,14 @@ from torch import Tensor
 from linattn.ops.checks import autocast_dtype, check_tensor
 from linattn.ops.choice import Choice, choose
 from linattn.ops.chunked.linear import linear_sums as chunked
+from linattn.ops.flows import join_outputs, split_decay, split_values
 from linattn.ops.linear_call import FeatureMaps, LinearCall
 from linattn.ops.packing import Form, compute_dtype
 from linattn.ops.prepare import hide, log_decay_for, map_features, normalize, without_autocast
 from linattn.ops.recurrent.linear import linear_sums as recurrent
 from linattn.ops.reference.linear import linear_sums as reference
 from linattn.ops.triton import linear as triton
+from linattn.ops.triton.unproved import is_step
 from linattn.ops.types import AttentionOutput, DecayIndex, LinearState, Normalizer, Pattern, Sums
 
 FORMS: dict[str, Form] = {"reference": reference, "recurrent": recurrent, "chunked": chunked}
@@ -56,7 +58,8 @@ def linear_attention(
         normalizer: ``"sum"``: n = the row sum + eps; ``"abs_max_one"``: n = max(abs(row sum), 1); None: n = 1.
         eps: added to the row sum. The vision papers add 1e-6 to the row *mean*: pass 1e-6 times the keys.
         feature_map: applied to q and k, or a pair of maps. None (the default) takes q and k as the features;
-            with ``normalizer="sum"`` they should then be non-negative.
+            with ``normalizer="sum"`` they should then be non-negative. A map of two flows makes two virtual heads of
+            each: the first one attends to the first half of v's channels, the other one to the rest.
         norm_features: features ``(q', k')``, shaped like q and k and taken as they are, for the denominator
             alone (rotary in the numerator only).
         key_mask: ``(B, Tk)`` bool, True = real token. A masked token adds nothing to the numerator or the
@@ -168,7 +171,7 @@ def linear_attention_step(
         norm_features = tuple(x.unsqueeze(2) if isinstance(x, Tensor) else x for x in norm_features)  # type: ignore[assignment]
     call = LinearCall(q_t.unsqueeze(2), k_t.unsqueeze(2), v_t.unsqueeze(2), True, log_decay, normalizer, eps,
                       feature_map, norm_features, None, None, decay_index, validate, state, True)  # fmt: skip
-    out = _run(call, "recurrent")
+    out = _run(call, "auto")
     return AttentionOutput(out.output.squeeze(2), out.state)
 
 
@@ -186,34 +189,35 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *, impl: str = "auto", **options: A
     """
     call = LinearCall(q, k, v, **options)
     call.check()
-    return choose(impl, q, lambda: triton.against(call))
+    return choose(impl, q, lambda: triton.against(call), one_token=is_step(call))
 
 
 def _run(call: LinearCall, impl: str) -> AttentionOutput:
     call.check()
     q, k, v = call.q, call.k, call.v
-    chosen = choose(impl, q, lambda: triton.against(call)).impl
+    chosen = choose(impl, q, lambda: triton.against(call), one_token=is_step(call)).impl
     out_dtype = v.dtype if v.dtype == torch.float64 else autocast_dtype(q) or v.dtype
     with without_autocast(q):
         # Before the map too: padding may be NaN, and a gradient of 0 through it would be NaN.
-        phi, psi = map_features(q, hide(k, call.key_mask), call.feature_map)
+        k = hide(k, call.key_mask)
         initial = call.initial_state
         if initial is not None:
             dtype = compute_dtype(q, k, v)
             initial = LinearState(initial.kv.to(dtype), initial.k.to(dtype))
         if chosen == "triton":
-            return triton.attend(phi, psi, v, initial, call, out_dtype)
+            return triton.attend(q, k, v, initial, call, out_dtype)
+        phi, psi = map_features(q, k, call.feature_map)
         form = FORMS[chosen]
-        psi, v = hide(psi, call.key_mask), hide(v, call.key_mask)
+        psi, v = hide(psi, call.key_mask), split_values(hide(v, call.key_mask), call.flows)
         index = call.decay_index or ("query" if call.causal else "key")
-        decay = log_decay_for(call.log_decay, call.key_mask)
+        decay = split_decay(log_decay_for(call.log_decay, call.key_mask), call.flows)
         pattern = Pattern(call.causal, decay, index, call.cu_seqlens)
         if call.norm_features is None:
             sums = form(phi, psi, v, pattern, initial)
         else:
             sums = _with_own_denominator(form, phi, psi, v, pattern, initial, call)
-        output = normalize(sums.numerator, sums.denominator, call.normalizer, call.eps)
-    return AttentionOutput(output.to(out_dtype), sums.state)
+        output = normalize(sums.numerator, sums.denominator, call.normalizer, call.eps).to(out_dtype)
+    return AttentionOutput(join_outputs(output, call.flows, k.shape[1]), sums.state)
 
 
 def _with_own_denominator(

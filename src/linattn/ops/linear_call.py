@@ -74,11 +74,18 @@ class LinearCall:
             raise ValueError(f"eps must be a number >= 0, got {self.eps!r}")
         if self.validate is not None and not isinstance(self.validate, bool):
             raise TypeError(f"validate must be True, False or None, got {self.validate!r}")
-        maps = self.feature_map if isinstance(self.feature_map, tuple) else (self.feature_map,) * 2
+        maps = self._maps()
         if len(maps) != 2 or not all(m is None or isinstance(m, FeatureMap) for m in maps):
             raise TypeError(
                 "feature_map must be a FeatureMap such as EluPlusOne(), a pair of them, or None, "
                 f"got {self.feature_map!r}"
+            )
+        flows = [1 if m is None else m.flows for m in maps]
+        if flows[0] != flows[1]:
+            raise ValueError(f"feature_map gives q {flows[0]} flows and k {flows[1]}; they must be equal")
+        if self.v.shape[3] % self.flows:
+            raise ValueError(
+                f"feature_map has {self.flows} flows, v {self.v.shape[3]} channels for them: not a multiple"
             )
         if self.num_features(0) != self.num_features(1):
             raise ValueError(
@@ -104,6 +111,8 @@ class LinearCall:
             raise TypeError("norm_features must be a pair (q', k') of tensors shaped like q and k")
         if self.normalizer is None:
             raise ValueError("norm_features are for the denominator, but normalizer=None has none")
+        if self.flows > 1:
+            raise ValueError(f"norm_features serve one flow, but feature_map has {self.flows}")
         pairs = (("q'", self.norm_features[0], self.q), ("k'", self.norm_features[1], self.k))
         for name, x, _ in pairs:
             checks.check_tensor(f"norm_features {name}", x, "(B, H, T, K)", 4)
@@ -124,13 +133,13 @@ class LinearCall:
             return
         if not isinstance(self.initial_state, LinearState):
             raise TypeError(f"initial_state must be a LinearState(kv, k), got {type(self.initial_state).__name__}")
-        n, H_kv = num_sequences(self.k, self.cu_seqlens), self.k.shape[1]
+        n, H_kv = num_sequences(self.k, self.cu_seqlens), self.k.shape[1] * self.flows
         kv, k = self.initial_state
         checks.check_tensor("initial_state.kv", kv, "(B, H_kv, K, V)", 4)
         checks.check_tensor("initial_state.k", k, "(B, H_kv, K)", 3)
         features = self.num_features(1)
         norm_width = features if self.norm_features is None else self.norm_features[1].shape[-1]
-        checks.check_shape("initial_state.kv", kv, (n, H_kv, features, self.v.shape[3]))
+        checks.check_shape("initial_state.kv", kv, (n, H_kv, features, self.v.shape[3] // self.flows))
         checks.check_shape("initial_state.k", k, (n, H_kv, norm_width))
         checks.check_device("initial_state.kv", kv, self.q)
         checks.check_device("initial_state.k", k, self.q)
@@ -138,6 +147,15 @@ class LinearCall:
     def num_features(self, side: int) -> int:
         """Width of the features of q (side 0) or k (side 1)."""
         width = (self.q, self.k)[side].shape[3]
-        maps = self.feature_map if isinstance(self.feature_map, tuple) else (self.feature_map,) * 2
-        own = maps[side]
+        own = self._maps()[side]
         return width if own is None else own.num_features(width)
+
+    @property
+    def flows(self) -> int:
+        """Virtual heads that the maps make of a head."""
+        own = self._maps()[1]
+        return 1 if own is None else own.flows
+
+    def _maps(self) -> tuple[FeatureMap | None, FeatureMap | None]:
+        """Those of q and of k."""
+        return self.feature_map if isinstance(self.feature_map, tuple) else (self.feature_map, self.feature_map)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops.checks import autocast_dtype
+from linattn.ops.flows import order_queries
 from linattn.ops.linear_call import FeatureMaps
 from linattn.ops.types import Normalizer
 
@@ -26,8 +27,10 @@ def without_autocast(like: Tensor) -> AbstractContextManager[object]:
 
 
 def map_features(q: Tensor, k: Tensor, feature_map: FeatureMaps) -> tuple[Tensor, Tensor]:
+    """Features of q and k; where a map has flows, as virtual heads ordered by key head, flow, and query head."""
     map_q, map_k = feature_map if isinstance(feature_map, tuple) else (feature_map, feature_map)
-    return q if map_q is None else map_q(q), k if map_k is None else map_k(k)
+    phi, psi = q if map_q is None else map_q(q), k if map_k is None else map_k(k)
+    return (phi if map_q is None else order_queries(phi, map_q.flows, k.shape[1])), psi
 
 
 def hide(x: Tensor, key_mask: Tensor | None) -> Tensor:

@@ -13,7 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from linattn.mechanisms.base import Mechanism
+from linattn.ops.choice import FORMS
 from linattn.testing.bad_input import check_bad_input
 from linattn.testing.cases import Subject, subject_of
 from linattn.testing.causality import check_causality
@@ -84,6 +87,9 @@ def check_mechanism(
     contracts: Sequence[str] | None = None,
     *,
     declares: Mapping[str, Any] | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float64,
+    impls: tuple[str, ...] = (*FORMS, "auto"),
     **options: Any,
 ) -> ContractReport:
     """Hold a mechanism to the contracts that apply to what it declares.
@@ -93,6 +99,9 @@ def check_mechanism(
         contracts: names out of :data:`CONTRACTS`; None takes all.
         declares: what ``register_mechanism`` would be told (``causal``, ``bidirectional``, ``state``, ``cost``,
             ``uses_input``), for a class that is not registered; its defaults hold where nothing is said.
+        device: where it runs.
+        dtype: fp64 compares forms as they are; kernels take less, and are held to budgets of errors.
+        impls: the forms to check, e.g. ``("triton",)`` with ``device="cuda"`` and ``dtype=torch.float32``.
         options: to build the mechanism with, e.g. ``head_dim=16``.
 
     Raises:
@@ -101,6 +110,6 @@ def check_mechanism(
     for name in contracts or ():
         if name not in CONTRACTS:
             raise ValueError(f"contracts must be of {', '.join(CONTRACTS)}, got {name!r}")
-    subject = subject_of(mechanism, declares, **options)
+    subject = subject_of(mechanism, declares, device=device, dtype=dtype, impls=impls, **options)
     chosen = CONTRACTS if contracts is None else contracts
     return ContractReport(subject.info.name, {name: CONTRACTS[name](subject) for name in chosen})

@@ -1,5 +1,6 @@
 """Seeded inputs and mechanisms, shared by all contracts."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
@@ -10,10 +11,13 @@ from torch import Tensor
 from linattn.mechanisms.base import Mechanism
 from linattn.mechanisms.registry import MechanismInfo, mechanism_info
 from linattn.ops.choice import FORMS
+from linattn.testing.violation import Standard
 
 HEADS, HEAD_DIM, BATCH = 2, 8, 2
 # Longer than a chunk of 64, so that every block form has a boundary inside, and not a multiple of it.
 LENGTH = 70
+# On the way of one number through an attention: its map, a product, a sum, a division.
+ROUNDINGS = 4
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,10 @@ class Inputs:
         })  # fmt: skip
 
 
+Results = dict[str, Tensor]
+Call = Callable[[Mechanism, Inputs], Results]
+
+
 @dataclass(frozen=True)
 class Subject:
     """A mechanism under test: its class, what it declares, and the options to build it with."""
@@ -56,6 +64,14 @@ class Subject:
     cls: type[Mechanism]
     info: MechanismInfo
     options: Mapping[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float64
+    impls: tuple[str, ...] = (*FORMS, "auto")
+
+    @property
+    def exact(self) -> bool:
+        """Whether results are compared as they are; in less than fp64 they are held to a budget of errors."""
+        return self.dtype == torch.float64
 
     @property
     def modes(self) -> list[bool]:
@@ -66,8 +82,10 @@ class Subject:
     def has_state(self) -> bool:
         return self.info.causal and self.info.state != "none"
 
-    def build(self, causal: bool, impl: str = "auto", *, grouped: bool = False) -> Mechanism:
-        """An fp64 instance; the same seed each time, so that every form gets the same parameters.
+    def build(
+        self, causal: bool, impl: str = "auto", *, grouped: bool = False, dtype: torch.dtype | None = None
+    ) -> Mechanism:
+        """An instance; the same seed each time, so that every form gets the same parameters.
 
         Parameters move a little away from where they start: an identity or a zero would hide what they do.
         """
@@ -79,20 +97,56 @@ class Subject:
             with torch.no_grad():
                 for parameter in mechanism.parameters():
                     parameter.add_(0.05 * torch.randn_like(parameter))
+        mechanism = mechanism.to(self.device, dtype or self.dtype)
         if not hasattr(self.cls, "info"):  # what the registry would have put there
             vars(mechanism)["info"] = self.info
         return mechanism
 
-    def forms(self, causal: bool, *, grouped: bool = False) -> dict[str, Mechanism]:
+    def forms(
+        self, causal: bool, *, grouped: bool = False, dtype: torch.dtype | None = None,
+        impls: tuple[str, ...] | None = None,
+    ) -> dict[str, Mechanism]:  # fmt: skip
         """One instance per form that has a meaning here; a form without one is refused at construction."""
         found = {}
-        for impl in (*FORMS, "auto"):
+        for impl in self.impls if impls is None else impls:
             try:
-                found[impl] = self.build(causal, impl, grouped=grouped)
+                found[impl] = self.build(causal, impl, grouped=grouped, dtype=dtype)
             except ValueError as error:
                 if "impl" not in str(error):
                     raise
         return found
+
+    def plain(self, like: Mechanism) -> list[Mechanism]:
+        """``like`` in the forms of plain PyTorch, the definition first."""
+        grouped = like.num_heads != like.num_kv_heads
+        found = [*self.forms(like.causal, grouped=grouped, impls=("reference", "chunked")).values()]
+        weights = like.state_dict()
+        for other in found:
+            other.load_state_dict(weights)
+        return found
+
+    def standard(
+        self, built: Mechanism, inputs: Inputs, call: Call | None = None, *, gradients: bool = True
+    ) -> Standard:
+        """What ``call`` gives on these inputs, gradients included, for results to be held to.
+
+        In fp64 that is what the mechanism itself gives. In lower precision it is the definition in fp64, and what the
+        same precision costs plain PyTorch.
+        """
+        call = call or attend
+
+        def run(mechanism: Mechanism, given: Inputs) -> Results:
+            return evaluate(mechanism, given, call) if gradients else values(mechanism, given, call)
+
+        if self.exact:
+            return Standard(run(built, inputs))
+        plain = self.plain(built)
+        exact, wide = copy.deepcopy(plain[0]).double(), inputs.change(Tensor.double)
+        eps = torch.finfo(self.dtype).eps
+        moved = wide.change(lambda t: t * (1 + ROUNDINGS * eps * random_like(t, seed=5)))
+        tokens = inputs.k.shape[0] * inputs.k.shape[2]
+        summed = {f"gradient of {name}": tokens for name in trainable(built)}
+        return Standard(run(exact, wide), [*(run(form, inputs) for form in plain), run(exact, moved)], eps, summed)
 
     def groupings(self, causal: bool) -> list[bool]:
         """[False, True] where fewer key heads than query heads are possible, else [False]."""
@@ -110,13 +164,24 @@ class Subject:
         H, G = mechanism.num_heads, mechanism.num_kv_heads
         q, k, v = (torch.randn(batch, h, length, D, generator=generator, dtype=torch.float64) for h in (H, G, G))
         x = torch.randn(batch, length, C, generator=generator, dtype=torch.float64)
-        return Inputs(q, k, v, x if self.info.uses_input else None)
+        inputs = Inputs(q, k, v, x if self.info.uses_input else None)
+        return inputs.change(lambda t: t.to(self.device, self.dtype))
 
 
 def subject_of(
-    mechanism: str | type[Mechanism] | Subject, declares: Mapping[str, Any] | None = None, **options: Any
+    mechanism: str | type[Mechanism] | Subject,
+    declares: Mapping[str, Any] | None = None,
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float64,
+    impls: tuple[str, ...] = (*FORMS, "auto"),
+    **options: Any,
 ) -> Subject:
-    """A registered name, any class, or a subject as it is; ``declares`` overrides what the class declares."""
+    """A registered name, any class, or a subject as it is; ``declares`` overrides what the class declares.
+
+    It is checked on ``device`` in the forms ``impls``; in a ``dtype`` less than fp64, as kernels need it, against
+    budgets of errors.
+    """
     if isinstance(mechanism, Subject):
         return mechanism
     if isinstance(mechanism, str):
@@ -129,11 +194,7 @@ def subject_of(
         info = replace(getattr(cls, "info", unknown), cls=cls)
     else:
         raise TypeError(f"mechanism must be a registered name or a subclass of Mechanism, got {mechanism!r}")
-    return Subject(cls, replace(info, **(declares or {})), options)
-
-
-Results = dict[str, Tensor]
-Call = Callable[[Mechanism, Inputs], Results]
+    return Subject(cls, replace(info, **(declares or {})), options, device, dtype, impls)
 
 
 def attend(mechanism: Mechanism, inputs: Inputs, **more: Any) -> Results:
@@ -163,6 +224,12 @@ def evaluate(mechanism: Mechanism, inputs: Inputs, call: Call = attend) -> Resul
         for (name, t), g in zip(wanted.items(), found, strict=True)
     }
     return {name: r.detach() for name, r in results.items()} | gradients
+
+
+@torch.no_grad()
+def values(mechanism: Mechanism, inputs: Inputs, call: Call = attend) -> Results:
+    """Results of a call without gradients."""
+    return call(mechanism, inputs)
 
 
 def trainable(mechanism: Mechanism) -> Results:

@@ -8,7 +8,7 @@ import torch
 
 from linattn.mechanisms.base import Mechanism
 from linattn.testing.cases import Call, Inputs, Results, Subject, attend, evaluate, named_state, subject_of
-from linattn.testing.violation import ContractViolation, compare
+from linattn.testing.violation import ContractViolation
 
 LENGTH = 70
 
@@ -31,17 +31,18 @@ def check_compile(mechanism: str | type[Mechanism] | Subject, backend: str = "ao
                 found = evaluate(built, own, compiled)
             except Exception as error:
                 raise ContractViolation("compile", case, f"{type(error).__name__}: {error}") from error
-            compare("compile", case, found, evaluate(built, own, call))
+            subject.standard(built, own, call).hold("compile", case, found)
             passed.append(case)
     torch.compiler.reset()
     return passed
 
 
 def _calls(subject: Subject, causal: bool, length: int) -> dict[str, Call]:
-    mask = torch.arange(length).expand(2, -1) < torch.tensor([[length], [40]])
+    device = subject.device
+    mask = torch.arange(length, device=device).expand(2, -1) < torch.tensor([[length], [40]], device=device)
     calls: dict[str, Call] = {
         "masked": partial(attend, key_mask=mask),
-        "packed": partial(attend, cu_seqlens=torch.tensor([0, 3, length])),
+        "packed": partial(attend, cu_seqlens=torch.tensor([0, 3, length], device=device)),
     }
     if causal and subject.has_state:
         calls |= {"with state": _two_pieces, "step": _one_step}

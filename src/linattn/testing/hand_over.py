@@ -17,8 +17,8 @@ from linattn.testing.cases import (
     evaluate,
     named_state,
     subject_of,
+    values,
 )
-from linattn.testing.violation import compare
 
 CUTS: tuple[tuple[int, ...], ...] = ((1,), (33,), (64,), (LENGTH - 1,), (20, 21, 50))
 STEPS = 9
@@ -31,27 +31,29 @@ def check_hand_over(mechanism: str | type[Mechanism] | Subject) -> list[str]:
         return []
     for impl, built in subject.forms(True).items():
         inputs = subject.inputs(built)
-        whole = evaluate(built, inputs, attend_with_state)
-        compare("hand_over", f"{impl}, with and without state", attend(built, inputs), _only_output(whole))
-        passed.append(f"{impl}, with and without state")
+        case = f"{impl}, with and without state"
+        subject.standard(built, inputs, _only_output, gradients=False).hold("hand_over", case, values(built, inputs))
+        passed.append(case)
+        whole = subject.standard(built, inputs, attend_with_state)
         for cuts in CUTS:
             case = f"{impl}, cut at {', '.join(map(str, cuts))}"
-            compare("hand_over", case, evaluate(built, inputs, partial(in_pieces, cuts=cuts)), whole)
+            whole.hold("hand_over", case, evaluate(built, inputs, partial(in_pieces, cuts=cuts)))
             passed.append(case)
-        passed.append(_later_part(built, inputs, f"{impl}, gradient through the state"))
+        passed.append(_later_part(subject, built, inputs, f"{impl}, gradient through the state"))
     for grouped in subject.groupings(True):
         built = subject.build(True, grouped=grouped)
         case = f"step by step{', grouped heads' if grouped else ''}"
         inputs = subject.inputs(built, STEPS)
-        compare("hand_over", case, evaluate(built, inputs, step_by_step), evaluate(built, inputs, attend_with_state))
+        found = evaluate(built, inputs, step_by_step)
+        subject.standard(built, inputs, attend_with_state).hold("hand_over", case, found)
         passed.append(case)
     if subject.info.state == "constant":
         passed.append(_packed(subject, "packed pieces"))
     return passed
 
 
-def _only_output(results: Results) -> Results:
-    return {"output": results["output"]}
+def _only_output(mechanism: Mechanism, inputs: Inputs) -> Results:
+    return {"output": attend_with_state(mechanism, inputs)["output"]}
 
 
 def in_pieces(mechanism: Mechanism, inputs: Inputs, cuts: tuple[int, ...]) -> Results:
@@ -74,7 +76,7 @@ def step_by_step(mechanism: Mechanism, inputs: Inputs) -> Results:
     return {"output": torch.stack(outputs, dim=2), **named_state(state)}
 
 
-def _later_part(mechanism: Mechanism, inputs: Inputs, case: str) -> str:
+def _later_part(subject: Subject, mechanism: Mechanism, inputs: Inputs, case: str) -> str:
     """What the second half says about the first must be in the gradient, though only the state connects them."""
     half = inputs.q.shape[2] // 2
 
@@ -84,7 +86,8 @@ def _later_part(mechanism: Mechanism, inputs: Inputs, case: str) -> str:
     def from_whole(m: Mechanism, i: Inputs) -> Results:
         return {"output": attend(m, i)["output"][:, :, half:]}
 
-    compare("hand_over", case, evaluate(mechanism, inputs, from_pieces), evaluate(mechanism, inputs, from_whole))
+    found = evaluate(mechanism, inputs, from_pieces)
+    subject.standard(mechanism, inputs, from_whole).hold("hand_over", case, found)
     return case
 
 
@@ -99,7 +102,7 @@ def _packed(subject: Subject, case: str) -> str:
         parts = []
         for (sa, ea), (sb, eb) in (((0, 3), (0, 9)), ((3, 67), (9, 9))):
             piece = _join(a.tokens(slice(sa, ea)), b.tokens(slice(sb, eb)))
-            offsets = torch.tensor([0, ea - sa, ea - sa + eb - sb])
+            offsets = torch.tensor([0, ea - sa, ea - sa + eb - sb], device=piece.q.device)
             out, state = m.with_state(piece.q, piece.k, piece.v, state=state, cu_seqlens=offsets, x=piece.x)
             parts.append(out)
         order = [parts[0][:, :, :3], parts[1], parts[0][:, :, 3:]]
@@ -110,7 +113,7 @@ def _packed(subject: Subject, case: str) -> str:
         return {name: torch.cat([a[name], b[name]], dim=2 if name == "output" else 0) for name in a}
 
     both = _join(one, two)
-    compare("hand_over", case, evaluate(mechanism, both, packed), evaluate(mechanism, both, alone))
+    subject.standard(mechanism, both, alone).hold("hand_over", case, evaluate(mechanism, both, packed))
     return case
 
 

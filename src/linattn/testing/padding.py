@@ -8,7 +8,6 @@ from torch import Tensor
 
 from linattn.mechanisms.base import Mechanism
 from linattn.testing.cases import LENGTH, Inputs, Results, Subject, attend, evaluate, named_state, subject_of
-from linattn.testing.violation import compare
 
 PACKED = (3, 0, LENGTH - 5, 1, 0)  # empty sequences inside and at the end, and one longer than a chunk
 
@@ -20,31 +19,32 @@ def check_padding(mechanism: str | type[Mechanism] | Subject) -> list[str]:
         state = causal and subject.has_state
         for impl, built in subject.forms(causal).items():
             label = f"{'causal' if causal else 'bidirectional'}, {impl}"
-            for where, mask in _masks().items():
+            for where, mask in _masks(subject.device).items():
                 if impl == "recurrent" and where != "scattered":
                     continue  # a loop over tokens knows no ends, and it is slow
                 passed += _masked(subject, built, mask, state, f"{label}, {where}")
             passed.append(_packed(subject, built, PACKED, state, f"{label}, packed {PACKED}"))
         if True in subject.groupings(causal):
             built = subject.build(causal, grouped=True)
-            passed += _masked(subject, built, _masks()["scattered"], state, f"grouped heads, causal={causal}")
+            mask = _masks(subject.device)["scattered"]
+            passed += _masked(subject, built, mask, state, f"grouped heads, causal={causal}")
     return passed
 
 
-def _masks() -> dict[str, Tensor]:
+def _masks(device: str) -> dict[str, Tensor]:
     """Two rows each: one with much padding, one with less or none."""
     t = torch.arange(LENGTH)
-    scattered = torch.rand(2, LENGTH, generator=torch.Generator().manual_seed(3)) < 0.6
-    return {
+    masks = {
         "padding right": torch.stack([t < 40, t < LENGTH]),
         "padding left": torch.stack([t >= 30, t >= 1]),
-        "scattered": scattered,
+        "scattered": torch.rand(2, LENGTH, generator=torch.Generator().manual_seed(3)) < 0.6,
     }
+    return {where: mask.to(device) for where, mask in masks.items()}
 
 
 def _masked(subject: Subject, mechanism: Mechanism, mask: Tensor, state: bool, case: str) -> list[str]:
     inputs = subject.inputs(mechanism)
-    expected = evaluate(mechanism, inputs, partial(_rows_alone, mask=mask, state=state))
+    standard = subject.standard(mechanism, inputs, partial(_rows_alone, mask=mask, state=state))
     kinds = {
         "1e4 as padding": inputs.fill(~mask, 1e4),
         # A masked query gives an output that nobody reads, so only what others would read is made NaN.
@@ -52,16 +52,16 @@ def _masked(subject: Subject, mechanism: Mechanism, mask: Tensor, state: bool, c
     }
     for kind, filled in kinds.items():
         found = evaluate(mechanism, filled, partial(_rows_masked, mask=mask, state=state))
-        compare("padding", f"{case}, {kind}", found, expected)
+        standard.hold("padding", f"{case}, {kind}", found)
     return [f"{case}, {kind}" for kind in kinds]
 
 
 def _packed(subject: Subject, mechanism: Mechanism, lengths: tuple[int, ...], state: bool, case: str) -> str:
     inputs = subject.inputs(mechanism, sum(lengths), batch=1)
     offsets = [sum(lengths[:n]) for n in range(len(lengths) + 1)]
-    expected = evaluate(mechanism, inputs, partial(_pieces_alone, offsets=offsets, state=state))
     found = evaluate(mechanism, inputs, partial(_pieces_packed, offsets=offsets, state=state))
-    compare("padding", case, found, expected)
+    alone = partial(_pieces_alone, offsets=offsets, state=state)
+    subject.standard(mechanism, inputs, alone).hold("padding", case, found)
     return case
 
 
@@ -86,8 +86,9 @@ def _rows_alone(mechanism: Mechanism, inputs: Inputs, mask: Tensor, state: bool)
 
 
 def _pieces_packed(mechanism: Mechanism, inputs: Inputs, offsets: list[int], state: bool) -> Results:
-    results = _run(mechanism, inputs, state, cu_seqlens=torch.tensor(offsets))
-    full = torch.tensor([n for n, (s, e) in enumerate(pairwise(offsets)) if s < e])
+    device = inputs.q.device
+    results = _run(mechanism, inputs, state, cu_seqlens=torch.tensor(offsets, device=device))
+    full = torch.tensor([n for n, (s, e) in enumerate(pairwise(offsets)) if s < e], device=device)
     states = {name: t[full] for name, t in results.items() if name != "output"} if _fixed(mechanism, state) else {}
     return {"output": results["output"], **states}
 

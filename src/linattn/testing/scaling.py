@@ -19,7 +19,7 @@ LENGTHS = (1, 5, 70)
 def check_scaling(mechanism: str | type[Mechanism] | Subject) -> list[str]:
     """``state_size`` is the real one and grows as declared; so do ``flops`` and the largest tensor made."""
     subject = subject_of(mechanism)
-    passed = _states(subject)
+    passed = _states(replace(subject, dtype=torch.float64))
     for causal in subject.modes:
         passed += _costs(subject, causal)
     return passed

@@ -3,11 +3,13 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from linattn import linear_attention_with_state
 from linattn.ops.triton import bidirectional_config as config
 from linattn.ops.triton import bidirectional_launch as launch
 from linattn.ops.triton.bidirectional import attend_all
+from linattn.ops.triton.bidirectional_config import Config
 from linattn.ops.triton.bidirectional_library import bidirectional
 from linattn.ops.types import LinearState
 from linattn.testing.poison import poisoned_allocations
@@ -24,7 +26,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         monkeypatch.setattr(config, "SHORT", -1)
         monkeypatch.setattr(config, "TILES_PER_SEGMENT", 1)
     if request.param == "wide":
-        monkeypatch.setattr(launch, "WIDE", 0)
+        monkeypatch.setattr(config, "WIDE", dict.fromkeys(config.WIDE, 0))
     return request.param
 
 
@@ -245,10 +247,10 @@ def test_operator_is_registered_properly(path: str) -> None:
     start = torch.cat([case["initial"].kv.flatten(2), case["initial"].k], -1).requires_grad_()
     leaves = [case[name].requires_grad_() for name in "qkv"]
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
-    torch.library.opcheck(bidirectional, (*leaves, None, None, start, 1, 1e-6, torch.float32, True), test_utils=tests)
-    torch.library.opcheck(
-        bidirectional, (*leaves, None, None, None, 1, 1e-6, torch.float32, False), test_utils=tests[:3]
-    )
+    maps = *[None] * 6, -1, -1, 1, 1
+    options = 1, 1e-6, torch.float32
+    torch.library.opcheck(bidirectional, (*leaves, None, None, start, *options, True, *maps), test_utils=tests)
+    torch.library.opcheck(bidirectional, (*leaves, None, None, None, *options, False, *maps), test_utils=tests[:3])
 
 
 def test_compiles_into_one_graph() -> None:
@@ -263,6 +265,68 @@ def test_compiles_into_one_graph() -> None:
     assert torch.equal(compiled, eager)
     for a, b in zip(torch.autograd.grad(compiled.sum(), leaves), torch.autograd.grad(eager.sum(), leaves), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("path", ["long"], indirect=True)
+def test_half_precision_keeps_the_gradient_of_the_queries_over_many_tokens(path: str) -> None:
+    """dq is what is left when terms as large as the mean of v cancel: an 11-bit state would drown it."""
+    case = inputs(torch.float16, B=1, H=1, H_kv=1, Tk=600)
+    case["v"] = case["v"] + 4
+    check(case)
+
+
+@on_all_paths
+def test_fp32_states_lose_nothing_over_many_tokens(path: str) -> None:
+    case = inputs(B=1, H=1, H_kv=1, Tq=5, Tk=500)
+    found, exact = (evaluate(case, how, True, normalizer="sum") for how in ("kernel", "exact"))
+    for x, e in zip(found[1:3], exact[1:3], strict=True):
+        assert (x - e).abs().max() <= 3 * torch.finfo(torch.float32).eps * e.abs().max()
+
+
+CONFIGS = [Config(16, 4, 1), Config(32, 4, 2, split=False), Config(64, 8, 3, registers=168, programs=2)]
+
+
+@on_all_paths
+@pytest.mark.parametrize("settings", CONFIGS)
+def test_every_config_computes_the_same(settings: Config, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "short_config", lambda x, backward=False: settings)
+    monkeypatch.setattr(launch, "long_config", lambda x, kernel: settings)
+    check(inputs(B=1, H=2, H_kv=1, Tq=40, Tk=130, state=True), with_state=True)
+
+
+@pytest.mark.parametrize(("rows", "tiles"), [(128, 49), (96, 256), (12, 1094), (1, 5000), (500, 60), (2000, 20)])
+@pytest.mark.parametrize("programs", [3, 4])
+def test_segments_give_all_multiprocessors_the_same(rows: int, tiles: int, programs: int) -> None:
+    processors = 132
+    segments = config._segments(rows, tiles, max(1, tiles // 8), programs, processors)
+    most = -(-rows * segments // processors) * -(-tiles // segments)
+    # One program more than the others have, or tiles that are no multiple: at most a tenth where there is a choice.
+    assert most <= 1.1 * rows * tiles / processors + (tiles if rows >= processors else 0)
+    assert segments == 1 or rows * segments <= programs * processors
+
+
+def test_the_direct_way_is_the_operator() -> None:
+    """Eager calls go past the dispatcher; where a mode watches, the operator is called."""
+    case = inputs(B=1, Tq=20, Tk=20)
+    leaves = [case[name].requires_grad_() for name in "qkv"]
+    options = {"normalizer": "sum", "eps": 1e-6, "out_dtype": torch.float32}
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **kwargs or {})
+
+    direct, _ = attend_all(*leaves, **options)
+    grads = torch.autograd.grad(direct.sum(), leaves)
+    with Watch():
+        watched, _ = attend_all(*leaves, **options)
+        again = torch.autograd.grad(watched.sum(), leaves)
+    assert torch.equal(direct, watched)
+    assert all(torch.equal(a, b) for a, b in zip(grads, again, strict=True))
+    assert {"linattn.bidirectional.default", "linattn.bidirectional_backward.default"} <= set(seen)
+    with torch.no_grad():
+        assert torch.equal(attend_all(*leaves, **options)[0], direct)
 
 
 @pytest.mark.gpu

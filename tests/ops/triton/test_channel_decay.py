@@ -118,17 +118,23 @@ class Case:
         found |= {f"d {name}": g for name, g in zip(leaves, gradients, strict=True)}
         return {name: x.detach().double().cpu() for name, x in found.items()}
 
-    def check(self, view: Callable[[Tensor], Tensor] | None = None) -> None:
+    def errors(self, view: Callable[[Tensor], Tensor] | None = None) -> dict[str, tuple[float, float]]:
+        """Of each result the error and what is allowed."""
         exact = self.evaluate(self.reference, torch.float64)
         plain = self.evaluate(self.reference, self.dtype)
         found = self.evaluate(self.kernels, self.dtype, view)
+        sizes = {}
         for name, x in exact.items():
             cost, size = (plain[name] - x).abs().max().item(), x.abs().max().item()
             # The reference too adds what cancels, numbers near 1, before it comes to a decay's tiny gradient.
             budget = 2 * (cost + torch.finfo(self.dtype).eps * max(size, 1e-6))
             if self.dtype == FP32 and name == "d log_decay":
                 budget *= 2  # the reference adds up pairs, in fp64; kernels sum q dq - k dk along the sequence in fp32
-            error = (found[name] - x).abs().max().item()
+            sizes[name] = (found[name] - x).abs().max().item(), budget
+        return sizes
+
+    def check(self, view: Callable[[Tensor], Tensor] | None = None) -> None:
+        for name, (error, budget) in self.errors(view).items():
             assert error <= budget, f"{name}: error {error:.3g}, allowed {budget:.3g}"
 
 

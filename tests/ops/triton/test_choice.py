@@ -1,11 +1,19 @@
-"""Who gets kernels: those who name them and whose call they serve; everyone else is told why not."""
+"""Who gets kernels: on a GPU everyone whose call they serve, elsewhere who names them; all others are told why not."""
+
+import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from linattn import explain, linear_attention, linear_attention_with_state
-from linattn.ops.feature_maps import EluPlusOne
+from linattn import explain, exponential_attention, linear_attention, short_convolution
+from linattn.ops.choice import choose
+from linattn.ops.linear_call import LinearCall
+from linattn.ops.triton import linear, support, unproved
 from ops.triton.device import DEVICE
+
+ON_GPU = SimpleNamespace(device=torch.device("cuda"))
+ON_CPU = SimpleNamespace(device=torch.device("cpu"))
 
 
 def inputs(dtype=torch.float32, width=16):
@@ -13,20 +21,52 @@ def inputs(dtype=torch.float32, width=16):
     return [torch.randn(2, 2, 40, width, generator=generator).to(DEVICE, dtype) for _ in range(3)]
 
 
-def test_auto_takes_what_is_proved():
-    assert explain(*inputs()).impl == "chunked"
+def never():
+    raise AssertionError("kernels were asked for")
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"causal": True}, "causal or decay"),
-        ({"log_decay": torch.tensor([-0.1, -0.2], device=DEVICE)}, "causal or decay"),
-    ],
-)
-def test_what_has_no_kernel_is_refused_with_the_reason(options, reason):
-    with pytest.raises(ValueError, match=reason):
-        linear_attention(*inputs(), impl="triton", **options)
+def test_auto_takes_kernels_on_a_gpu_and_says_what_keeps_it_from_them(monkeypatch):
+    monkeypatch.delenv(support.SWITCH, raising=False)
+    assert choose("auto", ON_GPU, lambda: "").impl == "triton"
+    refused = choose("auto", ON_GPU, lambda: "the moon is full")
+    assert refused.impl == "chunked"
+    assert "no kernel: the moon is full" in refused.reason
+    assert choose("auto", ON_GPU, lambda: "the moon is full", one_token=True).impl == "recurrent"
+
+
+def test_auto_leaves_the_interpreter_alone():
+    assert choose("auto", ON_CPU, never).impl == "chunked"
+    assert choose("auto", ON_CPU, never, one_token=True).impl == "recurrent"
+
+
+def test_the_environment_keeps_auto_from_kernels_but_not_who_names_them(monkeypatch):
+    monkeypatch.setenv("LINATTN_TRITON", "0")
+    choice = choose("auto", ON_GPU, never)
+    assert choice.impl == "chunked"
+    assert "LINATTN_TRITON=0 turns kernels off" in choice.reason
+    assert choose("triton", ON_GPU, lambda: "").impl == "triton"
+    monkeypatch.setenv("LINATTN_TRITON", "1")
+    assert choose("auto", ON_GPU, lambda: "").impl == "triton"
+
+
+def test_what_auto_does_here():
+    expected = "triton" if DEVICE == "cuda" else "chunked"
+    q, k, v = inputs()
+    gate = torch.zeros(2, 2, 40, device=DEVICE)
+    assert explain(q, k, v).impl == expected
+    assert explain(q, k, v, causal=True, log_decay=gate).impl == expected
+    assert explain(q, k, v, op=exponential_attention, log_input=gate, log_decay=gate).impl == expected
+    assert explain(q[:, 0], torch.ones(16, 4, device=DEVICE), op=short_convolution).impl == expected
+    with pytest.raises(ValueError, match="op must be one of the functions linear_attention, exponential_attention"):
+        explain(q, k, v, op=torch.matmul)
+
+
+def test_what_has_no_kernel_is_refused_with_the_reason():
+    q, k, v = inputs()
+    both_ways = {"log_decay": torch.full_like(k, -0.1)}
+    with pytest.raises(ValueError, match="a decay per channel has a causal kernel only"):
+        linear_attention(q, k, v, impl="triton", **both_ways)
+    assert explain(q, k, v, **both_ways).impl == "chunked"
 
 
 def test_widths_and_dtypes_that_kernels_do_not_take():
@@ -34,23 +74,82 @@ def test_widths_and_dtypes_that_kernels_do_not_take():
         linear_attention(*inputs(width=300), impl="triton")
     with pytest.raises(ValueError, match=r"float32, bfloat16 and float16, got torch\.float64"):
         linear_attention(*inputs(torch.float64), impl="triton")
+    gate = torch.zeros(2, 2, 40, device=DEVICE)
+    with pytest.raises(ValueError, match="up to 256 features"):
+        exponential_attention(*inputs(width=300), log_input=gate, log_decay=gate, impl="triton")
+    with pytest.raises(ValueError, match="9 tokens wide"):
+        short_convolution(inputs()[0][:, 0], torch.ones(16, 9, device=DEVICE), impl="triton")
 
 
-def test_named_kernels_give_what_the_reference_gives_with_masks_states_and_norm_features():
-    q, k, v = inputs()
-    mask = torch.rand(2, 40, generator=torch.Generator().manual_seed(1)).to(DEVICE) > 0.3
-    broken = k.masked_fill(~mask[:, None, :, None], torch.nan)
-    found, expected = (
-        linear_attention(q, x, v, feature_map=EluPlusOne(), key_mask=mask, impl=impl)
-        for x, impl in ((broken, "triton"), (k, "reference"))
-    )
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    options = {"norm_features": (q.relu() + 0.1, k.relu() + 0.1), "key_mask": mask}
-    one, other = (linear_attention_with_state(q, k, v, impl=impl, **options) for impl in ("triton", "reference"))
-    again, other_again = (
-        linear_attention_with_state(q, k, v, impl=impl, initial_state=state, **options)
-        for impl, state in (("triton", one.state), ("reference", other.state))
-    )
-    for a, b in zip((one.output, *one.state, again.output, *again.state),
-                    (other.output, *other.state, other_again.output, *other_again.state), strict=True):  # fmt: skip
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize(
+    ("triton", "capability", "words"),
+    [
+        (None, (9, 0), "not installed"),
+        (
+            (3, 5),
+            (9, 0),
+            r"Triton 3\.5 for compute capability 9\.0 is refused: the kernels were proved from Triton 3\.6",
+        ),
+        ((3, 5), None, r"Triton 3\.5 is refused"),
+        ((3, 6), (7, 5), "Ampere"),
+        ((3, 9), (7, 0), "Ampere"),
+        ((3, 7), (9, 0), "reads outside of shared memory"),
+        ((3, 7), (8, 0), ""),
+        ((3, 7), None, ""),
+        ((3, 6), (9, 0), ""),
+        ((3, 6), (8, 0), ""),
+        ((3, 9), (10, 0), ""),
+        ((3, 9), (12, 0), ""),
+    ],
+)
+def test_compilers_that_are_known_to_be_wrong_are_refused(triton, capability, words):
+    reason = support.reason_against_compiler(triton, capability)
+    if words:
+        assert re.search(words, reason), reason
+    else:
+        assert reason == ""
+
+
+def test_a_refused_compiler_reaches_the_caller(monkeypatch):
+    monkeypatch.setattr(support, "TRITON", (3, 5))
+    with pytest.raises(ValueError, match=r"Triton 3\.5.* is refused"):
+        linear_attention(*inputs(), impl="triton")
+
+
+def call_on_gpu(dtype, **options):
+    """A call whose tensors say that they are there."""
+    shape = torch.Size([2, 2, 40, 16])
+    return LinearCall(*[SimpleNamespace(device=torch.device("cuda"), dtype=dtype, shape=shape)] * 3, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "log_decay": torch.zeros(2)}])
+def test_what_is_proved_on_a_gpu_is_taken_there(options):
+    assert unproved.reason_unproved(call_on_gpu(torch.bfloat16, **options)) == ""
+    refused = "log_decay" in options
+    assert ("use bfloat16" in unproved.reason_unproved(call_on_gpu(torch.float16, **options))) == refused
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", [(2,), (2, 2, 40), (2, 2, 40, 16)])
+def test_a_learned_decay_is_refused_in_16_bits_alone(causal, shape):
+    if not causal and len(shape) == 4:
+        pytest.skip("no kernel runs a decay per channel both ways")
+    options = {"causal": causal, "log_decay": torch.zeros(shape, requires_grad=True)}
+    assert "gradient of a decay" in unproved.reason_unproved(call_on_gpu(torch.bfloat16, **options))
+    assert unproved.reason_unproved(call_on_gpu(torch.float32, **options)) == ""
+    with torch.no_grad():
+        assert unproved.reason_unproved(call_on_gpu(torch.bfloat16, **options)) == ""
+
+
+@pytest.mark.parametrize("options", [{"causal": True, "log_decay": torch.zeros(2)}, {"log_decay": torch.zeros(2)}])
+def test_what_is_not_proved_on_a_gpu_is_refused_there_line_by_line(monkeypatch, options):
+    half = call_on_gpu(torch.float16, **options)
+    assert "use bfloat16" in unproved.reason_unproved(half)
+    assert unproved.reason_unproved(call_on_gpu(torch.bfloat16, **options)) == ""
+    monkeypatch.setattr(unproved, "UNPROVED", ())
+    assert unproved.reason_unproved(half) == ""
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="of the interpreter")
+def test_the_interpreter_takes_what_is_not_proved():
+    assert linear.against(LinearCall(*inputs(torch.float16))) == ""

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from linattn.ops.convolution import short_convolution_with_state
+from linattn.ops.convolution import short_convolution, short_convolution_step, short_convolution_with_state
 from linattn.ops.convolution_call import ConvolutionState
 from linattn.ops.reference.convolution import convolve as reference_form
 from linattn.ops.triton.convolution import (
@@ -227,6 +227,57 @@ def test_a_step_has_gradients_but_not_in_place():
         torch.testing.assert_close(a, b)
     with pytest.raises(RuntimeError, match="no gradient"):
         convolve_step_(t["x"][:, 0], t["weight"], t["bias"], t["initial"], out_dtype=torch.float32)
+
+
+def by_name(t, **options):
+    """The public call."""
+    state = ConvolutionState(t["initial"]) if "initial" in t else None
+    output, (last,) = short_convolution_with_state(
+        t["x"], t["weight"], t.get("bias"), initial_state=state, impl="triton", **options
+    )
+    return output, last
+
+
+@pytest.mark.parametrize("options", [{}, {"residual": True}, {"activation": "silu", "masked": True}, {"packed": True}])
+def test_the_public_call_is_the_kernel(options):
+    options = dict(options)
+    packed = options.pop("packed", False)
+    tensors = make(12, B=1, n=3) if packed else make(12)
+    options["key_mask"] = some_mask(12) if options.pop("masked", False) else None
+    options["cu_seqlens"] = torch.tensor([0, 5, 5, 12], device=DEVICE) if packed else None
+    for a, b in zip(results(by_name, tensors, **options), results(by_kernel, tensors, **options), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_public_call_of_one_token_is_the_step():
+    t = make(1)
+    output, last = by_name(t, residual=True)
+    expected = convolve_step(t["x"][:, 0], t["weight"], t["bias"], t["initial"], residual=True, out_dtype=torch.float32)
+    for a, b in zip((output[:, 0], last), expected, strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(short_convolution(t["x"], t["weight"], t["bias"], impl="triton") + t["x"],
+                       short_convolution(t["x"], t["weight"], t["bias"], impl="triton", residual=True))  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+def test_a_graph_replays_the_public_step():
+    t = make(1, B=4, C=300, dtype=torch.bfloat16)
+    x_t, held = t["x"][:, 0], ConvolutionState(t["initial"].clone())
+    with torch.no_grad():
+        short_convolution_step(x_t, t["weight"], t["bias"], held, activation="silu")  # compiles before the capture
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured, state = short_convolution_step(x_t, t["weight"], t["bias"], held, activation="silu")
+            held.inputs.copy_(state.inputs)
+        expected = ConvolutionState(t["initial"])
+        for _ in range(4):
+            graph.replay()
+            right, expected = short_convolution_step(x_t, t["weight"], t["bias"], expected, activation="silu")
+    torch.cuda.synchronize()
+    assert torch.equal(captured, right)
+    assert torch.equal(held.inputs, expected.inputs)
 
 
 def test_wide_windows_are_refused_in_words():

@@ -7,6 +7,7 @@ from linattn.ops.linear import linear_attention_with_state
 from linattn.ops.triton.step import attend_step, attend_step_, step, step_in_place
 from linattn.ops.types import LinearState
 from linattn.testing.poison import poisoned_allocations
+from ops.triton.budget import assert_within, moved
 from ops.triton.device import DEVICE
 
 F64 = torch.float64
@@ -58,14 +59,21 @@ def results(run, tensors, **options):
     return [x.detach() for x in outputs] + list(torch.autograd.grad(loss, list(tensors.values())))
 
 
-def assert_within_budget(tensors, **options):
-    exact = results(by_reference, {name: x.double() for name, x in tensors.items()}, **options)
-    plain = results(by_reference, tensors, **options)
-    found = results(by_kernel, tensors, **options)
-    for name, a, b, c in zip(["output", "kv", "z", *(f"d_{n}" for n in tensors)], found, plain, exact, strict=True):
-        assert a.dtype == b.dtype, name
-        allowed = 2 * ((b.double() - c).abs().max() + torch.finfo(b.dtype).eps * c.abs().max())
-        assert (a.double() - c).abs().max() <= allowed, name
+def assert_within_budget(tensors, found=None, **options):
+    """All results of the kernel, or those that are given: the output and the next state, without gradients."""
+    run = results if found is None else values
+    exact = run(by_reference, {name: x.double() for name, x in tensors.items()}, **options)
+    a_few_roundings = run(by_reference, {name: moved(x) for name, x in tensors.items()}, **options)
+    plain = run(by_reference, tensors, **options)
+    found = results(by_kernel, tensors, **options) if found is None else found
+    names = ["output", "kv", "z", *(f"d_{n}" for n in tensors)][: len(found)]
+    for a, b in zip(found, plain, strict=True):
+        assert a.dtype == b.dtype
+    assert_within(*(dict(zip(names, x, strict=True)) for x in (found, exact, plain, a_few_roundings)))
+
+
+def values(run, tensors, **options):
+    return [x.detach() for x in run(tensors, **options)]
 
 
 @pytest.mark.parametrize("decay", DECAYS)
@@ -135,18 +143,18 @@ def test_strides_are_followed():
 @pytest.mark.parametrize("strided", [False, True])
 def test_in_place_is_the_same(normalizer, decay_index, strided):
     tensors = make(H=6, H_kv=3, K=64, V=150, decay="channel")  # several tiles of columns, the last one not full
-    options = {"normalizer": normalizer, "decay_index": decay_index, "eps": 1e-6, "out_dtype": torch.float32}
-    expected = by_kernel(tensors, **options)
+    options = {"normalizer": normalizer, "decay_index": decay_index, "eps": 1e-6}
+    kv = tensors["kv"].clone()
     if strided:
-        tensors["kv"] = tensors["kv"].transpose(-1, -2).contiguous().transpose(-1, -2)
-    state = LinearState(tensors["kv"], tensors["z"])
+        kv = kv.transpose(-1, -2).contiguous().transpose(-1, -2)
+    state = LinearState(kv, tensors["z"].clone())
     output, after = attend_step_(
-        tensors["q"], tensors["k"], tensors["v"], state, log_decay=tensors["log_decay"], **options
-    )
+        tensors["q"], tensors["k"], tensors["v"], state, log_decay=tensors["log_decay"], out_dtype=torch.float32,
+        **options,
+    )  # fmt: skip
     assert after.kv is state.kv
     assert after.k is state.k
-    for a, b in zip((output, *after), expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    assert_within_budget(tensors, [output, *after], **options)
 
 
 def test_in_place_refuses_what_it_cannot_do():
@@ -162,14 +170,20 @@ def test_steps_are_the_causal_sequence():
     g = torch.Generator().manual_seed(1)
     q, k, v = torch.rand(3, 1, 2, 9, 16, generator=g).to(DEVICE).unbind()
     decay = -torch.rand(1, 2, 9, generator=g).to(DEVICE)
-    expected, end = linear_attention_with_state(q, k, v, causal=True, log_decay=decay, impl="reference")
-    state, options = None, {"normalizer": "sum", "eps": 1e-6, "out_dtype": torch.float32}
+
+    def whole(*inputs):
+        output, (kv, z) = linear_attention_with_state(*inputs[:3], causal=True, log_decay=inputs[3], impl="reference")
+        return {"output": output, "kv": kv, "z": z}
+
+    inputs = q, k, v, decay
+    exact = whole(*(x.double() for x in inputs))
+    state, outputs, options = None, [], {"normalizer": "sum", "eps": 1e-6, "out_dtype": torch.float32}
     for t in range(9):
         now = q[:, :, t], k[:, :, t], v[:, :, t]
         output, state = attend_step(*now, state, log_decay=decay[:, :, t], **options)
-        torch.testing.assert_close(output, expected[:, :, t], rtol=1e-5, atol=1e-5)
-    for a, b in zip(state, end, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+        outputs.append(output)
+    found = {"output": torch.stack(outputs, dim=2), "kv": state.kv, "z": state.k}
+    assert_within(found, exact, whole(*inputs), whole(*(moved(x) for x in inputs)))
 
 
 def test_nothing_unwritten_is_read_and_runs_are_bit_equal():
@@ -179,8 +193,9 @@ def test_nothing_unwritten_is_read_and_runs_are_bit_equal():
         found = results(by_kernel, tensors)
     for a, b, c in zip(found, expected, results(by_kernel, tensors), strict=True):
         assert not a.isnan().any()
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
         assert torch.equal(b, c)
+    for a, b in zip(found[:3], expected[:3], strict=True):  # of gradients PyTorch may choose another order of sums
+        assert torch.equal(a, b)
 
 
 def test_nothing_to_do():
@@ -206,7 +221,7 @@ def test_traced_whole():
     tensors = make()
     compiled = torch.compile(by_kernel, backend="aot_eager", fullgraph=True)
     for a, b in zip(results(compiled, tensors), results(by_kernel, tensors), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.gpu

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from linattn.mechanisms.base import Call
 from linattn.ops import checks
+from linattn.ops.feature_maps import Scaled, WideMap
 from linattn.ops.linear import linear_attention_with_state
+from linattn.ops.packing import compute_dtype
 from linattn.ops.positions import sequence_of_tokens
 from linattn.ops.prepare import without_autocast
 from linattn.ops.types import LinearState
@@ -86,12 +88,25 @@ def mean_eps(phi: Tensor, length: int, call: Call) -> tuple[Tensor, float]:
     The algebra takes one eps for all rows, here 1e-6 times ``length``. A query that sees N real keys of them wants
     1e-6 N: scaled by ``length / N`` it has that, since a scale of the query cancels everywhere else.
     """
+    factor, eps = mean_factor(phi, length, call)
+    return (phi if factor is None else phi * factor.to(phi.dtype).unsqueeze(-1)), eps
+
+
+def mean_factor(q: Tensor, length: int, call: Call) -> tuple[Tensor | None, float]:
+    """The factor of the queries in ``mean_eps``, ``(1 or B, 1, Tq)`` in fp32 or fp64 (None: 1), and the eps."""
     eps = MEAN_EPS * max(length, 1)
     if call.key_mask is None and call.cu_seqlens is None:
-        return phi, eps
+        return None, eps
     if call.cu_seqlens is not None:
-        checks.check_size("q", "length", phi.shape[2], length, "k")
-    return phi * (length / count_tokens(length, call, phi)), eps
+        checks.check_size("q", "length", q.shape[2], length, "k")
+    factor = length / count_tokens(length, call, q.new_empty((), dtype=compute_dtype(q)))
+    return factor.squeeze(-1).expand(-1, -1, q.shape[2]), eps
+
+
+def with_mean_eps(feature_map: WideMap, q: Tensor, length: int, call: Call) -> tuple[WideMap, float]:
+    """As ``mean_eps``, for a map of the queries ``(B, H, Tq, D)`` that the algebra is to apply."""
+    factor, eps = mean_factor(q, length, call)
+    return (feature_map if factor is None else Scaled(feature_map, factor)), eps
 
 
 def query_mask(q: Tensor, k: Tensor, call: Call) -> Tensor | None:

@@ -1,34 +1,15 @@
 """Polarity: the positive and the negative parts of queries and keys, in two flows (PolaFormer)."""
 
 from abc import abstractmethod
-from typing import NamedTuple, Unpack
+from typing import Any, Unpack
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.mechanisms.base import Call, CommonOptions, MechanismOutput, check_length
-from linattn.mechanisms.common.over_tokens import MEAN_EPS, mean_eps
+from linattn.mechanisms.common.over_tokens import MEAN_EPS, with_mean_eps
 from linattn.mechanisms.common.wide import WideLinear
-
-
-def split_signs(x: Tensor) -> Tensor:
-    """``[relu(x), relu(-x)]``: ``(..., D) -> (..., 2D)``."""
-    return torch.cat([F.relu(x), F.relu(-x)], dim=-1)
-
-
-def swap_halves(x: Tensor) -> Tensor:
-    """``[a, b] -> [b, a]`` on the last axis."""
-    return x.roll(x.shape[-1] // 2, dims=-1)
-
-
-class Flows(NamedTuple):
-    """Features of the same-signed and the opposite-signed flow, ``(B, H or H_kv, T, 2D)``; q and k may share one."""
-
-    q_same: Tensor
-    q_opposite: Tensor
-    k_same: Tensor
-    k_opposite: Tensor
+from linattn.ops.feature_maps import WideMap
+from linattn.ops.flows import join_outputs, split_values
 
 
 class TwoFlows(WideLinear):
@@ -43,19 +24,21 @@ class TwoFlows(WideLinear):
             raise ValueError(f"head_dim must be even, each flow takes one half of v, got {head_dim}")
 
     @abstractmethod
-    def flows(self, q: Tensor, k: Tensor) -> Flows:
-        """Features of both flows, in fp32 or fp64."""
+    def maps(self) -> tuple[WideMap, WideMap]:
+        """The maps of q and k, of two flows each."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
-        heads = (self.num_kv_heads, 2, self.num_heads // self.num_kv_heads)  # a flow's query heads share its keys
-        flows = self.flows(q, k)
-        queries = torch.stack([x.unflatten(1, heads[::2]) for x in flows[:2]], dim=2).flatten(1, 3)
-        keys = torch.stack(flows[2:], dim=2).flatten(1, 2)
-        values = v.unflatten(-1, (2, -1)).movedim(-2, 2).flatten(1, 2)
-        queries, eps = (queries, MEAN_EPS) if self.causal else mean_eps(queries, k.shape[2], call)
-        out = self.linear(call, {"q": queries, "k": keys, "v": values, "eps": eps})
-        output = out.output.unflatten(1, heads).movedim(2, -2).flatten(-2).flatten(1, 2)
-        return MechanismOutput(output, out.state)
+        map_q, map_k = self.maps()
+        map_q, eps = (map_q, MEAN_EPS) if self.causal else with_mean_eps(map_q, q, k.shape[2], call)
+        return self.linear(call, {"q": q, "k": k, "v": v, "feature_map": (map_q, map_k), "eps": eps})
+
+    def linear(self, call: Call, arguments: dict[str, Any]) -> MechanismOutput:
+        if call.rotate is None:
+            return super().linear(call, arguments)
+        # Features that were turned go to the algebra as they are: as virtual heads, and so must the values.
+        flows, kv_heads = arguments["feature_map"][1].flows, arguments["k"].shape[1]
+        out = super().linear(call, arguments | {"v": split_values(arguments["v"], flows)})
+        return MechanismOutput(join_outputs(out.output, flows, kv_heads), out.state)
 
     @property
     def num_features(self) -> int:

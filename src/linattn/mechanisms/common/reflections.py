@@ -29,6 +29,27 @@ def reflect_pairs(x: Tensor, angle: Tensor) -> Tensor:
     return torch.stack([-(cos * a + sin * b), cos * b - sin * a], dim=-1).flatten(-2).flatten(1, 2)
 
 
+def reflect_by(x: Tensor, angles: list[Tensor]) -> Tensor:
+    """``reflect_pairs`` by one angle after the other."""
+    for angle in angles:
+        x = reflect_pairs(x, angle)
+    return x
+
+
+def pair_matrices(angles: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """What ``reflect_by`` multiplies a channel with, and the other channel of its pair: ``(1 or B, H_kv, D)`` each.
+
+    The angles, at least one, are ``(.., H_kv, 1, D/2)``.
+    """
+    one, zero = torch.ones_like(angles[0]), torch.zeros_like(angles[0])
+    aa, ab, ba, bb = one, zero, zero, one  # the first channel from the first, from the second; the second from ...
+    for angle in angles:
+        cos, sin = (2 * angle).cos(), (2 * angle).sin()
+        aa, ab, ba, bb = -(cos * aa + sin * ba), -(cos * ab + sin * bb), cos * ba - sin * aa, cos * bb - sin * ab
+    own, other = (torch.stack(pair, dim=-1).flatten(-2).squeeze(-2) for pair in ((aa, bb), (ab, ba)))
+    return (own, other) if own.ndim == 3 else (own.unsqueeze(0), other.unsqueeze(0))
+
+
 def variance_within_token(q: Tensor, k: Tensor, call: Call) -> Tensor:
     """Variance of each pair of channels around its own mean, ``((a - b) / 2)^2``: ``(B, H_kv, T, D/2)``.
 

@@ -91,8 +91,9 @@ def _remember_scan(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 
 def _scan_gradients(ctx, d_num, d_den, d_kv, d_z):  # type: ignore[no-untyped-def]
-    *found, da = chunk_scan_backward(d_num, d_den, d_kv, d_z, *ctx.saved_tensors, *ctx.options)
-    has_decay = ctx.saved_tensors[5] is not None
+    saved = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
+    *found, da = chunk_scan_backward(d_num, d_den, d_kv, d_z, *saved, *ctx.options)
+    has_decay = saved[5] is not None
     return *found, da if has_decay else None, None, None, None, None
 
 

@@ -1,11 +1,51 @@
 """Which tiles and how many programs serve which shapes in bidirectional attention."""
 
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from linattn.ops.feature_maps import Twin
 from linattn.ops.triton.support import multiprocessors, padded
+
+
+class Side(NamedTuple):
+    """The map of the queries or of the keys: its code, and its parameters as a ``Twin`` has them."""
+
+    code: int
+    table: Tensor | None
+    token: Tensor | None
+    constant: Tensor | None
+
+
+class Maps(NamedTuple):
+    """Maps that the kernels run themselves, on raw q and k."""
+
+    query: Side
+    key: Side
+    parts: int
+    flows: int
+
+
+class Widths(NamedTuple):
+    """Channels of raw q and k; features of the map; features with a constant one; values of a flow; flows."""
+
+    D: int
+    F: int
+    K: int
+    V: int
+    flows: int
+
+    @property
+    def state(self) -> int:
+        """Numbers that a program holds of a state, padded."""
+        return padded(self.F) * padded(self.V)
+
+    @property
+    def part(self) -> int:
+        """Numbers of one part's state, or of its tile of 64 tokens if that has more."""
+        return padded(self.D) * max(64, padded(self.V))
 
 
 class Inputs(NamedTuple):
@@ -19,73 +59,136 @@ class Inputs(NamedTuple):
     initial: Tensor | None
     norm: int
     eps: float
+    maps: Maps | None = None
+
+    @property
+    def widths(self) -> Widths:
+        D, V = self.q.shape[3], self.v.shape[3]
+        if self.maps is None:
+            return Widths(D, D, D, V, 1)
+        F = D * self.maps.parts
+        return Widths(D, F, F + int(self.maps.key.constant is not None), V // self.maps.flows, self.maps.flows)
 
 
 class Config(NamedTuple):
-    """Tokens of a tile, warps and pipeline stages of a program; whether bf16 states keep their remainder."""
+    """Tokens of a tile, warps and pipeline stages of a program; whether 16-bit states keep their remainder."""
 
     BT: int
     warps: int
     stages: int
     split: bool = True
     registers: int | None = None  # of a thread at most: fewer let more programs share a multiprocessor
+    programs: int = 4  # that a multiprocessor is given at most
 
     def options(self) -> dict[str, Any]:
         found: dict[str, Any] = {"BT": self.BT, "num_warps": self.warps, "num_stages": self.stages}
         return found if self.registers is None else found | {"maxnreg": self.registers}
 
 
+Kernel = Literal["gather", "read", "query_grad", "key_grad"]
+
 # Up to this many keys, and twice as many queries of a group, one program does a key head.
 SHORT = 512
-# Above this many numbers in a state its tiles are spread over programs.
-WIDE = 128 * 128
-PROGRAMS_PER_SM = 4
+# Above this many numbers in a state its tiles are spread over programs: earlier in fp16, whose states take twice the
+# memory as operands, and in fp32, whose products are unrolled.
+WIDE = {torch.bfloat16: 128 * 128, torch.float16: 128 * 64, torch.float32: 32 * 32}
 # A part of fewer tiles is not worth the state that it writes and others read.
 TILES_PER_SEGMENT = 8
+# What a program does besides its tiles, in tiles: it reads or writes a state.
+START = 2
 
 
-def fits_one_program(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> bool:
+def fits_one_program(x: Inputs) -> bool:
     """Whether one program per key head does all: nothing is then written but the results."""
-    G = q.shape[1] // k.shape[1]
-    short = k.shape[2] <= SHORT and G * q.shape[2] <= 2 * SHORT
-    return cu_seqlens is None and short and padded(q.shape[3]) * padded(v.shape[3]) <= 64 * 128
+    G = x.q.shape[1] // x.k.shape[1]
+    short = x.k.shape[2] <= SHORT and G * x.q.shape[2] <= 2 * SHORT
+    return x.cu_seqlens is None and short and x.widths.state <= 64 * 128
 
 
-def saves_state(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> bool:
-    """Whether backward needs the state of forward, or makes it again."""
-    return not fits_one_program(q, k, v, cu_seqlens)
+def fits_programs(x: Inputs) -> bool:
+    """Whether programs that share a sequence hold a whole state each."""
+    return x.widths.state <= WIDE[x.q.dtype]
 
 
-def short_config(q: Tensor, v: Tensor, backward: bool = False) -> Config:
+def can_fuse(q: Tensor, v: Tensor, maps: tuple[Twin, Twin], cu_seqlens: Tensor | None = None) -> bool:
+    """Whether ``attend_all`` runs these maps itself; else their features are to be made before.
+
+    q ``(B, H, Tq, D)`` raw, v ``(B, H_kv, Tk, V)``: D a power of two from 16 to 128, at most 256 features, and a state
+    that one program holds.
+    """
+    D = q.shape[3]
+    (query, key), shaped = maps, D in (16, 32, 64, 128)
+    alike = (query.parts, query.flows, query.constant is None) == (key.parts, key.flows, key.constant is None)
+    if not (shaped and alike and D * key.parts <= 256 and v.shape[3] % key.flows == 0):
+        return False
+    side = Side(0, None, None, key.constant)
+    # Of the keys nothing but heads and length counts, and the values have them too.
+    x = Inputs(q, v, v, None, cu_seqlens, None, 0, 0.0, Maps(side, side, key.parts, key.flows))
+    return fits_one_program(x) or fits_programs(x)
+
+
+def short_config(x: Inputs, backward: bool = False) -> Config:
     """For one program per key head."""
-    wide = padded(q.shape[3]) * padded(v.shape[3]) > 64 * 64
-    if q.dtype == torch.float32:
+    wide = x.widths.part > 64 * 64
+    if x.q.dtype == torch.float32:
         # Exact products run on the ordinary units, unrolled: small tiles keep them in registers.
         return Config(16 if backward else 32, 8 if wide else 4, 1)
-    return Config(64, 8 if wide else 4, 2, registers=_registers(q, wide) if backward else None)
+    if backward and (_two_parts(x) or _has_table(x)):
+        return Config(32, 8 if wide else 4, 2 if wide else 3)
+    return Config(64, 8 if wide else 4, 2 if wide else 3)
 
 
-def long_config(q: Tensor, v: Tensor) -> Config:
+def long_config(x: Inputs, kernel: Kernel) -> Config:
     """For programs that share a sequence."""
-    wide = padded(q.shape[3]) * padded(v.shape[3]) > 64 * 64
-    if q.dtype == torch.float32:
-        return Config(32, 8 if wide else 4, 2)
-    return Config(64, 8 if wide else 4, 2 if wide else 3, registers=_registers(q, wide))
+    wide, backward = x.widths.part > 64 * 64, kernel in ("query_grad", "key_grad")
+    if x.q.dtype == torch.float32:
+        return Config(16 if kernel == "query_grad" else 32, 8 if wide else 4, 2)
+    if _two_parts(x):
+        return Config(32 if backward else 64, 8 if wide else 4, 2 if wide else 3)
+    # The gradient of the queries ran faster with all the registers it wants; with a table's sums 64 tokens spill.
+    if kernel == "query_grad":
+        return Config(32 if _has_table(x) else 64, 8 if wide else 4, 2 if wide else 3)
+    return Config(64, 8 if wide else 4, 2 if wide else 3, registers=_registers(x))
 
 
-def _registers(q: Tensor, wide: bool) -> int | None:
+def _two_parts(x: Inputs) -> bool:
+    """Whether programs hold two states: in backward larger tiles would take their registers."""
+    return x.maps is not None and x.maps.parts == 2
+
+
+def _has_table(x: Inputs) -> bool:
+    """Whether a map has parameters, whose gradients are sums that programs hold too."""
+    return x.maps is not None and x.maps.query.table is not None
+
+
+def _registers(x: Inputs) -> int | None:
     """With 168 three programs of four warps share a multiprocessor; bf16 programs need hardly more."""
-    return 168 if q.dtype == torch.bfloat16 and not wide else None
+    free = x.maps is None and x.q.dtype == torch.bfloat16
+    return 168 if free and x.widths.state <= 64 * 64 else None
 
 
-def segments_for(rows: int, T: int, BT: int, device: torch.device) -> int:
-    """Into how many parts a sequence is cut so that a few programs run on every multiprocessor."""
-    wanted = -(-PROGRAMS_PER_SM * multiprocessors(device) // max(rows, 1))
-    return max(1, min(wanted, T // (TILES_PER_SEGMENT * BT)))
+def segments_for(rows: int, T: int, config: Config, device: torch.device) -> int:
+    """Into how many parts a sequence is cut so that all multiprocessors have the same to do."""
+    most = T // (TILES_PER_SEGMENT * config.BT)
+    if most <= 1 or rows == 0:
+        return 1
+    return _segments(rows, -(-T // config.BT), most, config.programs, multiprocessors(device))
+
+
+@lru_cache(1024)
+def _segments(rows: int, tiles: int, most: int, programs: int, processors: int) -> int:
+    """The fewest tiles for the multiprocessor that has most, with ``programs`` there or one less."""
+    least = max(1, (programs - 1) * processors * 9 // (10 * rows))
+    most = min(most, max(1, programs * processors // rows))
+
+    def load(segments: int) -> int:
+        return -(-rows * segments // processors) * (-(-tiles // segments) + START)
+
+    return min(range(min(least, most), most + 1), key=load)
 
 
 def columns_for(q: Tensor, depth: int) -> int:
-    """Columns of a state of so many rows that a program holds: less for fp32, whose products are unrolled."""
+    """Columns of a state of so many rows that a program holds, as large as its operands."""
     if q.dtype == torch.float32:
         return max(16, 64 * 64 // depth)
-    return 128 if depth <= 128 else 64
+    return (128 if depth <= 128 else 64) // (2 if q.dtype == torch.float16 else 1)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops.triton.causal_library import triton_causal
+from linattn.ops.triton.causal_widths import first_of, missing, padded_by
 from linattn.ops.triton.support import NORM_CODES
 from linattn.ops.types import AttentionOutput, DecayIndex, LinearState, Normalizer
 
@@ -35,13 +36,18 @@ def attend_causal(
     log_decay None, ``(H_kv,)`` or ``(B, H_kv, T)``, zero at masked tokens.
     """
     _check_widths(q, v)
-    kv, z = (None, None) if initial is None else (initial.kv.float(), initial.k.float())
+    K, V = q.shape[3], v.shape[3]
+    more_k, more_v = missing(K, q.dtype), missing(V, q.dtype)
+    kv = z = None
+    if initial is not None:
+        kv, z = padded_by(initial.kv.float(), more_v, more_k), padded_by(initial.k.float(), more_k)
     a = None if log_decay is None else log_decay.float()
     out, _, kv, z = triton_causal(
-        q, k, v, kv, z, a, key_mask, cu_seqlens, decay_index == "key", NORM_CODES[normalizer], eps, out_dtype,
-        need_state, False,
+        padded_by(q, more_k), padded_by(k, more_k), padded_by(v, more_v), kv, z, a, key_mask, cu_seqlens,
+        decay_index == "key", NORM_CODES[normalizer], eps, out_dtype, need_state, False,
     )  # fmt: skip
-    return AttentionOutput(out, LinearState(kv, z) if need_state else None)  # type: ignore[arg-type]
+    state = LinearState(first_of(first_of(kv, 2, K), 3, V), first_of(z, 2, K)) if need_state else None
+    return AttentionOutput(first_of(out, 3, V), state)  # type: ignore[arg-type]
 
 
 def attend_both_ways(
@@ -59,10 +65,13 @@ def attend_both_ways(
 ) -> Tensor:
     """Bidirectional attention whose weights decay with the distance (LION): a causal sweep and a strict one back."""
     _check_widths(q, v)
-    return triton_causal(
+    V, more_k, more_v = v.shape[3], missing(q.shape[3], q.dtype), missing(v.shape[3], q.dtype)
+    q, k, v = padded_by(q, more_k), padded_by(k, more_k), padded_by(v, more_v)
+    out = triton_causal(
         q, k, v, None, None, log_decay.float(), key_mask, cu_seqlens, decay_index == "key", NORM_CODES[normalizer], eps,
         out_dtype, False, True,
     )[0]  # fmt: skip
+    return first_of(out, 3, V)
 
 
 def _check_widths(q: Tensor, v: Tensor) -> None:

@@ -26,12 +26,28 @@ class Config:
 FP32_PRODUCTS = "ieee"
 # What a measurement wants to try, by role ("output", "dq", "dk", "dv", "states"): fields of Config.
 TRIAL: dict[str, dict[str, int]] = {}
+# What a GPU is asked to compare in bf16: none of these spills more than a few registers at the width it is for.
+CANDIDATES: dict[int, tuple[dict[str, int], ...]] = {
+    64: tuple({"BW": 64, "warps": 4, "stages": stages} for stages in (2, 3)),
+    128: (
+        {"BW": 128, "warps": 8, "stages": 3},
+        {"BW": 64, "warps": 4, "stages": 2},
+        {"BW": 64, "warps": 4, "stages": 3},
+    ),
+    256: (
+        {"BW": 64, "warps": 8, "stages": 2},
+        {"BW": 32, "warps": 8, "stages": 2},
+    ),
+}
 # The number of segments a test wants to see.
 TRIAL_SEGMENTS: list[int] = []
 
 
-def pick(role: str, X: int, W: int, dtype: torch.dtype, device: torch.device) -> Config:
-    """For a state of X rows and W columns. The chunk's length goes by dtype alone: all sweeps of a call share it."""
+def pick(role: str, X: int, W: int, dtype: torch.dtype, device: torch.device, *, plain: bool = True) -> Config:
+    """For a state of X rows and W columns. The chunk's length goes by dtype alone: all sweeps of a call share it.
+
+    plain: neither a decay nor a normaliser, so that operands go from memory into products as they are.
+    """
     BX, wide = padded(X), max(padded(X), padded(W))
     if dtype == torch.float32:
         # Full fp32 products run outside the tensor cores, with both operands in registers: small tiles, many warps.
@@ -39,13 +55,17 @@ def pick(role: str, X: int, W: int, dtype: torch.dtype, device: torch.device) ->
     elif dtype == torch.float16:
         # State and scores may leave the range of fp16: tf32 products, with operands of twice the size.
         config = Config(L=32, BW=min(padded(W), 64 if BX <= 128 else 32), warps=4, stages=1, per_sm=2)
+    # Three stages: with two the compiler asks for the next chunk at the end of one and waits for it at once.
     elif wide <= 64:
         config = Config(L=64, BW=padded(W), warps=4, stages=3, per_sm=2)
+    elif BX <= 128 and role == "states":
+        config = Config(L=64, BW=min(padded(W), 128), warps=8, stages=3, per_sm=1)
     elif BX <= 128:
-        # Four warps would spill a state of 128 x 128.
-        config = Config(L=64, BW=min(padded(W), 128), warps=8, stages=2, per_sm=1)
+        # 64 columns: two programs beat one with twice the state. With work between the products two at a time on a
+        # multiprocessor hide it, for which two stages leave room; without, the third stage is worth more.
+        config = Config(L=64, BW=min(padded(W), 64), warps=4, stages=3 if plain else 2, per_sm=2)
     else:
-        config = Config(L=64, BW=min(padded(W), 64), warps=8, stages=1, per_sm=1)
+        config = Config(L=64, BW=min(padded(W), 64), warps=8, stages=2, per_sm=1)
     config = replace(config, **TRIAL.get(role, {}))
     return _fitting(config, BX, dtype, shared_memory(device))
 
@@ -54,8 +74,9 @@ def _fitting(config: Config, BX: int, dtype: torch.dtype, limit: int) -> Config:
     """Fewer stages, then a narrower tile, until the estimate is inside the shared memory of the device."""
     size = 2 if dtype == torch.bfloat16 else 4
     while True:
-        tokens = config.L * (2 * BX + 3 * config.BW) * dtype.itemsize * config.stages
-        used = tokens + (BX * config.BW + config.L * config.L) * size
+        # x, y and w of each stage; the state and the scores as operands, a tile on its way out.
+        tokens = config.L * (2 * BX + config.BW) * dtype.itemsize * config.stages
+        used = tokens + (BX * config.BW + config.L * config.L + config.L * config.BW) * size
         if used <= limit or config.BW <= 16:
             return config
         less = {"stages": config.stages - 1} if config.stages > 1 else {"BW": config.BW // 2}

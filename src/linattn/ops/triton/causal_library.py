@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops.triton.causal_passes import Border, Passes, State
+from linattn.ops.triton.causal_widths import reachable
 
 
 @torch.library.custom_op("linattn::triton_causal", mutates_args=())
@@ -51,14 +52,13 @@ def triton_causal_backward(
     """Gradients of q, k, v, the initial state's kv and z, and log_decay; empty where there is nothing."""
     p = _passes(q, k, v, log_decay, key_mask, cu_seqlens, key_index, norm, eps)
     N, _, HS, T, K, V = p.sizes
-    q, k, v, d_out = p.q, p.k, p.v, _reachable(d_out if d_out.stride(-1) == 1 else d_out.contiguous())
+    q, k, v, d_out = p.q, p.k, p.v, reachable(d_out)
     initial, d_last = _state(kv, z), _state(d_kv, d_z)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     d_first = (_fp32(q, N, HS, K, V), _fp32(q, N, HS, K)) if initial is not None else None
     need_decay = need_decay and log_decay is not None
     da = _fp32(q, k.shape[0], HS, T) if need_decay else _fp32(q, 0)
-    row_sums = den if norm else None
-    g = torch.empty_like(den) if norm else None
+    rows = p.normalizer_gradient(out, d_out, den) if norm else None
     with_z = norm > 0 or d_last is not None
     for turn, against in enumerate((False, True) if both else (False,)):
         decay = p.potentials(against)
@@ -66,21 +66,21 @@ def triton_causal_backward(
         states = p.borders(k, v, initial, decay, reverse=against, with_z=with_z, with_last=False)
         add_q, add_k, add_v = (dq, dk, dv) if turn else (None, None, None)
         q_dots = p.sweep(
-            "dq", d_out, v, k, dq, states, decay, against=against, o=out, den=row_sums, g=g,
-            new_g=norm > 0 and not turn, u=q if need_decay else None, prev=add_q, z=with_z, marks=marks,
+            "dq", d_out, v, k, dq, states, decay, against=against, rows=rows,
+            u=q if need_decay else None, prev=add_q, z=with_z, marks=marks,
         )  # fmt: skip
         grads = p.borders(
             q, d_out, d_last, decay, reverse=not against, with_z=with_z, with_last=d_first is not None,
-            den=row_sums, g=g,
+            rows=rows,
         )  # fmt: skip
         own_first = d_first if grads.last is None else None
         k_dots = p.sweep(
-            "dk", v, d_out, q, dk, grads, decay, against=against, den=row_sums, g=g,
+            "dk", v, d_out, q, dk, grads, decay, against=against, rows=rows,
             u=k if need_decay else None, prev=add_k, z=with_z, marks=marks,
             last=(None, own_first[1] if own_first is not None and with_z else None),
         )  # fmt: skip
         p.sweep(
-            "dv", k, q, d_out, dv, grads, decay, against=against, den=row_sums, prev=add_v,
+            "dv", k, q, d_out, dv, grads, decay, against=against, rows=rows, prev=add_v,
             last=(own_first[0] if own_first is not None else None, None),
         )  # fmt: skip
         if q_dots is not None and k_dots is not None and marks is not None:
@@ -120,10 +120,9 @@ def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 def _gradients(ctx, d_out, d_den, d_kv, d_z):  # type: ignore[no-untyped-def]
     # The row sums are for this function alone: nobody differentiates them.
     d_state = (d_kv, d_z) if ctx.need_state else (None, None)
-    *found, d_kv, d_z, da = triton_causal_backward(
-        d_out, *d_state, *ctx.saved_tensors, *ctx.options, ctx.needs_input_grad[5]
-    )
-    first = (None, None) if ctx.saved_tensors[3] is None else (d_kv, d_z)
+    saved = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
+    *found, d_kv, d_z, da = triton_causal_backward(d_out, *d_state, *saved, *ctx.options, ctx.needs_input_grad[5])
+    first = (None, None) if saved[3] is None else (d_kv, d_z)
     return *found, *first, da if ctx.needs_input_grad[5] else None, *(None,) * 8
 
 
@@ -136,12 +135,7 @@ def _passes(
 ) -> Passes:  # fmt: skip
     mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
     cu = None if cu_seqlens is None else cu_seqlens.contiguous()
-    return Passes(_reachable(q), _reachable(k), _reachable(v), log_decay, mask, cu, key_index, norm, eps)
-
-
-def _reachable(x: Tensor) -> Tensor:
-    """Offsets inside a tile are 32-bit: a tensor with steps too long for them is copied."""
-    return x.contiguous() if max(x.stride()[2:]) * 256 >= 2**30 else x
+    return Passes(reachable(q), reachable(k), reachable(v), log_decay, mask, cu, key_index, norm, eps)
 
 
 def _state(kv: Tensor | None, z: Tensor | None) -> State | None:

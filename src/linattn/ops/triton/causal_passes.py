@@ -12,9 +12,12 @@ from linattn.ops.triton import causal_config
 from linattn.ops.triton.causal_config import Config, pick, segments
 from linattn.ops.triton.support import interpreted, padded
 
+# Features of x that one sweep of a gradient takes in bf16: a larger state fills no product well.
+SPLIT_AT = 128
 State = tuple[Tensor, Tensor]  # kv (.., K, V) and z (.., K), fp32 and contiguous
 
 Gates = tuple[Tensor, int, Tensor]
+Rows = tuple[Tensor, Tensor]  # of the normaliser: 1 / n, and its row sum's gradient times n, (B, H, T) fp32
 
 
 @dataclass(frozen=True)
@@ -27,13 +30,12 @@ class Border:
 
 @dataclass(frozen=True)
 class Marks:
-    """States at the end of every stretch of tokens, and their products with their gradients."""
+    """States at the end of every stretch of tokens, and their gradients: kv and z of both."""
 
     stretch: int
     places: int
-    states: Tensor  # (rows HS places, V, K)
-    z: Tensor | None  # (.., K)
-    ends: Tensor  # (tiles, ..)
+    states: tuple[Tensor, Tensor | None]  # (rows HS places, V, K) and (.., K)
+    grads: tuple[Tensor, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class Passes:
 
     def borders(
         self, y: Tensor, w: Tensor, initial: State | None, decay: Gates | None, *, reverse: bool,
-        with_z: bool, with_last: bool, den: Tensor | None = None, g: Tensor | None = None,
+        with_z: bool, with_last: bool, rows: Rows | None = None,
     ) -> Border:  # fmt: skip
         """States before the segments: of y = k, w = v; of y = q, w = do their gradients, the other way round."""
         L, segment, NSEG = self.cut
@@ -127,16 +129,17 @@ class Passes:
         kv, z, kepts = self._new(N, HS, NSEG, K, V), self._new(N, HS, NSEG, K), self._new(N, HS, NSEG)
         keys = y is self.k
         mask = self.key_mask if keys else None
-        z_gain = 0 if not with_z else 1 if keys else 2 if g is not None else 0
+        z_gain = 0 if not with_z else 1 if keys else 2 if rows is not None else 0
         if z_gain == 0:
             z.zero_()  # nothing is added on the way, a given sum may still pass through
         _launch(
-            states, N * HS * NSEG * tiles, y, *y.stride(), w, *w.stride(), den, g, *(decay or (None, 0, None)),
+            states, N * HS * NSEG * tiles, y, *y.stride(), w, *w.stride(), *(rows or (None, None)),
+            *(decay or (None, 0, None)),
             mask, 0 if mask is None else mask.stride(0), self.cu, kv, z, kepts,
-            T, segment, NSEG, HS, self._chunks, self.eps,
+            T, segment, NSEG, HS, self._chunks, 1.0,
             Y=K, W=V, BY=padded(K), BW=config.BW, L=L, TILES=tiles, LOOP=loop, REVERSE=reverse,
             DECAY=decay is not None, PACKED=self.cu is not None, MASK=mask is not None,
-            NORM=0 if den is None else self.norm, Z=z_gain,
+            SCALE=rows is not None, Z=z_gain, LAST=with_last,
             num_warps=config.warps, num_stages=config.stages, STAGES=config.stages, **self._dot_type,
         )  # fmt: skip
         last = (self._new(N, HS, K, V), self._new(N, HS, K)) if with_last else None
@@ -154,64 +157,84 @@ class Passes:
 
     def sweep(
         self, role: str, x: Tensor, y: Tensor, w: Tensor, out: Tensor, border: Border,
-        decay: Gates | None, *, against: bool, o: Tensor | None = None, den: Tensor | None = None,
-        g: Tensor | None = None, new_g: bool = False, u: Tensor | None = None, prev: Tensor | None = None,
+        decay: Gates | None, *, against: bool, den: Tensor | None = None, rows: Rows | None = None,
+        u: Tensor | None = None, prev: Tensor | None = None,
         prev_den: Tensor | None = None, divide: bool = True, z: bool = False, marks: Marks | None = None,
         last: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> Tensor | None:  # fmt: skip
         """One walk, see the kernel; u . out by tiles of columns, where u is given. z: sums of keys are wanted."""
+        X, W, T = x.shape[3], w.shape[3], x.shape[2]
+        # A sum over the features of x: where the state of all of them is too large, part by part.
+        part = SPLIT_AT if role in ("dq", "dk") and X > SPLIT_AT and self.q.dtype == torch.bfloat16 else X
+        tiles = -(-W // self._config(role, part, W).BW)
+        dots = None if u is None else self._new(-(-X // part) * tiles, x.shape[0], x.shape[1], T)
+        for n, lo in enumerate(range(0, X, part)):
+            if n > 0:  # what belongs to no feature was in the first
+                prev, z, last = out, False, (None, None)
+            # Once for the decays that are mild enough for its short form, once for the others: see the kernel.
+            for mild in (0,) if decay is None or self._split else (1, 2):
+                self._sweep(
+                    mild, role, x[..., lo : lo + part], y[..., lo : lo + part], w, out, border.state, lo, decay,
+                    against=against, den=den, rows=rows, extra=n == 0, u=u, prev=prev, prev_den=prev_den, divide=divide,
+                    z=z, marks=marks, last=last, dots=None if dots is None else dots[n * tiles :],
+                )  # fmt: skip
+        return dots
+
+    def _sweep(
+        self, mild: int, role: str, x: Tensor, y: Tensor, w: Tensor, out: Tensor, start: State | None, lo: int,
+        decay: Gates | None, *, against: bool, den: Tensor | None, rows: Rows | None, extra: bool, u: Tensor | None,
+        prev: Tensor | None, prev_den: Tensor | None, divide: bool, z: bool, marks: Marks | None,
+        last: tuple[Tensor | None, Tensor | None], dots: Tensor | None,
+    ) -> None:  # fmt: skip
         from linattn.ops.triton.kernels.causal_sweep import sweep
 
         L, segment, NSEG = self.cut
-        N, _, HS, T, _, _ = self.sizes
+        N, _, HS, T, K, V = self.sizes
         heads, X, W = x.shape[1], x.shape[3], w.shape[3]
         keys = role in ("dk", "dv")  # one row of the output per key: the query heads that share it are summed
-        reverse = against != keys
         config = self._config(role, X, W)
         tiles = -(-W // config.BW)
-        dots = None if u is None else self._new(tiles, x.shape[0], heads, T)
         natural = role in ("output", "dv")
-        start = border.state
-        output = role == "output"
-        norm = self.norm if den is not None else 0
-        zrow = 0 if natural or not z else 2 if keys else 1
+        scale, e = rows or (None, None)
+        kept = (None, None) if marks is None else marks.grads if keys else marks.states
         _launch(
             sweep, N * heads * NSEG * tiles,
             x, *x.stride(), y, *y.stride(), w, *w.stride(), u, *(u.stride() if u is not None else (0, 0, 0, 0)),
-            out, o, den, prev_den, prev, g, dots, 0 if dots is None else dots.stride(0),
-            *((None, None, None, 0) if marks is None else (marks.states, marks.z, marks.ends, marks.ends.stride(0))),
+            out, den, prev_den, prev, scale, e, dots, 0 if dots is None else dots.stride(0),
+            None if kept[0] is None else kept[0][:, lo:], kept[1],
             *(decay or (None, 0, None)), self.key_mask, 0 if self.key_mask is None else self.key_mask.stride(0),
             self.cu,
-            None if start is None else start[0], *((W, 1) if natural else (1, X)),
+            None if start is None else start[0][..., lo:], *((V, 1) if natural else (1, V)),
             last[0], None if start is None else start[1], last[1],
-            T, segment, NSEG, heads, HS, self._chunks, 0 if marks is None else marks.places, self.eps,
+            T, segment, NSEG, heads, HS, self._chunks, 0 if marks is None else marks.places, K * V, self.eps,
             X=X, W=W, BX=padded(X), BW=config.BW, L=L, TILES=tiles,
-            DIV=1 if keys else heads // HS, LOOP=y.shape[1] // HS if keys else 1, REVERSE=reverse,
+            DIV=1 if keys else heads // HS, LOOP=y.shape[1] // HS if keys else 1, REVERSE=against != keys,
             DIAG=2 if against else 1 if u is not None else 0,
-            DECAY=decay is not None, PACKED=self.cu is not None,
+            DECAY=decay is not None, MILD=mild, PACKED=self.cu is not None,
             MASK_Y=self.key_mask is not None and not keys, MASK_X=self.key_mask is not None and keys,
-            DEN=output and den is not None, NORM=norm if divide else 0,
-            SCALE=0 if output or norm == 0 else 2 if keys else 1,
-            EXTRA=0 if g is None else 2 if keys else 1, NEW_G=new_g,
-            ZCOL=output and z, ZROW=zrow, S0=start is not None,
+            DEN=den is not None, NORM=self.norm if den is not None and divide else 0,
+            SCALE=0 if rows is None else 2 if keys else 1,
+            EXTRA=0 if rows is None or role == "dv" or not extra else 2 if keys else 1,
+            ZCOL=role == "output" and z, ZROW=0 if natural or not z else 2 if keys else 1, S0=start is not None,
             S1=last[0] is not None, Z1=last[1] is not None, DOTS=u is not None,
-            MARK=0 if marks is None else 2 if keys else 1, CK=1 if marks is None else marks.stretch // L,
+            MARK=marks is not None, CK=1 if marks is None else marks.stretch // L,
             ADD=prev is not None, SPLIT=self._split, STAGES=config.stages,
             num_warps=config.warps, num_stages=config.stages, **self._dot_type,
         )  # fmt: skip
-        return dots
 
     def decay_gradient(
         self, da: Tensor, q_dots: Tensor, k_dots: Tensor, marks: Marks, *, against: bool, add: bool
     ) -> None:
         from linattn.ops.triton.kernels.causal_decay_gradient import decay_gradient
 
-        N, H, HS, T, _, _ = self.sizes
+        N, H, HS, T, K, V = self.sizes
         stretches = -(-T // marks.stretch)
         _launch(
             decay_gradient, N * HS * stretches, q_dots, q_dots.stride(0), k_dots, k_dots.stride(0),
-            marks.ends, marks.ends.stride(0), self.cu, da, T, stretches, marks.places, HS,
-            QT=q_dots.shape[0], KT=k_dots.shape[0], G=H // HS, STRETCH=marks.stretch,
+            marks.states[0], marks.grads[0], marks.states[1], marks.grads[1], self.cu, da, T, stretches, marks.places,
+            HS,
+            QT=q_dots.shape[0], KT=k_dots.shape[0], G=H // HS, STRETCH=marks.stretch, SIZE=K * V, K=K,
+            BLOCK=min(4096, padded(K * V)), BK=padded(K), Z=marks.states[1] is not None,
             EXCLUSIVE=self.key_index != against, NEGATE=against, ADD=add, PACKED=self.cu is not None, num_warps=4,
         )  # fmt: skip
 
@@ -220,17 +243,31 @@ class Passes:
         N, _, HS, T, K, V = self.sizes
         stretch = _stretch(self.cut[0], K, V)
         rows, places = (N, -(-T // stretch)) if self.cu is None else (1, T // stretch + N + 1)
-        tiles = -(-K // self._config("dk", V, K).BW)
-        state = torch.bfloat16 if self.q.dtype == torch.bfloat16 else torch.float32
-        return Marks(
-            stretch, places,
-            torch.empty(rows * HS * places, V, K, dtype=state, device=self.q.device),
-            self._new(rows * HS * places, K) if with_z else None,
-            self._new(tiles, rows * HS * places),
+        kind = torch.bfloat16 if self.q.dtype == torch.bfloat16 else torch.float32
+        states, grads = (
+            (
+                torch.empty(rows * HS * places, V, K, dtype=kind, device=self.q.device),
+                self._new(rows * HS * places, K) if with_z else None,
+            )
+            for _ in range(2)
+        )
+        return Marks(stretch, places, states, grads)
+
+    def normalizer_gradient(self, out: Tensor, d_out: Tensor, den: Tensor) -> Rows:
+        from linattn.ops.triton.kernels.normalizer_gradient import normalizer_gradient
+
+        H, T, V = out.shape[1:]
+        scale, e = torch.empty_like(den), torch.empty_like(den)
+        block = max(1, 4096 // padded(V))
+        _launch(
+            normalizer_gradient, -(-den.numel() // block), out, d_out, den, scale, e, *d_out.stride(), H, T,
+            den.numel(), self.eps, V=V, BV=padded(V), C=block, NORMALIZER=self.norm, TIMES_N=True, num_warps=4,
         )  # fmt: skip
+        return scale, e
 
     def _config(self, role: str, X: int, W: int) -> Config:
-        return pick(role, X, W, self.q.dtype, self.q.device)
+        plain = self.log_decay is None and self.norm == 0
+        return pick(role, X, W, self.q.dtype, self.q.device, plain=plain)
 
     def _new(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self.q.device)

@@ -8,6 +8,7 @@ One fused pass forward, two backward; nothing of the size of a score matrix or o
 import torch
 from torch import Tensor
 
+from linattn.ops.triton.causal_widths import first_of, missing, padded_by
 from linattn.ops.triton.channel_decay_library import channel_decay
 from linattn.ops.triton.support import NORM_CODES
 from linattn.ops.types import AttentionOutput, DecayIndex, LinearState, Normalizer
@@ -34,17 +35,25 @@ def attend_channel_decay(
     bf16 or fp16. The state is fp32, one row a sequence; without ``need_state`` it is None.
     """
     shift = decay_index == "key"
-    kv_0, z_0 = (None, None) if initial is None else (_fp32(initial.kv), _fp32(initial.k))
+    K, V = q.shape[3], v.shape[3]
+    more_k, more_v = missing(K, q.dtype), missing(V, q.dtype)
+    kv_0 = z_0 = None
+    if initial is not None:
+        kv_0, z_0 = padded_by(_fp32(initial.kv), more_v, more_k), padded_by(_fp32(initial.k), more_k)
+    q, k, v, log_decay = (
+        padded_by(x, more) for x, more in ((q, more_k), (k, more_k), (v, more_v), (log_decay, more_k))
+    )
     out, _, kv, z = channel_decay(
         q, k, v, log_decay, kv_0, z_0, key_mask, cu_seqlens, NORM_CODES[normalizer], eps, shift, need_state,
         out_dtype,
     )  # fmt: skip
+    out = first_of(out, 3, V)
     if not need_state:
         return AttentionOutput(out, None)  # type: ignore[arg-type]
     if shift and log_decay.shape[2]:
         last = _last_decay(log_decay, cu_seqlens).exp()
         kv, z = kv * last.unsqueeze(-1), z * last
-    return AttentionOutput(out, LinearState(kv, z))
+    return AttentionOutput(out, LinearState(first_of(first_of(kv, 2, K), 3, V), first_of(z, 2, K)))
 
 
 def _fp32(state: Tensor) -> Tensor:

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from linattn.ops.triton.causal_widths import reachable
+
 
 @torch.library.custom_op("linattn::triton_channel_decay", mutates_args=())
 def channel_decay(
@@ -17,7 +19,7 @@ def channel_decay(
     from linattn.ops.triton.kernels import channel_decay_launch as launch
     from linattn.ops.triton.kernels.channel_decay_plan import Inputs
 
-    inputs = Inputs(q, k, v, log_decay, _bytes(key_mask), cu_seqlens, shift)
+    inputs = Inputs(reachable(q), reachable(k), reachable(v), reachable(log_decay), _bytes(key_mask), cu_seqlens, shift)
     with _on(q):
         return launch.forward(inputs, kv, z, normalizer, eps, dtype, need_state)
 
@@ -32,10 +34,10 @@ def channel_decay_backward(
     from linattn.ops.triton.kernels import channel_decay_launch as launch
     from linattn.ops.triton.kernels.channel_decay_plan import Inputs
 
-    inputs = Inputs(q, k, v, log_decay, _bytes(key_mask), cu_seqlens, shift)
+    inputs = Inputs(reachable(q), reachable(k), reachable(v), reachable(log_decay), _bytes(key_mask), cu_seqlens, shift)
     d_kv, d_z = (None if t is None else t.contiguous() for t in (d_kv, d_z))
     with _on(q):
-        return launch.backward(inputs, kv, z, o, den, kv_1, z_1, d_o, d_kv, d_z, normalizer, eps)
+        return launch.backward(inputs, kv, z, o, den, kv_1, z_1, reachable(d_o), d_kv, d_z, normalizer, eps)
 
 
 @channel_decay.register_fake
@@ -67,8 +69,9 @@ def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 def _gradients(ctx, d_o, d_den, d_kv, d_z):  # type: ignore[no-untyped-def]
     if not ctx.need_state:
         d_kv = d_z = None
-    *found, d_kv_0, d_z_0 = channel_decay_backward(d_o, d_kv, d_z, *ctx.saved_tensors, *ctx.options)
-    starts = (None, None) if ctx.saved_tensors[8] is None else (d_kv_0, d_z_0)
+    saved = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
+    *found, d_kv_0, d_z_0 = channel_decay_backward(d_o, d_kv, d_z, *saved, *ctx.options)
+    starts = (None, None) if saved[8] is None else (d_kv_0, d_z_0)
     return *found, *starts, *(None,) * 7
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from linattn.ops.convolution_call import Activation
+from linattn.ops.convolution_call import Activation, ConvolutionCall
 from linattn.ops.triton.convolution_library import convolution, convolution_step, convolution_step_in_place
 from linattn.ops.triton.convolution_places import last_inputs, lay_out
 from linattn.ops.triton.support import reason_against
@@ -17,6 +17,26 @@ def reason_against_convolution(x: Tensor, weight: Tensor, *others: Tensor | None
     if weight.shape[1] > WIDEST:
         return f"the convolution is {weight.shape[1]} tokens wide, kernels take at most {WIDEST}"
     return reason_against(x, weight, *(t for t in others if t is not None))
+
+
+def against(call: ConvolutionCall) -> str:
+    """Why no kernel serves the call, in words; empty if one does."""
+    return reason_against_convolution(call.x, call.weight, call.bias)
+
+
+def convolve_call(call: ConvolutionCall, out_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Output and last inputs of a checked call: by the kernel of a step where it is one."""
+    inputs = None if call.initial_state is None else call.initial_state.inputs
+    if call.is_step:
+        y, last = convolve_step(
+            call.x.squeeze(1), call.weight, call.bias, inputs, residual=call.residual, activation=call.activation,
+            out_dtype=out_dtype,
+        )  # fmt: skip
+        return y.unsqueeze(1), last
+    return convolve_fused(
+        call.x, call.weight, call.bias, residual=call.residual, activation=call.activation, key_mask=call.key_mask,
+        cu_seqlens=call.cu_seqlens, initial=inputs, out_dtype=out_dtype,
+    )  # fmt: skip
 
 
 def convolve(

@@ -78,8 +78,9 @@ def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 
 def _gradients(ctx, dy):  # type: ignore[no-untyped-def]
-    _, _, bias, initial, _ = ctx.saved_tensors
-    dx, d_weight, d_bias, d_initial = convolution_backward(dy, *ctx.saved_tensors, *ctx.options)
+    saved = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
+    _, _, bias, initial, _ = saved
+    dx, d_weight, d_bias, d_initial = convolution_backward(dy, *saved, *ctx.options)
     absent = None, None, None, None, None
     return dx, d_weight, None if bias is None else d_bias, None if initial is None else d_initial, *absent
 

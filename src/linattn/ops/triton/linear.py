@@ -1,51 +1,146 @@
 """Linear attention by kernels: which one serves a call, and what none does."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from linattn.ops.feature_maps import FeatureMap, Twin
+from linattn.ops.flows import join_outputs, order_queries, split_decay, split_values
 from linattn.ops.linear_call import LinearCall
-from linattn.ops.prepare import normalize
+from linattn.ops.prepare import log_decay_for, normalize
+from linattn.ops.triton import unproved
 from linattn.ops.triton.bidirectional import attend_all
+from linattn.ops.triton.bidirectional_config import can_fuse
+from linattn.ops.triton.causal import attend_both_ways, attend_causal
+from linattn.ops.triton.channel_decay import attend_channel_decay
+from linattn.ops.triton.maps import map_features
+from linattn.ops.triton.operands import one_dtype
+from linattn.ops.triton.step import attend_step
 from linattn.ops.triton.support import reason_against
 from linattn.ops.types import AttentionOutput, LinearState
 
 WIDEST = 256  # features, and values of a head
+# Columns of ones in a denominator of its own: products with fewer have gone wrong on Hopper.
+ONES = 64
+
+# (q, k, v, initial, normalizer=, out_dtype=, need_state=): one kernel with all else settled.
+Run = Callable[..., AttentionOutput]
 
 
 def against(call: LinearCall) -> str:
     """Why no kernel serves the call, in words; empty if one does."""
-    if call.causal or call.log_decay is not None:
-        return "kernels that are causal or decay are not offered yet: some are wrong when compiled for Hopper"
     features = call.num_features(1)
-    widest = max(features, call.v.shape[3], *(x.shape[3] for x in call.norm_features or ()))
+    widest = max(features, call.v.shape[3] // call.flows, *(x.shape[3] for x in call.norm_features or ()))
     if widest > WIDEST:
         return f"they take up to {WIDEST} features and values of a head, got {widest}"
-    if not min(call.q.shape[2], call.k.shape[2], features, call.v.shape[3]):
+    if not min(*call.q.shape[:3], call.k.shape[2], features, call.v.shape[3]):
         return "an empty input needs none"
-    if call.q.dtype == torch.float16 and call.q.device.type == "cuda":
-        return "in float16 the queries' gradient of long sequences exceeds its error budget; use bfloat16"
-    return reason_against(call.q, call.k, call.v)
+    if unproved.kernel_of(call) == unproved.CHANNEL_BOTH_WAYS:
+        return "a decay per channel has a causal kernel only, none that runs both ways"
+    return unproved.reason_unproved(call) or reason_against(call.q, call.k, call.v)
 
 
 def attend(
-    phi: Tensor, psi: Tensor, v: Tensor, initial: LinearState | None, call: LinearCall, out_dtype: torch.dtype
+    q: Tensor, k: Tensor, v: Tensor, initial: LinearState | None, call: LinearCall, out_dtype: torch.dtype
 ) -> AttentionOutput:
-    """One fused call; a denominator with features of its own is a second one, over values of 1."""
-    options: dict[str, Any] = {"key_mask": call.key_mask, "cu_seqlens": call.cu_seqlens, "eps": call.eps}
+    """One fused call on q and k as they come (masked keys are 0); a denominator of its own is a second one."""
+    kernel = unproved.kernel_of(call)
+    if kernel == unproved.BIDIRECTIONAL and call.norm_features is None:
+        twins = _twins(call)
+        if twins is not None and can_fuse(q, v, twins, call.cu_seqlens):
+            return attend_all(
+                *one_dtype(q, k, v), maps=twins, normalizer=call.normalizer, eps=call.eps, key_mask=call.key_mask,
+                cu_seqlens=call.cu_seqlens, initial=initial, out_dtype=out_dtype, need_state=call.need_state,
+            )  # fmt: skip
+    phi, psi = (_mapped(x, feature_map) for x, feature_map in zip((q, k), _maps(call), strict=True))
+    phi, v = order_queries(phi, call.flows, k.shape[1]), split_values(v, call.flows)
+    run = _runner(kernel, call, split_decay(log_decay_for(call.log_decay, call.key_mask), call.flows))
+    phi, psi, v = one_dtype(phi, psi, v)
     if call.norm_features is None:
-        options |= {"normalizer": call.normalizer, "out_dtype": out_dtype, "need_state": call.need_state}
-        return AttentionOutput(*attend_all(phi, psi, v, initial=initial, **options))
-    options |= {"normalizer": None, "out_dtype": torch.float32, "need_state": True}
+        out = run(phi, psi, v, initial, normalizer=call.normalizer, out_dtype=out_dtype, need_state=call.need_state)
+    else:
+        out = _with_own_denominator(run, phi, psi, v, initial, call, out_dtype)
+    return AttentionOutput(join_outputs(out.output, call.flows, k.shape[1]), out.state)
+
+
+def _maps(call: LinearCall) -> tuple[FeatureMap | None, FeatureMap | None]:
+    return call.feature_map if isinstance(call.feature_map, tuple) else (call.feature_map, call.feature_map)
+
+
+def _twins(call: LinearCall) -> tuple[Twin, Twin] | None:
+    """How kernels run the maps of q and k; None unless both have a twin."""
+    q_map, k_map = _maps(call)
+    if q_map is None or k_map is None:
+        return None
+    q_twin, k_twin = q_map.twin(), k_map.twin()
+    return None if q_twin is None or k_twin is None else (q_twin, k_twin)
+
+
+def _mapped(x: Tensor, feature_map: FeatureMap | None) -> Tensor:
+    """Features ``(B, H flows, T, F)``: by the map's twin, a kernel, or else by the map itself."""
+    if feature_map is None:
+        return x
+    twin = feature_map.twin()
+    return feature_map(x) if twin is None else map_features(x, twin)
+
+
+def _runner(kernel: str, call: LinearCall, decay: Tensor | None) -> Run:
+    options: dict[str, Any] = {"eps": call.eps}
+    if kernel == unproved.STEP:
+        return partial(_run_step, decay=decay, decay_index=call.decay_index or "query", **options)
+    options |= {"key_mask": call.key_mask, "cu_seqlens": call.cu_seqlens}
+    if kernel == unproved.BIDIRECTIONAL:
+        return partial(_run_all, **options)
+    options |= {"log_decay": decay, "decay_index": call.decay_index or ("query" if call.causal else "key")}
+    if kernel == unproved.BOTH_WAYS:
+        return partial(_run_both_ways, **options)
+    return partial(_run_causal, attend_channel_decay if kernel == unproved.CHANNEL else attend_causal, **options)
+
+
+def _run_all(q: Tensor, k: Tensor, v: Tensor, initial: LinearState | None, **options: Any) -> AttentionOutput:
+    return attend_all(q, k, v, initial=initial, **options)
+
+
+def _run_causal(
+    attend_one: Callable[..., AttentionOutput], q: Tensor, k: Tensor, v: Tensor, initial: LinearState | None,
+    **options: Any,
+) -> AttentionOutput:  # fmt: skip
+    return attend_one(q, k, v, initial=initial, **options)
+
+
+def _run_both_ways(q: Tensor, k: Tensor, v: Tensor, initial: LinearState | None, **options: Any) -> AttentionOutput:
+    """Such a decay has no state: none comes in, none is asked for."""
+    del options["need_state"]
+    nothing: Any = None
+    return AttentionOutput(attend_both_ways(q, k, v, **options), nothing)
+
+
+def _run_step(
+    q: Tensor, k: Tensor, v: Tensor, initial: LinearState | None, *, decay: Tensor | None, need_state: bool,
+    **options: Any,
+) -> AttentionOutput:  # fmt: skip
+    now = decay if decay is None or decay.ndim == 1 else decay.squeeze(2)
+    out = attend_step(q.squeeze(2), k.squeeze(2), v.squeeze(2), initial, log_decay=now, **options)
+    return AttentionOutput(out.output.unsqueeze(2), out.state)
+
+
+def _with_own_denominator(
+    run: Run, phi: Tensor, psi: Tensor, v: Tensor, initial: LinearState | None, call: LinearCall,
+    out_dtype: torch.dtype,
+) -> AttentionOutput:  # fmt: skip
+    """The denominator is a second linear attention, over the norm features, with values of 1."""
+    assert call.norm_features is not None
+    options: dict[str, Any] = {"normalizer": None, "out_dtype": torch.float32, "need_state": call.need_state}
     start, norm_start = None, None
     if initial is not None:
         start = LinearState(initial.kv, torch.zeros_like(initial.kv[..., 0]))
-        norm_start = LinearState(initial.k.unsqueeze(-1), initial.k)  # summed with values of 1, both are one
-    numerator, state = attend_all(phi, psi, v, initial=start, **options)
-    ones = torch.ones_like(v[..., :1])
-    denominator, norm_state = attend_all(*call.norm_features, ones, initial=norm_start, **options)
-    assert state is not None
-    assert norm_state is not None
-    output = normalize(numerator, denominator.squeeze(-1), call.normalizer, call.eps)
-    return AttentionOutput(output.to(out_dtype), LinearState(state.kv, norm_state.k))
+        # Summed with values of 1, all columns are the sum itself.
+        norm_start = LinearState(initial.k.unsqueeze(-1).expand(*initial.k.shape, ONES), initial.k)
+    numerator, state = run(phi, psi, v, start, **options)
+    norm_q, norm_k, ones = one_dtype(*call.norm_features, v.new_ones(*v.shape[:3], ONES))
+    denominator, norm_state = run(norm_q, norm_k, ones, norm_start, **options)
+    output = normalize(numerator, denominator[..., 0], call.normalizer, call.eps).to(out_dtype)
+    return AttentionOutput(output, LinearState(state.kv, norm_state.k) if call.need_state else state)

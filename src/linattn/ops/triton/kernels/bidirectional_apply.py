@@ -41,7 +41,7 @@ def bidirectional_apply(
     M = tl.load(
         state + d[:, None] * M_d + column[None, :] * M_n, mask=(d < D)[:, None] & (column < C)[None, :], other=0.0
     )
-    high, low = as_operand(M, BF16), remainder(M, BF16)
+    high, low = as_operand(M, BF16, IEEE), remainder(M, BF16, IEEE)
     r = tl.load(state + r_at + column, mask=column < C, other=0.0)
     x += b * x_b + h * G * x_h
     y += (b * H_kv + h) * G * T * C
@@ -59,7 +59,7 @@ def bidirectional_apply(
         if BF16:
             rows = rows.to(tl.bfloat16)
         out = times_wide(rows, high, tl.zeros((BT, BN), tl.float32), IEEE)
-        if SPLIT and BF16:
+        if SPLIT and not IEEE:
             out = times_wide(rows, low, out, IEEE)
         if WEIGHTED:
             out *= tl.load(scale + g * T + t + steps, mask=exists, other=0.0)[:, None]

@@ -7,8 +7,9 @@ Names: BT tokens of a tile; BK, BV features and values padded to a power of two;
 Precision. ``times`` multiplies inputs by inputs in their own dtype with fp32 sums. A state or a weighted row is fp32;
 as an operand of the tensor core it becomes, by the dtype of the inputs,
     bf16: two bf16 numbers, value and remainder (16 bits; the range is that of fp32);
-    fp16: tf32, against inputs that are exact in tf32 (10 bits; fp16 itself would overflow above 65504);
-    fp32: itself, with exact products.
+    fp16: two tf32 numbers, against inputs that are exact in tf32 (22 bits; fp16 itself would overflow above 65504);
+    fp32: itself, with exact products, and a state that is summed with its rounding errors carried along.
+The gradient of the queries is a difference of terms that nearly cancel: what the state lost is all that it would show.
 """
 
 import triton
@@ -44,30 +45,62 @@ def times_wide(a, b, acc, IEEE: tl.constexpr):
 
 
 @triton.jit
-def as_operand(x, BF16: tl.constexpr):
-    """x (fp32) as an operand beside inputs: bf16 or still fp32."""
-    if BF16:
-        return x.to(tl.bfloat16)
+def times_exactly(a, b, acc, lost, IEEE: tl.constexpr):
+    """acc + a b for operands of one dtype; in fp32 ``lost`` carries what the sums before could not hold (Kahan)."""
+    if IEEE:
+        new = tl.dot(a, b, input_precision="ieee") - lost
+        total = acc + new
+        return total, (total - acc) - new
     else:
-        return x
+        return times(a, b, acc), lost
 
 
 @triton.jit
-def remainder(x, BF16: tl.constexpr):
+def nearest_tf32(x):
+    """x (fp32) with the 10 bits of tf32, rounded: the tensor core itself would cut off, always towards 0."""
+    bits = x.to(tl.int32, bitcast=True)
+    return ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def as_operand(x, BF16: tl.constexpr, IEEE: tl.constexpr):
+    """x (fp32) as an operand beside inputs: bf16, tf32 or itself."""
+    if BF16:
+        return x.to(tl.bfloat16)
+    elif IEEE:
+        return x
+    else:
+        return nearest_tf32(x)
+
+
+@triton.jit
+def remainder(x, BF16: tl.constexpr, IEEE: tl.constexpr):
     """What ``as_operand`` lost."""
     if BF16:
         return (x - x.to(tl.bfloat16).to(tl.float32)).to(tl.bfloat16)
-    else:
+    elif IEEE:
         return x
+    else:
+        return nearest_tf32(x - nearest_tf32(x))
 
 
 @triton.jit
-def pair(x, BF16: tl.constexpr):
+def pair(x, BF16: tl.constexpr, IEEE: tl.constexpr):
     """x (N,) fp32 as an operand (N, 16): value and remainder in two columns, to be summed after the product."""
     column = tl.arange(0, NARROW)[None, :]
     high = x.to(tl.bfloat16).to(tl.float32)
     both = tl.where(column == 0, high[:, None], tl.where(column == 1, (x - high)[:, None], 0.0))
-    return as_operand(both, BF16)
+    return as_operand(both, BF16, IEEE)
+
+
+@triton.jit
+def denominator(queries, zs, BT: tl.constexpr):
+    """phi_t . z (BT,) by a narrow product with ``zs = pair(z)``.
+
+    Not for features that are made in the loop: such narrow products came out wrong on Hopper (Triton 3.6). Those, and
+    fp32, are summed in registers.
+    """
+    return tl.sum(times_wide(queries, zs, tl.zeros((BT, NARROW), tl.float32), False), 1)
 
 
 @triton.jit
@@ -103,15 +136,6 @@ def store_rows(base, t0, keep, stride_t, x, D: tl.constexpr, BT: tl.constexpr, B
 
 
 @triton.jit
-def store_columns(base, t0, keep, stride_t, x, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):
-    """``store_rows`` of a tile x (BD, BT) that holds a token in each column."""
-    rows = base + (t0 + tl.arange(0, BT)).to(tl.int64)[None, :] * stride_t
-    d = tl.arange(0, BD)[:, None]
-    mask = keep[None, :] & (d < D) if D < BD else keep[None, :]
-    tl.store(rows + d, x.to(base.dtype.element_ty), mask=mask)
-
-
-@triton.jit
 def visible(mask, t0, end, stride_t, HAS_MASK: tl.constexpr, BT: tl.constexpr):
     """Which of the keys t0 .. t0 + BT are before the end and not masked."""
     t = t0 + tl.arange(0, BT)
@@ -122,41 +146,121 @@ def visible(mask, t0, end, stride_t, HAS_MASK: tl.constexpr, BT: tl.constexpr):
 
 
 @triton.jit
-def load_state(state, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
-    """kv (BK, BV) of one flat state."""
+def load_state(state, F: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    """kv (BK, BV) of one flat state, its first F rows."""
     k, v = tl.arange(0, BK)[:, None], tl.arange(0, BV)[None, :]
-    return tl.load(state + k * V + v, mask=(k < K) & (v < V), other=0.0)
+    return tl.load(state + k * V + v, mask=(k < F) & (v < V), other=0.0)
 
 
 @triton.jit
-def load_state_transposed(state, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
-    """kv^T (BV, BK) of one flat state."""
+def from_state(
+    grads, high, low, SPLIT: tl.constexpr, IEEE: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr
+):  # fmt: skip
+    """grads S^T (BT, BK) from kv^T as operands."""
+    u = times_wide(grads, high, tl.zeros((BT, BK), tl.float32), IEEE)
+    if SPLIT and not IEEE:
+        u = times_wide(grads, low, u, IEEE)
+    return u
+
+
+@triton.jit
+def add_weighted(
+    queries, grads, scale, dS, NORM: tl.constexpr, TURNED: tl.constexpr, BF16: tl.constexpr, IEEE: tl.constexpr
+):  # fmt: skip
+    """dS (BK, BV) + sum_t phi_t (do_t / n_t)^T, or its transpose if TURNED.
+
+    TURNED is for queries that are made of the result of a dot: they must not be transposed for another one.
+    """
+    if TURNED:
+        rows = queries
+        if NORM != 0:
+            rows = as_operand(queries.to(tl.float32) * scale[:, None], BF16, IEEE)
+        return times_wide(tl.trans(grads), rows, dS, IEEE)
+    else:
+        rows = grads
+        if NORM != 0:
+            rows = as_operand(grads.to(tl.float32) * scale[:, None], BF16, IEEE)
+        return times_wide(tl.trans(queries), rows, dS, IEEE)
+
+
+@triton.jit
+def key_grads(
+    keys, values, high, low, TURNED: tl.constexpr, SPLIT: tl.constexpr, IEEE: tl.constexpr, BT: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """dpsi = dS v (BT, BK) and dv = dS^T psi (BT, BV), from dS (BK, BV) as operands, or dS^T if TURNED."""
+    if TURNED:
+        keys_t = tl.trans(keys)
+        d_keys = times_wide(values, high, tl.zeros((BT, BK), tl.float32), IEEE)
+        d_values = times_wide(high, keys_t, tl.zeros((BV, BT), tl.float32), IEEE)
+        if SPLIT and not IEEE:
+            d_keys = times_wide(values, low, d_keys, IEEE)
+            d_values = times_wide(low, keys_t, d_values, IEEE)
+        return d_keys, tl.trans(d_values)
+    else:
+        values_t = tl.trans(values)
+        d_keys = times_wide(high, values_t, tl.zeros((BK, BT), tl.float32), IEEE)
+        d_values = times_wide(keys, high, tl.zeros((BT, BV), tl.float32), IEEE)
+        if SPLIT and not IEEE:
+            d_keys = times_wide(low, values_t, d_keys, IEEE)
+            d_values = times_wide(keys, low, d_values, IEEE)
+        return tl.trans(d_keys), d_values
+
+
+@triton.jit
+def load_state_as(
+    state, TURNED: tl.constexpr, F: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr
+):  # fmt: skip
+    """kv (BK, BV) of one flat state, or kv^T (BV, BK) if TURNED."""
+    if TURNED:
+        return load_state_transposed(state, F, V, BK, BV)
+    else:
+        return load_state(state, F, V, BK, BV)
+
+
+@triton.jit
+def load_state_transposed(state, F: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    """kv^T (BV, BK) of one flat state, the first F columns."""
     k, v = tl.arange(0, BK)[None, :], tl.arange(0, BV)[:, None]
-    return tl.load(state + k * V + v, mask=(k < K) & (v < V), other=0.0)
+    return tl.load(state + k * V + v, mask=(k < F) & (v < V), other=0.0)
 
 
 @triton.jit
-def load_state_keys(state, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr):
-    """z (BK,) of one flat state."""
-    k = tl.arange(0, BK)
-    return tl.load(state + K * V + k, mask=k < K, other=0.0)
+def load_vector(x, D: tl.constexpr, BD: tl.constexpr):
+    """(BD,) numbers that lie side by side, D of them true: z of a flat state, or its last row."""
+    d = tl.arange(0, BD)
+    return tl.load(x + d, mask=d < D, other=0.0)
 
 
 @triton.jit
-def store_state(state, kv, z, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+def store_vector(into, x, D: tl.constexpr, BD: tl.constexpr):
+    d = tl.arange(0, BD)
+    tl.store(into + d, x, mask=d < D)
+
+
+@triton.jit
+def store_state(
+    state, kv, z, at: tl.constexpr, TURNED: tl.constexpr, K: tl.constexpr, P: tl.constexpr, V: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """P of a flat state's K rows, and of its z, from row ``at`` on; kv (BK, BV), or (BV, BK) if TURNED."""
     k, v = tl.arange(0, BK), tl.arange(0, BV)
-    tl.store(state + k[:, None] * V + v[None, :], kv, mask=(k < K)[:, None] & (v < V)[None, :])
-    tl.store(state + K * V + k, z, mask=k < K)
+    if TURNED:
+        into = state + at * V + k[None, :] * V + v[:, None]
+        tl.store(into, kv, mask=(k < P)[None, :] & (v < V)[:, None])
+    else:
+        tl.store(state + at * V + k[:, None] * V + v[None, :], kv, mask=(k < P)[:, None] & (v < V)[None, :])
+    store_vector(state + K * V + at, z, P, BK)
 
 
 @triton.jit
 def inverse_norm(den, valid, eps, NORM: tl.constexpr):
-    """1 / n; 1 for rows past the end, whose zeros must stay zeros."""
+    """1 / n, rounded to nearest: dq takes it against its own square. 1 for rows past the end, whose zeros must stay."""
     if NORM == 1:
         n = den + eps
     else:
         n = tl.maximum(tl.abs(den), 1.0)
-    return 1.0 / tl.where(valid, n, 1.0)
+    return tl.div_rn(tl.full(n.shape, 1.0, tl.float32), tl.where(valid, n, 1.0))
 
 
 @triton.jit

@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 
 from linattn.ops.triton.kernels.bidirectional_common import (
-    NARROW,
     as_operand,
+    denominator,
     inverse_norm,
     load_rows,
-    load_state_keys,
+    load_vector,
     norm_slope,
     pair,
     remainder,
@@ -36,7 +36,8 @@ def bidirectional_stats(
     n, h = row // H_kv, row % H_kv
     b, first, end = segment_of(n, segment, segments, cu_seqlens, T, PACKED, BT)
     state += row * (K * V + K)
-    zs = pair(load_state_keys(state, K, V, BK), BF16)
+    z = load_vector(state + K * V, K, BK)
+    zs = pair(z, BF16, IEEE)
     q += b * q_b + h * G * q_h
     do += b * do_b + h * G * do_h
     scale += (b * H_kv + h) * G * T
@@ -47,15 +48,15 @@ def bidirectional_stats(
         g, t = tl.cast(i // tiles, tl.int64), first + (i % tiles) * BT
         valid = t + steps < end
         queries = load_rows(q + g * q_h, t, valid, q_t, q_d, K, BT, BK)
-        den = tl.sum(times_wide(queries, zs, tl.zeros((BT, NARROW), tl.float32), IEEE), 1)
+        den = tl.sum(queries * z[None, :], 1) if IEEE else denominator(queries, zs, BT)
         w = tl.zeros((BT,), tl.float32)
         for c in range(0, V, BV):
             column = c + tl.arange(0, BV)
             inside = (feature < K)[:, None] & (column < V)[None, :]
             S = tl.load(state + feature[:, None] * V + column[None, :], mask=inside, other=0.0)
-            num = times_wide(queries, as_operand(S, BF16), tl.zeros((BT, BV), tl.float32), IEEE)
-            if SPLIT and BF16:
-                num = times_wide(queries, remainder(S, BF16), num, IEEE)
+            num = times_wide(queries, as_operand(S, BF16, IEEE), tl.zeros((BT, BV), tl.float32), IEEE)
+            if SPLIT and not IEEE:
+                num = times_wide(queries, remainder(S, BF16, IEEE), num, IEEE)
             rows = do + g * do_h + tl.cast(t, tl.int64) * do_t + steps[:, None] * do_t + column[None, :] * do_d
             grads = tl.load(rows, mask=valid[:, None] & (column < V)[None, :], other=0.0)
             w += tl.sum(num * grads.to(tl.float32), 1)

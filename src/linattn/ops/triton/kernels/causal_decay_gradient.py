@@ -6,8 +6,8 @@ sum over the potentials that hold it. A sum along the whole sequence would gathe
 tokens that a decay per head gets, so it starts anew at the end of every stretch from <state, gradient of the state>.
 
     q_dots (QT, B, HS G, T)   k_dots (KT, B, HS, T): fp32, in tiles of columns that are summed here in order
-    ends   (KT, HS places) fp32: that product, in tiles of columns; stretch j of packed sequence n, which starts at
-           token s, lies at s // stretch + n + j
+    marks, d_marks (HS places, SIZE) and z_marks, dz_marks (.., K): state and gradient, which the sweeps kept; stretch j
+           of packed sequence n, which starts at token s, lies at s // stretch + n + j
     da     (B, HS, T) fp32
 
 EXCLUSIVE: f_t does not hold a_t. With NEGATE the pairs run against time. With ADD the result is added to da.
@@ -17,10 +17,11 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["T", "stretches", "places", "HS", "q_tile", "k_tile", "ends_tile"])
+@triton.jit(do_not_specialize=["T", "stretches", "places", "HS", "q_tile", "k_tile"])
 def decay_gradient(
-    q_dots, q_tile, k_dots, k_tile, ends, ends_tile, cu, da, T, stretches, places, HS,
-    QT: tl.constexpr, KT: tl.constexpr, G: tl.constexpr, STRETCH: tl.constexpr,
+    q_dots, q_tile, k_dots, k_tile, marks, d_marks, z_marks, dz_marks, cu, da, T, stretches, places, HS,
+    QT: tl.constexpr, KT: tl.constexpr, G: tl.constexpr, STRETCH: tl.constexpr, SIZE: tl.constexpr, K: tl.constexpr,
+    BLOCK: tl.constexpr, BK: tl.constexpr, Z: tl.constexpr,
     EXCLUSIVE: tl.constexpr, NEGATE: tl.constexpr, ADD: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     # A program has one sequence, key head and stretch.
@@ -43,14 +44,25 @@ def decay_gradient(
     ok = t < last
     # fp64: the sums cancel, and there are few numbers.
     own = tl.zeros([STRETCH], tl.float64)
-    after = tl.zeros([], tl.float64)
+    begun = first + j * STRETCH
+    products = tl.zeros([BLOCK], tl.float32)
+    for block in range(0, SIZE, BLOCK):
+        es = block + tl.arange(0, BLOCK)
+        there = (es < SIZE) & (begun + 0 * es < last)
+        kept = tl.load(marks + place * SIZE + es, mask=there, other=0.0).to(tl.float32)
+        products += kept * tl.load(d_marks + place * SIZE + es, mask=there, other=0.0).to(tl.float32)
+    after = tl.sum(products, axis=0).to(tl.float64)
+    if Z:
+        ek = tl.arange(0, BK)
+        some = (ek < K) & (begun + 0 * ek < last)
+        keys = tl.load(z_marks + place * K + ek, mask=some, other=0.0)
+        after += tl.sum(keys * tl.load(dz_marks + place * K + ek, mask=some, other=0.0), axis=0).to(tl.float64)
     for tile in range(QT):
         for group in range(G):
             at = tile * q_tile + ((b * HS + hs) * G + group) * T + t
             own += tl.load(q_dots + at, mask=ok, other=0.0).to(tl.float64)
     for tile in range(KT):
         own -= tl.load(k_dots + tile * k_tile + (b * HS + hs) * T + t, mask=ok, other=0.0).to(tl.float64)
-        after += tl.load(ends + tile * ends_tile + place).to(tl.float64)
     if NEGATE:
         own = -own
     found = after + tl.sum(own, axis=0) - tl.cumsum(own, axis=0)

@@ -2,8 +2,8 @@
 # ruff: noqa: SIM108
 """What the causal sweep does with a tile apart from attention.
 
-rows, columns   which tokens and features of a tile are there        S (BX, BW), zr (BW,)  state and its key sums
-marks, z_marks, ends                                                 see causal_sweep
+rows, columns   which tokens and features of a tile are there    S (BX, BW), zc (BX,), zr (BW,)  state and key sums
+All other names                                                  see causal_sweep
 """
 
 import triton
@@ -21,17 +21,42 @@ def inside(rows, columns, width: tl.constexpr, block: tl.constexpr):
 
 
 @triton.jit
-def mark(S, zr, marks, z_marks, ends, place, ex, ew, query, X: tl.constexpr, W: tl.constexpr, MARK: tl.constexpr):
-    """Keep the state at the end of a stretch of chunks, or multiply its gradient with what was kept."""
-    p = marks + place * X * W + ex[:, None] * W + ew[None, :]
-    whole = (ex < X)[:, None] & (ew < W)[None, :]
-    if MARK == 1:
-        if query == 0:
-            tl.store(p, S.to(marks.dtype.element_ty), mask=whole)
-            if zr is not None:
-                tl.store(z_marks + place * W + ew, zr, mask=ew < W)
-    else:
-        product = tl.sum(tl.sum(S * tl.load(p, mask=whole, other=0.0).to(tl.float32), axis=1), axis=0)
-        if zr is not None and z_marks is not None:
-            product += tl.sum(zr * tl.load(z_marks + place * W + ew, mask=ew < W, other=0.0), axis=0)
-        tl.store(ends + place, product)
+def from_before(
+    xv, S, S_dt, zc, zr, reading, e, keep, PREC: tl.constexpr,
+    DECAY: tl.constexpr, SCALE: tl.constexpr, EXTRA: tl.constexpr, ZCOL: tl.constexpr, ZROW: tl.constexpr,
+):  # fmt: skip
+    """What a chunk's tokens get from before the chunk (L, BW), and the state and its key sums decayed by the chunk."""
+    acc = tl.dot(xv, S_dt, input_precision=PREC)
+    if ZROW == 1 and EXTRA == 1:
+        acc += e[:, None] * zr[None, :]
+    if ZROW == 2:
+        acc += zr[None, :]
+    if DECAY or SCALE == 1:
+        acc = acc * reading[:, None]
+    if DECAY:
+        S = S * keep
+        if ZCOL:
+            zc = zc * keep
+        if ZROW > 0:
+            zr = zr * keep
+    return acc, S, zc, zr
+
+
+@triton.jit
+def keep_mark(S, zr, marks, z_marks, place, size, ex, ew, query, X: tl.constexpr, W: tl.constexpr, Z: tl.constexpr):
+    """Keep the state, or its gradient, at the end of a stretch of chunks; of a group's queries the first one does."""
+    if query == 0:
+        p = marks + place * size + ex[:, None] * W + ew[None, :]
+        tl.store(p, S.to(marks.dtype.element_ty), mask=(ex < X)[:, None] & (ew < W)[None, :])
+        if Z:
+            tl.store(z_marks + place * W + ew, zr, mask=ew < W)
+
+
+@triton.jit
+def weakest(keeps, count):
+    """The least that any of the chunks leaves of a state."""
+    least = tl.full([64], 1.0, tl.float32)
+    for j in range(0, count, 64):
+        at = j + tl.arange(0, 64)
+        least = tl.minimum(least, tl.load(keeps + at, mask=at < count, other=1.0))
+    return tl.min(least, axis=0)

@@ -20,11 +20,14 @@ from linattn.ops.triton.kernels.channel_decay_parts import (
     add_product,
     around_middle,
     live_keys,
+    load_columns,
     load_decay,
+    load_decay_columns,
     load_rows,
     place,
     product,
     running,
+    running_columns,
     spread,
 )
 
@@ -73,9 +76,11 @@ def forward_kernel(
         keys = live_keys(mask + chunk * m_t, m_t, live, C, MASKED)
         a_c = load_decay(a + chunk * a_t, a_t, a_d, chunk, first, end, dk, K, C, SHIFT)
         q_c = load_rows(q + chunk * q_t, q_t, q_d, live, dk, K, C).to(tl.float32)
-        k_c = load_rows(k + chunk * k_t, k_t, k_d, keys, dk, K, C).to(tl.float32)
+        a_columns = load_decay_columns(a + chunk * a_t, a_t, a_d, chunk, first, end, dk, K, C, SHIFT)
+        k_columns = load_columns(k + chunk * k_t, k_t, k_d, keys, dk, K, C).to(tl.float32)
         v_c = load_rows(v + chunk * v_t, v_t, v_d, keys, dv, V, C).to(DT)
-        P, rest, total = running(a_c, C, EXACT)
+        P, _own_rest, total = running(a_c, C, EXACT)
+        P_columns, rest = running_columns(a_columns, total, C, EXACT)
         reading = q_c * tl.exp(P)
         found = product(reading.to(DT), state.to(DT), PRECISION)
         kept = tl.exp(total)
@@ -84,13 +89,16 @@ def forward_kernel(
         mild = False
         if not EXACT:
             mild = tl.min(total) > -LIMIT
-            away, back = around_middle(P, total)
-            A = product((q_c * away).to(DT), tl.trans((k_c * back).to(DT)), PRECISION)
+            away, _own_back = around_middle(P, total)
+            back = tl.where(
+                (spread(tl.min(total), total) > -LIMIT)[:, None], tl.exp(0.5 * total[:, None] - P_columns), 0.0
+            )
+            A = product((q_c * away).to(DT), (k_columns * back).to(DT), PRECISION)
             A = tl.where(r[:, None] >= r[None, :], A, 0.0)
             found = add_product(found, A.to(DT), v_c, PRECISION)
             if NORMALIZER > 0:
                 n += tl.sum(A, 1)
-        writing = k_c * tl.exp(rest)
+        writing = k_columns * tl.exp(rest)
         if NORMALIZER > 0:
             here = live & (spread(vt, r) == 0)
             if mild:
@@ -101,8 +109,8 @@ def forward_kernel(
                 n = n + eps if NORMALIZER == 1 else tl.maximum(tl.abs(n), 1.0)
                 found = found / tl.where(spread(mild, r) != 0, n, 1.0)[:, None]
         if (NORMALIZER > 0) | HAS_FINAL:
-            z = z * kept + tl.sum(writing, 0)
-        state = add_product(state * kept[:, None], tl.trans(writing.to(DT)), v_c, PRECISION)
+            z = z * kept + tl.sum(writing, 1)
+        state = add_product(state * kept[:, None], writing.to(DT), v_c, PRECISION)
         on_v = live[:, None] & (dv < V)[None, :]
         tl.store(o + chunk * V + (r[:, None] * V + dv[None, :]), found.to(o.dtype.element_ty), mask=on_v)
         tl.store(strong, tl.where(mild, -1, chunk))

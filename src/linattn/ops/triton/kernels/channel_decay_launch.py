@@ -6,7 +6,6 @@ import torch
 import triton  # type: ignore[import-untyped]
 from torch import Tensor
 
-from linattn.ops.triton.kernels.channel_decay_delta import delta_kernel
 from linattn.ops.triton.kernels.channel_decay_forward import forward_kernel
 from linattn.ops.triton.kernels.channel_decay_key_grad import key_grad_kernel
 from linattn.ops.triton.kernels.channel_decay_near import near_kernel
@@ -32,6 +31,7 @@ from linattn.ops.triton.kernels.channel_decay_plan import (
 from linattn.ops.triton.kernels.channel_decay_query_grad import query_grad_kernel
 from linattn.ops.triton.kernels.channel_decay_states import scan_states_kernel, segment_states_kernel
 from linattn.ops.triton.kernels.channel_decay_value_grad import value_grad_kernel
+from linattn.ops.triton.kernels.normalizer_gradient import normalizer_gradient
 
 
 def forward(
@@ -220,9 +220,9 @@ def _delta(o: Tensor, d_o: Tensor, den: Tensor, normalizer: int, eps: float) -> 
     scale, e = torch.empty_like(den), torch.empty_like(den)
     width = max(16, triton.next_power_of_2(V))
     rows = max(1, 4096 // width)
-    delta_kernel[(triton.cdiv(den.numel(), rows),)](
+    normalizer_gradient[(triton.cdiv(den.numel(), rows),)](
         o, d_o, den, scale, e, *d_o.stride(), H, T, den.numel(), eps,
-        V=V, BV=width, C=rows, NORMALIZER=normalizer, num_warps=4,
+        V=V, BV=width, C=rows, NORMALIZER=normalizer, TIMES_N=False, num_warps=4,
     )  # fmt: skip
     return scale, e
 

@@ -79,6 +79,28 @@ def load_rows(base, stride_t, stride_d, live, d, D, C: tl.constexpr):
 
 
 @triton.jit
+def load_columns(base, stride_t, stride_d, live, d, D, C: tl.constexpr):
+    """``load_rows`` with features first, (BD, C).
+
+    A product that needs such an operand loads it so: what a product gave must not be transposed for another one, which
+    some compilers get wrong, and what a decay did to an operand comes out of a product (see ``running``).
+    """
+    offsets = tl.arange(0, C)[None, :] * stride_t + d[:, None] * stride_d
+    return tl.load(base + offsets, mask=live[None, :] & (d < D)[:, None], other=0.0)
+
+
+@triton.jit
+def load_decay_columns(base, stride_t, stride_d, chunk, first, end, d, D, C: tl.constexpr, SHIFT: tl.constexpr):
+    """``load_decay`` with channels first, (BK, C)."""
+    r = tl.arange(0, C)
+    live = r < end - chunk
+    if SHIFT:
+        live = live & (r > first - chunk)
+    x = load_columns(base - SHIFT * stride_t, stride_t, stride_d, live, d, D, C)
+    return tl.maximum(x.to(tl.float32), STRONGEST)
+
+
+@triton.jit
 def load_decay(base, stride_t, stride_d, chunk, first, end, d, D, C: tl.constexpr, SHIFT: tl.constexpr):
     """Log decays (C, BK) fp32. SHIFT: a token takes that of the token before it, the first of a sequence none."""
     r = tl.arange(0, C)
@@ -121,6 +143,31 @@ def running(a, C: tl.constexpr, EXACT: tl.constexpr):
     else:
         rest = tl.minimum(total[None, :] - P, 0.0)
     return P, rest, total
+
+
+@triton.jit
+def sums_of_columns(x, chosen, EXACT: tl.constexpr):
+    """Column t: the sum of ``x (BK, C)`` over the columns that ``chosen (C, C)`` marks in its column t."""
+    if EXACT:
+        found = tl.dot(x, tl.where(chosen, 1.0, 0.0), input_precision="ieee")
+    else:
+        high = x.to(tl.bfloat16)
+        low = (x - high.to(tl.float32)).to(tl.bfloat16)
+        ones = tl.where(chosen, 1.0, 0.0).to(tl.bfloat16)
+        found = add_product(product(high, ones, "ieee"), low, ones, "ieee")
+    return found
+
+
+@triton.jit
+def running_columns(a, total, C: tl.constexpr, EXACT: tl.constexpr):
+    """``running`` with channels first: P and what is left of the chunk after each token, (BK, C)."""
+    r = tl.arange(0, C)
+    P = tl.minimum(sums_of_columns(a, r[:, None] <= r[None, :], EXACT), 0.0)
+    if EXACT:
+        rest = sums_of_columns(a, r[:, None] > r[None, :], EXACT)
+    else:
+        rest = tl.minimum(total[:, None] - P, 0.0)
+    return P, rest
 
 
 @triton.jit

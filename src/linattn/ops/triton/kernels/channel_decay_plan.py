@@ -83,9 +83,9 @@ def plan_for(x: Inputs) -> Plan:
     B, H, T, K, V = x.sizes
     if x.q.dtype == torch.bfloat16:
         # The state takes a quarter of the registers (4 warps for 128 x 64, 8 for 128 x 128); 32 tokens leave room
-        # for the rest.
+        # for the rest. Three stages: with two the compiler asks for a chunk when the last one is done, and waits.
         k, v = _tile(K, 128), _tile(V, 128)
-        square = Tiles(32, k, v, 8 if k * v > 64 * 128 else 4, 2)
+        square = Tiles(32, k, v, 8 if k * v > 64 * 128 else 4, 3)
         narrow = replace(square, k=min(k, 64), warps=4)
         plan = Plan(square, narrow, replace(narrow, warps=8 if k * v >= 64 * 64 else 4), square, square, square)
     else:

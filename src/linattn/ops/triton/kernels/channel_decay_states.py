@@ -14,10 +14,11 @@ import triton.language as tl
 from linattn.ops.triton.kernels.channel_decay_parts import (
     add_product,
     live_keys,
-    load_decay,
+    load_columns,
+    load_decay_columns,
     load_rows,
     place,
-    running,
+    running_columns,
     spread,
 )
 
@@ -52,10 +53,11 @@ def segment_states_kernel(
         else:
             chunk = start + i * C
         live = live_keys(mask + chunk * m_t, m_t, r < end - chunk, C, MASKED)
-        a_c = load_decay(a + chunk * a_t, a_t, a_d, chunk, first, end, dk, K, C, SHIFT)
-        x_c = load_rows(x + chunk * x_t, x_t, x_d, live, dk, K, C).to(tl.float32)
+        a_c = load_decay_columns(a + chunk * a_t, a_t, a_d, chunk, first, end, dk, K, C, SHIFT)
+        x_c = load_columns(x + chunk * x_t, x_t, x_d, live, dk, K, C).to(tl.float32)
         y_c = load_rows(y + chunk * y_t, y_t, y_d, live, dv, V, C)
-        P, rest, chunk_total = running(a_c, C, EXACT)
+        chunk_total = tl.sum(a_c, 1)
+        P, rest = running_columns(a_c, chunk_total, C, EXACT)
         if REVERSE:
             x_c = x_c * tl.exp(P)
         else:
@@ -63,11 +65,11 @@ def segment_states_kernel(
         kept = tl.exp(chunk_total)
         if REVERSE and NORMALIZED:
             y_c = y_c.to(tl.float32) * tl.load(scale + bh * T + chunk + r, mask=live, other=0.0)[:, None]
-            z_c = x_c * tl.load(e + bh * T + chunk + r, mask=live, other=0.0)[:, None]
+            z_c = x_c * tl.load(e + bh * T + chunk + r, mask=live, other=0.0)[None, :]
         else:
             z_c = x_c if not REVERSE else tl.zeros_like(x_c)
-        z_state = z_state * kept + tl.sum(z_c, 0)
-        state = add_product(state * kept[:, None], tl.trans(x_c.to(DT)), y_c.to(DT), PRECISION)
+        z_state = z_state * kept + tl.sum(z_c, 1)
+        state = add_product(state * kept[:, None], x_c.to(DT), y_c.to(DT), PRECISION)
         whole += chunk_total
     here = (dk < K)[:, None] & (dv < V)[None, :]
     tl.store(kv + row * K * V + dk[:, None] * V + dv[None, :], state, mask=here)

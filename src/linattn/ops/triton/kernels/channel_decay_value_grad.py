@@ -18,11 +18,14 @@ from linattn.ops.triton.kernels.channel_decay_parts import (
     add_product,
     around_middle,
     live_keys,
+    load_columns,
     load_decay,
+    load_decay_columns,
     load_rows,
     place,
     product,
     running,
+    running_columns,
     spread,
 )
 
@@ -67,22 +70,27 @@ def value_grad_kernel(
         live = r < end - chunk
         keys = live_keys(mask + chunk * m_t, m_t, live, C, MASKED)
         a_c = load_decay(a + chunk * a_t, a_t, a_d, chunk, first, end, ck, K, C, SHIFT)
-        q_c = load_rows(q + chunk * q_t, q_t, q_d, live, ck, K, C).to(tl.float32)
+        a_columns = load_decay_columns(a + chunk * a_t, a_t, a_d, chunk, first, end, ck, K, C, SHIFT)
+        q_columns = load_columns(q + chunk * q_t, q_t, q_d, live, ck, K, C).to(tl.float32)
         k_c = load_rows(k + chunk * k_t, k_t, k_d, keys, ck, K, C).to(tl.float32)
         y = load_rows(d_o + chunk * g_t, g_t, g_d, live, cv, V, C)
         if NORMALIZED:
             y = y.to(tl.float32) * tl.load(scale + bh * T + chunk + r, mask=live, other=0.0)[:, None]
         y = y.to(DT)
         P, rest, total = running(a_c, C, EXACT)
+        P_columns, _rest_columns = running_columns(a_columns, total, C, EXACT)
         found = product((k_c * tl.exp(rest)).to(DT), grad.to(DT), PRECISION)
         mild = False
         if not EXACT:
             mild = tl.min(total) > -LIMIT
-            away, back = around_middle(P, total)
-            A_t = product((k_c * back).to(DT), tl.trans((q_c * away).to(DT)), PRECISION)  # key by query
+            _own_away, back = around_middle(P, total)
+            away = tl.where(
+                (spread(tl.min(total), total) > -LIMIT)[:, None], tl.exp(P_columns - 0.5 * total[:, None]), 0.0
+            )
+            A_t = product((k_c * back).to(DT), (q_columns * away).to(DT), PRECISION)  # key by query
             A_t = tl.where(r[:, None] <= r[None, :], A_t, 0.0)
             found = add_product(found, A_t.to(DT), y, PRECISION)
-        grad = add_product(grad * tl.exp(total)[:, None], tl.trans((q_c * tl.exp(P)).to(DT)), y, PRECISION)
+        grad = add_product(grad * tl.exp(total)[:, None], (q_columns * tl.exp(P_columns)).to(DT), y, PRECISION)
         found = tl.where(keys[:, None], found, 0.0).to(dv.dtype.element_ty)
         here = live[:, None] & (cv < V)[None, :]
         tl.store(dv + chunk * V + (r[:, None] * V + cv[None, :]), found, mask=here)

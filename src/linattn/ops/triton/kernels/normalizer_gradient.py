@@ -1,7 +1,8 @@
 """What the normaliser's gradient needs, token by token: 1 / n and the gradient of the denominator.
 
 o = num / n, so the numerator gets ``d_o / n`` and n gets ``-(d_o . o) / n``; n = den + eps, or max(abs(den), 1).
-o and d_o (B, H, T, V), o contiguous; den, scale = 1 / n and e = the denominator's gradient (B, H, T) contiguous.
+o and d_o (B, H, T, V), o contiguous; den, scale = 1 / n and e = the denominator's gradient (B, H, T) contiguous, with
+TIMES_N the latter times n.
 """
 # mypy: ignore-errors
 
@@ -10,9 +11,9 @@ import triton.language as tl
 
 
 @triton.jit(do_not_specialize=["T", "rows", "eps"])
-def delta_kernel(
+def normalizer_gradient(
     o, d_o, den, scale, e, g_b, g_h, g_t, g_d, H, T, rows, eps,
-    V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, NORMALIZER: tl.constexpr,
+    V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, NORMALIZER: tl.constexpr, TIMES_N: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * C + tl.arange(0, C)
     live, d = row < rows, tl.arange(0, BV)
@@ -30,4 +31,5 @@ def delta_kernel(
         inverse = 1.0 / tl.maximum(size, 1.0)
         slope = tl.where(size >= 1.0, tl.where(total > 0, 1.0, -1.0), 0.0)
     tl.store(scale + row, inverse, mask=live)
-    tl.store(e + row, -tl.sum(x * g, 1) * inverse * slope, mask=live)
+    found = -tl.sum(x * g, 1) * slope
+    tl.store(e + row, found if TIMES_N else found * inverse, mask=live)

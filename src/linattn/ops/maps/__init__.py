@@ -1,0 +1,1 @@
+"""Feature maps by kind; ``linattn.ops.feature_maps`` has them all."""

@@ -1,0 +1,18 @@
+"""Vectors as length times direction, smooth and finite at zero too."""
+
+from torch import Tensor
+
+from linattn.ops.packing import compute_dtype
+
+# Lengths are sqrt(|x|^2 + SMALLEST^2): vectors that carry anything are not moved, 0 has a direction (0) and a gradient.
+SMALLEST = 1e-6
+
+
+def length_of(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
+    """``|x|`` over ``dim``, kept, in fp32 or fp64."""
+    return (x.to(compute_dtype(x)).square().sum(dim, keepdim=True) + SMALLEST**2).sqrt()
+
+
+def direction_of(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
+    """``x / |x|`` over ``dim``, in fp32 or fp64; 0 at 0."""
+    return x.to(compute_dtype(x)) / length_of(x, dim)

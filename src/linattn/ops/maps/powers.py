@@ -1,0 +1,114 @@
+"""Powers of the size of a channel: of its share in the vector's length, of itself, of what is shifted above 0."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from linattn.ops.maps.base import Twin, WideMap, rows, with_groups
+from linattn.ops.maps.directions import direction_of, length_of
+
+Angle = Literal["hard", "direction", "raw", "scaled"]
+SHIFT = 1e-6
+
+
+def power_of(base: Tensor, exponent: Tensor) -> Tensor:
+    """``base^exponent`` for ``base >= 0``; at 0 it is 0 with gradients 0, also where an exponent below 1 has a pole."""
+    positive = base > 0
+    return torch.where(positive, torch.where(positive, base, 1).pow(exponent), 0)
+
+
+def turned(size: Tensor, x: Tensor, angle: Angle) -> Tensor:
+    """``size [cos f(x), sin f(x)]``: ``(.., D) -> (.., 2D)``, f in [-pi/4, pi/4].
+
+    Where f is ``"hard"``, ``pi/4 sign(x)``, both are rotated by pi/4: products stay, one of each pair is 0.
+    """
+    if angle == "hard":
+        return torch.cat([size * (x > 0), size * (x < 0)], dim=-1)
+    y = x if angle == "raw" else direction_of(x)
+    f = math.pi / 4 * (y * x.shape[-1] ** 0.5 if angle == "scaled" else y).tanh()
+    return torch.cat([size * f.cos(), size * f.sin()], dim=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class NormPower(WideMap):
+    """``(|x_c| / |x|)^p``, ``p = power (tau + tanh |x|)``, apart by sign or turned by an angle: sharper for longer x.
+
+    power and tau are tensors ``()`` without a gradient, head_dim is that of x; angle as in ``turned``.
+    """
+
+    power: Tensor
+    tau: Tensor
+    head_dim: int
+    angle: Angle = "hard"
+
+    def wide(self, x: Tensor) -> Tensor:
+        exponent = self.power * (self.tau + length_of(x).tanh())
+        return turned(power_of(direction_of(x).abs(), exponent), x, self.angle)
+
+    def num_features(self, head_dim: int) -> int:
+        return 2 * head_dim
+
+    def twin(self) -> Twin | None:
+        return (
+            None if self.angle != "hard" else Twin("norm_power", 2, table=_table(self.power, self.tau, self.head_dim))
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SignPower(WideMap):
+    """``|x_c|^power``, apart by sign or turned by an angle; power is a tensor ``()`` without a gradient."""
+
+    power: Tensor
+    head_dim: int
+    angle: Angle = "hard"
+
+    def wide(self, x: Tensor) -> Tensor:
+        return turned(power_of(x.abs(), self.power), x, self.angle)
+
+    def num_features(self, head_dim: int) -> int:
+        return 2 * head_dim
+
+    def twin(self) -> Twin | None:
+        if self.angle != "hard":
+            return None
+        return Twin("sign_power", 2, table=_table(self.power, torch.zeros_like(self.power), self.head_dim))
+
+
+@dataclass(frozen=True, eq=False)
+class ShiftedPower(WideMap):
+    """``outer factor (inner (max(x, 0) + 1e-6))^power``.
+
+    factor is ``(H or H_kv, D)``, inner and outer are numbers > 0 per token, ``(1 or B, 1, T)``: with inner near 1/|x|
+    the power stays in range.
+    """
+
+    power: float
+    factor: Tensor
+    inner: Tensor
+    outer: Tensor
+
+    @property
+    def steep(self) -> bool:
+        return False
+
+    def wide(self, x: Tensor) -> Tensor:
+        base = with_groups((F.relu(x) + SHIFT) * self.inner.unsqueeze(-1), self.factor.shape[0])
+        return (base.pow(self.power) * self.factor[:, None, None]).flatten(1, 2) * self.outer.unsqueeze(-1)
+
+    def num_features(self, head_dim: int) -> int:
+        return head_dim
+
+    def twin(self) -> Twin | None:
+        if self.power < 1:  # a root of outer would be a power, and might leave the range
+            return None
+        table = rows(self.factor, torch.full_like(self.factor, self.power)).unsqueeze(0)
+        return Twin("shifted_power", 1, table=table, token=(self.inner * self.outer.pow(1 / self.power)).float())
+
+
+def _table(a: Tensor, b: Tensor, head_dim: int) -> Tensor:
+    """Two numbers for all heads and features, ``(1, 1, 2, 2D)``."""
+    return torch.stack([a, b]).float()[None, None, :, None].expand(1, 1, 2, 2 * head_dim)

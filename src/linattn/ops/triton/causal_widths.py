@@ -1,0 +1,33 @@
+"""Widths and strides that kernels are proved for, made of those that come. Used by all causal kernels."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def missing(width: int, dtype: torch.dtype) -> int:
+    """Columns of zeros that a 16-bit width lacks to a multiple of 16: with masked tails Hopper computes wrong products.
+
+    Zeros change no score, and their own outputs and gradients are cut off again.
+    """
+    return -width % 16 if dtype.itemsize == 2 else 0
+
+
+def padded_by(x: Tensor, columns: int, rows: int = 0) -> Tensor:
+    """With zeros after the last column and the last row; x itself where there are none."""
+    return F.pad(x, (0, columns, 0, rows)) if columns or rows else x
+
+
+def first_of(x: Tensor, dim: int, width: int) -> Tensor:
+    """The first columns, contiguous; all of them: x itself."""
+    return x if x.shape[dim] == width else x.narrow(dim, 0, width).contiguous()
+
+
+def reachable(x: Tensor) -> Tensor:
+    """``x (B, H, T, D)``, or a copy that kernels can read.
+
+    Offsets inside a tile are 32-bit, and rows of 16-bit numbers are read in whole vectors of 16 bytes.
+    """
+    far = max(x.stride()[2:]) * 256 >= 2**30
+    odd = x.itemsize == 2 and (x.stride(3) != 1 or x.data_ptr() % 16 != 0 or any(s % 8 for s in x.stride()[:3]))
+    return x.clone(memory_format=torch.contiguous_format) if far or odd else x

@@ -1,0 +1,193 @@
+# mypy: ignore-errors
+# ruff: noqa: SIM102  (a condition known to the compiler stands alone)
+"""One chunk of a causal sweep: its tokens' outputs, and the state after it. Names and options: see causal_sweep.
+
+Inside a chunk a pair's weight is exp(f_i - f_j). FACTORED: where no chunk of the walk decays by more than exp(-60), it
+is a factor 1 / write_i on the row and write_j on w, the same w that the state takes: no exponential of a pair, and y
+goes into both products as it was loaded. Else (and beyond bf16) the exponentials of all pairs are taken.
+"""
+
+import triton
+import triton.language as tl
+
+from linattn.ops.triton.kernels.causal_parts import from_before, inside, keep_mark
+
+
+@triton.jit
+def chunk(
+    step, count, S, S_dt, zc, zr,
+    x, x_t, y, y_b, y_h, y_t, y_d, w, w_b, w_h, w_t, w_d, u, u_b, u_h, u_t, u_d, xo, yo, wo,
+    out, den, prev_den, prev, scale, e, dots, marks, z_marks, gates, plane, keeps, key_mask,
+    b, h, hs, row, tile, start, end, T, HS, chunk0, place0, size, eps,
+    X: tl.constexpr, W: tl.constexpr, BX: tl.constexpr, BW: tl.constexpr, L: tl.constexpr,
+    DIV: tl.constexpr, LOOP: tl.constexpr, REVERSE: tl.constexpr, DIAG: tl.constexpr,
+    DECAY: tl.constexpr, FACTORED: tl.constexpr, MASK_Y: tl.constexpr, MASK_X: tl.constexpr,
+    DEN: tl.constexpr, NORM: tl.constexpr, SCALE: tl.constexpr, EXTRA: tl.constexpr,
+    ZCOL: tl.constexpr, ZROW: tl.constexpr, DOTS: tl.constexpr, MARK: tl.constexpr, CK: tl.constexpr,
+    ADD: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    i = tl.arange(0, L)
+    ex = tl.arange(0, BX)
+    ew = (tile * BW).to(tl.int32) + tl.arange(0, BW)
+    x_ok = ex < X
+    w_ok = ew < W
+    STRICT: tl.constexpr = DIAG == 2 or (DIAG == 1 and not FACTORED)
+    if REVERSE:
+        seen = (i[:, None] < i[None, :]) if STRICT else (i[:, None] <= i[None, :])
+    else:
+        seen = (i[:, None] > i[None, :]) if STRICT else (i[:, None] >= i[None, :])
+    c = count - 1 - step if REVERSE else step
+    t0 = c.to(tl.int64) * L
+    at = start + t0
+    ok = at + i < end
+    x_rows = ok
+    y_rows = ok
+    if MASK_X:
+        x_rows = ok & (tl.load(key_mask + at + i, mask=ok, other=0) != 0)
+    if MASK_Y:
+        y_rows = ok & (tl.load(key_mask + at + i, mask=ok, other=0) != 0)
+    if MARK and REVERSE:
+        if (c % CK == CK - 1) | (c == count - 1):
+            keep_mark(S, zr, marks, z_marks, place0 + c // CK, size, ex, ew, h % DIV, X, W, ZROW > 0)
+    xv = tl.load(x + t0 * x_t + xo, mask=inside(x_rows, x_ok, X, BX), other=0.0).to(DT)
+
+    read = tl.full([L], 1.0, tl.float32)
+    write = tl.full([L], 1.0, tl.float32)
+    keep = tl.full([], 1.0, tl.float32)
+    if DECAY:
+        gate = gates + at + i
+        read = tl.load(gate + (2 if REVERSE else 1) * plane, mask=ok, other=0.0)
+        write = tl.load(gate + (1 if REVERSE else 2) * plane, mask=ok, other=1.0)
+        keep = tl.load(keeps + chunk0 + c)
+        if not FACTORED:
+            hi = tl.load(gate, mask=ok, other=0.0)
+            if SPLIT:
+                lo = tl.load(gate + 3 * plane, mask=ok, other=0.0)
+    reading = read
+    ei = tl.zeros([L], tl.float32)
+    if SCALE == 1:
+        r = tl.load(scale + row * T + at + i, mask=ok, other=0.0)
+        reading = read * r
+    if EXTRA == 1:
+        ei = tl.load(e + row * T + at + i, mask=ok, other=0.0)
+    if DEN:
+        sums = tl.sum(xv.to(tl.float32) * zc[None, :], axis=1)
+        if DECAY:
+            sums = sums * read
+    without = tl.zeros([L], tl.float32)
+    uo = i[:, None] * u_t + ew[None, :] * u_d if DOTS else 0
+    acc = tl.zeros([L, BW], tl.float32)
+    if LOOP > 1:
+        acc, S, zc, zr = from_before(xv, S, S_dt, zc, zr, reading, ei, keep, PREC, DECAY, SCALE, EXTRA, ZCOL, ZROW)
+        if DIAG == 1 and not FACTORED:
+            own = tl.zeros([L, BW], tl.float32)
+
+    # One stage: with several, the last products of a group may still run when the next group's operands come in.
+    for group in tl.range(0, LOOP, num_stages=1):
+        # Pairs inside the chunk. They come first: in registers a bf16 matrix of weights is less than a sum in fp32.
+        hy = hs * LOOP + group
+        y_ok = y_rows[None, :] if X == BX else x_ok[:, None] & y_rows[None, :]
+        yv = tl.load(y + b * y_b + hy * y_h + at * y_t + yo, mask=y_ok, other=0.0).to(DT)
+        wv = tl.load(w + b * w_b + hy * w_h + at * w_t + wo, mask=inside(y_rows, w_ok, W, BW), other=0.0).to(DT)
+        taken = wv
+        # Factors of a column go on w: on P they would take a register for each.
+        factor = write
+        if SCALE == 2:
+            r = tl.load(scale + (b * (HS * LOOP) + hy) * T + at + i, mask=ok, other=0.0)
+            factor = write * r
+        if FACTORED or SCALE == 2:
+            taken = (wv.to(tl.float32) * (factor if FACTORED else r)[:, None]).to(DT)
+        # All that needs a tile in registers is done at once, before the products take them.
+        if ZCOL:
+            # Never the sum of a tile as it was loaded: in fp32 Triton 3.6 takes it out of the loop and fails.
+            keys = tl.where(y_rows[None, :], yv.to(tl.float32), 0.0)
+            more_c = tl.sum(keys * write[None, :] if DECAY else keys, axis=1)
+        if ZROW == 1:
+            more_r = tl.sum(tl.where(y_rows[:, None], wv.to(tl.float32), 0.0) * write[:, None], axis=0)
+        if EXTRA == 2:
+            ej = tl.load(e + (b * (HS * LOOP) + hy) * T + at + i, mask=ok, other=0.0)
+            if ZROW == 2:
+                more_r = tl.sum(wv.to(tl.float32) * (factor * ej)[:, None], axis=0)
+        if DOTS and (LOOP == 1 or (DIAG == 1 and FACTORED)):
+            uv = tl.load(u + b * u_b + h * u_h + at * u_t + uo, mask=inside(x_rows, w_ok, W, BW), other=0.0)
+        if DIAG == 1 and FACTORED:
+            on_diagonal = tl.sum(uv.to(tl.float32) * taken.to(tl.float32), axis=1)
+        P = tl.dot(xv, yv, input_precision=PREC)
+        if EXTRA == 1:
+            P += ei[:, None]
+        if EXTRA == 2:
+            P += ej[None, :]
+        if DIAG == 1 and not FACTORED:
+            diagonal = tl.sum(tl.where(i[:, None] == i[None, :], P, 0.0), axis=1)
+            if SCALE > 0:
+                diagonal = diagonal * r
+            if LOOP > 1:
+                own += diagonal[:, None] * wv.to(tl.float32)
+        if DECAY and not FACTORED:
+            gap = hi[None, :] - hi[:, None] if REVERSE else hi[:, None] - hi[None, :]
+            if SPLIT:
+                gap += lo[None, :] - lo[:, None] if REVERSE else lo[:, None] - lo[None, :]
+            P = P * tl.exp(tl.where(seen, tl.minimum(gap, 0.0), float("-inf")))
+        P = tl.where(seen, P, 0.0)
+        if FACTORED:
+            back = 1.0 / write
+            if DEN:
+                sums += tl.sum(P * write[None, :], axis=1) * back
+            P = P * (back * r if SCALE == 1 else back)[:, None]
+        else:
+            if DEN:
+                sums += tl.sum(P, axis=1)
+            if SCALE == 1:
+                P = P * r[:, None]
+        weights = P.to(DT)
+        if DIAG == 1 and FACTORED:
+            # Taken off again, as it was rounded: then nothing of w has to wait for the product.
+            own_weight = tl.sum(tl.where(i[:, None] == i[None, :], weights.to(tl.float32), 0.0), axis=1)
+            without -= own_weight * on_diagonal
+
+        if LOOP == 1:
+            acc, S, zc, zr = from_before(xv, S, S_dt, zc, zr, reading, ei, keep, PREC, DECAY, SCALE, EXTRA, ZCOL, ZROW)
+        acc = tl.dot(weights, taken, acc, input_precision=PREC)
+        if DOTS and LOOP == 1:
+            # Apart from the case of several groups, or the diagonal would need a tile of its own in registers.
+            tl.store(dots + row * T + at + i, without + tl.sum(uv.to(tl.float32) * acc, axis=1), mask=ok)
+            if DIAG == 1 and not FACTORED:
+                acc += diagonal[:, None] * wv.to(tl.float32)
+
+        # What the chunk leaves behind.
+        if ZCOL:
+            zc += more_c
+        if ZROW == 1 or (ZROW == 2 and EXTRA == 2):
+            zr += more_r
+        if DECAY and not FACTORED:
+            yv = (yv.to(tl.float32) * write[None, :]).to(DT)
+        S = tl.dot(yv, taken, S, input_precision=PREC)
+
+    # Used in the chunk that made it, the state is waited for: no product is still reading when the next operands
+    # arrive in the same place. (An operand that is also summed in registers gets one buffer too few for that.)
+    S_dt = S.to(DT)
+    if MARK and not REVERSE:
+        if (c % CK == CK - 1) | (c == count - 1):
+            keep_mark(S, zr, marks, z_marks, place0 + c // CK, size, ex, ew, h % DIV, X, W, ZROW > 0)
+    if DOTS and LOOP > 1:
+        us = tl.load(u + b * u_b + h * u_h + at * u_t + uo, mask=inside(x_rows, w_ok, W, BW), other=0.0)
+        tl.store(dots + row * T + at + i, without + tl.sum(us.to(tl.float32) * acc, axis=1), mask=ok)
+        if DIAG == 1 and not FACTORED:
+            acc += own
+    place = (row * T + at) * W + i[:, None] * W + ew[None, :]
+    w_rows = inside(ok, w_ok, W, BW)
+    if ADD:
+        acc += tl.load(prev + place, mask=w_rows, other=0.0).to(tl.float32)
+    if DEN:
+        if ADD:
+            sums += tl.load(prev_den + row * T + at + i, mask=ok, other=0.0)
+        if tile == 0:
+            tl.store(den + row * T + at + i, sums, mask=ok)
+        if NORM == 1:
+            acc = acc / (sums + eps)[:, None]
+        if NORM == 2:
+            acc = acc / tl.maximum(tl.abs(sums), 1.0)[:, None]
+    if MASK_X:
+        acc = tl.where(x_rows[:, None], acc, 0.0)
+    tl.store(out + place, acc.to(out.dtype.element_ty), mask=w_rows)
+    return S, S_dt, zc, zr

@@ -1,0 +1,176 @@
+"""``exponential_attention(impl="triton")``: gates of any size, masks, packing, states and steps, against fp64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from linattn import exponential_attention, exponential_attention_step, exponential_attention_with_state
+from linattn.ops.exponential_types import ExponentialState
+from ops.triton.budget import assert_within, moved
+from ops.triton.device import DEVICE
+
+B, H, H_KV, T = 2, 2, 1, 19
+
+
+def draw(*, width=16, values=16, dtype=torch.float32, gate=2.0, state=False, rows=B, length=T, sequences=None):
+    """Queries and keys >= 0: a row sum is then far from 0, and its rounding is not the whole result."""
+    g = torch.Generator().manual_seed(0)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=g)
+
+    tensors = {
+        "q": randn(rows, H, length, width).abs().to(dtype),
+        "k": randn(rows, H_KV, length, width).abs().to(dtype),
+        "v": randn(rows, H_KV, length, values).to(dtype),
+        "log_input": gate * randn(rows, H_KV, length),
+        "log_decay": F.logsigmoid(randn(rows, H_KV, length) + 2),
+    }
+    if state:
+        n = sequences or rows
+        tensors["kv"], tensors["z"] = randn(n, H_KV, width, values), randn(n, H_KV, width).abs()
+        tensors["log_scale"] = randn(n, H_KV)
+    return {name: x.to(DEVICE) for name, x in tensors.items()}
+
+
+def run(tensors, impl, *, mask=None, gradients=True, **options):
+    t = {name: x.detach().requires_grad_() for name, x in tensors.items()}
+    initial = ExponentialState(t["kv"], t["z"], t["log_scale"]) if "kv" in t else None
+    output, (kv, z, m) = exponential_attention_with_state(
+        t["q"], t["k"], t["v"], log_input=t["log_input"], log_decay=t["log_decay"], initial_state=initial, impl=impl,
+        key_mask=mask, **options,
+    )  # fmt: skip
+    if mask is not None:
+        output = output * mask[:, None, :, None]
+    found = {"output": output, "final kv": kv, "final z": z}
+    g = torch.Generator().manual_seed(1)
+    loss = sum((x.double() * torch.randn(x.shape, generator=g).to(DEVICE).double()).sum() for x in found.values())
+    grads = torch.autograd.grad(loss, list(t.values()), materialize_grads=True, allow_unused=True)
+    found = {name: x.detach() for name, x in found.items()} | {"unit": m.detach()}
+    return found | {f"d {name}": x for name, x in zip(t, grads, strict=True)}
+
+
+def check(tensors, **options):
+    exact = run({name: x.double() for name, x in tensors.items()}, "reference", **options)
+    others = [run(tensors, impl, **options) for impl in ("reference", "chunked")]
+    # Gates are added up in fp64 by plain PyTorch, in fp32 by the kernel.
+    others.append(run({name: moved(x) for name, x in tensors.items()}, "reference", **options))
+    assert_within(run(tensors, "triton", **options), exact, *others, summed=T**0.5, inputs=tensors["v"].dtype)
+
+
+@pytest.mark.parametrize("gate", [0.1, 2.0, 20.0])
+def test_gates_of_all_sizes(gate):
+    check(draw(gate=gate))
+
+
+def test_it_starts_from_a_state_with_a_unit():
+    check(draw(state=True))
+
+
+def test_low_precision_and_odd_widths():
+    check(draw(width=20, values=9, dtype=torch.bfloat16))
+
+
+def test_half_precision_does_not_overflow():
+    tensors = draw(dtype=torch.float16, gate=20.0)
+    found = run(tensors, "triton")
+    assert all(x.isfinite().all() for x in found.values())
+    check(tensors)
+
+
+def test_masked_tokens_are_not_there():
+    mask = (torch.rand(B, T, generator=torch.Generator().manual_seed(2)) > 0.3).to(DEVICE)
+    tensors = draw()
+    check(tensors, mask=mask)
+    padding = ~mask[:, None, :]
+    options = {"key_mask": mask, "impl": "triton"}
+    names = "q", "k", "v", "log_input", "log_decay"
+    broken = {
+        name: tensors[name].masked_fill(padding.unsqueeze(-1) if tensors[name].ndim == 4 else padding, torch.nan)
+        for name in names[1:]
+    }
+    outputs = [
+        exponential_attention(t["q"], t["k"], t["v"], log_input=t["log_input"], log_decay=t["log_decay"], **options)
+        for t in (tensors, tensors | broken)
+    ]
+    assert torch.equal(*outputs)
+
+
+def test_packed_sequences_have_a_state_each():
+    offsets = torch.tensor([0, 5, 5, T], device=DEVICE)
+    check(draw(rows=1, state=True, sequences=3), cu_seqlens=offsets)
+
+
+def test_a_query_of_zeros_has_a_finite_gradient():
+    tensors = draw(gate=20.0)
+    found = run(tensors | {"q": torch.zeros_like(tensors["q"])}, "triton")
+    assert all(x.isfinite().all() for x in found.values())
+
+
+@pytest.mark.parametrize("state", [True, False])
+def test_one_token_takes_the_kernel_of_a_step(state):
+    check(draw(length=1, state=state))
+
+
+def test_steps_are_the_sequence():
+    """Of which the first adds nothing to an empty state."""
+    tensors = draw(length=6)
+    tensors["log_input"][:, :, 0] = -torch.inf
+    whole = exponential_attention_with_state(
+        *(tensors[n] for n in "qkv"), log_input=tensors["log_input"], log_decay=tensors["log_decay"], impl="reference"
+    )
+    state = None
+    for t in range(6):
+        now = {name: x[:, :, t : t + 1] for name, x in tensors.items()}
+        output, state = exponential_attention_with_state(
+            now["q"], now["k"], now["v"], log_input=now["log_input"], log_decay=now["log_decay"], initial_state=state,
+            impl="triton",
+        )  # fmt: skip
+        torch.testing.assert_close(output[:, :, 0], whole.output[:, :, t], rtol=1e-5, atol=1e-5)
+    for a, b in zip(state, whole.state, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_traced_whole():
+    tensors = draw(length=9)
+    options = {"log_input": tensors["log_input"], "log_decay": tensors["log_decay"], "impl": "triton"}
+    compiled = torch.compile(exponential_attention, backend="aot_eager", fullgraph=True)
+    q, k, v = (tensors[name] for name in "qkv")
+    found = compiled(q, k, v, **options)
+    torch.testing.assert_close(found, exponential_attention(q, k, v, **options), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_long_sequences(dtype):
+    check(draw(width=64, values=64, length=1500, dtype=dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+def test_a_graph_replays_the_public_step():
+    t = draw(width=64, values=64, length=1, dtype=torch.bfloat16, state=True)
+    now = {name: t[name][:, :, 0] for name in ("q", "k", "v", "log_input", "log_decay")}
+    gates = {name: now.pop(name) for name in ("log_input", "log_decay")}
+    start = ExponentialState(t["kv"], t["z"], t["log_scale"])
+    held = ExponentialState(*(x.clone() for x in start))
+
+    def decode(state):
+        return exponential_attention_step(now["q"], now["k"], now["v"], state, **gates)
+
+    with torch.no_grad():
+        decode(held)  # compiles before the capture
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured, state = decode(held)
+            for old, new in zip(held, state, strict=True):
+                old.copy_(new)
+        for _ in range(4):
+            graph.replay()
+            right, start = decode(start)
+    torch.cuda.synchronize()
+    assert torch.equal(captured, right)
+    for a, b in zip(held, start, strict=True):
+        assert torch.equal(a, b)
