@@ -10,8 +10,9 @@ BY_CHANNEL = {"pola", "pola_plus", "hydra"}
 
 
 def options_of(name: str) -> dict[str, object]:
-    """The angular mechanism's unit length is not linear in v; agents fewer than tokens."""
-    return {"angular": {"output_norm": "sum"}, "agent": {"num_agents": 4}}.get(name, {})
+    """The angular mechanism's unit length and the norm of zeros are not linear in v; agents fewer than tokens."""
+    own = {"angular": {"output_norm": "sum"}, "zeros": {"head_norm": False}, "agent": {"num_agents": 4}}
+    return own.get(name, {})
 
 
 def _all() -> list:

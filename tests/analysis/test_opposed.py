@@ -9,7 +9,7 @@ from linattn.analysis.opposed import opposed_kept
 
 LOST = {"relu", "focused", "cosformer", "nala"}
 BETWEEN = {"mirror"}
-UNDEFINED = {"hydra"}
+UNDEFINED = {"hydra", "mlstm", "zeros", "zeros_softmax"}  # not one call of the algebra over channels of a pair
 
 
 def draw(heads: int = 2, kv_heads: int = 2, tokens: int = 9, width: int = 8, images: int = 3):

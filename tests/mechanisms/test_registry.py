@@ -19,8 +19,10 @@ BUILT_IN = {
     "hedgehog",
     "hydra",
     "inline",
+    "lion",
     "mala",
     "mirror",
+    "mlstm",
     "nala",
     "performer",
     "pola",
@@ -31,6 +33,8 @@ BUILT_IN = {
     "retention",
     "softmax",
     "taylor",
+    "zeros",
+    "zeros_softmax",
 }
 
 
@@ -120,7 +124,13 @@ def test_filters():
     assert "softmax" in linattn.list_mechanisms(cost="quadratic")
     assert "softmax" not in linattn.list_mechanisms(cost="linear")
     assert "softmax" in linattn.list_mechanisms(state="growing")
-    assert set(linattn.list_mechanisms(uses_input=True)) & BUILT_IN == {"gated"}
+    assert set(linattn.list_mechanisms(uses_input=True)) & BUILT_IN == {
+        "gated",
+        "lion",
+        "mlstm",
+        "zeros",
+        "zeros_softmax",
+    }
     assert set(linattn.list_mechanisms(causal=False)) & BUILT_IN == {"agent", "efficient", "rala"}
     assert set(linattn.list_mechanisms(bidirectional=True)) >= BUILT_IN
     linattn.register_mechanism("plain", paper="none", year=2026, causal=False)(Plain)

@@ -6,13 +6,15 @@ from torch import Tensor
 
 from linattn.mechanisms.angular import Angular
 from linattn.mechanisms.base import Mechanism, Rotate
+from linattn.mechanisms.zeros import Zeros
 
 
 def linear_part(mechanism: Mechanism) -> Mechanism:
     """The mechanism without what it does to its output after the values are summed up.
 
     Attention weights are what the values are multiplied with: ``o_t = sum_s w_ts v_s``. The angular mechanism then
-    gives its output the length 1, which is no weighting: its row sum takes the place of that length.
+    gives its output the length 1, which is no weighting: its row sum takes the place of that length. Zeros ends in a
+    norm over the channels of a head, which is left out.
 
     Example:
         >>> from linattn import create_mechanism
@@ -23,6 +25,10 @@ def linear_part(mechanism: Mechanism) -> Mechanism:
         bare = copy.copy(mechanism)  # shares the parameters; only the option is its own
         bare.output_norm = "sum"
         return bare
+    if isinstance(mechanism, Zeros) and mechanism.head_norm:
+        unscaled = copy.copy(mechanism)
+        unscaled.head_norm = False
+        return unscaled
     return mechanism
 
 

@@ -1,0 +1,203 @@
+"""LION: a decay that runs both ways, in linear time."""
+
+from dataclasses import replace
+from typing import Any, Literal, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput, check_length
+from linattn.mechanisms.common.decays import ChannelDecay, HeadDecay
+from linattn.mechanisms.common.directions import output_dtype
+from linattn.mechanisms.common.orders import plane_orders
+from linattn.mechanisms.common.positions import token_positions
+from linattn.mechanisms.registry import register_mechanism
+from linattn.ops.checks import check_choice
+from linattn.ops.linear import linear_attention
+from linattn.ops.packing import compute_dtype, num_sequences
+from linattn.ops.types import DecayIndex, Normalizer
+
+DECAYS = ("none", "fixed", "selective")
+FEATURES = ("silu", "elu", "sigmoid", "identity")
+EPS = 1e-6
+
+
+@register_mechanism("lion", paper="arXiv:2502.16249", year=2025, uses_input=True)
+class Lion(LinearBase):
+    """Linear attention with a decay that runs both ways: LION-LIT, -D and -S.
+
+    ``o_t = sum_s M_ts phi(q_t).phi(k_s) v_s / (sum_s M_ts phi(q_t).phi(k_s) + 1e-6)``, over ``s <= t`` when causal
+
+    ``phi(x) = (silu(x) + 1/2) / |silu(x) + 1/2|``, positive and of length 1. ``M_ts`` is the product of the decays
+    ``lambda`` between t and s and of one end: that of the key (``decay_index="key"``, the official code), or that of
+    the query (the paper's recurrence); 1 for t = s. The weights are scaled after they are masked.
+
+    - ``"none"`` (LIT): ``lambda = 1``;
+    - ``"fixed"`` (D): ``lambda = sigmoid(a)``, a learned per head, starts at N(0, 1);
+    - ``"selective"`` (S): ``lambda_t = sigmoid(W x_t + b)``, starts near 1/2.
+
+    All forms of the algebra are the paper's: ``impl="reference"`` is full attention with the matrix M,
+    ``"recurrent"`` the two recurrences, ``"chunked"`` the chunkwise form, in linear time where the paper's is tiled.
+    q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, x ``(B, T, input_dim)``, read by ``"selective"`` alone, output
+    ``(B, H, T, D)``; decays are per kv head.
+
+    Paper: Afzal et al., Linear Attention for Efficient Bidirectional Sequence Modeling. The published vision code
+    cuts the selective gates off from the gradient, takes ELU + 1 for LIT and writes ``1 - sigmoid``; the published
+    code of masked language models has neither features nor scaling (``features="identity", normalizer=None``).
+    State per kv head: ``D (D + 1)`` numbers.
+
+    Args:
+        decay: ``"none"``, ``"fixed"`` or ``"selective"``.
+        decay_per: ``"head"``, or ``"channel"``: a diagonal decay ``lambda = exp(B)``, selective
+            ``exp(B (1 + sigmoid(W x_t + b)))``, with ``B <= 0`` and hence ``lambda <= 1`` whatever is learned. The
+            paper's results on the Long Range Arena need it; its ``exp(B + sigmoid(.))`` can exceed 1. B starts at
+            HiPPO's real diagonal -1, -2, ... times steps from 0.001 to 0.1 over the heads. (HiPPO's imaginary part is
+            a rotation of queries and keys, the layer's business.)
+        decay_index: ``"key"`` or ``"query"``; None: the key's when bidirectional, the query's when causal.
+        features: ``"silu"`` as above, ``"elu"`` (ELU + 1), ``"sigmoid"``, or ``"identity"``: signed scores
+            ``q.k / sqrt(D)``, without a sum to divide by.
+        normalizer: ``"sum"``, or None: weights that are not scaled.
+        order: ``"line"``, the order of the tokens, or ``"snake"`` (LION-natural): two boustrophedon orders over the
+            plane ``spatial_shape``, row by row and column by column, each with decays of its own; their M are
+            averaged. Bidirectional alone.
+        num_prefix_tokens: tokens before all others, such as a class token, whose selective decay is 1 and which
+            stand before the plane. Bidirectional alone.
+
+    Example:
+        >>> import torch
+        >>> from linattn import create_mechanism
+        >>> mechanism = create_mechanism("lion", num_heads=2, head_dim=8, decay="selective")
+        >>> q, k, v = torch.randn(3, 1, 2, 5, 8).unbind()
+        >>> mechanism(q, k, v, x=torch.randn(1, 5, 16)).shape
+        torch.Size([1, 2, 5, 8])
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        *,
+        decay: Literal["none", "fixed", "selective"] = "selective",
+        decay_per: Literal["head", "channel"] = "head",
+        decay_index: DecayIndex | None = None,
+        features: Literal["silu", "elu", "sigmoid", "identity"] = "silu",
+        normalizer: Normalizer = "sum",
+        order: Literal["line", "snake"] = "line",
+        num_prefix_tokens: int = 0,
+        **common: Unpack[CommonOptions],
+    ) -> None:
+        super().__init__(num_heads, head_dim, **common)
+        check_choice("decay", decay, DECAYS)
+        check_choice("decay_per", decay_per, ("head", "channel"))
+        check_choice("decay_index", decay_index, ("key", "query", None))
+        check_choice("features", features, FEATURES)
+        check_choice("normalizer", normalizer, ("sum", None))
+        check_choice("order", order, ("line", "snake"))
+        if not isinstance(num_prefix_tokens, int) or num_prefix_tokens < 0:
+            raise ValueError(f"num_prefix_tokens must be an integer >= 0, got {num_prefix_tokens!r}")
+        if features == "identity" and normalizer == "sum":
+            raise ValueError("normalizer='sum' divides by a sum that signed features='identity' can make 0: use None")
+        if order == "snake" and decay == "none":
+            raise ValueError("order='snake' is an order of decays, but decay='none' has none")
+        for name, given in (("order='snake'", order == "snake"), ("num_prefix_tokens > 0", num_prefix_tokens > 0)):
+            if given and self.causal:
+                raise ValueError(f"{name} needs causal=False: it is for a whole image at once")
+        self.decay, self.decay_per, self.decay_index = decay, decay_per, decay_index
+        self.features, self.normalizer = features, normalizer
+        self.order, self.num_prefix_tokens = order, num_prefix_tokens
+        kind = HeadDecay if decay_per == "head" else ChannelDecay
+        input_dim = self.input_dim if decay == "selective" else None
+        count = 0 if decay == "none" else 2 if order == "snake" else 1
+        self.decays = nn.ModuleList(kind(self.num_kv_heads, head_dim, input_dim) for _ in range(count))
+        if decay != "selective" and hasattr(type(self), "info"):
+            vars(self)["info"] = replace(type(self).info, uses_input=False)  # this one needs no x
+
+    def reset_parameters(self) -> None:
+        for own in self.decays:
+            own.reset_parameters()  # type: ignore[operator]
+
+    def feature_map(self, x: Tensor) -> Tensor:
+        """phi, ``(B, H, T, D)``."""
+        if self.features == "identity":
+            return x
+        wide = x.to(compute_dtype(x))
+        if self.features == "silu":
+            wide = F.silu(wide) + 0.5
+            wide = wide / wide.square().sum(-1, keepdim=True).sqrt()  # at least 0.22 sqrt(D)
+        else:
+            wide = wide.sigmoid() if self.features == "sigmoid" else F.elu(wide) + 1
+        return wide.to(x.dtype)
+
+    def log_decay(self, number: int, k: Tensor, call: Call) -> Tensor | None:
+        """Of one order: ``(H_kv,)`` fixed per head, else ``(B, H_kv, T)`` or, per channel, ``(B, H_kv, T, D)``."""
+        if self.decay == "none":
+            return None
+        own = self.decays[number]
+        if self.decay == "fixed":
+            decay: Tensor = own(None)
+            return decay if decay.ndim == 1 else decay[None, :, None].expand(k.shape[0], -1, k.shape[2], -1)
+        decay = own(self.input_of(call.x, k))
+        if self.num_prefix_tokens:
+            start = torch.zeros(num_sequences(k, call.cu_seqlens), dtype=torch.long, device=k.device)
+            positions, _ = token_positions(k.shape[2], call.key_mask, call.cu_seqlens, start)
+            prefix = (positions < self.num_prefix_tokens).unsqueeze(1)
+            decay = decay.masked_fill(prefix if decay.ndim == 3 else prefix.unsqueeze(-1), 0)
+        return decay
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
+        phi, psi = self.feature_map(q), self.feature_map(k)
+        if self.features == "identity":
+            phi = phi * self.head_dim**-0.5
+        if self.order == "snake":
+            return MechanismOutput(self._over_the_plane(phi, psi, v, call), None)
+        log_decay = self.log_decay(0, k, call)
+        options = {"log_decay": log_decay, "decay_index": self.decay_index, "normalizer": self.normalizer, "eps": EPS}
+        return self.linear(call, {"q": phi, "k": psi, "v": v, **options})
+
+    def _over_the_plane(self, phi: Tensor, psi: Tensor, v: Tensor, call: Call) -> Tensor:
+        """Numerators and denominators of both orders are added, then divided: the average of two matrices M."""
+        dtype, out_dtype = compute_dtype(phi, v), output_dtype(phi, v)
+        turned = (phi, psi) if call.rotate is None else call.rotate(phi, psi)
+        one = torch.ones_like(v[..., :1])
+        total: Tensor | None = None
+        for number, order in enumerate(plane_orders(psi, call, self.num_prefix_tokens)):
+            log_decay = self.log_decay(number, psi, call)
+            options: dict[str, Any] = {
+                "log_decay": log_decay if log_decay is None or log_decay.ndim == 1 else log_decay[:, :, order],
+                "decay_index": self.decay_index, "cu_seqlens": call.cu_seqlens, "impl": call.impl, "normalizer": None,
+                "key_mask": None if call.key_mask is None else call.key_mask[:, order],
+            }  # fmt: skip
+
+            def summed(
+                q: Tensor, k: Tensor, v: Tensor, order: Tensor = order, options: dict[str, Any] = options
+            ) -> Tensor:
+                out = linear_attention(*(x[:, :, order].to(dtype) for x in (q, k, v)), **options)
+                return out[:, :, order.argsort()]
+
+            if self.normalizer is None:
+                both = summed(*turned, v)
+            elif call.rotate is None:
+                both = summed(phi, psi, torch.cat([v, one], dim=-1))  # a column of ones sums the weights
+            else:
+                both = torch.cat([summed(*turned, v), summed(phi, psi, one)], dim=-1)
+            total = both if total is None else total + both
+        assert total is not None
+        if self.normalizer is None:
+            return (total / 2).to(out_dtype)
+        return (total[..., :-1] / (total[..., -1:] + 2 * EPS)).to(out_dtype)
+
+    @property
+    def num_features(self) -> int:
+        return self.head_dim
+
+    def flops(self, length: int) -> int:
+        """A bidirectional decay sweeps twice, in each order; selective gates are computed once per order."""
+        check_length(length)
+        sweeps = 1 if self.causal or self.decay == "none" else 2 * len(self.decays)
+        gates = sum(2 * length * p.numel() for name, p in self.decays.named_parameters() if name.endswith("weight"))
+        return super().flops(length) * sweeps + gates
+
+    def extra_repr(self) -> str:
+        own = f"decay={self.decay!r}, decay_per={self.decay_per!r}, features={self.features!r}, order={self.order!r}"
+        return f"{super().extra_repr()}, {own}"

@@ -1,0 +1,137 @@
+"""mLSTM: a matrix memory with input and forget gates."""
+
+from typing import Any, ClassVar, Literal, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput
+from linattn.mechanisms.common.both_ways import exponential_both_ways
+from linattn.mechanisms.registry import register_mechanism
+from linattn.ops.checks import check_choice
+from linattn.ops.exponential import exponential_attention, exponential_attention_with_state
+from linattn.ops.exponential_types import ExponentialState
+from linattn.ops.packing import compute_dtype
+from linattn.ops.types import LinearState
+
+FORGET_BIAS = (3.0, 6.0)  # of the first and the last head
+INPUT_BIAS_STD = 0.1
+
+
+@register_mechanism("mlstm", paper="arXiv:2405.04517", year=2024, uses_input=True)
+class Mlstm(LinearBase):
+    """Matrix memory with an exponential or sigmoid input gate and a forget gate.
+
+    ``C_t = f_t C_{t-1} + i_t k_t v_t^T``, ``n_t = f_t n_{t-1} + i_t k_t``,
+    ``o_t = q_t C_t / max(|q_t . n_t|, 1)``, with ``q_t`` divided by ``sqrt(D)``
+
+    ``f_t = sigmoid(w_f . x_t + b_f)``; ``i_t = exp(w_i . x_t + b_i)`` (mLSTMexp, kept in units of a running maximum, so
+    that no gate overflows) or ``sigmoid(w_i . x_t + b_i)`` (mLSTMsig). Bidirectional: the same recurrence run from
+    both ends, each token counted once. q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, x ``(B, T, input_dim)``, output
+    ``(B, H, T, D)``; gates are per kv head. ``w_f = w_i = 0``, ``b_f`` from 3 to 6 over the heads and ``b_i`` of
+    N(0, 0.1^2) at the start. The paper's convolution, norm by head, output gate and skip belong to the layer.
+
+    Paper: Beck et al., xLSTM: Extended Long Short-Term Memory; the sigmoid gate: Beck et al., Tiled Flash Linear
+    Attention, arXiv:2503.14376. The gradient is the true one; the published kernels take the denominator for a
+    constant. State per kv head: ``D (D + 1)`` numbers, and one more for the exponential gate, its unit.
+
+    Args:
+        input_gate: ``"exponential"`` or ``"sigmoid"``.
+        normalize: divide by ``max(|q_t . n_t|, 1)``; the exponential gate cannot do without.
+        input_bias: start of ``b_i``, e.g. -10 as in xLSTM 7B; None: drawn as above.
+        soft_cap: gates see ``c tanh(z / c)`` instead of z (xLSTM 7B: 15); None: z itself.
+
+    Example:
+        >>> import torch
+        >>> from linattn import create_mechanism
+        >>> mechanism = create_mechanism("mlstm", num_heads=2, head_dim=8, causal=True)
+        >>> q, k, v = torch.randn(3, 1, 2, 5, 8).unbind()
+        >>> mechanism(q, k, v, x=torch.randn(1, 5, 16)).shape
+        torch.Size([1, 2, 5, 8])
+    """
+
+    state_type: ClassVar[type] = ExponentialState
+    rotates: ClassVar[Literal["inputs"]] = "inputs"  # keys are signed as they are, those of n too
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        *,
+        input_gate: Literal["exponential", "sigmoid"] = "exponential",
+        normalize: bool = True,
+        input_bias: float | None = None,
+        soft_cap: float | None = None,
+        **common: Unpack[CommonOptions],
+    ) -> None:
+        super().__init__(num_heads, head_dim, **common)
+        check_choice("input_gate", input_gate, ("exponential", "sigmoid"))
+        if not isinstance(normalize, bool):
+            raise TypeError(f"normalize must be True or False, got {normalize!r}")
+        if not normalize and input_gate == "exponential":
+            raise ValueError("normalize=False needs input_gate='sigmoid': sums of exponentials grow without bound")
+        if input_bias is not None and (not isinstance(input_bias, int | float) or isinstance(input_bias, bool)):
+            raise ValueError(f"input_bias must be a number, or None for a random start, got {input_bias!r}")
+        if soft_cap is not None and not (isinstance(soft_cap, int | float) and soft_cap > 0):
+            raise ValueError(f"soft_cap must be a number > 0, or None for no cap, got {soft_cap!r}")
+        self.input_gate, self.normalize = input_gate, normalize
+        self.input_bias, self.soft_cap = input_bias, soft_cap
+        self.input_map = nn.Linear(self.input_dim, self.num_kv_heads)
+        self.forget_map = nn.Linear(self.input_dim, self.num_kv_heads)
+        if input_gate == "sigmoid":
+            vars(self)["state_type"] = LinearState  # it needs no unit
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.input_map.weight)
+        nn.init.zeros_(self.forget_map.weight)
+        with torch.no_grad():
+            self.forget_map.bias.copy_(torch.linspace(*FORGET_BIAS, self.num_kv_heads))
+        if self.input_bias is None:
+            nn.init.normal_(self.input_map.bias, std=INPUT_BIAS_STD)
+        else:
+            nn.init.constant_(self.input_map.bias, self.input_bias)
+
+    def gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``log i`` and ``log f``, ``(B, H_kv, T)`` each, in fp32 or fp64."""
+        both = []
+        for own in (self.input_map, self.forget_map):
+            logits = own(x)
+            logits = logits.to(compute_dtype(logits))
+            both.append(logits if self.soft_cap is None else self.soft_cap * (logits / self.soft_cap).tanh())
+        log_input = both[0] if self.input_gate == "exponential" else F.logsigmoid(both[0])
+        # Transposed last: of a transposed input, logsigmoid has other strides than torch.compile is told.
+        return log_input.transpose(1, 2), F.logsigmoid(both[1]).transpose(1, 2)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
+        log_input, log_decay = self.gates(self.input_of(call.x, k))
+        if self.input_gate == "sigmoid":
+            # The recurrence decays before it writes, in either direction: the index of the query.
+            options: dict[str, Any] = {"log_decay": log_decay, "decay_index": "query"}
+            options["normalizer"] = "abs_max_one" if self.normalize else None
+            written = (k.to(log_input.dtype) * log_input.exp().unsqueeze(-1)).to(k.dtype)
+            return self.linear(call, {"q": q * self.head_dim**-0.5, "k": written, "v": v, **options})
+        options = {"log_input": log_input, "log_decay": log_decay, "key_mask": call.key_mask,
+                   "cu_seqlens": call.cu_seqlens, "impl": call.impl}  # fmt: skip
+        if not self.causal:
+            q = q.to(log_input.dtype) * self.head_dim**-0.5
+            return MechanismOutput(exponential_both_ways(q, k, v, **options), None)
+        if not call.need_state:
+            return MechanismOutput(exponential_attention(q, k, v, **options), None)
+        return MechanismOutput(*exponential_attention_with_state(q, k, v, initial_state=call.state, **options))
+
+    @property
+    def num_features(self) -> int:
+        return self.head_dim
+
+    def state_size(self, length: int) -> int:
+        return super().state_size(length) + (self.num_kv_heads if self.input_gate == "exponential" else 0)
+
+    def flops(self, length: int) -> int:
+        """Bidirectional gates sweep twice; they are computed once."""
+        gates = 2 * length * (self.input_map.weight.numel() + self.forget_map.weight.numel())
+        return super().flops(length) * (1 if self.causal else 2) + gates
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, input_gate={self.input_gate!r}, normalize={self.normalize}"

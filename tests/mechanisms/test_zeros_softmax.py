@@ -1,0 +1,154 @@
+import pytest
+import torch
+from torch import Tensor
+
+from linattn import create_mechanism, mechanism_info
+from linattn.testing import check_mechanism
+from mechanisms.formulas import TOLERANCE, draw, per_query_head
+
+
+def build(moved: float = 0.5, **options):
+    torch.manual_seed(0)
+    options = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 6, "input_dim": 10} | options
+    mechanism = create_mechanism("zeros_softmax", **options).double()
+    with torch.no_grad():
+        for parameter in mechanism.parameters():
+            parameter.add_(moved * torch.randn_like(parameter))
+    return mechanism
+
+
+def draw_x(length: int = 11) -> Tensor:
+    return torch.randn(2, length, 10, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+
+def gates_of(mechanism, x: Tensor) -> list[Tensor]:
+    """g1, gh and a g0, (B, H, T)."""
+    values = (x @ mechanism.gate_map.weight.T + mechanism.gate_map.bias).transpose(1, 2)
+    unit = mechanism.gate == "unit"
+    g1, gh = ((1 + z.tanh() if unit else z.sigmoid()) for z in (values[:, :4], values[:, 4:8]))
+    if values.shape[1] == 8:
+        return [g1, gh, torch.zeros_like(g1)]
+    return [g1, gh, float(mechanism.zero_order) * (values[:, 8:].tanh() + (1 if unit else 0))]
+
+
+def weights(q: Tensor, k: Tensor, gates: list[Tensor], causal: bool) -> Tensor:
+    """w (B, H, T, T), row by row from the definition."""
+    z = torch.einsum("bhtd,bhsd->bhts", q, per_query_head(k, 4)) / 6**0.5
+    w = torch.zeros_like(z)
+    for t in range(z.shape[2]):
+        count = t + 1 if causal else z.shape[3]
+        seen = z[:, :, t, :count]
+        delta = seen - seen.mean(-1, keepdim=True)
+        g1, gh, g0 = (gate[:, :, t, None] for gate in gates)
+        w[:, :, t, :count] = g1 * delta / count + gh * (seen.softmax(-1) - (1 + delta) / count) + g0 / count
+    return w
+
+
+@pytest.mark.parametrize("zero_order", [None, 1, 0.3, 0])
+@pytest.mark.parametrize("gate", ["unit", "sigmoid"])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+def test_formula(impl, causal, gate, zero_order):
+    q, k, v = draw()
+    x = draw_x()
+    mechanism = build(causal=causal, impl=impl, gate=gate, zero_order=zero_order)
+    expected = weights(q, k, gates_of(mechanism, x), causal) @ per_query_head(v, 4)
+    torch.testing.assert_close(mechanism(q, k, v, x=x), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+def test_unit_gates_are_softmax_bit_for_bit(impl, causal, dtype):
+    q, k, v = (t.to(dtype) for t in draw())
+    x = draw_x().to(dtype)
+    options = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 6, "causal": causal, "impl": impl}
+    mechanism = create_mechanism("zeros_softmax", input_dim=10, **options).to(dtype)
+    softmax = create_mechanism("softmax", **options)
+    real = torch.arange(11).expand(2, -1) < torch.tensor([[11], [7]])
+    for call in ({}, {"key_mask": real}):
+        assert torch.equal(mechanism(q, k, v, x=x, **call), softmax(q, k, v, **call))
+    packed = {"cu_seqlens": torch.tensor([0, 4, 11])}
+    row = q[:1], k[:1], v[:1]
+    assert torch.equal(mechanism(*row, x=x[:1], **packed), softmax(*row, **packed))
+    if causal:
+        found, state = mechanism.with_state(q, k, v, x=x)
+        expected, cache = softmax.with_state(q, k, v)
+        assert torch.equal(found, expected)
+        token = [t[:, :, 0] for t in (q, k, v)]
+        assert torch.equal(mechanism.step(*token, state, x=x[:, 0]).output, softmax.step(*token, cache).output)
+
+
+def test_unit_gates_start_at_one_and_learn():
+    q, k, v = (t.float() for t in draw())
+    mechanism = create_mechanism("zeros_softmax", num_heads=4, num_kv_heads=2, head_dim=6, causal=True)
+    assert not mechanism.gate_map.weight.any()
+    assert not mechanism.gate_map.bias.any()
+    mechanism(q, k, v, x=torch.randn(2, 11, 24)).square().sum().backward()
+    for parameter in mechanism.parameters():
+        assert (parameter.grad.unflatten(0, (3, 4)) != 0).flatten(1).any(1).all()  # of each of the three gates
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_rows_sum_to_zero_without_the_zeroth_order(causal):
+    q, k, v = draw()
+    one, x = torch.ones_like(v), draw_x()
+    mechanism = build(causal=causal)
+    torch.testing.assert_close(mechanism(q, k, one, x=x)[..., 0], gates_of(mechanism, x)[2], **TOLERANCE)
+    mechanism.zero_order.fill_(0)
+    for found in (mechanism(q, k, one, x=x), build(causal=causal, gate="sigmoid")(q, k, one, x=x)):
+        torch.testing.assert_close(found, torch.zeros_like(found), rtol=0, atol=1e-13)
+
+
+def test_the_first_causal_token_has_the_zeroth_order_alone():
+    q, k, v = draw()
+    x = draw_x()
+    mechanism = build(causal=True)
+    expected = gates_of(mechanism, x)[2][:, :, 0, None] * per_query_head(v, 4)[:, :, 0]
+    torch.testing.assert_close(mechanism(q, k, v, x=x)[:, :, 0], expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_constant_in_all_scores_changes_nothing(causal):
+    """A vector added to all keys adds the same number to all scores of a query."""
+    q, k, v = draw()
+    mechanism, x = build(causal=causal), draw_x()
+    moved = k + torch.randn(2, 2, 1, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(mechanism(q, moved, v, x=x), mechanism(q, k, v, x=x), **TOLERANCE)
+
+
+def test_the_zeroth_order_is_saved_with_the_weights():
+    mechanism = build()
+    mechanism.zero_order.fill_(0.25)
+    other = build()
+    other.load_state_dict(mechanism.state_dict())
+    assert other.zero_order == 0.25
+
+
+def test_it_declares_what_it_costs():
+    info = mechanism_info("zeros_softmax")
+    assert (info.cost, info.state, info.uses_input) == ("quadratic", "growing", True)
+    mechanism = build(causal=True)
+    _, state = mechanism.with_state(*draw(), x=draw_x())
+    assert mechanism.state_size(11) * 2 == sum(part.numel() for part in state if part is not None)
+    softmax = create_mechanism("softmax", num_heads=4, num_kv_heads=2, head_dim=6, causal=True)
+    assert mechanism.flops(9) == softmax.flops(9) + 9 * (6 * 2 * 7 * 6 + 2 * 10 * 12)
+
+
+def test_contracts_of_sigmoid_gates():
+    contracts = ["forms", "causality", "padding", "hand_over", "gradients", "scaling"]
+    assert check_mechanism("zeros_softmax", contracts, gate="sigmoid")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"gate": "tanh"}, "gate must be one of 'unit', 'sigmoid', got 'tanh'"),
+        ({"zero_order": -1}, "zero_order must be a number >= 0"),
+        ({"zero_order": "on"}, "zero_order must be a number >= 0"),
+        ({"impl": "chunked"}, "impl must be one of 'auto', 'reference', got 'chunked'"),
+    ],
+)
+def test_bad_options(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        build(**wrong)
