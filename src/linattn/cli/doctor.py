@@ -10,7 +10,7 @@ from rich.table import Table
 from linattn._version import __version__
 
 # What each extra brings, by the module that shows it is there.
-EXTRAS = {"report": "matplotlib", "docs": "mkdocs", "dev": "pytest"}
+EXTRAS = {"hf": "transformers", "report": "matplotlib", "docs": "mkdocs", "dev": "pytest"}
 
 
 def doctor() -> None:

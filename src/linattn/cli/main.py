@@ -5,8 +5,10 @@ import typer
 from linattn._version import __version__
 from linattn.cli.bench import bench
 from linattn.cli.bench_kernels import kernels
+from linattn.cli.bench_models import models
 from linattn.cli.compare import compare
 from linattn.cli.doctor import doctor
+from linattn.cli.generate import generate
 from linattn.cli.mechanisms import mechanisms
 from linattn.cli.memory import memory
 from linattn.cli.report import report
@@ -34,7 +36,7 @@ def options(
     """Linear attention for PyTorch."""
 
 
-for command in (compare, train, report, bench, kernels, memory, mechanisms, tour, doctor):
+for command in (compare, train, generate, report, bench, kernels, models, memory, mechanisms, tour, doctor):
     app.command()(command)
 
 

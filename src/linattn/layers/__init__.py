@@ -1,6 +1,7 @@
 """What stands around a mechanism: projections, positions, local branch, norm, gate; and the parts of a block."""
 
 from linattn.layers.attention import Attention, LayerOutput
+from linattn.layers.canon import Canon
 from linattn.layers.cpe import ConvolutionalPosition
 from linattn.layers.drop_path import DropPath
 from linattn.layers.layer_scale import LayerScale
@@ -9,6 +10,7 @@ from linattn.layers.presets import Preset, list_presets, preset
 
 __all__ = [
     "Attention",
+    "Canon",
     "ConvolutionalPosition",
     "DropPath",
     "LayerOutput",

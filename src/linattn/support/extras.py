@@ -8,8 +8,10 @@ EXTRAS = {
     "matplotlib": "report",
     "numpy": "train",
     "sklearn": "train",
+    "safetensors": "hf",
     "timm": "vision",
     "torchvision": "vision",
+    "transformers": "hf",
 }
 
 

@@ -1,0 +1,47 @@
+"""``linattn generate``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from linattn.cli.options import option_errors
+
+
+def generate(
+    checkpoint: Annotated[Path, typer.Argument(help="Folder of a language model, as save_pretrained writes it.")],
+    prompt: Annotated[list[str], typer.Option(help="Text to go on from; give it again for several, one batch.")],
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to add.")] = 200,
+    temperature: Annotated[float, typer.Option(help="0: always the likeliest token.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Draw from so many of the likeliest tokens; 0: from all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that have this share together.")] = 1.0,
+    beams: Annotated[int, typer.Option(help="Beams of a beam search.")] = 1,
+    prefill_chunk: Annotated[int, typer.Option(help="Read a long prompt in pieces of so many tokens; 0: whole.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.  [default: cuda where there is one]")] = "",
+    precision: Annotated[str, typer.Option(help="fp32 or bf16.  [default: bf16 on cuda]")] = "",
+) -> None:
+    """Go on from a prompt with a language model of this library. Without a tokenizer in its folder, tokens are bytes.
+
+    Exit code: 0 all right, 2 a bad option or a package that is missing.
+    """
+    import torch
+
+    from linattn.support.extras import need
+    from linattn.support.options import check_device, check_option
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    precision = precision or ("bf16" if device.startswith("cuda") else "fp32")
+    with option_errors():
+        need("linattn generate", "transformers", "safetensors")
+        check_device(device)
+        check_option("precision", precision, ("fp32", "bf16"))
+        from linattn.models.language import register_auto_classes
+        from linattn.models.language.hf.text import Sampling, load_text_model
+
+        register_auto_classes()
+        sampling = Sampling(max_new_tokens, temperature, top_k, top_p, beams, prefill_chunk, seed)
+        sampling.check()
+        answers = load_text_model(checkpoint, device, precision).complete(prompt, sampling)
+    for text, answer in zip(prompt, answers, strict=True):
+        typer.echo(text + answer)

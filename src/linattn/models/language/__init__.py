@@ -1,0 +1,31 @@
+"""One language model for every mechanism, as transformers knows models; the extra ``hf`` brings what it needs."""
+
+import importlib
+from typing import Any
+
+_WHERE = {
+    "LinearAttentionConfig": "config",
+    "LinearAttentionForCausalLM": "heads",
+    "LinearAttentionForMaskedLM": "heads",
+    "LinearAttentionForSequenceClassification": "heads",
+    "LinearAttentionModel": "model",
+    "load_cache": "cache_files",
+    "register_auto_classes": "auto",
+    "save_cache": "cache_files",
+}
+__all__ = list(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    """Transformers is imported when one of its heirs is first named, and then knows them: ``AutoModelForCausalLM``."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from linattn.support.extras import need
+
+    need("a language model", "transformers", "safetensors")
+    importlib.import_module(f"{__name__}.hf.auto").register_auto_classes()
+    return getattr(importlib.import_module(f"{__name__}.hf.{_WHERE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,1 @@
+"""The language model as transformers knows models. Every module here imports transformers: name them when needed."""

@@ -1,0 +1,108 @@
+"""The cache of a language model: a state per layer, in the classes of transformers."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
+
+from linattn.models.language.tokens import BlockState
+
+
+class StateLayer(CacheLayerMixin):
+    """What one block remembers: :class:`BlockState`, and how many tokens it has seen, padding counted."""
+
+    is_compileable = False
+    is_croppable = False
+    is_sliding = False
+
+    def __init__(self, state: BlockState | None = None, length: int = 0) -> None:
+        super().__init__()
+        self.state, self.length = state, length
+
+    @property
+    def batch_size(self) -> int:
+        if self.state is None:
+            raise AttributeError("an empty state has no batch size yet")
+        return _first_tensor(self.state).shape[0]
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return -1  # no limit
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def reset(self) -> None:
+        self.state, self.length = None, 0
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._change(lambda x: x.index_select(0, indices.to(x.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._change(lambda x: x.repeat_interleave(repeats, dim=0))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove:
+            raise ValueError(
+                f"a recurrent state cannot go {abs(tokens_to_remove)} tokens back: assisted generation needs a model "
+                "whose cache can be cut"
+            )
+
+    def offload(self) -> None:
+        raise ValueError("a state is not offloaded: leave cache_implementation at None")
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        raise TypeError("a StateLayer holds the state of a block, which sets it itself")
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        raise TypeError("a StateLayer takes no keys and values: they go into the state of a mechanism")
+
+    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
+        if self.state is not None:
+            self.state = map_tensors(change, self.state)
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], state: Any) -> Any:
+    """The same tree of named tuples, with every tensor changed."""
+    if isinstance(state, Tensor):
+        return change(state)
+    if isinstance(state, tuple):
+        parts = [map_tensors(change, part) for part in state]
+        return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+    return state
+
+
+def _first_tensor(state: Any) -> Tensor:
+    return state if isinstance(state, Tensor) else next(_first_tensor(part) for part in state if part is not None)
+
+
+def state_layers(cache: Any, num_layers: int) -> list[StateLayer]:
+    """The layers of ``cache``; an empty cache of transformers' own gets them here, in place of those for keys."""
+    if not isinstance(cache, Cache):
+        raise TypeError(f"past_key_values must be a Cache of transformers, got {type(cache).__name__}")
+    if getattr(cache, "offloading", False):
+        raise ValueError("cache_implementation='offloaded' moves keys and values, and a state has none; use None")
+    layers = [layer for layer in cache.layers if isinstance(layer, StateLayer)]
+    if not layers:
+        for layer in cache.layers:
+            if type(layer) is not DynamicLayer:
+                kind = type(layer).__name__
+                raise TypeError(f"past_key_values must be a DynamicCache, whose place a state takes, got a {kind}")
+            if layer.get_seq_length():
+                raise ValueError("past_key_values holds keys and values of another model; pass an empty DynamicCache()")
+        layers = [StateLayer() for _ in range(num_layers)]
+        cache.layers = [*layers]
+    if len(layers) != num_layers:
+        raise ValueError(f"past_key_values has {len(layers)} layers, but the model has {num_layers}")
+    return layers
+
+
+def new_cache(num_layers: int) -> Cache:
+    """An empty cache."""
+    return Cache(layers=[StateLayer() for _ in range(num_layers)])

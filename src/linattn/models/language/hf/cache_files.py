@@ -1,0 +1,80 @@
+"""A prompt's state in a file: read a long text once, and go on from it any time."""
+
+import json
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+from linattn.models.language.hf.cache import StateLayer, state_layers
+from linattn.models.language.hf.model import CachedBlock
+from linattn.models.language.tokens import BlockState
+
+
+def save_cache(cache: Cache, path: str | Path) -> None:
+    """Write the states of all layers to a safetensors file.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from linattn.models import language
+        >>> config = language.LinearAttentionConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
+        >>> model = language.LinearAttentionForCausalLM(config).eval()
+        >>> text, file = torch.arange(6).unsqueeze(0), tempfile.mktemp()
+        >>> language.save_cache(model(text[:, :4], use_cache=True).past_key_values, file)
+        >>> rest = model(text[:, 4:], past_key_values=language.load_cache(file, model)).logits
+        >>> torch.allclose(rest, model(text).logits[:, 4:], atol=1e-5)
+        True
+    """
+    layers = state_layers(cache, len(cache.layers))
+    if any(layer.state is None for layer in layers):
+        raise ValueError("the cache is empty: run the model over a text first")
+    tensors: dict[str, Tensor] = {}
+    for index, layer in enumerate(layers):
+        _flatten(f"{index}", layer.state, tensors)
+    save_file(tensors, path, {"lengths": json.dumps([layer.length for layer in layers])})
+
+
+def load_cache(path: str | Path, model: PreTrainedModel) -> Cache:
+    """The cache that :func:`save_cache` wrote, on the device of ``model``, which must be the one it came from."""
+    blocks = [module for module in model.modules() if isinstance(module, CachedBlock)]
+    with safe_open(path, "pt", device=str(model.device)) as file:
+        lengths = json.loads((file.metadata() or {}).get("lengths", "[]"))
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
+    if len(lengths) != len(blocks):
+        raise ValueError(f"{path} holds the states of {len(lengths)} layers, but the model has {len(blocks)}")
+    layers = []
+    for index, (block, length) in enumerate(zip(blocks, lengths, strict=True)):
+        kinds = {f"{index}.mechanism": block.attn.mechanism.state_type}
+        layers.append(StateLayer(_unflatten(f"{index}", BlockState, tensors, kinds), length))
+    if tensors:
+        raise ValueError(f"{path} is the state of another model: nothing here has a place for {', '.join(tensors)}")
+    return Cache(layers=[*layers])
+
+
+def _flatten(name: str, state: Any, tensors: dict[str, Tensor]) -> None:
+    if isinstance(state, Tensor):
+        tensors[name] = state.contiguous()
+    elif state is not None:
+        for field, part in zip(state._fields, state, strict=True):
+            _flatten(f"{name}.{field}", part, tensors)
+
+
+def _unflatten(name: str, kind: type, tensors: dict[str, Tensor], kinds: dict[str, type]) -> Any:
+    """The named tuple ``kind`` of the tensors below ``name``, which are taken out; None where there are none."""
+    parts: dict[str, Any] = {}
+    hints = get_type_hints(kind)
+    for field in kind._fields:  # type: ignore[attr-defined]
+        own = f"{name}.{field}"
+        if own in tensors:
+            parts[field] = tensors.pop(own)
+        elif any(key.startswith(f"{own}.") for key in tensors):
+            allowed = get_args(hints[field]) or (hints[field],)
+            inner = kinds.get(own) or next(one for one in allowed if hasattr(one, "_fields"))
+            parts[field] = _unflatten(own, inner, tensors, kinds)
+        else:
+            parts[field] = None
+    return kind(**parts)

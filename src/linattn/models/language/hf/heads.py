@@ -1,0 +1,170 @@
+"""The heads: next tokens, masked tokens, classes."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import GenerationMixin
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import (
+    CausalLMOutputWithPast,
+    MaskedLMOutput,
+    SequenceClassifierOutputWithPast,
+)
+
+from linattn.models.language.hf.config import LinearAttentionConfig
+from linattn.models.language.hf.model import LinearAttentionModel, LinearAttentionPreTrainedModel
+from linattn.models.language.pooling import pool
+from linattn.models.language.tokens import labels_of_packed
+
+TIED = {"lm_head.weight": "model.embed_tokens.weight"}
+
+
+class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, GenerationMixin):
+    """Next tokens: ``generate()`` decodes with a state per layer, which does not grow with the text.
+
+    Example:
+        >>> import torch
+        >>> from linattn.models.language import LinearAttentionConfig, LinearAttentionForCausalLM
+        >>> config = LinearAttentionConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, canon="ABCD")
+        >>> model = LinearAttentionForCausalLM(config).eval()
+        >>> prompt = torch.tensor([[1, 2, 3]])
+        >>> model.generate(prompt, max_new_tokens=4, do_sample=False, pad_token_id=0).shape
+        torch.Size([1, 7])
+    """
+
+    _tied_weights_keys = TIED
+
+    def __init__(self, config: LinearAttentionConfig) -> None:
+        super().__init__(config)
+        if not config.causal:
+            raise ValueError("LinearAttentionForCausalLM needs causal=True in its config")
+        self.model = LinearAttentionModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+        """Logits ``(B, T, V)``; with ``labels (B, T)`` the loss of each next one, in fp32. -100 is not counted.
+
+        ``logits_to_keep``: of the last so many tokens only, or of those with these indices; 0: of all.
+        """
+        loss_options = self._loss_options(kwargs)
+        if labels is not None and cu_seqlens is not None:
+            labels = labels_of_packed(labels, cu_seqlens)
+        out = self.model(
+            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, cu_seqlens,
+            output_hidden_states, output_attentions, True,
+        )  # fmt: skip
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(out.last_hidden_state[:, kept])
+        loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size, **loss_options)
+        past = out.past_key_values
+        result = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past, hidden_states=out.hidden_states)
+        return self._answer(result, return_dict)
+
+
+class LinearAttentionForMaskedLM(LinearAttentionPreTrainedModel):
+    """Masked tokens, with a bidirectional mechanism: ``causal=False`` in the config.
+
+    Example:
+        >>> import torch
+        >>> from linattn.models.language import LinearAttentionConfig, LinearAttentionForMaskedLM
+        >>> config = LinearAttentionConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, causal=False)
+        >>> LinearAttentionForMaskedLM(config)(torch.tensor([[1, 2, 3]])).logits.shape
+        torch.Size([1, 3, 256])
+    """
+
+    _tied_weights_keys = TIED
+
+    def __init__(self, config: LinearAttentionConfig) -> None:
+        super().__init__(config)
+        if config.causal:
+            raise ValueError("LinearAttentionForMaskedLM needs causal=False in its config: both sides are to be seen")
+        self.model = LinearAttentionModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> MaskedLMOutput | tuple[Any, ...]:
+        """Logits ``(B, T, V)``; with ``labels (B, T)`` the loss at those that are not -100, in fp32."""
+        loss_options = self._loss_options(kwargs)
+        out = self.model(
+            input_ids, attention_mask, position_ids, None, inputs_embeds, False, cu_seqlens, output_hidden_states,
+            output_attentions, True,
+        )  # fmt: skip
+        logits = self.lm_head(out.last_hidden_state)
+        loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size, **loss_options)
+        return self._answer(MaskedLMOutput(loss=loss, logits=logits, hidden_states=out.hidden_states), return_dict)
+
+
+class LinearAttentionForSequenceClassification(LinearAttentionPreTrainedModel):
+    """One of ``num_labels`` classes for a sequence, from its last token or the mean of all (``config.pooling``).
+
+    Example:
+        >>> import torch
+        >>> from linattn.models.language import LinearAttentionConfig, LinearAttentionForSequenceClassification
+        >>> config = LinearAttentionConfig(
+        ...     hidden_size=32, num_hidden_layers=2, num_attention_heads=2, causal=False, num_labels=10
+        ... )
+        >>> LinearAttentionForSequenceClassification(config)(torch.tensor([[1, 2, 3]])).logits.shape
+        torch.Size([1, 10])
+    """
+
+    def __init__(self, config: LinearAttentionConfig) -> None:
+        super().__init__(config)
+        self.pooling = config.pooling or ("last" if config.causal else "mean")
+        self.model = LinearAttentionModel(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.score = nn.Linear(config.hidden_size, int(config.num_labels or 0), bias=False)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutputWithPast | tuple[Any, ...]:
+        """Logits ``(B, num_labels)``; with ``labels (B,)`` their loss, in fp32. Padding is not pooled."""
+        loss_options = self._loss_options(kwargs)
+        out = self.model(
+            input_ids, attention_mask, position_ids, None, inputs_embeds, False, None, output_hidden_states,
+            output_attentions, True,
+        )  # fmt: skip
+        pooled = pool(out.last_hidden_state, attention_mask, self.pooling)
+        logits = self.score(self.dropout(pooled))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(labels=labels, pooled_logits=logits.float(), config=self.config, **loss_options)
+        result = SequenceClassifierOutputWithPast(loss=loss, logits=logits, hidden_states=out.hidden_states)
+        return self._answer(result, return_dict)

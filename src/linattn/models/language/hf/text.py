@@ -1,0 +1,88 @@
+"""From text to text: a folder with a model, and with a tokenizer or none, which means bytes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+
+from linattn.support.options import OptionError
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn. ``temperature`` 0: the likeliest; ``top_k`` 0, ``top_p`` 1: among all."""
+
+    max_new_tokens: int = 200
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    beams: int = 1
+    prefill_chunk: int = 0
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raise OptionError that names the option and what is allowed."""
+        for name, least in (("max_new_tokens", 1), ("top_k", 0), ("beams", 1), ("prefill_chunk", 0)):
+            if getattr(self, name) < least:
+                raise OptionError(name, f"must be an integer >= {least}, got {getattr(self, name)}")
+        if self.temperature < 0:
+            raise OptionError("temperature", f"must be a number >= 0, got {self.temperature:g}")
+        if not 0 < self.top_p <= 1:
+            raise OptionError("top_p", f"must be above 0 and at most 1, got {self.top_p:g}")
+
+    def options(self) -> dict[str, Any]:
+        """Arguments of ``generate``."""
+        found: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "num_beams": self.beams, "do_sample": False}
+        if self.temperature:
+            found |= {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        return found | ({"prefill_chunk_size": self.prefill_chunk} if self.prefill_chunk else {})
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """A model with the way from text to tokens and back."""
+
+    model: Any  # with `generate`
+    encode: Callable[[str], list[int]]
+    decode: Callable[[list[int]], str]
+    pad: int
+
+    def complete(self, prompts: list[str], sampling: Sampling) -> list[str]:
+        """What follows each prompt; prompts of different lengths are one batch, and change nothing in one another."""
+        rows = [self.encode(prompt) for prompt in prompts]
+        if not all(rows):
+            raise OptionError("prompt", "must have at least one token to go on from, got an empty one")
+        length = max(map(len, rows))
+        ids = torch.tensor([[self.pad] * (length - len(row)) + row for row in rows], device=self.model.device)
+        mask = torch.tensor([[0] * (length - len(row)) + [1] * len(row) for row in rows], device=self.model.device)
+        set_seed(sampling.seed)
+        found: Tensor = self.model.generate(ids, attention_mask=mask, pad_token_id=self.pad, **sampling.options())
+        return [self.decode(row) for row in found[:, length:].tolist()]
+
+
+def load_text_model(folder: Path, device: str, precision: str) -> TextModel:
+    """The model of a folder; without a tokenizer beside it its tokens are bytes."""
+    if not (folder / "config.json").is_file():
+        raise OptionError("checkpoint", f"must be a folder with config.json and weights, got {folder}")
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    model.to(device).eval()
+    if any((folder / name).exists() for name in TOKENIZER_FILES):
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
+        return TextModel(model, tokenizer.encode, lambda ids: tokenizer.decode(ids, skip_special_tokens=True), pad)
+    size = model.config.vocab_size
+    if size < 256:
+        raise OptionError("checkpoint", f"has no tokenizer, and {size} tokens are too few for bytes: {folder}")
+    return TextModel(model, lambda text: list(text.encode()), _from_bytes, model.config.pad_token_id or 0)
+
+
+def _from_bytes(ids: list[int]) -> str:
+    """Text of the ids that are bytes; a character cut in the middle is shown as such."""
+    return bytes(i for i in ids if i < 256).decode(errors="replace")

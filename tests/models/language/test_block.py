@@ -1,0 +1,152 @@
+"""The block against its formula, with nothing but torch."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from linattn import list_mechanisms
+from linattn.models.language.block import Block
+from linattn.models.language.options import BlockOptions
+from linattn.models.language.rotary import rotations, turn
+from linattn.models.language.tokens import Tokens, positions_of
+
+DIM, HEADS, GROUPS, HIDDEN, LENGTH = 16, 2, 1, 24, 9
+D = DIM // HEADS
+TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
+SIZES = {"dim": DIM, "num_heads": HEADS, "num_kv_heads": GROUPS, "mlp_dim": HIDDEN}
+
+
+def build(**options):
+    torch.manual_seed(0)
+    block = Block(BlockOptions(**(SIZES | options))).double()
+    with torch.no_grad():
+        for p in block.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    return block
+
+
+def draw(length=LENGTH, batch=2):
+    return torch.randn(batch, length, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def tokens_for(x, width=D, **options):
+    positions = torch.arange(x.shape[1]).unsqueeze(0)
+    return Tokens(rotations=rotations(positions, [width], 10000.0, x), **options)
+
+
+def rope(x, width):
+    """Rotary positions written as complex numbers: channel i and i + width / 2 are one of them."""
+    half = width // 2
+    z = torch.complex(x[..., :half], x[..., half:width])
+    frequencies = 10000.0 ** (-2 * torch.arange(half, dtype=x.dtype) / width)
+    z = z * torch.polar(torch.ones_like(frequencies), torch.arange(x.shape[2], dtype=x.dtype)[:, None] * frequencies)
+    return torch.cat([z.real, z.imag, x[..., width:]], dim=-1)
+
+
+def canon(module, h):
+    return h if module is None else module(h)
+
+
+@pytest.mark.parametrize("letters", ["", "A", "B", "b", "C", "D", "ABCD", "AbCD"])
+@pytest.mark.parametrize("mlp", ["swiglu", "gelu"])
+def test_formula(letters, mlp):
+    """Softmax attention, grouped heads, RMS norms of q and k, rotary positions on half of a head."""
+    block, x = build(mechanism="softmax", canon=letters, mlp=mlp, qk_norm="rms", rotary=0.5, norm="layer"), draw()
+    attn, found = block.attn, block(x, tokens_for(x, D // 2))
+    h = canon(block.canon_a, block.norm1(x))
+    q, k, v = (h @ attn.qkv.weight.mT).split([DIM, D, D], dim=-1)
+    q = attn.q_norm(q.unflatten(-1, (HEADS, D))).flatten(2)
+    q, k, v = canon(attn.canon, torch.cat([q, attn.k_norm(k), v], dim=-1)).split([DIM, D, D], dim=-1)
+    q = rope(q.unflatten(-1, (HEADS, D)).transpose(1, 2), D // 2)
+    k, v = rope(k.unsqueeze(1), D // 2), v.unsqueeze(1)
+    scores = (q @ k.mT / D**0.5).masked_fill(~torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(), -torch.inf)
+    y = x + attn.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+    hidden = canon(block.mlp.canon, block.mlp.fc1(canon(block.canon_c, block.norm2(y))))
+    hidden = F.silu(hidden[..., :HIDDEN]) * hidden[..., HIDDEN:] if mlp == "swiglu" else F.gelu(hidden)
+    torch.testing.assert_close(found, y + block.mlp.fc2(hidden), **TOLERANCE)
+    modules = {"A": block.canon_a, "B": attn.canon, "C": block.canon_c, "D": block.mlp.canon}
+    assert {name for name, module in modules.items() if module is not None} == set(letters.upper())
+
+
+def test_rotary_positions_are_relative():
+    x = torch.randn(1, 1, 2, D, dtype=torch.float64)
+    scores = []
+    for shift in (0, 7):
+        rotation = rotations(torch.tensor([[3, 5]]) + shift, [D], 10000.0, x)[D]
+        q, k = turn(x, rotation).unbind(2)
+        scores.append((q * k).sum())
+    torch.testing.assert_close(*scores, **TOLERANCE)
+
+
+@pytest.mark.parametrize("mechanism", list_mechanisms(causal=True))
+def test_state_hand_over_with_any_mechanism(mechanism):
+    groups = HEADS if mechanism == "mirror" else GROUPS
+    block = build(mechanism=mechanism, canon="ABCD", num_kv_heads=groups, attention_norm="head_rms", rotary=0)
+    x, state, found = draw(), None, []
+    for piece in x.split([4, 1, 1, 3], dim=1):
+        out, state = block.with_state(piece, Tokens(), state)
+        found.append(out)
+    torch.testing.assert_close(torch.cat(found, dim=1), block(x, Tokens()), **TOLERANCE)
+
+
+def test_packed_sequences_are_sequences():
+    block, x, bounds = build(mechanism="gated", canon="ABCD"), draw(batch=1), torch.tensor([0, 4, 9])
+    positions = positions_of(None, bounds, LENGTH, 0, x.device)
+    assert positions.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 4]]
+    found = block(x, Tokens(cu_seqlens=bounds, rotations=rotations(positions, [D], 10000.0, x)))
+    alone = [block(part, tokens_for(part)) for part in x.split([4, 5], dim=1)]
+    torch.testing.assert_close(found, torch.cat(alone, dim=1), **TOLERANCE)
+
+
+def test_every_parameter_learns():
+    block, x = build(mechanism="hedgehog", canon="ABCD", attention_gate="silu", attention_norm="rms"), draw()
+    block(x, tokens_for(x)).square().sum().backward()
+    silent = [name for name, p in block.named_parameters() if p.grad is None or not p.grad.abs().max() > 0]
+    assert not silent
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_heads": 3}, "num_heads must divide dim"),
+        ({"num_kv_heads": 3}, "must be a multiple"),
+        ({"mechanism": "nothing"}, "mechanism must be one of"),
+        ({"mechanism": "rala"}, "'rala' is only bidirectional"),
+        ({"mechanism_options": {"causal": True}}, "must not hold 'causal'"),
+        ({"canon": "AX"}, "got 'X' in 'AX'"),
+        ({"canon_kernel": 0}, "canon_kernel must be an integer"),
+        ({"rotary": 1.5}, "rotary must be a number from 0 to 1"),
+        ({"rotary": 0.05}, "rotary=0.05 turns pairs"),
+        ({"norm": "batch"}, "norm must be one of"),
+        ({"mlp": "relu"}, "mlp must be one of"),
+        ({"attention_gate": "tanh"}, "attention_gate must be one of"),
+        ({"dropout": -1}, "dropout must be a number"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        Block(BlockOptions(**(SIZES | options)))
+
+
+def test_missing_positions_are_named():
+    with pytest.raises(ValueError, match="rotation of 8 channels"):
+        build()(draw(), Tokens())
+
+
+def test_needs_torch_alone():
+    script = """
+import sys
+sys.modules["transformers"] = None
+import torch
+import linattn.models.language
+from linattn.models.language.block import Block
+from linattn.models.language.options import BlockOptions
+from linattn.models.language.tokens import Tokens
+block = Block(BlockOptions(16, 2, 2, 32, rotary=0))
+assert block(torch.ones(1, 3, 16), Tokens()).shape == (1, 3, 16)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr

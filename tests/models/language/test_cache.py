@@ -1,0 +1,99 @@
+"""The cache by itself: reordered, repeated, saved, and refused where it cannot serve."""
+
+import pytest
+import torch
+
+from models.language.small import TOLERANCE, build, draw
+
+pytest.importorskip("transformers", reason="the extra hf is not installed")
+
+MIXED = {"mechanism": ["softmax", "gated", "performer"], "num_hidden_layers": 3, "canon": "ABCD"}
+
+
+def prefilled(model, ids):
+    return model(ids, use_cache=True).past_key_values
+
+
+@pytest.mark.parametrize(
+    ("change", "rows"),
+    [
+        (lambda cache: cache.reorder_cache(torch.tensor([2, 0, 0])), [2, 0, 0]),
+        (lambda cache: cache.batch_select_indices(torch.tensor([1])), [1]),
+        (lambda cache: cache.batch_repeat_interleave(2), [0, 0, 1, 1, 2, 2]),
+    ],
+)
+def test_rows_can_be_chosen(change, rows):
+    model, ids = build(**MIXED), draw(3, 8)
+    cache = prefilled(model, ids[:, :7])
+    assert cache.batch_size == 3
+    change(cache)
+    assert cache.batch_size == len(rows)
+    found = model(ids[rows, 7:], past_key_values=cache).logits
+    torch.testing.assert_close(found, model(ids[rows], use_cache=False).logits[:, 7:], **TOLERANCE)
+
+
+def test_reset_starts_anew():
+    model, ids = build(**MIXED), draw()
+    cache = prefilled(model, ids)
+    cache.reset()
+    assert cache.get_seq_length() == 0
+    torch.testing.assert_close(
+        model(ids, past_key_values=cache).logits, model(ids, use_cache=False).logits, **TOLERANCE
+    )
+
+
+def test_a_state_in_a_file(tmp_path):
+    from linattn.models.language import load_cache, save_cache
+
+    model, ids = build(**MIXED), draw(2, 9)
+    save_cache(prefilled(model, ids[:, :6]), tmp_path / "prompt.safetensors")
+    cache = load_cache(tmp_path / "prompt.safetensors", model)
+    assert cache.get_seq_length() == 6
+    found = model(ids[:, 6:], past_key_values=cache).logits
+    torch.testing.assert_close(found, model(ids, use_cache=False).logits[:, 6:], **TOLERANCE)
+    with pytest.raises(ValueError, match="states of 3 layers, but the model has 2"):
+        load_cache(tmp_path / "prompt.safetensors", build())
+    with pytest.raises(ValueError, match="state of another model"):
+        load_cache(tmp_path / "prompt.safetensors", build(num_hidden_layers=3))
+
+
+def test_an_empty_state_is_not_saved(tmp_path):
+    from linattn.models.language import save_cache
+    from linattn.models.language.hf.cache import new_cache
+
+    with pytest.raises(ValueError, match="the cache is empty"):
+        save_cache(new_cache(2), tmp_path / "nothing")
+
+
+def test_what_cannot_serve_is_named():
+    from transformers import DynamicCache, StaticCache
+
+    model, ids = build(), draw()
+    with pytest.raises(TypeError, match="must be a Cache of transformers, got list"):
+        model(ids, past_key_values=[])
+    with pytest.raises(TypeError, match="must be a DynamicCache"):
+        model(ids, past_key_values=StaticCache(config=model.config, max_cache_len=20))
+    foreign = DynamicCache()
+    foreign.update(torch.ones(2, 2, 3, 8), torch.ones(2, 2, 3, 8), 0)
+    with pytest.raises(ValueError, match="of another model"):
+        model(ids, past_key_values=foreign)
+    with pytest.raises(ValueError, match="has 3 layers, but the model has 2"):
+        model(ids, past_key_values=prefilled(build(**MIXED), ids))
+    with pytest.raises(ValueError, match=r"cannot go 2 tokens back"):
+        prefilled(model, ids).crop(-2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention_mask": torch.ones(2, 5)}, r"\(batch, past \+ tokens\) = \(2, 11\).*got \(2, 5\)"),
+        ({"attention_mask": torch.ones(2, 1, 11, 11)}, r"got \(2, 1, 11, 11\)"),
+        ({"attention_mask": torch.ones(2, 11), "cu_seqlens": torch.tensor([0, 11])}, "leave attention_mask out"),
+        ({"output_attentions": True}, "output_attentions=True is not possible"),
+        ({"inputs_embeds": torch.ones(2, 11, 32)}, "input_ids or inputs_embeds, one of them"),
+        ({"token_type_ids": torch.ones(2, 11)}, "takes no 'token_type_ids'"),
+    ],
+)
+def test_bad_calls_are_named(options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        build()(draw(), **options)

@@ -1,0 +1,77 @@
+"""One config: a mechanism for all layers or one for each, and errors that name what is wrong."""
+
+import pytest
+
+from linattn.support import extras
+from models.language.small import build, options
+
+pytest.importorskip("transformers", reason="the extra hf is not installed")
+
+
+def config(**changes):
+    from linattn.models.language import LinearAttentionConfig
+
+    return LinearAttentionConfig(**options(**changes))
+
+
+def test_a_mechanism_for_each_layer():
+    model = build(
+        num_hidden_layers=3, mechanism=["elu", "softmax", "gated"], rotary=[0, 1.0, 0.25],
+        mechanism_options=[{}, {"scale": 0.5}, {"gate": "head"}],
+    )  # fmt: skip
+    blocks = model.model.layers
+    assert [block.attn.mechanism.info.name for block in blocks] == ["elu", "softmax", "gated"]
+    assert [block.attn.rotary_width for block in blocks] == [0, 8, 2]
+    assert (blocks[1].attn.mechanism.scale, blocks[2].attn.mechanism.gate) == (0.5, "head")
+
+
+@pytest.mark.parametrize(("mlp", "width"), [("swiglu", 176), ("gelu", 256)])
+def test_widths_that_follow_from_others(mlp, width):
+    own = config(hidden_size=64, mlp=mlp, intermediate_size=None, num_key_value_heads=None)
+    assert (own.intermediate_size, own.num_key_value_heads) == (width, 4)
+
+
+def test_parts_by_name():
+    model = build(norm="layer", mlp="gelu", qk_norm="layer", qkv_bias=True, proj_bias=True, mlp_bias=True, rotary=0)
+    block = model.model.layers[0]
+    names = [type(module).__name__ for module in (block.norm1, block.attn.q_norm, model.model.norm)]
+    assert names == ["LayerNorm"] * 3
+    assert all(linear.bias is not None for linear in (block.attn.qkv, block.attn.proj, block.mlp.fc1, block.mlp.fc2))
+    assert block.mlp.fc1.out_features == 48
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"mechanisms": "elu"}, TypeError, "no option 'mechanisms'"),
+        ({"mechanism": "linear"}, ValueError, "mechanism must be one of"),
+        ({"mechanism": ["elu", "elu", "elu"]}, ValueError, "mechanism must be one for all layers or a list"),
+        ({"mechanism": ["elu", "agent"]}, ValueError, "'agent' is only bidirectional"),
+        ({"mechanism_options": {"causal": False}}, TypeError, "must not hold 'causal'"),
+        ({"canon": "ABCE"}, ValueError, "got 'E' in 'ABCE'"),
+        ({"rotary": [1.0]}, ValueError, "rotary must be one for all layers"),
+        ({"pooling": "max"}, ValueError, "pooling must be one of None, 'last', 'mean'"),
+        ({"num_key_value_heads": 3}, ValueError, "must be a multiple"),
+        ({"norm": "rmsnorm"}, ValueError, "norm must be one of 'layer', 'rms'"),
+    ],
+)
+def test_bad_options_are_named(changes, error, message):
+    with pytest.raises(error, match=message):
+        config(**changes)
+
+
+def test_bad_options_of_a_mechanism_are_named():
+    with pytest.raises(TypeError, match="mechanism 'elu' has no option 'gate'"):
+        build(mechanism="elu", mechanism_options={"gate": "head"})
+
+
+def test_a_missing_extra_is_named(monkeypatch):
+    from linattn.models import language
+
+    monkeypatch.setitem(extras.EXTRAS, "transformers", "hf")
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "transformers" else object())
+    with pytest.raises(extras.MissingExtraError, match=r"transformers: pip install 'linattn\[hf\]'"):
+        language.LinearAttentionConfig  # noqa: B018
+    assert "LinearAttentionForCausalLM" in dir(language)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        language.Nothing  # noqa: B018

@@ -1,0 +1,128 @@
+"""Decoding with a state gives what reading all of the text again gives, however the prompt comes."""
+
+import pytest
+import torch
+
+from linattn import list_mechanisms, mechanism_info
+from models.language.small import TOLERANCE, build, draw, greedy, left_padded
+
+pytest.importorskip("transformers", reason="the extra hf is not installed")
+
+CAUSAL = list_mechanisms(causal=True)
+NEW = 6
+
+
+def generate(model, ids, mask=None, **options):
+    mask = torch.ones_like(ids) if mask is None else mask
+    return model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, pad_token_id=0, **options)
+
+
+@pytest.mark.parametrize("mechanism", CAUSAL)
+def test_greedy_generation_is_recomputation(mechanism):
+    model, ids = build(mechanism=mechanism, canon="ABCD"), draw()
+    expected = greedy(model, ids, NEW)
+    assert len(set(expected[:, ids.shape[1] :].flatten().tolist())) > 2  # a constant answer would prove nothing
+    assert torch.equal(generate(model, ids), expected)
+
+
+@pytest.mark.parametrize("mechanism", CAUSAL)
+def test_left_padding_changes_nothing(mechanism):
+    """Rows of 3, 7 and 11 tokens in one batch: each says what it says alone."""
+    model = build(mechanism=mechanism, canon="AbCD")
+    rows = [draw(1, length, seed=length)[0] for length in (3, 7, 11)]
+    ids, mask = left_padded(rows, 11)
+    found = generate(model, ids, mask)
+    for row, answer in zip(rows, found, strict=True):
+        assert torch.equal(answer[11:], generate(model, row[None])[0, len(row) :])
+
+
+@pytest.mark.parametrize("mechanism", ["elu", "gated", "softmax", "hedgehog", "cosformer", "lion", "mlstm"])
+def test_prefill_in_pieces_with_padding(mechanism):
+    model = build(mechanism=mechanism, canon="ABCD")
+    ids, mask = left_padded([draw(1, length, seed=length)[0] for length in (2, 11)], 11)
+    calls = []
+    model.model.register_forward_pre_hook(lambda _, args: calls.append(args[0].shape[1]))
+    found = generate(model, ids, mask, prefill_chunk_size=4)
+    assert calls == [4, 4, 3] + [1] * (NEW - 1)
+    assert torch.equal(found, generate(model, ids, mask))
+
+
+@pytest.mark.parametrize("mechanism", ["elu", "gated", "softmax", "performer", ["softmax", "retention"]])
+def test_beam_search_reorders_states(mechanism):
+    model, ids = build(mechanism=mechanism, canon="ABCD"), draw(2)
+    options = {"num_beams": 3, "num_return_sequences": 2}
+    found = generate(model, ids, **options)
+    assert torch.equal(found, generate(model, ids, use_cache=False, **options))
+    assert not torch.equal(found[::2, : ids.shape[1] + NEW], generate(model, ids))  # else nothing was reordered
+
+
+@pytest.mark.parametrize("mechanism", ["elu", "softmax", "mlstm"])
+@pytest.mark.parametrize("cuts", [[1] * 11, [5, 1, 1, 4], [10, 1]])
+def test_logits_of_pieces_are_those_of_the_whole(mechanism, cuts):
+    model, ids = build(mechanism=mechanism, canon="ABCD", rotary=0.5), draw()
+    cache, found = None, []
+    for piece in ids.split(cuts, dim=1):
+        out = model(piece, past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        found.append(out.logits)
+    torch.testing.assert_close(torch.cat(found, dim=1), model(ids, use_cache=False).logits, **TOLERANCE)
+    assert cache.get_seq_length() == 11
+
+
+@pytest.mark.parametrize("mechanism", ["elu", "gated", "softmax"])
+def test_padding_anywhere_changes_nothing_and_may_be_a_piece_of_its_own(mechanism):
+    model, row = build(mechanism=mechanism, canon="ABCD"), draw(1, 6)
+    whole = model(row, use_cache=False).logits
+    for real in ([0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0, 0], [1, 0, 1, 1, 0, 1, 1, 1]):
+        mask = torch.tensor([real])
+        ids = torch.zeros(1, 8, dtype=torch.long)
+        ids[mask.bool()] = row[0]
+        logits = model(ids, attention_mask=mask, use_cache=False).logits
+        torch.testing.assert_close(logits[mask.bool()], whole[0], **TOLERANCE)
+        cache, found = None, []
+        for end in range(1, 9):
+            out = model(ids[:, end - 1 : end], attention_mask=mask[:, :end], past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            found.append(out.logits)
+        torch.testing.assert_close(torch.cat(found, dim=1)[mask.bool()], whole[0], **TOLERANCE)
+
+
+@pytest.mark.parametrize("mechanism", [name for name in CAUSAL if mechanism_info(name).state == "constant"])
+def test_memory_does_not_grow_with_the_text(mechanism):
+    model = build(mechanism=mechanism, canon="ABCD")
+
+    def size(length):
+        from linattn.models.language.hf.cache import map_tensors
+
+        sizes = []
+        for layer in model(draw(1, length), use_cache=True).past_key_values.layers:
+            map_tensors(lambda x: sizes.append(x.numel()) or x, layer.state)
+        return sum(sizes)
+
+    assert size(5) == size(23)
+
+
+def test_sampling_with_a_seed_is_recomputation():
+    model, ids = build(mechanism="gated", canon="AC"), draw()
+    found = []
+    for use_cache in (True, False):
+        torch.manual_seed(3)
+        options = {"do_sample": True, "top_k": 10, "pad_token_id": 0, "max_new_tokens": NEW}
+        found.append(model.generate(ids, use_cache=use_cache, **options))
+    assert torch.equal(*found)
+
+
+def test_generation_goes_on_from_a_cache():
+    from transformers import DynamicCache
+
+    model, ids = build(mechanism="retention", canon="ABCD"), draw()
+    cache = DynamicCache()
+    first = generate(model, ids, past_key_values=cache)
+    again = generate(model, first, past_key_values=cache)
+    assert torch.equal(again, greedy(model, ids, 2 * NEW))
+
+
+def test_assisted_generation_is_refused():
+    model = build()
+    with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
+        generate(model, draw(1), assistant_model=build())

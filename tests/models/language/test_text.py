@@ -1,0 +1,96 @@
+"""Text to text, and the command."""
+
+import pytest
+import torch
+from typer import Typer
+from typer.testing import CliRunner
+
+from linattn.cli.generate import generate
+from models.language.small import build, greedy
+
+pytest.importorskip("transformers", reason="the extra hf is not installed")
+
+app = Typer()
+app.command()(generate)
+
+
+def call(*arguments):
+    environment = {"COLUMNS": "160", "TERM": "dumb"}
+    return CliRunner().invoke(app, [*map(str, arguments), "--device", "cpu", "--max-new-tokens", "5"], env=environment)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model of bytes whose answers are letters: the other bytes are made unlikely."""
+    model = build(vocab_size=256, canon="ABCD", mechanism="gated").float()
+    with torch.no_grad():
+        model.lm_head.weight[:97] = model.lm_head.weight[123:] = 0
+        model.lm_head.weight *= 3
+    path = tmp_path_factory.mktemp("model")
+    model.save_pretrained(path)
+    return path
+
+
+def test_bytes_in_bytes_out(folder):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    expected = greedy(model, torch.tensor([list(b"hello ")]), 5)[0]
+    result = call(folder, "--prompt", "hello ")
+    assert result.exit_code == 0, result.output
+    assert bytes(expected.tolist()).decode(errors="replace") in result.stdout
+
+
+def test_prompts_of_one_batch_do_not_change_one_another(folder):
+    both = call(folder, "--prompt", "a", "--prompt", "much longer", "--prefill-chunk", 4).stdout
+    assert both == call(folder, "--prompt", "a").stdout + call(folder, "--prompt", "much longer").stdout
+
+
+def test_draws_follow_the_seed(folder):
+    options = ("--prompt", "hello ", "--temperature", 2.0, "--top-k", 20)
+    texts = [call(folder, *options, "--seed", seed).stdout for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_a_tokenizer_beside_the_model_is_taken(folder, tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "zero": 1, "one": 2} | {f"w{i}": i for i in range(3, 256)}
+    core = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>").save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    model.save_pretrained(tmp_path)
+    new = greedy(model, torch.tensor([[2, 1]]), 5)[0, 2:].tolist()
+    names = {index: word for word, index in words.items()}
+    assert " ".join(names[index] for index in new) in call(tmp_path, "--prompt", "one zero").stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--temperature", -1), "must be a number >= 0, got -1"),
+        (("--top-p", 0), "above 0 and at most 1"),
+        (("--beams", 0), "must be an integer >= 1, got 0"),
+        (("--precision", "fp8"), "fp32, bf16"),
+    ],
+)
+def test_bad_options_are_named(folder, options, message):
+    result = call(folder, "--prompt", "a", *options)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert options[0] in result.output
+
+
+def test_bad_folders_and_prompts_are_named(folder, tmp_path):
+    for result, words in (
+        (call(tmp_path, "--prompt", "a"), "must be a folder with config.json"),
+        (call(folder, "--prompt", ""), "at least one token"),
+    ):
+        assert result.exit_code == 2
+        assert words in result.output
+    build().save_pretrained(tmp_path)
+    result = call(tmp_path, "--prompt", "a")
+    assert result.exit_code == 2
+    assert "40 tokens are too few for bytes" in " ".join(result.output.split())
