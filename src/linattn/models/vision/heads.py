@@ -1,0 +1,88 @@
+"""Classifiers of backbones: ``(B, C, H, W)`` to logits."""
+
+from collections import OrderedDict
+
+from torch import Tensor, nn
+
+from linattn.models.vision.channels import PlaneLinear
+from linattn.ops.checks import check_choice
+
+POOLS = ("avg", "")
+
+
+class Head(nn.Module):
+    """``fc(dropout(after(mean(before(x)))))``, the mean over the plane: ``(B, C, H, W)`` to ``(B, num_classes)``.
+
+    Args:
+        num_features: width of what ``fc`` sees.
+        num_classes: 0 leaves ``fc`` out.
+        drop_rate: of the dropout.
+        global_pool: ``"avg"``, or ``""``: the head does nothing at all, for those who want the last plane as it is.
+        before, after: maps on either side of the mean.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        num_classes: int,
+        *,
+        drop_rate: float = 0.0,
+        global_pool: str = "avg",
+        before: nn.Module | None = None,
+        after: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_features = num_features
+        self.before = nn.Identity() if before is None else before
+        self.after = nn.Identity() if after is None else after
+        self.drop = nn.Dropout(drop_rate)
+        self.fc: nn.Module = nn.Identity()
+        self.global_pool = global_pool
+        self.reset(num_classes)
+
+    def reset(self, num_classes: int, global_pool: str | None = None, like: Tensor | None = None) -> None:
+        """A new classifier, with the dtype and on the device of ``like``; None: as it is, or the default."""
+        if not isinstance(num_classes, int) or isinstance(num_classes, bool) or num_classes < 0:
+            raise ValueError(f"num_classes must be an integer >= 0, got {num_classes!r}")
+        pool = self.global_pool if global_pool is None else global_pool
+        check_choice("global_pool", pool, POOLS)
+        if num_classes and not pool:
+            raise ValueError(f"global_pool='' gives the plane as it is and needs num_classes=0, got {num_classes}")
+        self.global_pool = pool
+        self.fc = nn.Identity()
+        if num_classes:
+            fc = nn.Linear(self.num_features, num_classes)
+            nn.init.trunc_normal_(fc.weight, std=0.02)
+            nn.init.zeros_(fc.bias)
+            self.fc = fc if like is None else fc.to(like)
+        self.fc.train(self.training)
+
+    def forward(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        if not self.global_pool:
+            return x
+        x = self.drop(self.after(self.before(x).mean((2, 3))))
+        return x if pre_logits else self.fc(x)
+
+
+def projected_head(dim: int, width: int, num_classes: int, *, drop_rate: float, global_pool: str) -> Head:
+    """Before the mean ``silu(batch_norm(W x))``, wider than the last stage (RALA and its heirs)."""
+    before = nn.Sequential(OrderedDict(proj=PlaneLinear(dim, width), norm=nn.BatchNorm2d(width), act=nn.SiLU()))
+    return Head(width, num_classes, drop_rate=drop_rate, global_pool=global_pool, before=before)
+
+
+def two_widths_head(
+    dim: int,
+    widths: tuple[int, int],
+    num_classes: int,
+    *,
+    act: type[nn.Module],
+    eps: float,
+    drop_rate: float,
+    global_pool: str,
+) -> Head:
+    """``act(batch_norm(W x))`` before the mean, ``act(layer_norm(W x))`` after it (EfficientViT)."""
+    conv = nn.Conv2d(dim, widths[0], 1, bias=False)
+    before = nn.Sequential(OrderedDict(conv=conv, norm=nn.BatchNorm2d(widths[0], eps=eps), act=act()))
+    proj = nn.Linear(*widths, bias=False)
+    after = nn.Sequential(OrderedDict(proj=proj, norm=nn.LayerNorm(widths[1], eps=eps), act=act()))
+    return Head(widths[1], num_classes, drop_rate=drop_rate, global_pool=global_pool, before=before, after=after)

@@ -1,0 +1,93 @@
+"""Attention over several scales of queries, keys and values: EfficientViT's and QT-ViT's, around any mechanism."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.layers.key_position import KeyPosition
+from linattn.mechanisms.registry import create_mechanism
+from linattn.ops.checks import check_size
+
+
+class MultiScaleAttention(nn.Module):
+    """``y = norm(W_o (mechanism(q, k + E, v) + gelu(norm(v))))``, heads of q, k, v at several scales side by side.
+
+    x ``(B, C, H, W)`` to ``(B, C, H, W)``. ``q, k, v = W_qkv x`` have ``C / head_dim`` heads; each further scale has as
+    many again, a depthwise convolution of these, mixed within each head's q, k or v. E is a learned position of the
+    keys, the norm of v has ``head_dim`` channels that all heads share. Papers: Cai et al., EfficientViT, for the
+    scales; Xu et al., QT-ViT, for E and the branch of v.
+
+    Args:
+        dim, head_dim: C, and the width of a head, which divides it.
+        mechanism: a name of ``linattn.list_mechanisms()``.
+        scales: width of each further scale's convolution.
+        grid: plane that E is laid out for; None: no E.
+        value_branch: add ``gelu(norm(v))``.
+        eps: of the norms.
+        mechanism_options, impl: as in ``linattn.layers.Attention``.
+
+    Example:
+        >>> import torch
+        >>> from linattn.models.vision.multi_scale import MultiScaleAttention
+        >>> MultiScaleAttention(32, 16, "relu", grid=(4, 4))(torch.randn(2, 32, 3, 5)).shape
+        torch.Size([2, 32, 3, 5])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        head_dim: int,
+        mechanism: str = "quadratic",
+        *,
+        scales: Sequence[int] = (5,),
+        grid: tuple[int, int] | None = None,
+        value_branch: bool = True,
+        eps: float = 1e-5,
+        mechanism_options: Mapping[str, Any] | None = None,
+        impl: str = "auto",
+    ) -> None:
+        super().__init__()
+        if dim % head_dim:
+            raise ValueError(f"head_dim must divide dim, got dim = {dim} and head_dim = {head_dim}")
+        if any(scale % 2 == 0 for scale in scales):
+            raise ValueError(f"scales must be odd, so that each has a middle, got {tuple(scales)}")
+        self.dim, self.head_dim = dim, head_dim
+        heads, total = dim // head_dim, dim // head_dim * (1 + len(scales))
+        self.num_heads = total
+        self.qkv = nn.Conv2d(dim, 3 * dim, 1, bias=False)
+        self.scales = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(3 * dim, 3 * dim, scale, padding=scale // 2, groups=3 * dim, bias=False),
+                nn.Conv2d(3 * dim, 3 * dim, 1, groups=3 * heads, bias=False),
+            )
+            for scale in scales
+        )
+        self.key_position = None if grid is None else KeyPosition(total, head_dim, grid)
+        self.mechanism = create_mechanism(
+            mechanism, num_heads=total, head_dim=head_dim, input_dim=dim, impl=impl, **(mechanism_options or {})
+        )
+        self.value_norm = nn.BatchNorm2d(head_dim, eps=eps) if value_branch else None
+        self.proj = nn.Conv2d(total * head_dim, dim, 1, bias=False)
+        self.norm = nn.BatchNorm2d(dim, eps=eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        check_size("x", "width", x.shape[1], self.dim, "the layer's dim")
+        shape = (x.shape[2], x.shape[3])
+        qkv = self.qkv(x)
+        qkv = torch.cat([qkv, *(scale(qkv) for scale in self.scales)], dim=1)
+        # Each head has its q, k and v side by side.
+        heads = qkv.flatten(2).unflatten(1, (self.num_heads, 3, self.head_dim)).transpose(3, 4)
+        q, k, v = heads.unbind(2)  # (B, H, T, D)
+        if self.key_position is not None:
+            k = self.key_position(k, spatial_shape=shape)
+        tokens = x.flatten(2).transpose(1, 2) if self.mechanism.info.uses_input else None
+        out = self.mechanism(q, k, v, spatial_shape=shape, x=tokens)
+        if self.value_norm is not None:
+            # Heads count as images: one norm serves them all.
+            normed = self.value_norm(v.flatten(0, 1).transpose(1, 2).unflatten(2, shape))
+            out = out + F.gelu(normed).flatten(2).transpose(1, 2).unflatten(0, (-1, self.num_heads))
+        out = out.transpose(2, 3).flatten(1, 2).unflatten(2, shape)
+        return self.norm(self.proj(out))

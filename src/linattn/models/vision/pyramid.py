@@ -1,0 +1,104 @@
+"""The pyramid that RALA, PolaFormer++, NaLaFormer and MirrorLA share, with any mechanism in every stage."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from torch import nn
+
+from linattn.layers.presets import preset as find_preset
+from linattn.models.vision.backbone import Backbone, stage_grid
+from linattn.models.vision.block import Block
+from linattn.models.vision.heads import projected_head
+from linattn.models.vision.patch import pair
+from linattn.models.vision.stage import Stage, check_stages, fitting_parts, stage_attentions, stage_rates
+from linattn.models.vision.stems import ConvMerge, ConvStem
+from linattn.ops.checks import check_choice
+
+
+class Pyramid(Backbone):
+    """Convolutional stem, four stages of blocks, a projected head; images of any size to logits.
+
+    A block is ``x += cpe(x)``, ``x += gamma1 attention(norm(x))`` (NaLaFormer: once more ``x += cpe(x)``),
+    ``x += gamma2 mlp(norm(x))``, the attention with the parts of ``preset`` around the stage's mechanism, the mlp with
+    a 3 x 3 convolution inside. The stem takes four 3 x 3 convolutions to stride 4, one more stands between stages. As
+    published, the first two stages are linear and the last two softmax, which is ``stages="llss"``; ``"llll"`` has no
+    softmax. Papers: Fan et al., Breaking the Low-Rank Dilemma of Linear Attention (RALA), for the shape;
+    ``linattn.models.vision.create_pyramid`` knows the sizes.
+
+    A mechanism whose features make no pairs to turn goes without the preset's rotary positions.
+
+    Args:
+        mechanism: a name of ``linattn.list_mechanisms()`` for the stages marked l, or one name per stage.
+        stages: a letter per stage: l, ``mechanism``; s, softmax.
+        preset: parts around the mechanism and in the block (``linattn.layers.list_presets()``).
+        embed_dims, depths, num_heads: of the four stages.
+        mlp_ratio: width of the feed-forward part over that of the stage.
+        init_values: start of LayerScale, one number or one per stage.
+        head_width: channels of the head's projection.
+        linear_init: of linear maps: ``"torch"`` leaves PyTorch's own start, ``"small"`` is truncated normal with std
+            0.02 and biases 0, as convolutions have it always.
+        img_size: what learned key positions are laid out for, where the preset has them.
+        in_chans, num_classes, global_pool, drop_rate, drop_path_rate: as in timm.
+        attention: options of ``linattn.layers.Attention`` that go before the preset's.
+        mechanism_options: options by the name of the mechanism they are for: ``{"nala": {"power": 2}}``.
+        impl: form of the algebra, of every stage whose mechanism has it.
+
+    Example:
+        >>> import torch
+        >>> from linattn.models.vision import Pyramid
+        >>> model = Pyramid("relu", embed_dims=(8, 16, 24, 32), depths=(1, 1, 1, 1), num_heads=(1, 1, 2, 2),
+        ...                 num_classes=10)
+        >>> model(torch.randn(2, 3, 64, 50)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        mechanism: str | Sequence[str] = "rala",
+        *,
+        stages: str = "llss",
+        preset: str = "rala",
+        embed_dims: Sequence[int] = (64, 128, 256, 512),
+        depths: Sequence[int] = (2, 2, 6, 2),
+        num_heads: Sequence[int] = (1, 2, 4, 8),
+        mlp_ratio: float = 3.5,
+        init_values: float | Sequence[float] = 1.0,
+        head_width: int = 1024,
+        linear_init: Literal["torch", "small"] = "small",
+        img_size: int | tuple[int, int] = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        attention: Mapping[str, Any] | None = None,
+        mechanism_options: Mapping[str, Mapping[str, Any]] | None = None,
+        impl: str = "auto",
+    ) -> None:
+        attentions = stage_attentions(mechanism, stages, mechanism_options=mechanism_options, impl=impl)
+        scales = init_values if isinstance(init_values, Sequence) else (init_values,) * len(attentions)
+        check_stages(len(attentions), embed_dims=embed_dims, depths=depths, num_heads=num_heads, init_values=scales)
+        check_choice("linear_init", linear_init, ("torch", "small"))
+        parts, size = find_preset(preset), pair("img_size", img_size)
+        built = []
+        for i, (own, rates) in enumerate(zip(attentions, stage_rates(drop_path_rate, depths), strict=True)):
+            options = fitting_parts(parts.attention_options(stage_grid(size, i)), own, embed_dims[i], num_heads[i])
+            options |= dict(attention or {}) | own.options
+            blocks = [
+                Block(
+                    embed_dims[i],
+                    num_heads[i],
+                    own.mechanism,
+                    attention=options,
+                    mlp_ratio=mlp_ratio,
+                    drop_path=rate,
+                    init_values=scales[i],
+                    **parts.block,
+                )
+                for rate in rates
+            ]
+            built.append(Stage(ConvMerge(embed_dims[i - 1], embed_dims[i]) if i else nn.Identity(), blocks))
+        head = projected_head(embed_dims[-1], head_width, num_classes, drop_rate=drop_rate, global_pool=global_pool)
+        stem = ConvStem(in_chans, embed_dims[0])
+        super().__init__(stem, built, head, dims=embed_dims, in_chans=in_chans, num_classes=num_classes)
+        self.init_small(nn.Conv2d, *((nn.Linear,) if linear_init == "small" else ()))

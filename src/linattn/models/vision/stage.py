@@ -1,0 +1,154 @@
+"""One stage of a backbone: a step down in resolution, then blocks; and which attention each stage has."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+from linattn.mechanisms.registry import create_mechanism, mechanism_info
+
+
+class StageAttention(NamedTuple):
+    """A stage's mechanism and the options that belong to it: ``mechanism_options`` and ``impl`` of ``Attention``."""
+
+    mechanism: str
+    options: dict[str, Any]
+
+
+def stage_attentions(
+    mechanism: str | Sequence[str],
+    pattern: str,
+    *,
+    mechanism_options: Mapping[str, Mapping[str, Any]] | None = None,
+    impl: str = "auto",
+) -> list[StageAttention]:
+    """The attention of every stage that has one.
+
+    Args:
+        mechanism: one name, for the stages that ``pattern`` marks with an l (those with an s have softmax), or a name
+            for each stage, which leaves the pattern without a part.
+        pattern: a letter per stage, l or s.
+        mechanism_options: options by the name of the mechanism they are for.
+        impl: form of the algebra, of the stages whose mechanism has it; the others keep ``"auto"``.
+
+    Example:
+        >>> from linattn.models.vision.stage import stage_attentions
+        >>> [stage.mechanism for stage in stage_attentions("relu", "llss")]
+        ['relu', 'relu', 'softmax', 'softmax']
+    """
+    if not isinstance(pattern, str) or not pattern or set(pattern) - set("ls"):
+        raise ValueError(f"stages must be letters l (linear) and s (softmax), one per stage, got {pattern!r}")
+    if isinstance(mechanism, str):
+        names = [mechanism if letter == "l" else "softmax" for letter in pattern]
+    else:
+        names = list(mechanism)
+        if len(names) != len(pattern):
+            raise ValueError(f"mechanism must be one name or {len(pattern)}, one per stage, got {len(names)}: {names}")
+    infos = [mechanism_info(name) for name in names]
+    for name in mechanism_options or {}:
+        if name not in names:
+            raise ValueError(f"mechanism_options has {name!r}, but the stages have {', '.join(dict.fromkeys(names))}")
+    if not any(impl in info.cls.impls for info in infos):
+        raise ValueError(f"impl={impl!r} is no form of {', '.join(dict.fromkeys(names))}")
+    options = mechanism_options or {}
+    return [
+        StageAttention(
+            info.name,
+            {
+                "mechanism_options": dict(options.get(info.name, {})),
+                "impl": impl if impl in info.cls.impls else "auto",
+            },
+        )
+        for info in infos
+    ]
+
+
+def fitting_parts(parts: Mapping[str, Any], own: StageAttention, dim: int, num_heads: int) -> dict[str, Any]:
+    """``parts`` of an attention, but for rotary positions where the mechanism's features make no pairs to turn."""
+    fits = parts.get("rotary") is None or _turns(parts["rotary"], own, dim // num_heads)
+    return {name: value for name, value in parts.items() if name != "rotary" or fits}
+
+
+def _turns(rotary: str, own: StageAttention, head_dim: int) -> bool:
+    kind = mechanism_info(own.mechanism).cls
+    if kind.rotates != "features":
+        return kind.rotates is not None and head_dim % 4 == 0
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):  # built to be asked, no more
+        mechanism = create_mechanism(own.mechanism, num_heads=1, head_dim=head_dim, **own.options["mechanism_options"])
+    features: int = mechanism.num_features  # type: ignore[assignment]
+    width = features if rotary == "features" else head_dim
+    return width % 4 == 0 and features % width == 0
+
+
+def check_stages(num_stages: int, **values: Sequence[Any]) -> None:
+    """Raise unless every option has a value per stage."""
+    for name, value in values.items():
+        if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != num_stages:
+            raise ValueError(f"{name} must have {num_stages} values, one per stage, got {value!r}")
+
+
+def stage_rates(rate: float, depths: Sequence[int]) -> list[list[float]]:
+    """Rates of skipped branches, growing linearly from 0 at the first block to ``rate`` at the last."""
+    blocks = iter(torch.linspace(0, rate, sum(depths), dtype=torch.float64, device="cpu").tolist())
+    return [[next(blocks) for _ in range(depth)] for depth in depths]
+
+
+class Stage(nn.Module):
+    """``(B, C, H, W)`` to ``(B, C', H', W')``: ``downsample``, then blocks on its tokens, row by row."""
+
+    def __init__(self, downsample: nn.Module, blocks: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.grad_checkpointing = False
+        self.downsample = downsample
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.downsample(x)
+        spatial_shape = (x.shape[2], x.shape[3])
+        x = x.flatten(2).transpose(1, 2)
+        for block in self.blocks:
+            x = run_block(block, x, spatial_shape, checkpointing=self.grad_checkpointing)
+        return x.transpose(1, 2).unflatten(2, spatial_shape)
+
+
+class PlaneStage(nn.Module):
+    """``(B, C, H, W)`` to ``(B, C', H', W')``: blocks on the plane itself, the first of which steps down."""
+
+    def __init__(self, blocks: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.grad_checkpointing = False
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = run_block(block, x, checkpointing=self.grad_checkpointing)
+        return x
+
+
+def run_block(block: nn.Module, *inputs: Any, checkpointing: bool) -> Tensor:
+    """The block's output; with ``checkpointing`` backward keeps its input alone and computes the rest again."""
+    if not (checkpointing and torch.is_grad_enabled()):
+        return block(*inputs)
+    norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
+    if not norms or torch.compiler.is_compiling():
+        return checkpoint(block, *inputs, use_reentrant=False)
+    contexts = lambda: (nullcontext(), _frozen_statistics(norms))  # noqa: E731
+    return checkpoint(block, *inputs, use_reentrant=False, context_fn=contexts)
+
+
+@contextmanager
+def _frozen_statistics(norms: list[_BatchNorm]) -> Iterator[None]:
+    """A batch that runs twice counts once: the second pass leaves the running statistics alone."""
+    before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm, _, count in before:
+        norm.momentum = 0.0
+        norm.num_batches_tracked = None if count is None else count.clone()
+    try:
+        yield
+    finally:
+        for norm, momentum, count in before:
+            norm.momentum, norm.num_batches_tracked = momentum, count

@@ -1,0 +1,328 @@
+"""The backbones: any mechanism in any stage, images of any size, timm's names."""
+
+import math
+import re
+
+import pytest
+import torch
+from tests.models.vision.cases import DIMS, HOSTS, PUBLISHED, build, images, shallow, silent, stir
+from torch import nn
+
+from linattn import list_mechanisms
+from linattn.layers import Attention
+from linattn.models.vision import Pyramid, create_efficientvit, create_pvt, create_pyramid, create_swin
+from linattn.models.vision.multi_scale import MultiScaleAttention
+
+
+def mechanisms_of(model):
+    """The name that each stage's layers of attention have in common, None without any."""
+    found = []
+    for stage in model.stages:
+        names = {
+            layer.mechanism.info.name for layer in stage.modules() if isinstance(layer, Attention | MultiScaleAttention)
+        }
+        found.append(names.pop() if names else None)
+        assert not names
+    return found
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "qt 6" else n for n in PUBLISHED])
+def test_every_preset_learns(name):
+    """At its own widths, one block a stage: every parameter has a finite gradient other than 0."""
+    torch.manual_seed(0)
+    model = PUBLISHED[name](**shallow(name))
+    stir(model, 0.02)
+    out = model(images())
+    assert out.shape == (2, 5)
+    assert out.isfinite().all()
+    (out * torch.randn(out.shape)).sum().backward()
+    assert not silent(model)
+
+
+@pytest.mark.parametrize("mechanism", list_mechanisms(bidirectional=True))
+@pytest.mark.parametrize("host", HOSTS)
+def test_every_mechanism_in_every_stage(host, mechanism):
+    options = {} if host.startswith("efficientvit") else {"stages": "llll"}
+    model = build(host, mechanism, **options)
+    assert set(mechanisms_of(model)) - {None} == {mechanism}
+    stir(model)
+    out = model(images())
+    (out * torch.randn(out.shape)).sum().backward()
+    assert not silent(model)
+
+
+@pytest.mark.parametrize("host", ["pyramid", "pvt", "swin"])
+def test_a_mechanism_of_its_own_in_each_stage(host):
+    mixed = ["relu", "softmax", "agent", "gated"]
+    assert mechanisms_of(build(host, mixed)) == mixed
+    assert mechanisms_of(build(host, "relu", stages="lsls")) == ["relu", "softmax", "relu", "softmax"]
+
+
+def test_stages_as_published():
+    assert mechanisms_of(create_pyramid("nala", "xt")) == ["nala", "nala", "softmax", "softmax"]
+    assert mechanisms_of(create_pyramid("pola_plus", "b0")) == ["pola_plus", "pola_plus", "softmax", "softmax"]
+    assert mechanisms_of(create_pyramid("mirror", "xt", stages="llll")) == ["mirror"] * 4
+    assert mechanisms_of(create_pvt("t", depths=(1, 1, 1, 1))) == ["pola"] * 4
+    assert mechanisms_of(create_swin("t", depths=(1, 1, 1, 1))) == ["pola", "pola", "softmax", "softmax"]
+    assert mechanisms_of(build("efficientvit")) == [None, None, "quadratic", "quadratic"]
+    assert mechanisms_of(build("efficientvit_large")) == [None, None, None, "quadratic"]
+
+
+@pytest.mark.parametrize("size", [(64, 64), (33, 70), (95, 31), (1, 40), (66, 65)])
+@pytest.mark.parametrize("host", HOSTS)
+def test_images_of_any_size(host, size):
+    """Strides 4, 8, 16, 32, sides rounded up."""
+    model = build(host).eval()
+    with torch.no_grad():
+        last, planes = model.forward_intermediates(images(*size))
+        assert model(images(*size)).isfinite().all()
+    for i, (plane, dim) in enumerate(zip(planes, DIMS[host], strict=True)):
+        stride = 4 * 2**i
+        assert plane.shape == (2, dim, math.ceil(size[0] / stride), math.ceil(size[1] / stride))
+        assert plane.isfinite().all()
+        assert model.feature_info[i] == {"num_chs": dim, "reduction": stride, "module": f"stages.{i}"}
+    torch.testing.assert_close(last, model.forward_features(images(*size)))
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_checkpointing_gives_the_same(host):
+    """Outputs, gradients, and the running statistics of a batch that runs twice."""
+    found = []
+    for enable in (False, True):
+        model = build(host, drop_path_rate=0.3).double()
+        model.set_grad_checkpointing(enable)
+        torch.manual_seed(5)
+        out = model(images().double())
+        out.square().sum().backward()
+        statistics = dict(model.named_buffers())
+        assert statistics or host in ("pvt", "swin")
+        found.append({"out": out, **{n: p.grad for n, p in model.named_parameters()}, **statistics})
+    for name, plain in found[0].items():
+        torch.testing.assert_close(found[1][name], plain, rtol=1e-10, atol=1e-13, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_checkpointing_keeps_less():
+    """The graph of a checkpointed model holds a block's input instead of what is inside."""
+    kept = []
+    for enable in (False, True):
+        model = build("pyramid", depths=(3, 3, 3, 3))
+        model.set_grad_checkpointing(enable)
+        kept.append(0)
+
+        def keep(tensor):
+            kept[-1] += tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            model(images())
+    assert kept[1] < kept[0] / 3
+
+
+BLOCK = {"norm1.weight", "norm1.bias", "attn.qkv.weight", "attn.qkv.bias", "attn.proj.weight", "attn.proj.bias",
+         "norm2.weight", "norm2.bias", "mlp.fc1.weight", "mlp.fc1.bias", "mlp.fc2.weight", "mlp.fc2.bias"}  # fmt: skip
+CPE = {"cpe1.conv.weight", "cpe1.conv.bias", "mlp.conv.conv.weight", "mlp.conv.conv.bias", "ls1.gamma", "ls2.gamma"}
+LOCAL_AND_GATE = {"attn.local.conv.weight", "attn.local.conv.bias", "attn.gate.proj.weight", "attn.gate.proj.bias"}
+NALA = {"attn.norm.norm.weight", "attn.norm.norm.bias", "cpe2.conv.weight", "cpe2.conv.bias"}
+POLA = {"attn.key_position.weight", "attn.mechanism.power", "attn.mechanism.scale"}
+UNIT = ("conv.weight", "norm.weight", "norm.bias")
+INVERTED = {f"{i}.{n}" for i in range(2) for n in ("conv.weight", "conv.bias")} | {f"2.{n}" for n in UNIT}
+QT = {"qkv.weight", "scales.0.0.weight", "scales.0.1.weight", "key_position.weight", "mechanism.c", "value_norm.weight",
+      "value_norm.bias", "proj.weight", "norm.weight", "norm.bias"}  # fmt: skip
+
+
+def block_names(model, stage, block=0):
+    prefix = f"stages.{stage}.blocks.{block}."
+    return {n.removeprefix(prefix) for n, _ in model.named_parameters() if n.startswith(prefix)}
+
+
+def other_names(model):
+    return {n for n, _ in model.named_parameters() if not re.match(r"stages\.\d\.blocks", n)}
+
+
+def pairs(*modules):
+    return {f"{module}.{kind}" for module in modules for kind in ("weight", "bias")}
+
+
+def test_names_of_parameters_are_stable():
+    """Weights that were saved must fit: a change here breaks them."""
+    pyramid, pvt, swin, qt = (build(host) for host in ("pyramid", "pvt", "swin", "efficientvit"))
+    assert block_names(pyramid, 0) == block_names(pyramid, 3) == BLOCK | CPE | LOCAL_AND_GATE | NALA
+    stem = pairs(*(f"stem.{i}" for i in (0, 1, 3, 4, 6, 7, 9, 10)))
+    merges = pairs(*(f"stages.{i}.downsample.{j}" for i in (1, 2, 3) for j in (0, 1)))
+    assert other_names(pyramid) == stem | merges | pairs("head.before.proj", "head.before.norm", "head.fc")
+
+    assert block_names(pvt, 3) == BLOCK | LOCAL_AND_GATE | POLA
+    steps = ["stem", *(f"stages.{i}.downsample" for i in (1, 2, 3))]
+    positions = {f"{step}.pos_embed" for step in steps}
+    assert (
+        other_names(pvt) == pairs(*(f"{s}.{p}" for s in steps for p in ("embed.proj", "norm")), "head.fc") | positions
+    )
+
+    assert block_names(swin, 0) == BLOCK | LOCAL_AND_GATE | POLA
+    assert block_names(swin, 2) == BLOCK | {"attn.relative_position_bias"}
+    merges = pairs(*(f"stages.{i}.downsample.norm" for i in (1, 2, 3)))
+    merges |= {f"stages.{i}.downsample.reduction.weight" for i in (1, 2, 3)}
+    assert other_names(swin) == pairs("stem.embed.proj", "stem.norm", "norm", "head.fc") | merges
+
+    assert block_names(qt, 0) == {f"{i}.{n}" for i in range(3) for n in UNIT}
+    assert block_names(qt, 2) == INVERTED
+    assert block_names(qt, 2, 1) == {f"0.main.{n}" for n in QT} | {f"1.main.{n}" for n in INVERTED}
+    stem = {f"stem.{i}.{n}" for i in ("0", "1.main.0", "1.main.1") for n in UNIT}
+    head = {f"head.before.{n}" for n in UNIT} | {"head.after.proj.weight"} | pairs("head.after.norm", "head.fc")
+    assert other_names(qt) == stem | head
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_weights_reload(host):
+    saved, fresh = build(host), build(host)
+    stir(saved)
+    saved(images())  # moves the running statistics
+    fresh.load_state_dict(saved.state_dict(), strict=True)
+    torch.testing.assert_close(fresh.eval()(images()), saved.eval()(images()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_head(host):
+    model = build(host, drop_rate=0.5).eval()
+    plane = model.forward_features(images())
+    assert plane.shape[1] == model.num_features == DIMS[host][-1]
+    before = model.forward_head(plane, pre_logits=True)
+    assert before.shape == (2, model.head_hidden_size)
+    torch.testing.assert_close(model(images()), model.get_classifier()(before))
+    model.double().reset_classifier(0)
+    torch.testing.assert_close(model(images().double()), before.double(), rtol=1e-4, atol=1e-5)
+    model.reset_classifier(3)
+    assert model.num_classes == 3
+    assert model.get_classifier().weight.dtype == torch.float64
+    assert model(images().double()).shape == (2, 3)
+    model.reset_classifier(0, "")
+    torch.testing.assert_close(model(images().double()), model.forward_features(images().double()))
+    assert build(host, num_classes=0, global_pool="")(images()).shape == plane.shape
+
+
+def test_heads_by_their_formulas():
+    x = torch.randn(2, 32, 2, 3)
+    head = build("pyramid").head.eval()
+    wide = head.before.norm(torch.einsum("bchw,oc->bohw", x, head.before.proj.weight))
+    wide = wide + (head.before.proj.bias / (1 + 1e-5) ** 0.5)[:, None, None]  # a fresh BatchNorm only divides
+    torch.testing.assert_close(head(x), head.fc(torch.nn.functional.silu(wide).mean((2, 3))))
+    head = build("efficientvit").head.eval()
+    hidden = nn.Hardswish()(head.before.norm(head.before.conv(x))).mean((2, 3)) @ head.after.proj.weight.T
+    torch.testing.assert_close(head(x), head.fc(nn.Hardswish()(head.after.norm(hidden))))
+
+
+def test_where_parameters_start():
+    nala, rala = create_pyramid("nala", "xt"), create_pyramid("rala", "xt", "hedgehog")
+    convs = [m for m in nala.modules() if isinstance(m, nn.Conv2d)]
+    assert all(not m.bias.any() for m in convs)
+    weights = torch.cat([m.weight.flatten() for m in convs])
+    assert weights.std().item() == pytest.approx(0.02, rel=0.02)
+    qkv = "stages.3.blocks.0.attn.qkv"
+    assert nala.get_submodule(qkv).weight.std().item() == pytest.approx((3 * 384) ** -0.5, rel=0.02)  # PyTorch's own
+    assert rala.get_submodule(qkv).weight.std().item() == pytest.approx(0.02, rel=0.02)
+    assert not rala.get_submodule(qkv).bias.any()
+    maps = rala.stages[0].blocks[0].attn.mechanism.query_map.weight
+    assert torch.equal(maps[0], torch.eye(maps.shape[-1]))  # its paper's
+    large = create_pyramid("nala", "b", depths=(1, 2, 1, 1))
+    assert [s.blocks[0].ls2.gamma[0].item() for s in large.stages] == pytest.approx([1, 1, 1e-6, 1e-6])
+    rates = [block.drop_path.rate for stage in large.stages for block in stage.blocks]
+    assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
+
+
+def test_reduction_of_keys_is_for_softmax():
+    reductions = lambda model: [s.blocks[0].attn.options.spatial_reduction for s in model.stages]  # noqa: E731
+    assert reductions(build("pvt")) == [1, 1, 1, 1]
+    assert reductions(build("pvt", "softmax")) == [8, 4, 2, 1]
+    assert reductions(build("pvt", stages="lsls")) == [1, 4, 1, 1]
+    grids = [s.blocks[0].attn.options.key_position for s in build("pvt", img_size=(100, 64)).stages]
+    assert grids == [(25, 16), (13, 8), (7, 4), (4, 2)]
+
+
+def test_no_weight_decay():
+    assert build("pyramid").no_weight_decay() == set()
+    keys = {f"stages.{i}.blocks.0.attn.{n}" for i in range(2) for n in ("key_position.weight", "mechanism.power",
+                                                                        "mechanism.scale")}  # fmt: skip
+    biases = {f"stages.{i}.blocks.0.attn.relative_position_bias" for i in (2, 3)}
+    assert build("swin").no_weight_decay() == keys | biases
+    assert {"stem.pos_embed", "stages.1.downsample.pos_embed"} <= build("pvt").no_weight_decay()
+    assert "stages.2.blocks.1.0.main.mechanism.c" in build("efficientvit").no_weight_decay()
+    # A linear map inside a mechanism is a weight like others.
+    assert not any("gate.weight" in name for name in build("pyramid", "gated").no_weight_decay())
+
+
+def test_rotary_where_features_have_pairs():
+    rotary = lambda *a, **o: build("pyramid", *a, **o).stages[0].blocks[0].attn.options.rotary  # noqa: E731
+    assert rotary("nala") == rotary("softmax") == rotary("quadratic") == "blocks"
+    assert rotary("efficient") is rotary("performer") is rotary("taylor") is None
+    assert rotary("performer", mechanism_options={"performer": {"num_features": 32}}) == "blocks"
+    with pytest.raises(ValueError, match="rotary='blocks' turns features, and mechanism 'efficient' has none"):
+        build("pyramid", "efficient", attention={"rotary": "blocks"})
+
+
+def test_options_reach_their_mechanism():
+    model = build("pyramid", "nala", mechanism_options={"nala": {"power": 2.0}}, impl="chunked")
+    first, last = (model.stages[i].blocks[0].attn.mechanism for i in (0, 3))
+    assert (first.power, first.impl, last.impl) == (2.0, "chunked", "auto")
+    assert build("efficientvit").stages[2].blocks[1][0].main.mechanism.form == "normalized"
+    assert build("efficientvit", mechanism_options={}).stages[2].blocks[1][0].main.mechanism.form == "compact"
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_channels_last_and_autocast(host):
+    model = build(host).eval()
+    with torch.no_grad():
+        plain = model(images())
+        last = model.to(memory_format=torch.channels_last)(images().contiguous(memory_format=torch.channels_last))
+        torch.testing.assert_close(last, plain, rtol=1e-4, atol=1e-5)
+        with torch.autocast("cpu", torch.bfloat16):
+            low = model(images())
+    assert low.dtype == torch.bfloat16
+    assert (low - plain).abs().max() < 0.05 * plain.abs().max() + 0.02  # some thirty roundings to 2^-8 on the way
+
+
+@pytest.mark.parametrize(
+    "host", ["pyramid", *(pytest.param(h, marks=pytest.mark.slow) for h in HOSTS if h != "pyramid")]
+)
+def test_compiles_as_one_graph(host):
+    model = build(host).double().eval()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(images().double()), model(images().double()), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: build("pyramid", stages="llx"), "stages must be letters l .linear. and s .softmax., one per stage"),
+        (lambda: build("pyramid", ["relu", "elu"]), "mechanism must be one name or 4, one per stage, got 2"),
+        (lambda: build("pyramid", "none"), "mechanism must be one of"),
+        (lambda: build("pyramid", depths=(1, 1)), "depths must have 4 values, one per stage"),
+        (lambda: build("pvt", mlp_ratios=4.0), "mlp_ratios must have 4 values, one per stage, got 4.0"),
+        (lambda: build("pyramid", preset="none"), "preset must be one of"),
+        (lambda: build("pyramid", linear_init="zero"), "linear_init must be one of 'torch', 'small', got 'zero'"),
+        (lambda: build("pyramid", "elu", mechanism_options={"nala": {}}), "mechanism_options has 'nala', but"),
+        (lambda: build("swin", mechanism_options={"softmax": {"scale": 2.0}}), "softmax in windows has no options"),
+        (lambda: build("swin", window=0), "window must be an integer >= 1"),
+        (lambda: build("efficientvit", scales=(4,)), "scales must be odd"),
+        (lambda: build("efficientvit", head_dim=12), "head_dim must divide dim, got dim = 16 and head_dim = 12"),
+        (lambda: build("pyramid", impl="fast"), "impl='fast' is no form of nala, softmax"),
+        (lambda: build("pyramid", global_pool="max"), "global_pool must be one of 'avg', '', got 'max'"),
+        (lambda: build("pyramid", global_pool=""), "global_pool='' gives the plane as it is and needs num_classes=0"),
+        (lambda: build("pyramid", num_classes=-1), "num_classes must be an integer >= 0, got -1"),
+        (lambda: build("pyramid")(images()[:, :2]), r"images must be \(B, 3, height, width\), got shape \(2, 2"),
+        (lambda: build("pyramid").forward_intermediates(images(), indices=[4]), "indices must be stages from -4 to 3"),
+        (lambda: build("pyramid").forward_intermediates(images(), output_fmt="NLC"), "output_fmt must be one of"),
+        (lambda: create_pyramid("nala", "xxl"), "size must be one of 'xt', 'xt_paper', 't'"),
+        (lambda: create_pvt("b"), "size must be one of 't', 's', 'm', 'l', got 'b'"),
+        (lambda: create_swin("l"), "size must be one of 't', 's', 'b', got 'l'"),
+        (lambda: create_efficientvit("7"), "size must be one of '1', '2'"),
+    ],
+)  # fmt: skip
+def test_bad_options(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_unknown_options_raise():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'embed_dimz'"):
+        Pyramid("relu", embed_dimz=(1, 2, 3, 4))
