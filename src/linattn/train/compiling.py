@@ -5,11 +5,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from linattn.support.inductor import safe_options
 from linattn.support.options import OptionError
-
-# Inductor joins sums over rows with sums over columns in one kernel. Up to torch 2.13 at least that kernel returns some
-# gradients in a wrong shape or never writes them (pytorch issues 178080 and 193061): mirror's reflection met it.
-_UNSAFE = "mix_order_reduction"
 
 
 def compile_blocks(model: nn.Module, **options: Any) -> None:
@@ -29,10 +26,3 @@ def compile_blocks(model: nn.Module, **options: Any) -> None:
         options = {"options": safe_options()} | options
     for block in blocks:
         block.compile(**options)
-
-
-def safe_options() -> dict[str, Any]:
-    """Options of inductor that leave out what is known to give wrong gradients."""
-    from torch._inductor import config
-
-    return {f"triton.{_UNSAFE}": False} if hasattr(config.triton, _UNSAFE) else {}
