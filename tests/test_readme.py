@@ -34,7 +34,7 @@ def code_of(text: str) -> list[str]:
     return [block or span for block, span in CODE.findall(text)]
 
 
-@pytest.mark.parametrize("part", ["mechanisms", "comparison", "memory", "kernels", "results"])
+@pytest.mark.parametrize("part", ["mechanisms", "comparison", "memory", "kernels", "models", "results"])
 def test_generated_parts_are_current(part):
     new = tool.fill(README, {part: tool.generated_parts()[part]})
     assert new == README, f"the part {part!r} of README.md is stale: run `make readme` and commit the change"
@@ -88,7 +88,13 @@ def test_results_become_tables(tmp_path):
 
 def test_no_results_is_said(tmp_path):
     parts = tool.generated_parts(tmp_path)
-    commands = {"comparison": "compare", "memory": "memory", "kernels": "kernels", "results": "bench"}
+    commands = {
+        "comparison": "compare",
+        "memory": "memory",
+        "kernels": "kernels",
+        "models": "models",
+        "results": "bench",
+    }
     for part, command in commands.items():
         assert parts[part] == f"No results of `linattn {command}` are recorded yet.\n"
 

@@ -2,7 +2,7 @@
 
 A part lies between ``<!-- name:begin -->`` and ``<!-- name:end -->``. The mechanisms come from the registry, the
 measurements from ``results/<device>/*.json``: ``attention-*`` of `linattn bench`, ``compare-*`` of `linattn compare`,
-``block-memory`` of `linattn memory`, ``kernels`` of `linattn kernels`.
+``block-memory`` of `linattn memory`, ``kernels`` of `linattn kernels`, ``models`` of `linattn models`.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from linattn.report.summary import ranking_sentence
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests load this file by its path
 from readme_kernels import kernels_text
+from readme_models import models_text
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -41,6 +42,7 @@ def generated_parts(results: Path = RESULTS) -> dict[str, str]:
         "comparison": texts(results, "compare-*.json", comparison_text, "linattn compare"),
         "memory": texts(results, "block-memory.json", memory_text, "linattn memory"),
         "kernels": texts(results, "kernels.json", kernels_text, "linattn kernels"),
+        "models": texts(results, "models.json", models_text, "linattn models"),
         "results": texts(results, "attention-*.json", attention_text, "linattn bench"),
     }
 

@@ -17,18 +17,27 @@ def kernels(
     contenders: Annotated[
         str, typer.Option(help="Only contenders whose names start with these, with commas.  [default: all]")
     ] = "",
-    rivals: Annotated[bool, typer.Option(help="Time fla, mlstm_kernels and softmax too, where they are.")] = True,
-    seconds: Annotated[float, typer.Option(help="Begin nothing that may not end by then; --resume goes on.")] = 540.0,
+    rivals: Annotated[
+        str,
+        typer.Option(
+            help="Groups with commas, or none: torch (eager, compiled), softmax, fla and mlstm_kernels if installed."
+        ),
+    ] = "torch,softmax,fla,mlstm_kernels",
+    seconds: Annotated[float, typer.Option(help="Begin nothing after that; --resume goes on.")] = 540.0,
     dtype: Annotated[
         str, typer.Option(help="bfloat16, float16 or float32.  [default: bfloat16, on a CPU float32]")
     ] = "",
-    milliseconds: Annotated[float, typer.Option(help="Of measured calls per row.")] = 100.0,
+    milliseconds: Annotated[float, typer.Option(help="Of measured calls per row.")] = 60.0,
+    processes: Annotated[
+        int | None,
+        typer.Option(help="That compile everything beforehand; 0: none.  [default: one a core but two, on a CPU 0]"),
+    ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Keep the complete cases of the file that is there.")
+        bool, typer.Option("--resume", help="Keep the rows of the file that is there, measure what it lacks.")
     ] = False,
     cold: Annotated[
-        bool, typer.Option("--cold", help="Compile everything anew, in empty caches: shows what a first start costs.")
-    ] = False,
+        bool, typer.Option(help="Time first calls in fresh processes with empty caches too.  [default: not on a CPU]")
+    ] = True,
     quick: Annotated[
         bool, typer.Option("--quick", help="Tiny shapes: shows that everything runs, times nothing.")
     ] = False,
@@ -44,36 +53,33 @@ def kernels(
     Every row is checked against fp64 in the same run. The floor is what memory and arithmetic allow at the least, by
     the copy bandwidth and the matmul rate that the run measures first.
 
+    This library is timed in every case first, then what goals are set against, then the rest; on a GPU all of it runs
+    in processes of its own, so that a crash costs one row.
+
     Exit code: 0 all right, 1 a row of this library was WRONG or failed, 2 a bad option, 130 interrupted (finished rows
     are kept).
     """
-    import os
-    import tempfile
-    from contextlib import ExitStack
-
     from linattn.bench.kernels.screen import kernels as run
     from linattn.bench.kernels.settings import KernelsConfig
     from linattn.bench.screen import Files
-    from linattn.support.machine import device_folder
+    from linattn.support.machine import cores, device_folder
 
+    on_cpu = device == "cpu"
     config = KernelsConfig(
         device=device,
-        dtype=dtype or ("float32" if device == "cpu" else "bfloat16"),
+        dtype=dtype or ("float32" if on_cpu else "bfloat16"),
         cases=names(cases),
         contenders=names(contenders),
-        rivals=rivals,
+        rivals=() if rivals == "none" else names(rivals),
         quick=quick,
         seconds=seconds,
         milliseconds=milliseconds,
+        processes=(0 if on_cpu else max(1, cores() - 2)) if processes is None else processes,
+        cold=cold and not on_cpu,
         seed=seed,
     )
-    with option_errors(), ExitStack() as stack:
+    with option_errors(", or use --no-chart"):
         config.check()
-        if cold:  # before anything compiles
-            caches = stack.enter_context(
-                tempfile.TemporaryDirectory(prefix="linattn-cold-", ignore_cleanup_errors=True)
-            )
-            os.environ["TRITON_CACHE_DIR"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = caches
         folder = output or (Path("runs/bench") if quick else Path("results") / device_folder(config.torch_device))
         code = run(config, Files.in_folder(folder, name, chart), Console(), resume=resume)
     raise typer.Exit(code)

@@ -40,14 +40,16 @@ class Contender:
 
     name: str
     bind: Callable[[Case, Tensors], Bound]
+    group: str = "linattn"  # what --rivals names
     softmax: bool = False  # another function than the others', there as context
-    cold_seconds: float = 5.0  # what its first call may take: less time left, and it is not begun
+    first_seconds: float = 20.0  # what its first call may take; it is stopped then
+    compiles: bool = False  # its first call is long, and short once another process has made it
     at_reduced_size: bool = True  # checked there too; not what would compile for minutes once more
     note: str = ""
 
     @property
     def ours(self) -> bool:
-        return self.name.startswith("linattn")
+        return self.group == "linattn"
 
 
 def forward_call(bound: Bound) -> Callable[[], Outputs]:

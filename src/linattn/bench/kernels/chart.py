@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from linattn.bench.kernels.cases import FLOOR, OURS, Goal
+from linattn.bench.kernels.cases import FLOOR, IN_PLACE, OURS, Goal
 from linattn.bench.kernels.rows import KERNELS, KernelsResult
 from linattn.bench.kernels.table import setting
 from linattn.bench.passes import FORWARD, TRAINING
@@ -12,7 +12,7 @@ from linattn.support.files import write_atomically
 
 # By what a contender's name starts with; distinct for readers who do not see colors alike: markers differ too.
 STYLES = {
-    f"{OURS}, in place": ("#d55e00", "*"),
+    IN_PLACE: ("#d55e00", "*"),
     OURS: ("#d55e00", "D"),
     "linattn": ("#e69f00", "^"),
     "fla": ("#0072b2", "o"),

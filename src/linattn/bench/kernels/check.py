@@ -2,10 +2,12 @@
 
 At a reduced size exact is the quadratic form in fp64, and the budget ``err <= 2 (err(plain) + eps max(abs(exact)))``,
 plain being the same form in the dtype that is timed. A kernel may take another way at the size that is timed, so it is
-checked there too, against the chunked form in fp64; sums are longer there, and the budget four times as large.
+checked there too, against the chunked form in fp64, at the first and last heads of the first and last sequence; sums
+are longer there, and the budget four times as large.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from torch import Tensor
 from linattn.bench.kernels.bound import Bound, Contender, Tensors, values
 from linattn.bench.kernels.cases import Case
 from linattn.bench.kernels.contenders import bind_exact_softmax
-from linattn.bench.kernels.problems import bind_form, draw
+from linattn.bench.kernels.problems import PARAMETER, bind_form, draw
 from linattn.bench.oracle import Verdict
 
 SLACK_AT_FULL_SIZE = 4.0
@@ -48,12 +50,16 @@ class Truth:
     def check_full(self, bound: Bound, tensors: Tensors, grad: Tensor, backward: bool) -> Verdict:
         """At the size that is timed."""
         if self._full is None:
-            wide = {name: t.double() for name, t in tensors.items()}
-            form = "recurrent" if self.case.family == "step" else "chunked"
-            exact = values(bind_form(form)(self.case, wide), grad.double() if self.case.backward else None)
-            self._full = exact
+            wide = {name: t.double() for name, t in corners(self.case, tensors).items()}
+            own = next(t for name, t in wide.items() if name in ("q", "x"))
+            heads = own.shape[1] if self.case.family != "convolution" else self.case.H
+            case = replace(self.case, B=own.shape[0], H=heads)
+            form = "recurrent" if case.family == "step" else "chunked"
+            own_grad = corners(self.case, {"output": grad})["output"].double() if case.backward else None
+            exact = values(bind_form(form)(case, wide), own_grad)
+            self._full = {name: t for name, t in exact.items() if not summed(self.case, name)}
         budgets = {name: SLACK_AT_FULL_SIZE * b for name, b in self._small(False)[1].items()}
-        found = values(bound, grad if backward else None)
+        found = corners(self.case, values(bound, grad if backward else None))
         return judge(found, self._full, budgets, f"fp64, {self.case.shape}")
 
     def _small(self, softmax: bool) -> tuple[Tensors, dict[str, float]]:
@@ -66,6 +72,31 @@ class Truth:
             self._exact[softmax] = exact
             self._budgets[softmax] = {n: 2 * (relative_error(plain[n], exact[n]) + eps) for n in exact}
         return self._exact[softmax], self._budgets[softmax]
+
+
+def corners(case: Case, tensors: Tensors) -> Tensors:
+    """First and last of the sequences and heads, where each is computed by itself; parameters as they are.
+
+    A mechanism may mix heads, a convolution has none and sums over sequences: these keep theirs.
+    """
+    if case.family == "convolution":
+        return tensors
+    first_and_last = {n: sorted({0, n - 1}) for n in (case.B, case.H)}
+
+    def cut(name: str, t: Tensor) -> Tensor:
+        if PARAMETER in name:
+            return t
+        if t.ndim == 1:  # a decay per head
+            return t[first_and_last[case.H]]
+        t = t[first_and_last[case.B]]
+        return t if case.family == "mechanism" else t[:, first_and_last[case.H]]
+
+    return {name: cut(name, t) for name, t in tensors.items()}
+
+
+def summed(case: Case, name: str) -> bool:
+    """Whether it is a sum over all sequences, which some of them do not tell."""
+    return case.family == "mechanism" and PARAMETER in name
 
 
 def judge(found: Tensors, exact: Tensors, budgets: dict[str, float], against: str) -> Verdict:

@@ -1,8 +1,15 @@
 """Time and memory of a call on the device that is measured."""
 
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
+from types import FrameType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,30 +19,114 @@ from linattn.bench.memory import peak_bytes
 from linattn.bench.timing import Timing, measure_in_turns
 
 Call = Callable[[], Outputs]
+GRAPH, CALLS, LONG_CALLS = "CUDA graph", "calls", "long calls"
+LONG_MS = 5.0  # beyond, what the host does for a call is hidden behind the call before it
 
 
-def time_call(call: Callable[[], object], device: torch.device, milliseconds: float) -> Timing:
+@dataclass(frozen=True)
+class Clocked:
+    """Milliseconds of one call: by the way that counts, and as Python calls it, the host's work with it."""
+
+    timing: Timing
+    by: str
+    called_ms: float
+
+
+class TimeLimitError(RuntimeError):
+    """A call was stopped because it took too long."""
+
+
+def time_call(call: Callable[[], object], device: torch.device, milliseconds: float) -> Clocked:
     """Milliseconds of one call.
 
-    GPU: ``triton.testing.do_bench``, which times with events and clears the L2 cache before each call. CPU: a few
+    GPU: replays of a CUDA graph of the call, so that kernels are timed and not the host; where a call cannot be
+    captured, or is long, the calls themselves. Either way by events, with the L2 cache cleared before each. CPU: a few
     calls by the clock, enough to show that all of it runs.
     """
-    if device.type == "cuda":
-        do_bench = import_module("triton.testing").do_bench
-        quantiles = do_bench(call, warmup=int(milliseconds / 4), rep=int(milliseconds), quantiles=[0.5, 0.2, 0.8])
-        median, p20, p80 = quantiles
-        return Timing(median, p20, p80, max(1, int(milliseconds / max(median, 1e-6))))
-    timing = measure_in_turns({"": call}, device, min_seconds=0, min_repeats=3)[""]
-    return Timing(1000 * timing.median, 1000 * timing.p20, 1000 * timing.p80, timing.repeats)
+    if device.type != "cuda":
+        timing = measure_in_turns({"": call}, device, min_seconds=0, min_repeats=3)[""]
+        timing = Timing(1000 * timing.median, 1000 * timing.p20, 1000 * timing.p80, timing.repeats)
+        return Clocked(timing, CALLS, timing.median)
+    called = by_events(call, milliseconds / 2)
+    if called.median > LONG_MS:
+        return Clocked(called, LONG_CALLS, called.median)
+    replay = capture(call)
+    if replay is None:
+        return Clocked(called, CALLS, called.median)
+    return Clocked(by_events(replay, milliseconds), GRAPH, called.median)
 
 
-def first_call(call: Call, device: torch.device) -> float:
-    """Seconds by the clock, to the end of the work: compilation and tuning are in it."""
+def by_events(call: Callable[[], object], milliseconds: float) -> Timing:
+    do_bench = import_module("triton.testing").do_bench
+    median, p20, p80 = do_bench(call, warmup=milliseconds / 4, rep=milliseconds, quantiles=[0.5, 0.2, 0.8])
+    return Timing(median, p20, p80, max(1, int(milliseconds / max(median, 1e-6))))
+
+
+def capture(call: Callable[[], object]) -> Callable[[], None] | None:
+    """Replays of the call as one CUDA graph; None if it does what a graph cannot hold, such as a wait."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):  # what libraries do once must not be captured
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph, kept = torch.cuda.CUDAGraph(), list[object]()
+    try:
+        with torch.cuda.graph(graph, stream=stream):
+            kept.append(call())
+    except Exception:
+        torch.cuda.synchronize()
+        return None
+
+    def replay() -> None:
+        assert kept  # as long as the graph is replayed, its outputs keep their memory
+        graph.replay()
+
+    return replay
+
+
+def first_call(call: Call, device: torch.device, most_seconds: float) -> float:
+    """Seconds by the clock, to the end of the work: compilation and tuning are in it. TimeLimitError after the most."""
     begin = time.perf_counter()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    with time_limit(most_seconds), quick_tuning(device):
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
     return time.perf_counter() - begin
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Stops Python code, compilers written in it among them; where there are no signals it does nothing."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise TimeLimitError(f"stopped after {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def quick_tuning(device: torch.device) -> Iterator[None]:
+    """Triton's autotuner looks at each configuration for 25 ms and not for 125: libraries try hundreds of them."""
+    if device.type != "cuda":
+        yield
+        return
+    testing: Any = import_module("triton.testing")
+    thorough = testing.do_bench
+    testing.do_bench = partial(thorough, warmup=5, rep=20)
+    try:
+        yield
+    finally:
+        testing.do_bench = thorough
 
 
 def extra_bytes(call: Call, device: torch.device) -> int:

@@ -8,76 +8,84 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from linattn.bench.choices import watch_choices
 from linattn.bench.kernels.bound import Absent, Bound, Contender, Outputs, Tensors
-from linattn.bench.kernels.cases import CHUNKED, COMPILED, CUDNN, EAGER, FLASH, OURS, Case
+from linattn.bench.kernels.cases import CHUNKED, COMPILED, CUDNN, EAGER, FLASH, IN_PLACE, OURS, Case
 from linattn.bench.kernels.problems import bind_form, differentiable
 from linattn.bench.kernels.rivals import rivals_of
+from linattn.support.inductor import safe_options
 
-COMPILE_SECONDS = 20.0
+COMPILE_SECONDS = 60.0
+RIVALS = ("torch", "softmax", "fla", "mlstm_kernels")
 Plain = Callable[[Case, Tensors], Outputs]
 
 
-def make_contenders(case: Case, rivals: bool = True) -> list[Contender]:
-    """This library first: a run that ends early has its rows."""
-    found = [Contender(OURS, _bind_kernels("triton")), *_forms(case)]
+def make_contenders(case: Case, rivals: tuple[str, ...] = RIVALS) -> list[Contender]:
+    """This library first, then those of the groups that ``rivals`` names: plain PyTorch, softmax, other libraries."""
+    found = [Contender(OURS, bind_kernels, compiles=True), *_forms(case)]
     if case.family == "mechanism":
         found += _plain_mechanism(case)
     elif case.family in ("step", "convolution"):
         plain = plain_step if case.family == "step" else plain_convolution
         found.append(_compiled(partial(_bind_plain, plain)))
-    if rivals and case.family != "convolution" and case.family != "step" and case.mechanism in ("", "relu"):
+    if case.family not in ("step", "convolution") and case.mechanism in ("", "relu"):
         found += [_softmax(FLASH, SDPBackend.FLASH_ATTENTION), _softmax(CUDNN, SDPBackend.CUDNN_ATTENTION)]
-    return found + (rivals_of(case) if rivals else [])
+    return [c for c in (*found, *rivals_of(case)) if c.ours or c.group in rivals]
 
 
 def _forms(case: Case) -> list[Contender]:
     if case.family == "step":
-        in_place = Contender("linattn triton, in place", _bind_kernels("triton in place", own_state=True))
+        in_place = Contender(IN_PLACE, partial(bind_kernels, impl="triton in place"), compiles=True)
         return [in_place, Contender("linattn recurrent", bind_form("recurrent"))]
     if case.mechanism and case.mechanism != "relu":
         return []  # with a map of its own, the chunked form is what eager is
     return [Contender(CHUNKED, bind_form("chunked"))]
 
 
-def _bind_kernels(impl: str, own_state: bool = False) -> Callable[[Case, Tensors], Bound]:
-    """Kernels that do not serve a case say why, when they are called."""
+def bind_kernels(case: Case, tensors: Tensors, impl: str = "triton") -> Bound:
+    """Kernels by name; a mechanism as users get it, by ``auto``. What does not serve a case says why when called."""
+    if impl == "triton in place":
+        tensors = tensors | {name: tensors[name].clone() for name in ("kv", "z")}
+    by_itself = case.family == "mechanism" and tensors["q"].is_cuda
+    bound = bind_form("auto" if by_itself else impl)(case, tensors)
+    asked = list[str]()
 
-    def bind(case: Case, tensors: Tensors) -> Bound:
-        if own_state:
-            tensors = tensors | {name: tensors[name].clone() for name in ("kv", "z")}
-        bound = bind_form(impl)(case, tensors)
+    def run() -> Outputs:
+        try:
+            if by_itself and not asked:
+                with watch_choices() as choices:
+                    outputs = bound.run()
+                others = [str(choice) for choice in choices if choice.impl != "triton"]
+                if others or not choices:
+                    raise Absent(f"auto does not take kernels: {others[0] if others else 'nothing was chosen'}")
+                asked.append(str(choices[0]))
+                return outputs
+            return bound.run()
+        except ValueError as error:
+            if "cannot serve this call" in str(error):
+                raise Absent(str(error).split("call: ")[1].removesuffix("; use impl='auto'")) from error
+            if "impl must be" in str(error):
+                raise Absent("there is no kernel for this function yet") from error
+            raise
 
-        def run() -> Outputs:
-            try:
-                return bound.run()
-            except ValueError as error:
-                if "cannot serve this call" in str(error):
-                    raise Absent(str(error).split("call: ")[1].removesuffix("; use impl='auto'")) from error
-                if "impl must be" in str(error):
-                    raise Absent("there is no kernel for this function yet") from error
-                raise
-
-        return Bound(bound.leaves, run)
-
-    return bind
+    return Bound(bound.leaves, run)
 
 
 def _plain_mechanism(case: Case) -> list[Contender]:
-    if case.mechanism == "relu":
-        bind = partial(_bind_plain, plain_relu)
-        return [Contender(EAGER, bind), _compiled(bind)]
-    eager = bind_form("chunked")
-    # One length tells what compiling a map brings; each more would take half a minute.
-    return [Contender(EAGER, eager), *([_compiled(eager)] if case.T <= 196 else [])]
+    """ReLU as anyone would write it; other maps by the mechanism's own form in PyTorch."""
+    bind = partial(_bind_plain, plain_relu) if case.mechanism == "relu" else bind_form("chunked")
+    return [Contender(EAGER, bind, "torch"), _compiled(bind)]
 
 
 def _compiled(bind: Callable[[Case, Tensors], Bound]) -> Contender:
     def compiled(case: Case, tensors: Tensors) -> Bound:
         torch.compiler.reset()  # beyond eight versions of one function PyTorch would quietly stay eager
         bound = bind(case, tensors)
-        return Bound(bound.leaves, torch.compile(bound.run, dynamic=False))
+        return Bound(bound.leaves, torch.compile(bound.run, dynamic=False, options=safe_options()))
 
-    return Contender(COMPILED, compiled, cold_seconds=COMPILE_SECONDS, at_reduced_size=False)
+    return Contender(
+        COMPILED, compiled, "torch", first_seconds=COMPILE_SECONDS, compiles=True, at_reduced_size=False
+    )  # fmt: skip
 
 
 def _bind_plain(plain: Plain, case: Case, tensors: Tensors) -> Bound:
@@ -124,7 +132,7 @@ def _softmax(name: str, backend: SDPBackend) -> Contender:
 
         return Bound({"q": q, "k": k, "v": v}, run)
 
-    return Contender(name, bind, softmax=True)
+    return Contender(name, bind, "softmax", softmax=True)
 
 
 def bind_exact_softmax(case: Case, tensors: Tensors) -> Bound:

@@ -120,4 +120,5 @@ def measure_ceilings(device: torch.device, small: bool = False) -> Ceilings:
     copy = time_call(lambda: target.copy_(source), device, milliseconds=100)
     a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
     product = time_call(lambda: a @ b, device, milliseconds=100)
-    return Ceilings(2 * nbytes / (copy.median / 1000), 2 * side**3 / (product.median / 1000))
+    # As it is called: in a CUDA graph a copy is a node of another kind, which moved a third less on an H200.
+    return Ceilings(2 * nbytes / (copy.called_ms / 1000), 2 * side**3 / (product.timing.median / 1000))

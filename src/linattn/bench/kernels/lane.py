@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 
 from linattn.bench.kernels.bound import Absent, Bound, Contender, Outputs, forward_call, training_call
-from linattn.bench.kernels.cases import Case
+from linattn.bench.kernels.cases import IN_PLACE, Case
 from linattn.bench.kernels.check import Truth, grad_for
-from linattn.bench.kernels.clock import extra_bytes, first_call, time_call
+from linattn.bench.kernels.clock import TimeLimitError, extra_bytes, first_call, time_call
 from linattn.bench.kernels.floor import Ceilings, floor_ms, qkvo_bytes
 from linattn.bench.kernels.problems import draw
 from linattn.bench.kernels.rows import KernelRow
@@ -52,6 +52,8 @@ class Lane:
                 self._fill(row, contender, first=i == 0)
             except Absent as absent:
                 row.status, row.reason = "absent", _in_one_line(str(absent))
+            except TimeLimitError as error:
+                row.status, row.reason = "left out", f"its first call was {error}"
             except Exception as error:
                 # One that is broken or does not fit must not take the others' rows with it.
                 row.status, row.reason = "failed", _in_one_line(f"{type(error).__name__}: {error}")
@@ -65,13 +67,14 @@ class Lane:
         work("first call")
         bound = contender.bind(self.case, self.tensors)
         call: Callable[[], Outputs] = training_call(bound, self.grad) if backward else forward_call(bound)
-        seconds = first_call(call, device)
-        row.cold_seconds = seconds if first else None
+        seconds = first_call(call, device, contender.first_seconds)
+        row.first_seconds = seconds if first else None
         work("checking")
         for verdict, at_full_size in self._verdicts(contender, bound, backward):
             self._judge(row, verdict, at_full_size)
         work("timing")
-        timing = time_call(call, device, self.milliseconds)
+        clocked = time_call(call, device, self.milliseconds)
+        timing, row.timed_by, row.called_ms = clocked.timing, clocked.by, clocked.called_ms
         row.median_ms, row.p20_ms, row.p80_ms = timing.median, timing.p20, timing.p80
         row.floor_ms = self.floor[row.pass_name]
         row.over_floor = timing.median / row.floor_ms
@@ -85,7 +88,7 @@ class Lane:
             found.append((self.truth.check(contender, backward), False))
         if not contender.softmax:
             try:
-                fresh = contender.bind(self.case, self.tensors) if "in place" in contender.name else bound
+                fresh = contender.bind(self.case, self.tensors) if contender.name == IN_PLACE else bound
                 found.append((self.truth.check_full(fresh, self.tensors, self.grad, backward), True))
             except torch.OutOfMemoryError:
                 if not found:

@@ -16,7 +16,7 @@ from linattn.mechanisms.base import Mechanism
 from linattn.mechanisms.registry import create_mechanism
 from linattn.ops.convolution import short_convolution
 from linattn.ops.exponential import exponential_attention
-from linattn.ops.linear import linear_attention, linear_attention_step
+from linattn.ops.linear import linear_attention, linear_attention_with_state
 from linattn.ops.types import LinearState, Normalizer
 
 PARAMETER = "parameter "
@@ -84,7 +84,7 @@ def compute(case: Case, t: Tensors, impl: str) -> Outputs:
     """Every family but mechanisms, which have a module."""
     normalizer: Normalizer = "sum" if case.normalized else None
     if case.family == "convolution":
-        return _convolution(t, impl)
+        return short_convolution(t["x"], t["weight"], t["bias"], residual=True, impl=impl)
     if case.family == "step":
         return _step(t, impl)
     if case.family == "exponential":
@@ -117,20 +117,11 @@ def _step(t: Tensors, impl: str) -> Outputs:
         output, state = call(
             t["q"], t["k"], t["v"], state, log_decay=None, normalizer="sum", eps=1e-6, out_dtype=t["v"].dtype
         )
-    else:
-        output, state = linear_attention_step(t["q"], t["k"], t["v"], state, validate=False)
-    return output, state.kv, state.k
-
-
-def _convolution(t: Tensors, impl: str) -> Tensor:
-    if impl == "triton":  # by its own door: a table of forms may not know it
-        from linattn.ops.triton.convolution import convolve_fused, reason_against_convolution
-
-        reason = reason_against_convolution(t["x"], t["weight"], t["bias"])
-        if reason:
-            raise Absent(reason)
-        return convolve_fused(t["x"], t["weight"], t["bias"], residual=True, out_dtype=t["x"].dtype)[0]
-    return short_convolution(t["x"], t["weight"], t["bias"], residual=True, impl=impl)
+        return output, state.kv, state.k
+    # As one token of a sequence: the step itself takes kernels where there are some.
+    q, k, v = (t[name].unsqueeze(2) for name in ("q", "k", "v"))
+    output, state = linear_attention_with_state(q, k, v, initial_state=state, causal=True, impl=impl, validate=False)
+    return output.squeeze(2), state.kv, state.k
 
 
 def _module(case: Case, impl: str, device: torch.device, dtype: torch.dtype, seed: int) -> Mechanism:

@@ -24,7 +24,8 @@ SCALE = 1 / 16
 CHUNK = 128
 MOST_PROGRAMS = 65535
 PACKAGES = ("triton", "fla-core", "flash-linear-attention", "mlstm_kernels", "einops")
-FLA_SECONDS = 60.0  # it tries dozens of configurations
+FLA_SECONDS = 90.0  # it tries dozens of configurations
+MLSTM_SECONDS = 60.0
 MLSTM_NOTE = "its backward takes the denominator for a constant"
 
 Call = Callable[[Any, Tensors], Tensor | tuple[Tensor, ...]]
@@ -32,7 +33,7 @@ Call = Callable[[Any, Tensors], Tensor | tuple[Tensor, ...]]
 
 def rivals_of(case: Case) -> list[Contender]:
     if case.family == "step":
-        return [_fla(names.FLA_STEP, "fla.ops.simple_gla", "fused_recurrent_simple_gla", _call_step, 10.0)]
+        return [_fla(names.FLA_STEP, "fla.ops.simple_gla", "fused_recurrent_simple_gla", _call_step)]
     if case.family == "convolution":
         return [_fla(names.FLA_CONVOLUTION, "fla.modules.convolution", "causal_conv1d", _call_convolution)]
     if case.family == "exponential":
@@ -75,7 +76,7 @@ _DECAYS: dict[str, tuple[str, str, str, Call]] = {
 }
 
 
-def _fla(name: str, module: str, function: str, call: Call, cold_seconds: float = FLA_SECONDS) -> Contender:
+def _fla(name: str, module: str, function: str, call: Call) -> Contender:
     """Layout ``(B, T, H, D)``, gates ``(B, T, H)``; tensors without heads as they are."""
 
     def bind(case: Case, tensors: Tensors) -> Bound:
@@ -98,7 +99,8 @@ def _fla(name: str, module: str, function: str, call: Call, cold_seconds: float 
         return Bound(differentiable(case, own), run, lambda n, t: _into_fla(case, n, t), back)
 
     note = "no normaliser" if name == names.FLA_STEP else ""
-    return Contender(name, bind, cold_seconds=cold_seconds, note=note)
+    # At another number of heads it would try all of its configurations again.
+    return Contender(name, bind, "fla", first_seconds=FLA_SECONDS, compiles=True, at_reduced_size=False, note=note)
 
 
 def _into_fla(case: Case, name: str, t: Tensor) -> Tensor:
@@ -133,7 +135,10 @@ def _mlstm(name: str, module: str, function: str, options: dict[str, Any], note:
 
         return Bound(own, run, back=back)
 
-    return Contender(name, bind, cold_seconds=30.0, note=note)
+    # Every size is a constant of its kernels: at another one all are compiled again.
+    return Contender(
+        name, bind, "mlstm_kernels", first_seconds=MLSTM_SECONDS, compiles=True, at_reduced_size=False, note=note
+    )
 
 
 def _logit(log_decay: Tensor) -> Tensor:

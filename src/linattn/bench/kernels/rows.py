@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from linattn.bench.kernels.cases import CASES, FLOOR, MOST_COLD_SECONDS, MOST_EXTRA, OURS, Case, Goal
+from linattn.bench.kernels.clock import LONG_CALLS
 from linattn.bench.passes import FORWARD, TRAINING
 
 Status = Literal["ok", "WRONG", "absent", "left out", "failed"]
@@ -28,13 +29,24 @@ class KernelRow:
     over_floor: float | None = None
     extra_bytes: int | None = None  # beyond inputs, outputs and gradients
     extra_over_qkvo: float | None = None
-    cold_seconds: float | None = None  # the first call of this run
+    first_seconds: float | None = None  # the first call of this run, mostly from warm caches
+    timed_by: str = ""  # a CUDA graph or calls from Python
+    called_ms: float | None = None  # as Python calls it
     error: float | None = None
     budget: float | None = None
     worst_tensor: str = ""
     checked_against: str = ""
     error_at_full_size: float | None = None
     run: int = 0  # which of meta's runs measured it
+
+
+@dataclass(frozen=True)
+class ColdStart:
+    """The first forward and backward of ``linattn triton`` in a fresh process with empty caches."""
+
+    case: str
+    seconds: float | None
+    reason: str = ""  # why there is no number
 
 
 @dataclass(frozen=True)
@@ -61,6 +73,7 @@ class KernelsResult:
     meta: dict[str, Any]
     rows: list[KernelRow] = field(default_factory=list)
     interrupted: bool = False
+    cold: list[ColdStart] = field(default_factory=list)
 
     @property
     def right(self) -> bool:
@@ -75,6 +88,14 @@ class KernelsResult:
     def case_names(self) -> list[str]:
         return list(dict.fromkeys(row.case for row in self.rows))
 
+    def put(self, row: KernelRow) -> None:
+        """In the place of the row of the same thing, if there is one."""
+        old = self.find(row.case, row.contender, row.pass_name)
+        if old is None:
+            self.rows.append(row)
+        else:
+            self.rows[self.rows.index(old)] = row
+
     def outcomes(self) -> list[Outcome]:
         """Every goal of the cases that have rows; shrunken shapes have none."""
         found: list[Outcome] = []
@@ -86,7 +107,11 @@ class KernelsResult:
                 continue
             for pass_name, goals in ((FORWARD, case.forward), (TRAINING, case.training)):
                 found += [self._time_outcome(case, pass_name, goal) for goal in goals]
-            found += self._other_outcomes(name)
+            found += self._memory_outcomes(name)
+        goal, limit = f"<= {MOST_COLD_SECONDS:g} s", MOST_COLD_SECONDS
+        for start in self.cold:
+            reached = None if start.seconds is None else start.seconds <= limit
+            found.append(Outcome(start.case, "cold start", goal, start.seconds, limit, reached, start.reason))
         return found
 
     def _time_outcome(self, case: Case, pass_name: str, goal: Goal) -> Outcome:
@@ -94,20 +119,22 @@ class KernelsResult:
         if own is None or own.median_ms is None or own.status != "ok":
             reason = "not measured" if own is None else f"{own.status}: {own.reason}"
             return Outcome(case.name, pass_name, str(goal), None, goal.limit, None, reason)
+        mine = own.median_ms
         if goal.against == FLOOR:
             other, reason = own.floor_ms, ""
         else:
             row = self.find(goal.case or case.name, goal.against, pass_name)
             other = None if row is None else row.median_ms
-            reason = "" if row is None or row.status == "ok" else f"{goal.against}: {row.status} {row.reason}".strip()
+            reason = "" if row is None else _reservation(own, row)
+            if row is not None and not _timed_alike(own, row) and own.called_ms and row.called_ms:
+                mine, other = own.called_ms, row.called_ms  # alike or not at all
         if not other:
             reason = reason or f"{goal.against} was not measured"
             return Outcome(case.name, pass_name, str(goal), None, goal.limit, None, reason)
-        value = own.median_ms / other
+        value = mine / other
         return Outcome(case.name, pass_name, str(goal), value, goal.limit, value <= goal.limit, reason)
 
-    def _other_outcomes(self, case: str) -> list[Outcome]:
-        """Memory and the first call."""
+    def _memory_outcomes(self, case: str) -> list[Outcome]:
         found = []
         rows = [self.find(case, OURS, pass_name) for pass_name in (FORWARD, TRAINING)]
         for row in rows:
@@ -117,10 +144,6 @@ class KernelsResult:
             if value is not None:
                 goal = f"<= {limit:.0%} of q, k, v, o"
                 found.append(Outcome(case, f"memory, {row.pass_name}", goal, value, limit, value <= limit))
-            cold = row.cold_seconds
-            if cold is not None:
-                goal, limit = f"<= {MOST_COLD_SECONDS:g} s", MOST_COLD_SECONDS
-                found.append(Outcome(case, "first call", goal, cold, limit, cold <= limit))
         return found
 
     def as_json(self) -> dict[str, Any]:
@@ -128,10 +151,28 @@ class KernelsResult:
             "meta": {**self.meta, "interrupted": self.interrupted},
             "rows": [asdict(row) for row in self.rows],
             "goals": [{**asdict(o), "factor": o.factor} for o in self.outcomes()],
+            "cold": [asdict(start) for start in self.cold],
         }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "KernelsResult":
         known = {f.name for f in fields(KernelRow)}
         rows = [KernelRow(**{k: v for k, v in row.items() if k in known}) for row in value["rows"]]
-        return cls(value["meta"], rows)
+        return cls(value["meta"], rows, cold=[ColdStart(**start) for start in value.get("cold", [])])
+
+
+def _timed_alike(a: KernelRow, b: KernelRow) -> bool:
+    """In a long call the host's work does not show, so it stands beside either."""
+    return a.timed_by == b.timed_by or LONG_CALLS in (a.timed_by, b.timed_by)
+
+
+def _reservation(own: KernelRow, other: KernelRow) -> str:
+    """What is to be known about a comparison of the two."""
+    said = []
+    if other.status != "ok":
+        said.append(f"{other.contender}: {other.status} {other.reason}".strip())
+    if other.median_ms is not None and not _timed_alike(own, other):
+        said.append(f"{other.contender} cannot be captured: both timed as Python calls them")
+    if other.run != own.run:
+        said.append(f"{other.contender} was measured in another run")
+    return "; ".join(said)

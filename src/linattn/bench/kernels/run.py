@@ -1,4 +1,4 @@
-"""The race itself: case by case in order of importance, within the time it is given."""
+"""The race itself: this library in every case, then those that goals are set against, then the rest."""
 
 import gc
 import time
@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from linattn.bench.children import check_alive
 from linattn.bench.kernels.bound import Contender
-from linattn.bench.kernels.cases import Case
+from linattn.bench.kernels.cases import IN_PLACE, OURS, Case
 from linattn.bench.kernels.contenders import make_contenders
 from linattn.bench.kernels.floor import Ceilings, measure_ceilings
 from linattn.bench.kernels.lane import Lane, OnWork, new_row, passes_of
@@ -16,6 +17,8 @@ from linattn.bench.kernels.rows import KernelRow, KernelsResult
 from linattn.bench.kernels.settings import KernelsConfig
 
 OnRow = Callable[[KernelRow], None]
+OnBegin = Callable[[str, str], None]
+OnCeilings = Callable[[Ceilings], None]
 
 
 def run_kernels(
@@ -24,87 +27,127 @@ def run_kernels(
     *,
     on_row: OnRow = lambda row: None,
     on_work: OnWork = lambda what: None,
+    on_begin: OnBegin = lambda case, contender: None,
+    on_ceilings: OnCeilings = lambda ceilings: None,
 ) -> KernelsResult:
-    """Fill ``result``; ``on_row`` comes after each row, ``on_work`` tells what is under way.
+    """Fill ``result``, which has an open run; ``on_row`` comes after each row, the others tell what is under way.
 
-    Cases that ``result`` has complete are not measured again; one that was cut short is, with all its contenders, so
-    that what is compared comes from one run. Ctrl-C keeps the rows that are done: ``result.interrupted`` is then True.
+    Rows that ``result`` has are not measured again, but for those of ``linattn triton`` beside new ones: what is
+    compared should come from one run. Ctrl-C keeps the rows that are done: ``result.interrupted`` is then True.
     """
     config.check()
-    begin = time.perf_counter()
+    deadline = time.perf_counter() + config.seconds
     try:
         with _current(config.torch_device):
             on_work("measuring copy bandwidth and matmul rate")
             ceilings = measure_ceilings(config.torch_device, small=config.quick)
-            run = _Run(config, result, ceilings, begin + config.seconds, on_row, on_work)
-            for case in config.selected():
-                if not complete(result, config, case):
-                    result.rows = [row for row in result.rows if row.case != case.name]
-                    run.run_case(case)
+            on_ceilings(ceilings)
+            note_ceilings(result, ceilings)
+            run = _Run(config, result, ceilings, deadline, on_row, on_work, on_begin)
+            plan = plan_of(config, result)
+            for step in sorted({step for step, _, _ in plan}):
+                for case in config.selected():
+                    contenders = [c for s, own, c in plan if (s, own.name) == (step, case.name)]
+                    if contenders:
+                        run.run_case(case, contenders)
     except KeyboardInterrupt:
         result.interrupted = True
     return result
+
+
+def open_run(result: KernelsResult) -> int:
+    """A new entry among ``meta``'s runs; its number."""
+    runs = result.meta.setdefault("runs", [])
+    runs.append({"date": result.meta["date"], "command": result.meta["command"]})
+    return len(runs) - 1
+
+
+def note_ceilings(result: KernelsResult, ceilings: Ceilings) -> None:
+    """Those of the last run stand in ``meta`` itself too."""
+    found = {"copy_bytes_per_second": ceilings.bandwidth, "matmul_per_second": ceilings.matmul}
+    if not result.meta.get("runs"):
+        open_run(result)
+    result.meta["runs"][-1] |= found
+    result.meta |= found
 
 
 def contenders_of(config: KernelsConfig, case: Case) -> list[Contender]:
     return [c for c in make_contenders(case, config.rivals) if config.wants(c.name)]
 
 
-def number_of_kernel_rows(config: KernelsConfig) -> int:
-    return sum(len(contenders_of(config, case)) * len(passes_of(case)) for case in config.selected())
+def plan_of(config: KernelsConfig, result: KernelsResult) -> list[tuple[int, Case, Contender]]:
+    """What is to be measured: step, case, contender."""
+    plan = []
+    for case in config.selected():
+        contenders = contenders_of(config, case)
+        missing = [c for c in contenders if not finished(result, case, c)]
+        again = [c for c in contenders if missing and c.name == OURS and c not in missing and stale(result, case, c)]
+        plan += [(step_of(case, c), case, c) for c in contenders if c in (*again, *missing)]
+    return plan
 
 
-def complete(result: KernelsResult, config: KernelsConfig, case: Case) -> bool:
-    """Whether every contender has its rows, and none was left out for want of time."""
-    rows = [result.find(case.name, c.name, p) for c in contenders_of(config, case) for p in passes_of(case)]
-    return all(row is not None and row.status != "left out" for row in rows)
+def step_of(case: Case, contender: Contender) -> int:
+    if contender.name in (OURS, IN_PLACE):
+        return 0
+    return 1 if contender.name in {goal.against for goal in (*case.forward, *case.training)} else 2
+
+
+def finished(result: KernelsResult, case: Case, contender: Contender) -> bool:
+    """Whether all its rows are there; what failed or was left out gets another chance in the next run."""
+    now = len(result.meta.get("runs", [])) - 1
+    rows = [result.find(case.name, contender.name, p) for p in passes_of(case)]
+    return all(row is not None and (row.status not in ("left out", "failed") or row.run == now) for row in rows)
+
+
+def stale(result: KernelsResult, case: Case, contender: Contender) -> bool:
+    now = len(result.meta.get("runs", [])) - 1
+    return any(row.run != now for row in result.rows if (row.case, row.contender) == (case.name, contender.name))
+
+
+def number_of_kernel_rows(config: KernelsConfig, result: KernelsResult) -> int:
+    return sum(len(passes_of(case)) for _, case, _ in plan_of(config, result))
 
 
 class _Run:
     def __init__(
         self, config: KernelsConfig, result: KernelsResult, ceilings: Ceilings, deadline: float,
-        on_row: OnRow, on_work: OnWork,
+        on_row: OnRow, on_work: OnWork, on_begin: OnBegin,
     ) -> None:  # fmt: skip
         self.config, self.result, self.ceilings, self.deadline = config, result, ceilings, deadline
-        self.on_row, self.on_work, self.device = on_row, on_work, config.torch_device
-        ceiling = {"copy_bytes_per_second": ceilings.bandwidth, "matmul_per_second": ceilings.matmul}
-        runs = result.meta.setdefault("runs", [])
-        runs.append({"date": result.meta["date"], "command": result.meta["command"], **ceiling})
-        result.meta |= ceiling
-        self.number = len(runs) - 1
+        self.on_row, self.on_work, self.on_begin, self.device = on_row, on_work, on_begin, config.torch_device
+        self.number = len(result.meta["runs"]) - 1
 
-    def run_case(self, case: Case) -> None:
-        contenders = contenders_of(self.config, case)
-        if self._seconds_left() <= 0:
-            for contender in contenders:
-                self._leave_out(case, contender)
-            return
-        lane = Lane(self.config, case, self.ceilings, self.on_work)
+    def run_case(self, case: Case, contenders: list[Contender]) -> None:
+        lane: Lane | None = None
         for contender in contenders:
-            if self._seconds_left() < contender.cold_seconds:
+            if time.perf_counter() > self.deadline:
                 self._leave_out(case, contender)
-            else:
-                self._add(*lane.rows(contender))
-                self._clean()
+                continue
+            self.on_begin(case.name, contender.name)
+            lane = lane or Lane(self.config, case, self.ceilings, self.on_work)
+            rows = lane.rows(contender)
+            self._add(*rows)
+            self._clean(failed=any(row.status == "failed" for row in rows))
 
     def _leave_out(self, case: Case, contender: Contender) -> None:
         for pass_name in passes_of(case):
+            if self.result.find(case.name, contender.name, pass_name) is not None:
+                continue  # an earlier run has it
             row = new_row(case, contender, pass_name)
-            row.status, row.reason = "left out", f"the {self.config.seconds:g} seconds of this run would not suffice"
+            row.status, row.reason = "left out", f"the {self.config.seconds:g} seconds of this run did not suffice"
             self._add(row)
 
     def _add(self, *rows: KernelRow) -> None:
         for row in rows:
             row.run = self.number
-            self.result.rows.append(row)
+            self.result.put(row)
             self.on_row(row)
 
-    def _seconds_left(self) -> float:
-        return self.deadline - time.perf_counter()
-
-    def _clean(self) -> None:
+    def _clean(self, failed: bool) -> None:
         gc.collect()
         if self.device.type == "cuda":
+            if failed:
+                check_alive(self.device)
             torch.cuda.empty_cache()  # no row finds the memory cut into pieces by those before it
 
 

@@ -7,8 +7,9 @@ from rich.console import Console
 
 from linattn.bench.kernels.chart import draw_kernels_chart
 from linattn.bench.kernels.rows import KernelRow, KernelsResult
-from linattn.bench.kernels.run import number_of_kernel_rows, run_kernels
+from linattn.bench.kernels.run import number_of_kernel_rows, open_run, run_kernels
 from linattn.bench.kernels.settings import KernelsConfig
+from linattn.bench.kernels.start import run_apart
 from linattn.bench.kernels.table import goals_table, kernels_table
 from linattn.bench.progress import row_progress
 from linattn.bench.screen import INTERRUPTED, RIGHT, WRONG, Files
@@ -29,14 +30,21 @@ def measure_kernels(
     result = KernelsResult(config.describe(command))
     if resume and files.json.exists():
         take_up(result, files.json)
+    open_run(result)
     with row_progress() as progress:
-        task = progress.add_task("starting", total=number_of_kernel_rows(config), completed=len(result.rows))
+        task = progress.add_task("starting", total=number_of_kernel_rows(config, result))
 
         def on_row(row: KernelRow) -> None:
             write_json(files.json, result.as_json())
             progress.advance(task)
 
-        run_kernels(config, result, on_row=on_row, on_work=lambda what: progress.update(task, description=what))
+        def on_work(what: str) -> None:
+            progress.update(task, description=what)
+
+        if config.torch_device.type == "cuda":
+            run_apart(config, result, on_row=on_row, on_work=on_work)
+        else:
+            run_kernels(config, result, on_row=on_row, on_work=on_work)
     if result.rows:
         write_json(files.json, result.as_json())  # once more: whether it was interrupted is known only now
     return result
@@ -48,7 +56,7 @@ def take_up(result: KernelsResult, path: Path) -> None:
     wanted = [earlier.meta["settings"][key] == result.meta["settings"][key] for key in ("dtype", "quick", "seed")]
     if not all(wanted) or any(earlier.meta[key] != result.meta[key] for key in SAME_TO_RESUME):
         raise OptionError("resume", f"{path} is of another device, other versions or other settings")
-    result.rows, result.meta["runs"] = earlier.rows, earlier.meta["runs"]
+    result.rows, result.cold, result.meta["runs"] = earlier.rows, earlier.cold, earlier.meta["runs"]
 
 
 def kernels(config: KernelsConfig, files: Files, console: Console, *, resume: bool = False) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from linattn.bench.kernels.cases import Case, select
+from linattn.bench.kernels.contenders import RIVALS
 from linattn.bench.kernels.rivals import versions
 from linattn.support import machine
 from linattn.support.options import OptionError, check_device, check_option
@@ -21,10 +22,12 @@ class KernelsConfig:
     dtype: str = "bfloat16"
     cases: tuple[str, ...] = ()  # none: all
     contenders: tuple[str, ...] = ()  # those whose name starts so; none: all
-    rivals: bool = True
+    rivals: tuple[str, ...] = RIVALS  # groups of them
     quick: bool = False
-    seconds: float = 540.0  # nothing is begun that may not end by then
-    milliseconds: float = 100.0  # of measured calls per row
+    seconds: float = 540.0  # nothing is begun after that
+    milliseconds: float = 60.0  # of measured calls per row
+    processes: int = 0  # that compile beforehand; 0: what is timed compiles for itself
+    cold: bool = False  # time the first call in fresh processes with empty caches too
     seed: int = 0
 
     def check(self) -> None:
@@ -32,6 +35,10 @@ class KernelsConfig:
         check_device(self.device)
         check_option("dtype", self.dtype, DTYPES)
         select(self.cases)
+        for rival in self.rivals:
+            check_option("rivals", rival, RIVALS)
+        if self.processes < 0:
+            raise OptionError("processes", f"must be an integer >= 0, got {self.processes}")
         for option in ("seconds", "milliseconds"):
             if not getattr(self, option) > 0:
                 raise OptionError(option, f"must be greater than 0, got {getattr(self, option)}")

@@ -24,13 +24,14 @@ def setting(result: KernelsResult) -> str:
 def kernels_table(result: KernelsResult, width: int = WIDE_SCREEN) -> Table:
     """One line a contender, both passes side by side.
 
-    ``x``: time over the floor; ``extra``: memory beyond inputs, outputs and gradients, as a share of q, k, v and o;
-    ``first s``: the first call; ``budget``: how much of it the error took. Why a number is missing stands below.
+    ``x``: time over the floor; ``called``: forward as Python calls it, the host's work with it; ``extra``: memory
+    beyond inputs, outputs and gradients, as a share of q, k, v and o; ``budget``: how much of it the error took. Why a
+    number is missing stands below.
     """
     wide = width >= WIDE_SCREEN
     table = Table(title=setting(result), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("case / contender", no_wrap=True, min_width=20)
-    headers = ["fwd ms", "x", "f+b ms", "x", *(["extra fwd", "f+b", "first s"] if wide else []), "budget"]
+    headers = ["fwd ms", "x", "f+b ms", "x", *(["called", "extra fwd", "f+b"] if wide else []), "budget"]
     for header in headers:
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("", max_width=26)
@@ -58,14 +59,14 @@ def _remarks(result: KernelsResult) -> dict[str, int]:
 
 
 def goals_table(outcomes: list[Outcome]) -> Table:
-    """All goals of time; of memory and of the first call those that are missed."""
+    """All goals of time and of cold starts; of memory those that are missed."""
     reached = sum(o.reached is True for o in outcomes)
     measured = sum(o.reached is not None for o in outcomes)
     title = f"goals: {reached} of {measured} measured ones reached, {len(outcomes) - measured} not measured"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for header in ("case", "what", "goal", "is", "by", ""):
         table.add_column(header, justify="right" if header in ("is", "by") else "left", no_wrap=header in ("is", "by"))
-    for o in (o for o in outcomes if o.what in (FORWARD, TRAINING) or not o.reached):
+    for o in (o for o in outcomes if o.what in (FORWARD, TRAINING, "cold start") or not o.reached):
         table.add_row(o.case, o.what, o.goal, _number(o.value), _number(o.factor), _word(o))
     return table
 
@@ -83,11 +84,10 @@ def _cells(rows: dict[str, KernelRow], wide: bool) -> list[str]:
         row = rows.get(pass_name)
         cells += ["", ""] if row is None else [_ms(row.median_ms), _number(row.over_floor)]
     if wide:
+        cells.append(_ms(rows[FORWARD].called_ms) if FORWARD in rows else "")
         for pass_name in (FORWARD, TRAINING):
             share = rows[pass_name].extra_over_qkvo if pass_name in rows else None
             cells.append("" if share is None else f"{share:.0%}")
-        cold = [row.cold_seconds for row in rows.values() if row.cold_seconds is not None]
-        cells.append(f"{max(cold):.1f}" if cold else "")
     used = [row.error / row.budget for row in rows.values() if row.error is not None and row.budget]
     cells.append(f"{max(used):.0%}" if used else "")
     return cells

@@ -1,0 +1,209 @@
+"""Work in processes of its own: one that crashes, hangs or breaks the GPU costs what it was doing, not the run."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+
+BROKEN = 75  # exit code of a child whose GPU answers no more: what it had to say is said
+SECONDS_BETWEEN_LOOKS = 0.5
+_CONTEXT = multiprocessing.get_context("spawn")  # a fork would copy threads and the GPU's context
+
+
+class DeviceBrokenError(RuntimeError):
+    """After an illegal access every further call of this process on the GPU fails."""
+
+
+def check_alive(device: torch.device) -> None:
+    """Raise DeviceBrokenError if the GPU answers no more."""
+    try:
+        torch.zeros(1, device=device).item()
+    except Exception as error:
+        raise DeviceBrokenError(str(error)) from error
+
+
+def supervise(
+    target: Callable[..., None],
+    arguments: Callable[[], tuple[Any, ...]],
+    on_event: Callable[[str, Any], None],
+    on_death: Callable[[str], bool],
+    *,
+    silent_seconds: float,
+) -> None:
+    """Run ``target(line, *arguments())`` in a child until it returns; ``on_event(kind, value)`` gets what it sends.
+
+    A child that dies, or says nothing for ``silent_seconds``, is reported to ``on_death(reason)``; if that returns
+    True another child is started, with new arguments.
+    """
+    while True:
+        process, heard = _start(target, arguments(), {})
+        try:
+            reason = _listen(process, heard, on_event, silent_seconds)
+        finally:
+            _end(process)
+            heard.close()
+        if reason is None or not on_death(reason):
+            return
+
+
+def _listen(process: Any, heard: Connection, on_event: Callable[[str, Any], None], silent_seconds: float) -> str | None:
+    """None after a proper end, else why it ended."""
+    last = time.monotonic()
+    while True:
+        if heard.poll(SECONDS_BETWEEN_LOOKS):
+            try:
+                kind, value = heard.recv()
+            except EOFError:
+                process.join()
+                return _how_it_ended(process.exitcode)
+            last = time.monotonic()
+            if kind == "end":
+                return None
+            on_event(kind, value)
+        elif time.monotonic() - last > silent_seconds:
+            return f"no sign of life for {silent_seconds:.0f} s"
+
+
+def _how_it_ended(code: int) -> str:
+    if code == BROKEN:
+        return "the GPU answers no more after an error"
+    if code < 0:
+        return f"the process was ended by {signal.Signals(-code).name}"
+    return f"the process ended with exit code {code}"
+
+
+def in_parallel(
+    target: Callable[..., None],
+    tasks: Sequence[Any],
+    common: tuple[Any, ...],
+    *,
+    processes: int,
+    seconds: float,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[tuple[Any, float, str]]:
+    """``target(task, *common)`` for each task, in several processes: ``(task, seconds, error or "")`` as they end.
+
+    After ``seconds`` those that are left are ended; nothing is said of them.
+    """
+    waiting, workers = deque(tasks), dict[Any, tuple[Any, Any]]()
+    deadline = time.monotonic() + seconds
+    try:
+        for _ in range(min(processes, len(waiting))):
+            process, heard = _start(_work, (target, common), environment or {})
+            workers[heard] = (process, waiting.popleft())
+            heard.send(workers[heard][1])
+        while workers and (left := deadline - time.monotonic()) > 0:
+            ready: Iterable[Any] = wait(list(workers), timeout=min(left, SECONDS_BETWEEN_LOOKS))
+            for heard in ready:
+                process, task = workers.pop(heard)
+                try:
+                    _, (spent, error) = heard.recv()
+                except EOFError:  # it died: its task is lost, the next gets a process of its own
+                    process.join()
+                    yield task, 0.0, _how_it_ended(process.exitcode)
+                    if waiting:
+                        process, heard = _start(_work, (target, common), environment or {})
+                        workers[heard] = (process, waiting.popleft())
+                        heard.send(workers[heard][1])
+                    continue
+                yield task, spent, error
+                if waiting:
+                    workers[heard] = (process, waiting.popleft())
+                    heard.send(workers[heard][1])
+                else:
+                    _end(process)
+    finally:
+        for process, _ in workers.values():
+            _end(process)
+
+
+def _work(line: "Line", target: Callable[..., None], common: tuple[Any, ...]) -> None:
+    while True:
+        task = line.receive()
+        begin = time.perf_counter()
+        try:
+            target(task, *common)
+            error = ""
+        except Exception as failure:
+            error = f"{type(failure).__name__}: {failure}"
+        line.send("done", (time.perf_counter() - begin, error))
+
+
+def _start(target: Callable[..., None], arguments: tuple[Any, ...], environment: Mapping[str, str]) -> tuple[Any, Any]:
+    ours, theirs = _CONTEXT.Pipe()
+    process = _CONTEXT.Process(target=_child, args=(theirs, target, arguments), daemon=False)
+    with changed_environment(environment):  # a child inherits what it is at its start
+        process.start()
+    theirs.close()
+    return process, ours
+
+
+def _end(process: Any) -> None:
+    if process.is_alive():
+        process.terminate()
+        process.join(5)
+    if process.is_alive():
+        process.kill()
+    process.join()
+
+
+@contextmanager
+def changed_environment(changes: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+class Line:
+    """The child's end of the pipe."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def send(self, kind: str, value: Any) -> None:
+        self.connection.send((kind, value))
+
+    def receive(self) -> Any:
+        return self.connection.recv()
+
+
+def _child(connection: Connection, target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    line = Line(connection)
+    try:
+        target(line, *arguments)
+    except DeviceBrokenError:
+        _leave(BROKEN)
+    line.send("end", None)
+    _leave(0)
+
+
+def _leave(code: int) -> None:
+    """At once: a broken GPU would make the ordinary end hang or crash, and nothing is left to be done."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _end_with(parent: int) -> None:
+    """A child whose parent was killed would go on, beside the one that the user starts next."""
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os._exit(1)

@@ -1,0 +1,128 @@
+"""The models in three parts, stem, blocks and head with its loss, so that each can be compiled by itself."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.bench.models.cases import SOFTMAX, ModelCase, variant
+from linattn.layers.attention import Attention
+from linattn.models.vision import create_vit
+
+
+class Host(nn.Module):
+    """``forward(inputs, targets)`` is the loss; ``blocks`` each take and give tokens ``(B, T, C)``."""
+
+    blocks: nn.ModuleList
+
+    def stem(self, inputs: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def block(self, index: int, x: Tensor) -> Tensor:
+        return self.blocks[index](x)
+
+    def head(self, x: Tensor, targets: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        x = self.stem(inputs)
+        for index in range(len(self.blocks)):
+            x = self.block(index, x)
+        return self.head(x, targets)
+
+    def compile_parts(self, **options: Any) -> None:
+        """Equal blocks share one compiled graph: a deep model costs the compile time of one block."""
+        dynamo = torch._dynamo.config
+        dynamo.recompile_limit = max(dynamo.recompile_limit, 4 * len(self.blocks))
+        self.stem = torch.compile(self.stem, **options)  # type: ignore[method-assign]
+        self.head = torch.compile(self.head, **options)  # type: ignore[method-assign]
+        for block in self.blocks:
+            block.compile(**options)
+
+
+class VisionHost(Host):
+    """A vision transformer and the cross entropy of its classes."""
+
+    def __init__(self, case: ModelCase, mechanism: str, impl: str, depth: int | None) -> None:
+        super().__init__()
+        name, options = variant(mechanism)
+        own: dict[str, Any] = {} if depth is None else {"depth": depth}
+        attention = {"impl": impl, "mechanism_options": options}
+        self.model = create_vit(case.size, name, img_size=case.pixels, attention=attention, **own)
+        self.blocks = self.model.blocks
+        self.channels, self.classes, self.pixels = self.model.patch_embed.in_chans, self.model.num_classes, case.pixels
+
+    def stem(self, inputs: Tensor) -> Tensor:
+        x, plane = self.model.patch_embed(inputs)
+        return self.model._add_positions(x, plane)
+
+    def block(self, index: int, x: Tensor) -> Tensor:
+        return self.blocks[index](x, self.model.grid)
+
+    def head(self, x: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(self.model.forward_head(self.model.norm(x)).float(), targets)
+
+
+class DecoderBlock(nn.Module):
+    """``x += attn(norm(x))``, then ``x += W_o (silu(W_g y) * W_u y)``, ``y = norm(x)``."""
+
+    def __init__(self, case: ModelCase, mechanism: str, impl: str) -> None:
+        super().__init__()
+        name, options = variant(mechanism)
+        self.norm1, self.norm2 = nn.RMSNorm(case.width), nn.RMSNorm(case.width)
+        # Without a normaliser the output of a decay grows with what it remembers: their papers norm it by head.
+        self.attn = Attention(
+            case.width, case.heads, name, causal=True, qkv_bias=False, proj_bias=False, impl=impl,
+            norm=None if name == SOFTMAX else "head_rms", mechanism_options=options,
+        )  # fmt: skip
+        self.gate_up = nn.Linear(case.width, 2 * case.hidden, bias=False)
+        self.down = nn.Linear(case.hidden, case.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x))
+        gate, up = self.gate_up(self.norm2(x)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+
+class LanguageHost(Host):
+    """A plain decoder without positions, its embedding shared by the head, and the cross entropy of the next token."""
+
+    def __init__(self, case: ModelCase, mechanism: str, impl: str, depth: int | None) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(case.vocabulary, case.width)
+        self.blocks = nn.ModuleList(DecoderBlock(case, mechanism, impl) for _ in range(depth or case.depth))
+        self.norm = nn.RMSNorm(case.width)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim > 1 and ".mechanism." not in name:
+                nn.init.normal_(parameter, std=0.02)
+
+    def stem(self, inputs: Tensor) -> Tensor:
+        return self.embedding(inputs)
+
+    def head(self, x: Tensor, targets: Tensor) -> Tensor:
+        logits = F.linear(self.norm(x), self.embedding.weight)
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def create_host(
+    case: ModelCase, mechanism: str, device: torch.device, seed: int, *, impl: str = "auto", depth: int | None = None
+) -> Host:
+    """In fp32 and ready to train; every form of a mechanism gets the same weights."""
+    kind = VisionHost if case.kind == "vision" else LanguageHost
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        host = kind(case, mechanism, impl, depth)
+    return host.to(device)
+
+
+def draw_batch(case: ModelCase, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets, drawn on the device."""
+    generator = torch.Generator(device).manual_seed(seed)
+    if case.kind == "vision":
+        sizes = create_vit(case.size, "relu", depth=1, img_size=case.pixels)
+        shape = (case.batch, sizes.patch_embed.in_chans, case.pixels, case.pixels)
+        images = torch.randn(shape, generator=generator, device=device)
+        return images, torch.randint(sizes.num_classes, (case.batch,), generator=generator, device=device)
+    text = torch.randint(case.vocabulary, (case.batch, case.tokens + 1), generator=generator, device=device)
+    return text[:, :-1].contiguous(), text[:, 1:].contiguous()

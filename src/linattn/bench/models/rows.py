@@ -1,0 +1,127 @@
+"""Rows of a race of models, and whether each beats softmax."""
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from linattn.bench.models.cases import SOFTMAX
+
+Status = Literal["ok", "WRONG", "not on kernels", "absent", "left out", "failed"]
+BAD = ("WRONG", "not on kernels", "failed")
+
+
+@dataclass
+class ModelRow:
+    """A training step of one model, mechanism and mode: forward, loss and backward, without the optimiser's step."""
+
+    case: str
+    mechanism: str
+    mode: str
+    status: Status = "ok"
+    reason: str = ""  # why there are no numbers, or what is wrong
+    shape: str = ""
+    unit: str = ""
+    parameters: int | None = None
+    median_ms: float | None = None
+    p20_ms: float | None = None
+    p80_ms: float | None = None
+    per_second: float | None = None  # images or tokens
+    peak_bytes: int | None = None  # beyond weights and inputs, gradients included
+    first_seconds: float | None = None  # the first step: compilation
+    error: float | None = None
+    budget: float | None = None
+    worst_tensor: str = ""
+    checked_against: str = ""
+    explain: dict[str, int] = field(default_factory=dict)  # what each call of attention takes, and how many say so
+    on_kernels: bool | None = None  # all of them; None: softmax
+    beside: dict[str, int] = field(default_factory=dict)  # large operations of attention outside of its kernels
+    profile: dict[str, Any] | None = None
+    run: int = 0  # which of meta's runs measured it
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.case, self.mechanism, self.mode
+
+    @property
+    def feature_map(self) -> str:
+        """Where the feature map is computed, as far as it was seen."""
+        if self.mechanism == SOFTMAX or not self.explain:
+            return ""
+        if not self.beside:
+            return "in kernels"
+        eager = self.profile is not None and self.profile["eager_elementwise"]
+        return "eager" if eager else "compiled" if self.profile is not None else "beside"
+
+
+@dataclass(frozen=True)
+class ModelGoal:
+    """Faster than the same model on flash softmax: ``value`` is its time over softmax's."""
+
+    case: str
+    mechanism: str
+    mode: str
+    value: float | None
+    reached: bool | None
+    reason: str = ""
+
+
+@dataclass
+class ModelsResult:
+    """All of one run, or of several that took up one another: what is written to the JSON file."""
+
+    meta: dict[str, Any]
+    rows: list[ModelRow] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def right(self) -> bool:
+        return not any(row.status in BAD for row in self.rows)
+
+    @property
+    def run(self) -> int:
+        return len(self.meta.get("runs", [])) - 1
+
+    def find(self, case: str, mechanism: str, mode: str) -> ModelRow | None:
+        return next((row for row in self.rows if row.key == (case, mechanism, mode)), None)
+
+    def put(self, row: ModelRow) -> None:
+        """In the place of the row of the same thing, if there is one."""
+        old = self.find(*row.key)
+        if old is None:
+            self.rows.append(row)
+        else:
+            self.rows[self.rows.index(old)] = row
+
+    def over_softmax(self, row: ModelRow) -> float | None:
+        """Time over that of softmax in the same case and mode."""
+        other = self.find(row.case, SOFTMAX, row.mode)
+        if row.median_ms is None or other is None or not other.median_ms:
+            return None
+        return row.median_ms / other.median_ms
+
+    def goals(self) -> list[ModelGoal]:
+        found: list[ModelGoal] = []
+        if self.meta["settings"]["quick"]:
+            return found
+        for row in self.rows:
+            if row.mechanism != SOFTMAX and row.status != "absent":
+                value = self.over_softmax(row)
+                reached = None if value is None else value < 1 and row.status == "ok"
+                reason = row.reason if row.status != "ok" else "" if value is not None else "softmax was not measured"
+                found.append(ModelGoal(*row.key, value, reached, reason))
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "meta": {**self.meta, "interrupted": self.interrupted},
+            "rows": [
+                {**asdict(row), "over_softmax": self.over_softmax(row), "feature_map": row.feature_map}
+                for row in self.rows
+            ],
+            "goals": [asdict(goal) for goal in self.goals()],
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "ModelsResult":
+        known = {f.name for f in fields(ModelRow)}
+        rows = [ModelRow(**{k: v for k, v in row.items() if k in known}) for row in value["rows"]]
+        return cls(value["meta"], rows)

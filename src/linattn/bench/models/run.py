@@ -1,0 +1,192 @@
+"""The race of models: case by case, softmax first, each mechanism in every mode."""
+
+import gc
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import torch
+
+from linattn.bench.children import check_alive
+from linattn.bench.kernels.clock import TimeLimitError, by_events, capture, time_limit
+from linattn.bench.memory import peak_bytes
+from linattn.bench.models.cases import ModelCase
+from linattn.bench.models.check import ModelTruth
+from linattn.bench.models.hosts import create_host, draw_batch
+from linattn.bench.models.look import Look, look_at
+from linattn.bench.models.profiling import profile_step
+from linattn.bench.models.rows import ModelRow, ModelsResult
+from linattn.bench.models.settings import ModelsConfig
+from linattn.bench.models.steps import COMPILED, GRAPH, REDUCED, Step, compile_host, flash_only, make_step
+from linattn.bench.timing import Timing, measure_in_turns
+
+FIRST_SECONDS = 240.0  # what a first step may take
+OnRow = Callable[[ModelRow], None]
+OnWork = Callable[[str], None]
+OnBegin = Callable[[str, str, str], None]
+
+
+def run_models(
+    config: ModelsConfig,
+    result: ModelsResult,
+    *,
+    on_row: OnRow = lambda row: None,
+    on_work: OnWork = lambda what: None,
+    on_begin: OnBegin = lambda case, mechanism, mode: None,
+) -> ModelsResult:
+    """Fill ``result``, which has an open run. Ctrl-C keeps the rows that are done: ``interrupted`` is then True."""
+    config.check()
+    deadline = time.perf_counter() + config.seconds
+    device = config.torch_device
+    try:
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            for case, mechanism in dict.fromkeys((case, mechanism) for case, mechanism, _ in plan_of(config, result)):
+                modes = [mode for c, m, mode in plan_of(config, result) if (c, m) == (case, mechanism)]
+                subject: Subject | None = None
+                for mode in modes:
+                    row = new_row(case, mechanism, mode, result.run)
+                    if time.perf_counter() > deadline:
+                        row.status, row.reason = "left out", f"the {config.seconds:g} seconds did not suffice"
+                    else:
+                        on_begin(*row.key)
+                        subject = subject or Subject(config, case, mechanism, on_work)
+                        subject.measure(row)
+                    result.put(row)
+                    on_row(row)
+                    if row.status == "failed" and device.type == "cuda":
+                        check_alive(device)
+                subject = None
+                clean(device)
+    except KeyboardInterrupt:
+        result.interrupted = True
+    return result
+
+
+def plan_of(config: ModelsConfig, result: ModelsResult) -> list[tuple[ModelCase, str, str]]:
+    """What is to be measured; rows that failed or were left out get another chance in the next run."""
+    wanted = [
+        (case, mechanism, mode)
+        for case in config.selected() for mechanism in config.mechanisms_of(case) for mode in config.modes
+    ]  # fmt: skip
+    return [(case, *rest) for case, *rest in wanted if not finished(result, case.name, *rest)]  # type: ignore[misc]
+
+
+def finished(result: ModelsResult, case: str, mechanism: str, mode: str) -> bool:
+    row = result.find(case, mechanism, mode)
+    return row is not None and (row.status not in ("left out", "failed") or row.run == result.run)
+
+
+def new_row(case: ModelCase, mechanism: str, mode: str, run: int) -> ModelRow:
+    return ModelRow(case.name, mechanism, mode, shape=case.shape, unit=case.unit, run=run)
+
+
+class Subject:
+    """One model with one mechanism; its modes share the truth, and where they can the compiled code."""
+
+    def __init__(self, config: ModelsConfig, case: ModelCase, mechanism: str, on_work: OnWork) -> None:
+        self.config, self.case, self.mechanism, self.on_work = config, case, mechanism, on_work
+        self.device = config.torch_device
+        self.inputs, self.targets = draw_batch(case, self.device, config.seed)
+        self.truth = ModelTruth(case, mechanism, self.inputs, self.targets, config.seed, config.autocast)
+        self._look: Look | None = None
+        self._steps: dict[str, tuple[Step, float]] = {}
+
+    def measure(self, row: ModelRow) -> None:
+        """Fill the row; what is wrong with it is said in it."""
+        if row.mode != COMPILED and self.device.type != "cuda":
+            row.status, row.reason = "absent", "CUDA graphs need a GPU"
+            return
+        try:
+            with flash_only(self.mechanism, self.device):
+                self._fill(row)
+        except TimeLimitError as error:
+            row.status, row.reason = "left out", f"its first step was {error}"
+        except Exception as error:
+            # One that is broken or does not fit must not take the others' rows with it.
+            row.status, row.reason = "failed", " ".join(f"{type(error).__name__}: {error}".split())[:240]
+
+    def _fill(self, row: ModelRow) -> None:
+        self._work(row, "looking at attention")
+        look = self._looked()
+        row.explain, row.beside, row.on_kernels = look.explain, look.beside, look.on_kernels
+        self._work(row, "compiling")
+        step, row.first_seconds = self._step(row.mode)
+        row.parameters = sum(p.numel() for p in self.host.parameters())
+        self._work(row, "checking")
+        verdict = self.truth.check(self.host, step())
+        row.error, row.budget, row.worst_tensor = verdict.error, verdict.budget, verdict.worst
+        row.checked_against = verdict.against
+        self._work(row, "timing")
+        row.peak_bytes = peak_bytes(step, self.device)
+        timing = self._timing(step, row.mode)
+        if timing is None:
+            row.status, row.reason = "absent", "the step cannot be captured as a CUDA graph"
+            return
+        row.median_ms, row.p20_ms, row.p80_ms = timing.median, timing.p20, timing.p80
+        row.per_second = self.case.units / (timing.median / 1000)
+        if row.mode == COMPILED:
+            self._work(row, "profiling")
+            row.profile = profile_step(step, self.device)
+        judge(row, verdict.ok, on_gpu=self.device.type == "cuda")
+
+    def _work(self, row: ModelRow, what: str) -> None:
+        self.on_work(f"{row.case}, {row.mode}: {row.mechanism}, {what}")
+
+    def _looked(self) -> Look:
+        if self._look is None:
+            host = create_host(self.case, self.mechanism, self.device, self.config.seed)
+            self._look = look_at(host, self.mechanism, self.inputs, self.targets, self.config.autocast)
+        return self._look
+
+    def _step(self, mode: str) -> tuple[Step, float]:
+        """The step, run once, and the seconds that took: a captured one is the compiled one."""
+        key = REDUCED if mode == REDUCED else COMPILED
+        if key not in self._steps:
+            self._steps.clear()  # the other way's compiled code and graphs keep memory
+            torch.compiler.reset()
+            self.host = create_host(self.case, self.mechanism, self.device, self.config.seed)
+            loss_of = compile_host(self.host, mode, self.config.backend)
+            step = make_step(self.host, loss_of, self.inputs, self.targets, self.config.autocast)
+            if mode == REDUCED:
+                step = _marked(step)
+            begin = time.perf_counter()
+            with time_limit(FIRST_SECONDS):
+                step()
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
+            self._steps[key] = step, time.perf_counter() - begin
+        return self._steps[key]
+
+    def _timing(self, step: Step, mode: str) -> Timing | None:
+        if self.device.type != "cuda":
+            timing = measure_in_turns({"": step}, self.device, min_seconds=0, min_repeats=3)[""]
+            return Timing(1000 * timing.median, 1000 * timing.p20, 1000 * timing.p80, timing.repeats)
+        call = capture(step) if mode == GRAPH else step
+        return None if call is None else by_events(call, self.config.milliseconds)
+
+
+def judge(row: ModelRow, right: bool, on_gpu: bool) -> None:
+    """A row is well if it is right and, on a GPU, attention is what it claims to be."""
+    if not right:
+        row.status = "WRONG"
+        row.reason = f"{row.worst_tensor} is off by {row.error:.1e}, allowed {row.budget:.1e}"
+    elif row.on_kernels is False and on_gpu:
+        others = [text for text in row.explain if not text.startswith("triton")]
+        row.status, row.reason = "not on kernels", "; ".join(others) or "no call of attention was heard"
+
+
+def _marked(step: Step) -> Step:
+    """PyTorch's own graphs must know where a step begins: what the last one returned may be overwritten."""
+
+    def marked() -> tuple[torch.Tensor | None, ...]:
+        torch.compiler.cudagraph_mark_step_begin()
+        return step()
+
+    return marked
+
+
+def clean(device: torch.device) -> None:
+    torch.compiler.reset()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

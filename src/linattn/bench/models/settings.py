@@ -1,0 +1,77 @@
+"""What is asked of a race of models: every choice, checked before any work is done."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from linattn.bench.kernels.rivals import versions
+from linattn.bench.models.cases import SOFTMAX, VARIANTS, ModelCase, select, variant
+from linattn.bench.models.steps import COMPILED, GRAPH, MODES
+from linattn.mechanisms.registry import list_mechanisms
+from linattn.support import machine
+from linattn.support.options import OptionError, check_device, check_option
+
+BACKENDS = ("inductor", "aot_eager", "eager")
+
+
+@dataclass(frozen=True)
+class ModelsConfig:
+    """One run. ``quick`` shrinks every model, so that all of it runs on a CPU too."""
+
+    device: str = "cuda"
+    cases: tuple[str, ...] = ()  # none: all
+    mechanisms: tuple[str, ...] = ()  # none: those of each case; softmax is there anyway
+    modes: tuple[str, ...] = (COMPILED, GRAPH)
+    backend: str = "inductor"
+    quick: bool = False
+    seconds: float = 540.0  # nothing is begun after that
+    milliseconds: float = 500.0  # of measured steps per row
+    processes: int = 0  # that compile beforehand; 0: what is timed compiles for itself
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raise an OptionError that names the option and what is allowed."""
+        check_device(self.device)
+        select(self.cases)
+        allowed = [*list_mechanisms(), *VARIANTS]
+        for name in self.mechanisms:
+            check_option("mechanisms", name, allowed)
+        if not self.modes:
+            raise OptionError("modes", f"name at least one of {', '.join(MODES)}")
+        for mode in self.modes:
+            check_option("modes", mode, MODES)
+        check_option("backend", self.backend, BACKENDS)
+        for option in ("seconds", "milliseconds"):
+            if not getattr(self, option) > 0:
+                raise OptionError(option, f"must be greater than 0, got {getattr(self, option)}")
+        if self.processes < 0:
+            raise OptionError("processes", f"must be an integer >= 0, got {self.processes}")
+        if self.torch_device.type == "cpu" and not self.quick:
+            raise OptionError("device", "models are timed on a GPU; on a CPU use --quick, which shows that it runs")
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device(self.device)
+
+    @property
+    def autocast(self) -> bool:
+        """bf16 around fp32 weights, as models are trained on a GPU."""
+        return self.torch_device.type == "cuda"
+
+    def selected(self) -> list[ModelCase]:
+        return [case.quick() if self.quick else case for case in select(self.cases)]
+
+    def mechanisms_of(self, case: ModelCase) -> list[str]:
+        """Softmax first; of those asked for, what can serve the case."""
+        causal = case.kind == "language"
+        able = list_mechanisms(causal=True) if causal else list_mechanisms(bidirectional=True)
+        asked = [name for name in self.mechanisms if variant(name)[0] in able] or case.mechanisms
+        return list(dict.fromkeys((SOFTMAX, *asked)))
+
+    def describe(self, command: list[str] | None = None) -> dict[str, Any]:
+        """The ``meta`` of a result."""
+        meta = machine.describe_run(self.torch_device, command)
+        meta["versions"] |= {"triton": versions()["triton"]}
+        precision = "bf16 autocast, fp32 weights" if self.autocast else "fp32"
+        return meta | {"seed": self.seed, "settings": asdict(self), "precision": precision}

@@ -1,0 +1,107 @@
+"""The race of models in processes of its own: compiled beforehand in parallel, and a crash costs one row."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from linattn.bench.children import Line, in_parallel, supervise
+from linattn.bench.kernels.warm import ALONE
+from linattn.bench.models.cases import ModelCase
+from linattn.bench.models.hosts import create_host, draw_batch
+from linattn.bench.models.rows import ModelsResult
+from linattn.bench.models.run import FIRST_SECONDS, OnRow, OnWork, new_row, plan_of, run_models
+from linattn.bench.models.settings import ModelsConfig
+from linattn.bench.models.steps import REDUCED, compile_host, flash_only, make_step
+
+WARM_SHARE = 0.4  # of the time at the most
+MOST_CHILDREN = 10
+
+
+def race_in_child(line: Line, config: ModelsConfig, result: ModelsResult) -> None:
+    run_models(
+        config,
+        result,
+        on_row=lambda row: line.send("row", row),
+        on_work=lambda what: line.send("work", what),
+        on_begin=lambda *key: line.send("begin", key),
+    )
+
+
+def run_apart(
+    config: ModelsConfig,
+    result: ModelsResult,
+    *,
+    on_row: OnRow,
+    on_work: OnWork,
+    target: Callable[..., None] = race_in_child,
+) -> ModelsResult:
+    """:func:`run_models` in a process of its own, after several have filled the caches of compiled code."""
+    deadline = time.perf_counter() + config.seconds
+    under_way: list[tuple[str, str, str]] = []
+    children: list[int] = []
+
+    def arguments() -> tuple[Any, ...]:
+        children.append(1)
+        return replace(config, seconds=max(deadline - time.perf_counter(), 1e-3)), result
+
+    def heard(kind: str, value: Any) -> None:
+        if kind == "row":
+            result.put(value)
+            on_row(value)
+        elif kind == "work":
+            on_work(value)
+        elif kind == "begin":
+            under_way.append(value)
+
+    def died(reason: str) -> bool:
+        if not under_way:
+            raise RuntimeError(f"nothing was measured: {reason}")
+        key = under_way[-1]
+        old = result.find(*key)
+        if old is None or old.run != result.run:
+            case = next(c for c in config.selected() if c.name == key[0])
+            row = new_row(case, *key[1:], result.run)
+            row.status, row.reason = "failed", reason
+            result.put(row)
+            on_row(row)
+        return len(children) < MOST_CHILDREN and time.perf_counter() < deadline
+
+    try:
+        if config.processes:
+            warm(config, result, WARM_SHARE * config.seconds, on_work)
+        supervise(target, arguments, heard, died, silent_seconds=FIRST_SECONDS + 60)
+    except KeyboardInterrupt:
+        result.interrupted = True
+    return result
+
+
+def warm(config: ModelsConfig, result: ModelsResult, seconds: float, on_work: OnWork) -> None:
+    """One block of every model: the graphs that all of its blocks share."""
+    plan = [(case, mechanism) for case, mechanism, mode in plan_of(config, result) if mode != REDUCED]
+    tasks = list(dict.fromkeys(plan))
+    done, begin = list[dict[str, Any]](), time.perf_counter()
+    on_work(f"compiling {len(tasks)} models in {config.processes} processes")
+    for (case, mechanism), spent, error in in_parallel(
+        warm_one, tasks, (config,), processes=config.processes, seconds=seconds, environment=ALONE
+    ):
+        done.append({"case": case.name, "mechanism": mechanism, "seconds": round(spent, 1), "error": error[:200]})
+        on_work(f"compiled {len(done)} of {len(tasks)} models, the last {case.name}: {mechanism}")
+    spent = round(time.perf_counter() - begin, 1)
+    result.meta["runs"][-1]["compiled_beforehand"] = {"of": len(tasks), "seconds": spent, "done": done}
+
+
+def warm_one(task: tuple[ModelCase, str], config: ModelsConfig) -> None:
+    case, mechanism = task
+    device = config.torch_device
+    torch.compiler.reset()
+    host = create_host(case, mechanism, device, config.seed, depth=1)
+    inputs, targets = draw_batch(case, device, config.seed)
+    with flash_only(mechanism, device):
+        loss_of = compile_host(host, config.modes[0], config.backend)
+        make_step(host, loss_of, inputs, targets, config.autocast)()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()  # others compile beside it and need memory too

@@ -1,0 +1,52 @@
+"""A training step, and in which way it is compiled and run."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from linattn.bench.models.cases import SOFTMAX
+from linattn.bench.models.hosts import Host
+from linattn.support.inductor import safe_options
+
+COMPILED, GRAPH, REDUCED = "compiled", "cuda-graph", "reduce-overhead"
+MODES = (COMPILED, GRAPH, REDUCED)
+ANY_SOFTMAX = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+Step = Callable[[], tuple[Tensor | None, ...]]
+
+
+def compile_host(host: Host, mode: str, backend: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """What is called for the loss: parts compiled one by one, or the whole with CUDA graphs of PyTorch's own."""
+    options: dict[str, Any] = {"dynamic": False}
+    if backend != "inductor":
+        options["backend"] = backend
+    elif mode == REDUCED:
+        return torch.compile(host, options=safe_options() | {"triton.cudagraphs": True}, dynamic=False)
+    else:
+        options["options"] = safe_options()
+    host.compile_parts(**options)
+    return host
+
+
+def make_step(
+    host: Host, loss_of: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, targets: Tensor, autocast: bool
+) -> Step:
+    """Forward, loss and backward; the loss and the gradients of all parameters are returned, not stored."""
+    parameters = list(host.parameters())
+
+    def step() -> tuple[Tensor | None, ...]:
+        with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=autocast):
+            loss = loss_of(inputs, targets)
+        return loss.detach(), *torch.autograd.grad(loss, parameters, allow_unused=True)
+
+    return step
+
+
+def flash_only(mechanism: str, device: torch.device) -> AbstractContextManager[object]:
+    """Softmax is to be PyTorch's flash kernel, or nothing: another one must not stand in for it unseen."""
+    if mechanism == SOFTMAX and device.type == "cuda":
+        return sdpa_kernel([SDPBackend.FLASH_ATTENTION])
+    return nullcontext()

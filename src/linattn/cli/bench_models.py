@@ -1,0 +1,75 @@
+"""``linattn models``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from linattn.cli.options import names, option_errors
+
+
+def models(
+    device: Annotated[str, typer.Option(help="cuda or cuda:N; cpu with --quick.")] = "cuda",
+    cases: Annotated[
+        str, typer.Option(help="vit-224, vit-512, language-8192-b1, language-8192-b4, with commas.  [default: all]")
+    ] = "",
+    mechanisms: Annotated[
+        str, typer.Option(help="With commas; softmax is there anyway.  [default: those of each case]")
+    ] = "",
+    modes: Annotated[
+        str,
+        typer.Option(help="With commas: compiled, cuda-graph (of the compiled step), reduce-overhead (PyTorch's own)."),
+    ] = "compiled,cuda-graph",
+    seconds: Annotated[float, typer.Option(help="Begin nothing after that; --resume goes on.")] = 540.0,
+    milliseconds: Annotated[float, typer.Option(help="Of measured steps per row.")] = 500.0,
+    processes: Annotated[
+        int | None,
+        typer.Option(help="That compile everything beforehand; 0: none.  [default: one a core but two, on a CPU 0]"),
+    ] = None,
+    backend: Annotated[
+        str, typer.Option(help="Of torch.compile: inductor, aot_eager or eager.  [default: inductor, on a CPU eager]")
+    ] = "",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep the rows of the file that is there, measure what it lacks.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Tiny models: shows that everything runs, times nothing.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the results.  [default: results/<device>, with --quick runs/bench]")
+    ] = None,
+    name: Annotated[str, typer.Option(help="Name of the file.")] = "models",
+    seed: Annotated[int, typer.Option(help="Of weights and inputs.")] = 0,
+) -> None:
+    """Training steps of whole compiled models beside the same models on flash softmax.
+
+    DeiT-small at 224 and 512 pixels, and a language model of 135 million parameters at 8192 tokens. Each row's loss and
+    gradients are checked against plain PyTorch in the same run, every call of attention says what it takes, and a
+    profile says which kernels the time goes to.
+
+    Exit code: 0 all right, 1 a row was WRONG, failed or not on kernels, 2 a bad option, 130 interrupted (finished rows
+    are kept).
+    """
+    from linattn.bench.models.screen import models as run
+    from linattn.bench.models.settings import ModelsConfig
+    from linattn.support.machine import cores, device_folder
+
+    on_cpu = device == "cpu"
+    config = ModelsConfig(
+        device=device,
+        cases=names(cases),
+        mechanisms=names(mechanisms),
+        modes=names(modes),
+        backend=backend or ("eager" if on_cpu else "inductor"),
+        quick=quick,
+        seconds=seconds,
+        milliseconds=milliseconds,
+        processes=(0 if on_cpu else max(1, cores() - 2)) if processes is None else processes,
+        seed=seed,
+    )
+    with option_errors():
+        config.check()
+        folder = output or (Path("runs/bench") if quick else Path("results") / device_folder(config.torch_device))
+        code = run(config, folder / f"{name}.json", Console(), resume=resume)
+    raise typer.Exit(code)

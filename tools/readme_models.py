@@ -1,0 +1,82 @@
+"""The README's table of whole models, from ``results/<device>/models.json`` of `linattn models`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+SOFTMAX = "softmax"
+
+
+def models_text(path: Path) -> str:
+    """Models down; for each mode the time and how it compares with softmax, then memory and where the map is."""
+    result = json.loads(path.read_text())
+    meta, rows, goals = result["meta"], result["rows"], result["goals"]
+    modes = list(dict.fromkeys(row["mode"] for row in rows))
+    head = " | ".join(f"{mode}, ms | of softmax" for mode in modes)
+    lines = [
+        f"**Whole models**, {meta['precision']}: forward, loss and backward of one step, compiled by `torch.compile`; "
+        "softmax is PyTorch's flash kernel.",
+        f"{meta['device']}, torch {meta['versions']['torch']}, Triton {meta['versions']['triton']}, "
+        f"{meta['date'][:10]}: `{meta['command']}`.",
+        "",
+        f"| model | mechanism | {head} | per second | peak GiB | feature map |",
+        "|---|---|" + "---:|" * (2 * len(modes) + 2) + "---|",
+    ]
+    shapes = {row["case"]: row["shape"] for row in rows}
+    for case, mechanism in dict.fromkeys((row["case"], row["mechanism"]) for row in rows):
+        own = {row["mode"]: row for row in rows if (row["case"], row["mechanism"]) == (case, mechanism)}
+        cells = [cell for mode in modes for cell in _time_cells(own.get(mode))]
+        lines.append(f"| {shapes[case]} | `{mechanism}` | " + " | ".join([*cells, *_other_cells(own)]) + " |")
+    lines += ["", *_beaten(goals), _checked(rows), ""]
+    return "\n".join(lines)
+
+
+def _time_cells(row: dict[str, Any] | None) -> list[str]:
+    if row is None or row["median_ms"] is None:
+        return ["" if row is None else row["status"], ""]
+    over = "" if row["mechanism"] == SOFTMAX or row["over_softmax"] is None else f"{row['over_softmax']:.2f}"
+    status = "" if row["status"] == "ok" else f" ({row['status']})"
+    return [_digits(row["median_ms"]) + status, over]
+
+
+def _other_cells(rows: dict[str, dict[str, Any]]) -> list[str]:
+    timed = [row for row in rows.values() if row["median_ms"] is not None]
+    if not timed:
+        return ["", "", ""]
+    best = min(timed, key=lambda row: row["median_ms"])
+    peak = next((row["peak_bytes"] for row in timed if row["peak_bytes"]), None)
+    where = next((row["feature_map"] for row in timed if row["profile"] is not None), "")
+    size = "" if peak is None else f"{peak / 2**30:.1f}"
+    return [f"{best['per_second']:,.0f} {best['unit']}", size, where]
+
+
+def _beaten(goals: list[dict[str, Any]]) -> list[str]:
+    """Which do not beat softmax, and by how much."""
+    measured = [goal for goal in goals if goal["reached"] is not None]
+    if not measured:
+        return []
+    slower = [g for g in measured if not g["reached"]]
+    text = f"{len(measured) - len(slower)} of {len(measured)} beat the same model on softmax."
+    if slower:
+        texts = [f"`{g['mechanism']}` in {g['case']}, {g['mode']}: {g['value']:.2f} of its time" for g in slower]
+        text += f" Not: {'; '.join(texts)}."
+    return [text, ""]
+
+
+def _checked(rows: list[dict[str, Any]]) -> str:
+    checked = [row for row in rows if row["error"] is not None]
+    worst = max((row["error"] / row["budget"] for row in checked if row["status"] != "WRONG"), default=0)
+    wrong = [f"{row['mechanism']} in {row['case']}, {row['mode']}" for row in rows if row["status"] == "WRONG"]
+    others = [row for row in rows if row["on_kernels"] is not None]
+    served = sum(row["on_kernels"] for row in others)
+    said = f" Wrong: {', '.join(wrong)}." if wrong else ""
+    return (
+        f"Loss and gradients of {len(checked)} rows were checked against plain PyTorch in the same run and used at "
+        f"most {worst:.0%} of their error budget; in {served} of {len(others)} rows of linear attention every call "
+        f"took kernels.{said}"
+    )
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, never as a power of ten."""
+    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}".rstrip(".")
