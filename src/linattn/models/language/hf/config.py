@@ -35,8 +35,8 @@ class LinearAttentionConfig(PreTrainedConfig):
         rotary_base: of the frequencies.
         causal: False for encoders.
         pooling: what a classifier reads: ``"last"``, the last token, or ``"mean"`` (None: last where causal).
-        norm, mlp, qkv_bias, proj_bias, mlp_bias, qk_norm, attention_norm, attention_gate, canon_kernel, dropout,
-            impl: as in ``linattn.models.language.options.BlockOptions``.
+        norm, mlp, qkv_bias, proj_bias, mlp_bias, qk_norm: as in ``linattn.models.language.options.BlockOptions``.
+        attention_norm, attention_gate, canon_kernel, dropout, impl: as there.
         initializer_range: deviation of linear maps and embeddings at the start. Mechanisms and Canon layers start
             as their papers say.
 
