@@ -5,17 +5,20 @@
 Inside a chunk a pair's weight is exp(f_i - f_j). FACTORED: where no chunk of the walk decays by more than exp(-60), it
 is a factor 1 / write_i on the row and write_j on w, the same w that the state takes: no exponential of a pair, and y
 goes into both products as it was loaded. Else (and beyond bf16) the exponentials of all pairs are taken.
+
+RESTS: what is rounded to bf16 for a product (state, weights, w with its factor) is multiplied in two parts, value and
+rest. The gradient of a decay needs it: it is a difference of dots that two walks make, rounded apart.
 """
 
 import triton
 import triton.language as tl
 
-from linattn.ops.triton.kernels.causal_parts import from_before, inside, keep_mark
+from linattn.ops.triton.kernels.causal_parts import from_before, inside, keep_mark, rest_of
 
 
 @triton.jit
 def chunk(
-    step, count, S, S_dt, zc, zr,
+    step, count, S, S_dt, S_rest, zc, zr,
     x, x_t, y, y_b, y_h, y_t, y_d, w, w_b, w_h, w_t, w_d, u, u_b, u_h, u_t, u_d, xo, yo, wo,
     out, den, prev_den, prev, scale, e, dots, marks, z_marks, gates, plane, keeps, key_mask,
     b, h, hs, row, tile, start, end, T, HS, chunk0, place0, size, eps,
@@ -26,6 +29,7 @@ def chunk(
     ZCOL: tl.constexpr, ZROW: tl.constexpr, DOTS: tl.constexpr, MARK: tl.constexpr, CK: tl.constexpr,
     ADD: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
+    RESTS: tl.constexpr = DOTS and S_dt.dtype == tl.bfloat16
     i = tl.arange(0, L)
     ex = tl.arange(0, BX)
     ew = (tile * BW).to(tl.int32) + tl.arange(0, BW)
@@ -78,7 +82,9 @@ def chunk(
     uo = i[:, None] * u_t + ew[None, :] * u_d if DOTS else 0
     acc = tl.zeros([L, BW], tl.float32)
     if LOOP > 1:
-        acc, S, zc, zr = from_before(xv, S, S_dt, zc, zr, reading, ei, keep, PREC, DECAY, SCALE, EXTRA, ZCOL, ZROW)
+        acc, S, zc, zr = from_before(
+            xv, S, S_dt, S_rest, zc, zr, reading, ei, keep, PREC, DECAY, SCALE, EXTRA, ZCOL, ZROW, RESTS
+        )
         if DIAG == 1 and not FACTORED:
             own = tl.zeros([L, BW], tl.float32)
 
@@ -95,8 +101,11 @@ def chunk(
         if SCALE == 2:
             r = tl.load(scale + (b * (HS * LOOP) + hy) * T + at + i, mask=ok, other=0.0)
             factor = write * r
+        whole = wv.to(tl.float32)
         if FACTORED or SCALE == 2:
-            taken = (wv.to(tl.float32) * (factor if FACTORED else r)[:, None]).to(DT)
+            whole = whole * (factor if FACTORED else r)[:, None]
+            taken = whole.to(DT)
+        taken_rest = rest_of(whole, taken) if RESTS else taken
         # All that needs a tile in registers is done at once, before the products take them.
         if ZCOL:
             # Never the sum of a tile as it was loaded: in fp32 Triton 3.6 takes it out of the loop and fails.
@@ -111,7 +120,7 @@ def chunk(
         if DOTS and (LOOP == 1 or (DIAG == 1 and FACTORED)):
             uv = tl.load(u + b * u_b + h * u_h + at * u_t + uo, mask=inside(x_rows, w_ok, W, BW), other=0.0)
         if DIAG == 1 and FACTORED:
-            on_diagonal = tl.sum(uv.to(tl.float32) * taken.to(tl.float32), axis=1)
+            on_diagonal = tl.sum(uv.to(tl.float32) * (whole if RESTS else taken.to(tl.float32)), axis=1)
         P = tl.dot(xv, yv, input_precision=PREC)
         if EXTRA == 1:
             P += ei[:, None]
@@ -140,14 +149,22 @@ def chunk(
             if SCALE == 1:
                 P = P * r[:, None]
         weights = P.to(DT)
+        weights_rest = rest_of(P, weights) if RESTS else weights
         if DIAG == 1 and FACTORED:
             # Taken off again, as it was rounded: then nothing of w has to wait for the product.
-            own_weight = tl.sum(tl.where(i[:, None] == i[None, :], weights.to(tl.float32), 0.0), axis=1)
+            rounded = P if RESTS else weights.to(tl.float32)
+            own_weight = tl.sum(tl.where(i[:, None] == i[None, :], rounded, 0.0), axis=1)
             without -= own_weight * on_diagonal
 
         if LOOP == 1:
-            acc, S, zc, zr = from_before(xv, S, S_dt, zc, zr, reading, ei, keep, PREC, DECAY, SCALE, EXTRA, ZCOL, ZROW)
+            acc, S, zc, zr = from_before(
+                xv, S, S_dt, S_rest, zc, zr, reading, ei, keep, PREC, DECAY, SCALE, EXTRA, ZCOL, ZROW, RESTS
+            )
         acc = tl.dot(weights, taken, acc, input_precision=PREC)
+        if RESTS:
+            acc = tl.dot(weights_rest, taken, acc, input_precision=PREC)
+            if FACTORED or SCALE == 2:
+                acc = tl.dot(weights, taken_rest, acc, input_precision=PREC)
         if DOTS and LOOP == 1:
             # Apart from the case of several groups, or the diagonal would need a tile of its own in registers.
             tl.store(dots + row * T + at + i, without + tl.sum(uv.to(tl.float32) * acc, axis=1), mask=ok)
@@ -160,12 +177,18 @@ def chunk(
         if ZROW == 1 or (ZROW == 2 and EXTRA == 2):
             zr += more_r
         if DECAY and not FACTORED:
-            yv = (yv.to(tl.float32) * write[None, :]).to(DT)
+            decayed = yv.to(tl.float32) * write[None, :]
+            yv = decayed.to(DT)
+            if RESTS:
+                S = tl.dot(rest_of(decayed, yv), taken, S, input_precision=PREC)
         S = tl.dot(yv, taken, S, input_precision=PREC)
+        if RESTS and (FACTORED or SCALE == 2):
+            S = tl.dot(yv, taken_rest, S, input_precision=PREC)
 
     # Used in the chunk that made it, the state is waited for: no product is still reading when the next operands
     # arrive in the same place. (An operand that is also summed in registers gets one buffer too few for that.)
     S_dt = S.to(DT)
+    S_rest = rest_of(S, S_dt) if RESTS else S_dt
     if MARK and not REVERSE:
         if (c % CK == CK - 1) | (c == count - 1):
             keep_mark(S, zr, marks, z_marks, place0 + c // CK, size, ex, ew, h % DIV, X, W, ZROW > 0)
@@ -190,4 +213,4 @@ def chunk(
     if MASK_X:
         acc = tl.where(x_rows[:, None], acc, 0.0)
     tl.store(out + place, acc.to(out.dtype.element_ty), mask=w_rows)
-    return S, S_dt, zc, zr
+    return S, S_dt, S_rest, zc, zr

@@ -22,11 +22,14 @@ def inside(rows, columns, width: tl.constexpr, block: tl.constexpr):
 
 @triton.jit
 def from_before(
-    xv, S, S_dt, zc, zr, reading, e, keep, PREC: tl.constexpr,
+    xv, S, S_dt, S_rest, zc, zr, reading, e, keep, PREC: tl.constexpr,
     DECAY: tl.constexpr, SCALE: tl.constexpr, EXTRA: tl.constexpr, ZCOL: tl.constexpr, ZROW: tl.constexpr,
+    RESTS: tl.constexpr,
 ):  # fmt: skip
     """What a chunk's tokens get from before the chunk (L, BW), and the state and its key sums decayed by the chunk."""
     acc = tl.dot(xv, S_dt, input_precision=PREC)
+    if RESTS:
+        acc = tl.dot(xv, S_rest, acc, input_precision=PREC)
     if ZROW == 1 and EXTRA == 1:
         acc += e[:, None] * zr[None, :]
     if ZROW == 2:
@@ -40,6 +43,12 @@ def from_before(
         if ZROW > 0:
             zr = zr * keep
     return acc, S, zc, zr
+
+
+@triton.jit
+def rest_of(x, rounded):
+    """What the rounding of x (fp32) has left over, in the dtype it was rounded to."""
+    return (x - rounded.to(tl.float32)).to(rounded.dtype)
 
 
 @triton.jit

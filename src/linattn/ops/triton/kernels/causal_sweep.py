@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 
 from linattn.ops.triton.kernels.causal_chunk import chunk
-from linattn.ops.triton.kernels.causal_parts import weakest
+from linattn.ops.triton.kernels.causal_parts import rest_of, weakest
 
 # Numbers that change from call to call: no kernel of its own for each that is 1 or a multiple of 16.
 SIZES = ["T", "segment", "NSEG", "HX", "HS", "chunks", "places", "size", "eps"]
@@ -125,10 +125,11 @@ def sweep(
 
     # Its copy for products is made at the end of a chunk, see there.
     S_dt = S.to(DT)
+    S_rest = rest_of(S, S_dt)
     # Told the stages here, the compiler fetches all loads ahead, not only those of matrix products.
     for step in tl.range(0, count, num_stages=STAGES):
-        S, S_dt, zc, zr = chunk(
-            step, count, S, S_dt, zc, zr,
+        S, S_dt, S_rest, zc, zr = chunk(
+            step, count, S, S_dt, S_rest, zc, zr,
             x, x_t, y, y_b, y_h, y_t, y_d, w, w_b, w_h, w_t, w_d, u, u_b, u_h, u_t, u_d, xo, yo, wo,
             out, den, prev_den, prev, scale, e, dots, marks, z_marks, gates, plane, keeps, key_mask,
             b, h, hs, row, tile, start, end, T, HS, chunk0, place0, size, eps,
