@@ -13,10 +13,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from linattn.support import extras
+from linattn.support.compiling import compile_blocks
 from linattn.support.options import OptionError
 from linattn.train import run as run_module
 from linattn.train.accelerator import create_accelerator
-from linattn.train.compiling import compile_blocks
 from linattn.train.config import TrainConfig
 from linattn.train.log import read_log
 from linattn.train.loop import DivergedError, train

@@ -8,8 +8,8 @@ from torch import nn
 
 from linattn.layers import Attention
 from linattn.models.vision import create_vit
+from linattn.support.compiling import compile_blocks
 from linattn.support.options import OptionError
-from linattn.train.compiling import compile_blocks
 from linattn.train.config import TrainConfig
 from linattn.train.ema import WeightAverage
 from linattn.train.loss import training_loss

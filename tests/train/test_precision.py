@@ -3,9 +3,8 @@ import torch
 from torch import nn
 
 from linattn.models.vision import create_vit
-from linattn.support.inductor import safe_options
+from linattn.support.compiling import compile_blocks, safe_options
 from linattn.train.accelerator import create_accelerator, matrix_products
-from linattn.train.compiling import compile_blocks
 from linattn.train.config import TrainConfig
 from linattn.train.evaluate import evaluate
 

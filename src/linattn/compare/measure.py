@@ -14,10 +14,10 @@ from linattn.compare.cells import Cell
 from linattn.compare.host import create_host
 from linattn.compare.settings import CompareConfig
 from linattn.models.vision import VisionTransformer
+from linattn.support.compiling import compile_blocks
 from linattn.tasks.images import ImageData, ImageFolders
 from linattn.train.accelerator import matrix_products
 from linattn.train.batches import create_batches
-from linattn.train.compiling import compile_blocks
 
 STATISTICS_IMAGES = 32
 EXAMPLES = 4

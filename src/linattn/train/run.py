@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from linattn.support.compiling import compile_blocks
 from linattn.train.checkpoint import epochs_as_dicts
-from linattn.train.compiling import compile_blocks
 from linattn.train.config import TrainConfig
 from linattn.train.ema import WeightAverage
 from linattn.train.evaluate import evaluate

@@ -13,7 +13,7 @@ from linattn.bench.kernels.bound import Absent, Bound, Contender, Outputs, Tenso
 from linattn.bench.kernels.cases import CHUNKED, COMPILED, CUDNN, EAGER, FLASH, IN_PLACE, OURS, Case
 from linattn.bench.kernels.problems import bind_form, differentiable
 from linattn.bench.kernels.rivals import rivals_of
-from linattn.support.inductor import safe_options
+from linattn.support.compiling import safe_options
 
 COMPILE_SECONDS = 60.0
 RIVALS = ("torch", "softmax", "fla", "mlstm_kernels")

@@ -1,5 +1,6 @@
 """The models in three parts, stem, blocks and head with its loss, so that each can be compiled by itself."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -9,21 +10,24 @@ from torch import Tensor, nn
 from linattn.bench.models.cases import SOFTMAX, ModelCase, variant
 from linattn.layers.attention import Attention
 from linattn.models.vision import create_vit
+from linattn.support.compiling import compile_blocks
 
 
-class Host(nn.Module):
+class Host(nn.Module, ABC):
     """``forward(inputs, targets)`` is the loss; ``blocks`` each take and give tokens ``(B, T, C)``."""
 
     blocks: nn.ModuleList
 
+    @abstractmethod
     def stem(self, inputs: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Tokens ``(B, T, C)``."""
 
     def block(self, index: int, x: Tensor) -> Tensor:
         return self.blocks[index](x)
 
+    @abstractmethod
     def head(self, x: Tensor, targets: Tensor) -> Tensor:
-        raise NotImplementedError
+        """The loss."""
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         x = self.stem(inputs)
@@ -32,13 +36,10 @@ class Host(nn.Module):
         return self.head(x, targets)
 
     def compile_parts(self, **options: Any) -> None:
-        """Equal blocks share one compiled graph: a deep model costs the compile time of one block."""
-        dynamo = torch._dynamo.config
-        dynamo.recompile_limit = max(dynamo.recompile_limit, 4 * len(self.blocks))
+        """Stem, head, and block by block: equal blocks share one compiled graph."""
         self.stem = torch.compile(self.stem, **options)  # type: ignore[method-assign]
         self.head = torch.compile(self.head, **options)  # type: ignore[method-assign]
-        for block in self.blocks:
-            block.compile(**options)
+        compile_blocks(self, **options)
 
 
 class VisionHost(Host):

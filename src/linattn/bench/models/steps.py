@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from linattn.bench.models.cases import SOFTMAX
 from linattn.bench.models.hosts import Host
-from linattn.support.inductor import safe_options
+from linattn.support.compiling import safe_options
 
 COMPILED, GRAPH, REDUCED = "compiled", "cuda-graph", "reduce-overhead"
 MODES = (COMPILED, GRAPH, REDUCED)

@@ -26,7 +26,7 @@ class Config:
 FP32_PRODUCTS = "ieee"
 # What a measurement wants to try, by role ("output", "dq", "dk", "dv", "states"): fields of Config.
 TRIAL: dict[str, dict[str, int]] = {}
-# What a GPU is asked to compare in bf16: none of these spills more than a few registers at the width it is for.
+# What a GPU is asked to compare in bf16. Without a decay and a normaliser none spills more than a few registers.
 CANDIDATES: dict[int, tuple[dict[str, int], ...]] = {
     64: tuple({"BW": 64, "warps": 4, "stages": stages} for stages in (2, 3)),
     128: (
