@@ -150,6 +150,6 @@ def test_what_is_not_proved_on_a_gpu_is_refused_there_line_by_line(monkeypatch, 
     assert unproved.reason_unproved(half) == ""
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="of the interpreter")
+@pytest.mark.skipif(DEVICE == "cuda", reason="on a GPU what is not proved is refused")
 def test_the_interpreter_takes_what_is_not_proved():
     assert linear.against(LinearCall(*inputs(torch.float16))) == ""
