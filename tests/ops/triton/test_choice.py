@@ -130,6 +130,13 @@ def test_what_is_proved_on_a_gpu_is_taken_there(options):
 
 
 @pytest.mark.parametrize("causal", [False, True])
+def test_a_denominator_of_its_own_is_refused(causal):
+    features = (torch.zeros(2, 2, 40, 16),) * 2
+    call = call_on_gpu(torch.float32, causal=causal, norm_features=features)
+    assert "features of its own" in unproved.reason_unproved(call)
+
+
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shape", [(2,), (2, 2, 40), (2, 2, 40, 16)])
 def test_a_learned_decay_is_refused_in_16_bits_alone(causal, shape):
     if not causal and len(shape) == 4:
