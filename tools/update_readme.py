@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from linattn.mechanisms.table import markdown_table
-from linattn.report.summary import ranking_sentence
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests load this file by its path
+from readme_comparison import comparison_text
 from readme_kernels import kernels_text
 from readme_models import models_text
 
@@ -50,31 +50,6 @@ def generated_parts(results: Path = RESULTS) -> dict[str, str]:
 def texts(folder: Path, pattern: str, text_of: Callable[[Path], str], command: str) -> str:
     """One part per result file, in the order of their names."""
     return "\n".join(text_of(path) for path in sorted(folder.glob(f"*/{pattern}"))) or NO_RESULTS.format(command)
-
-
-def comparison_text(path: Path) -> str:
-    """Accuracy with its spread, and what it costs."""
-    result = json.loads(path.read_text())
-    meta = result["meta"]
-    host, data, seeds = meta["host"], meta["data"], len(meta["seeds"])
-    lines = [
-        f"**{data['name']}**, {data['train']:,} training and {data['test']:,} test images, {host['tokens']} tokens, "
-        f"width {host['width']}, depth {host['depth']}, {meta['train']['epochs']} epochs, {seeds} seeds.",
-        f"{meta['device']}, torch {meta['versions']['torch']}, {meta['date'][:10]}: `{meta['command']}`.",
-        "",
-        "| mechanism | top-1, mean ± std | least to greatest | parameters | images/s forward | images/s training | "
-        "peak memory | entropy gap |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in result["mechanisms"]:
-        std = "" if row["top1_std"] is None else f" ± {row['top1_std']:.2f}"
-        gap = "" if row["entropy_gap"] is None else f"{row['entropy_gap']:+.2f}"
-        lines.append(
-            f"| `{row['mechanism']}` | {row['top1_mean']:.2f}{std} | {row['top1_min']:.2f} to {row['top1_max']:.2f} | "
-            f"{row['parameters']:,} | {row['images_per_second_forward']:,.0f} | "
-            f"{row['images_per_second_train']:,.0f} | {row['peak_bytes_train'] / 2**20:,.0f} MiB | {gap} |"
-        )
-    return "\n".join([*lines, "", ranking_sentence(result), ""])
 
 
 def memory_text(path: Path) -> str:

@@ -7,6 +7,9 @@ from torch import Tensor
 
 from linattn.analysis.entropy import entropy
 
+# Up to this size a processor is faster than a GPU, whose solver takes many small matrices one after the other.
+SMALL = 512
+
 
 def effective_rank(weights: Tensor) -> Tensor:
     """Effective rank (Roy and Vetterli, 2007) of matrices: ``(..., Tq, Tk) -> (...)``.
@@ -22,6 +25,9 @@ def effective_rank(weights: Tensor) -> Tensor:
     """
     weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
     finite = weights.isfinite().all(-1).all(-1)
-    sigma = torch.linalg.svdvals(torch.where(finite[..., None, None], weights, 0))
+    matrices = torch.where(finite[..., None, None], weights, 0)
+    if max(matrices.shape[-2:]) <= SMALL:
+        matrices = matrices.cpu()
+    sigma = torch.linalg.svdvals(matrices).to(weights.device)
     rank = torch.where(sigma.amax(-1) > 0, entropy(sigma).exp(), 0)
     return rank.masked_fill(~finite, math.nan)
