@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from linattn.mechanisms.base import LinearMechanism
 from linattn.mechanisms.registry import MechanismInfo
+from linattn.ops.choice import FORMS
 from linattn.ops.feature_maps import EluPlusOne, FeatureMap
 from linattn.testing import subject_of
 from linattn.testing.cases import Subject
@@ -38,9 +39,9 @@ class Variant:
         return self.at({})
 
     def at(self, place: dict[str, Any]) -> Subject:
-        """As a subject at one of ``PLACES``."""
+        """As a subject at one of ``PLACES``; on a CPU in each form by name, of which ``auto`` would only repeat one."""
         options = {"num_heads": 4, "num_kv_heads": 2} if self.grouped else {}
-        return subject_of(_mechanism(self), **place, **options)
+        return subject_of(_mechanism(self), **{"impls": FORMS} | place, **options)
 
 
 DECAYS = [("none", None), *product(("head", "token", "channel"), ("key", "query"))]
@@ -57,11 +58,25 @@ COVERING = [
     for i, decay in enumerate(DECAYS)
     for j, normalizer in enumerate(NORMALIZERS)
 ]
+# All but the grouped ones: for the contract of forms, which groups heads by itself.
+UNGROUPED = [variant for variant in VARIANTS if not variant.grouped]
 # Every decay in both directions: for the contracts that depend on the form alone.
 DIRECTIONS = [
     Variant(causal, *decay, "sum", norm_features=i % 2 == 0, grouped=i % 3 == 0)
     for causal in (True, False)
     for i, decay in enumerate(DECAYS)
+]
+
+# Every kind of decay in both directions: for what a call is traced into, where the index is a flag that is passed on.
+KINDS = [
+    Variant(True, "none", None, "sum", norm_features=False, grouped=True),
+    Variant(True, "head", "query", "sum", norm_features=False, grouped=False),
+    Variant(True, "token", "key", "abs_max_one", norm_features=True, grouped=False),
+    Variant(True, "channel", "query", None, norm_features=False, grouped=True),
+    Variant(False, "none", None, "sum", norm_features=False, grouped=False),
+    Variant(False, "head", "key", "sum", norm_features=True, grouped=True),
+    Variant(False, "token", "query", "abs_max_one", norm_features=False, grouped=True),
+    Variant(False, "channel", "key", None, norm_features=False, grouped=False),
 ]
 
 

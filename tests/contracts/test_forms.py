@@ -7,9 +7,10 @@ import torch
 from hypothesis import given
 
 from contracts.drawn import Arguments, calls, gradients, leaves
-from contracts.op_subjects import DIRECTIONS, VARIANTS, Variant
+from contracts.op_subjects import DIRECTIONS, UNGROUPED, Variant
 from contracts.places import PLACES
 from linattn import linear_attention, list_mechanisms
+from linattn.ops.choice import FORMS
 from linattn.testing import check_forms, subject_of
 from linattn.testing.cases import random_like
 from linattn.testing.forms import LENGTHS
@@ -19,11 +20,17 @@ from linattn.testing.violation import compare
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", list_mechanisms())
 def test_mechanism(name: str, place: dict[str, Any]) -> None:
-    assert check_forms(subject_of(name, **place))
+    assert check_forms(subject_of(name, **place), lengths=(1, 2, 64, 65, 197))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list_mechanisms())
+def test_mechanism_at_all_lengths(name: str) -> None:
+    assert check_forms(name)
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("variant", UNGROUPED, ids=str)
 def test_op_past_one_chunk(variant: Variant, place: dict[str, Any]) -> None:
     assert check_forms(variant.at(place), lengths=(65,))
 
@@ -31,7 +38,8 @@ def test_op_past_one_chunk(variant: Variant, place: dict[str, Any]) -> None:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("variant", DIRECTIONS, ids=str)
 def test_op_at_all_lengths(variant: Variant, place: dict[str, Any]) -> None:
-    assert check_forms(variant.at(place), lengths=[length for length in LENGTHS if length != 65])
+    impls = {"impls": (*FORMS, "auto")} | place
+    assert check_forms(variant.at(impls), lengths=[length for length in LENGTHS if length != 65])
 
 
 @given(calls())

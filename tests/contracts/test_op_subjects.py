@@ -1,9 +1,9 @@
 """The list that stands for all combinations of options leaves out no pair of values."""
 
-from dataclasses import astuple
+from dataclasses import astuple, fields, replace
 from itertools import combinations
 
-from contracts.op_subjects import COVERING, DIRECTIONS, VARIANTS, Variant
+from contracts.op_subjects import COVERING, DIRECTIONS, KINDS, UNGROUPED, VARIANTS, Variant
 
 
 def _pairs(variants: list[Variant]) -> set[tuple[int, int, object, object]]:
@@ -18,6 +18,16 @@ def test_covering_meets_every_pair() -> None:
 def test_directions_are_every_decay_both_ways() -> None:
     key = {(v.causal, v.decay, v.decay_index) for v in DIRECTIONS}
     assert key == {(v.causal, v.decay, v.decay_index) for v in VARIANTS}
+
+
+def test_kinds_are_every_kind_of_decay_both_ways_and_every_value_of_the_rest() -> None:
+    assert {(v.causal, v.decay) for v in KINDS} == {(v.causal, v.decay) for v in VARIANTS}
+    for option in fields(Variant):
+        assert {getattr(v, option.name) for v in KINDS} == {getattr(v, option.name) for v in VARIANTS}
+
+
+def test_ungrouped_are_half_of_all() -> None:
+    assert {replace(v, grouped=True) for v in UNGROUPED} | set(UNGROUPED) == set(VARIANTS)
 
 
 def test_no_variant_is_listed_twice() -> None:

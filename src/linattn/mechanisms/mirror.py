@@ -10,19 +10,14 @@ from torch import Tensor, nn
 
 from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput
 from linattn.mechanisms.common.over_tokens import mean_eps, with_mean_eps
-from linattn.mechanisms.common.reflections import (
-    pair_matrices,
-    reflect_across_heads,
-    reflect_by,
-    variance_over_tokens,
-    variance_within_token,
-)
+from linattn.mechanisms.common.reflections import reflect_by, variance_over_packed, variance_within_token
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops import checks
 from linattn.ops.feature_maps import PairRelu, Relu
 from linattn.ops.linear_call import FeatureMaps
-from linattn.ops.packing import compute_dtype
 from linattn.ops.prepare import hide
+from linattn.ops.reflection import Modulation, pair_matrices, reflect_heads
+from linattn.ops.reflection_torch import turned
 
 MODULATIONS = ("sequence", "token", "none")
 EPS = 1e-6
@@ -107,16 +102,19 @@ class Mirror(LinearBase):
                 nn.init.constant_(parameter, start)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
-        crossed_q, crossed_k, angles = self._across_heads(q, k, call)
-        if angles and all(angle.shape[-2] == 1 for angle in angles):
-            pairs = PairRelu(*pair_matrices(angles))
+        if len(self.angles) and not self._angles_per_token(call):
+            over_sequence = self.modulation == "sequence"
+            crossed = reflect_heads(q, k, self.normals, variance=over_sequence, key_mask=call.key_mask, impl=call.impl)
+            own, other = pair_matrices(self.angles, crossed.variance, self._modulation, impl=call.impl)
+            pairs = PairRelu(own, other)
             map_q, eps = (pairs, EPS) if self.causal else with_mean_eps(pairs, q, k.shape[2], call)
             maps: FeatureMaps = (map_q, pairs)
-        else:  # every token has angles of its own, or there are none
-            crossed_q, crossed_k = reflect_by(crossed_q, angles), reflect_by(crossed_k, angles)
-            crossed_q, eps = (crossed_q, EPS) if self.causal else mean_eps(crossed_q, k.shape[2], call)
+            phi, psi = crossed.q, crossed.k
+        else:
+            phi, psi = self._reflect(q, k, call)
+            phi, eps = (phi, EPS) if self.causal else mean_eps(phi, k.shape[2], call)
             maps = Relu()
-        arguments = {"q": crossed_q.to(q.dtype), "k": crossed_k.to(k.dtype), "v": v, "feature_map": maps, "eps": eps}
+        arguments = {"q": phi.to(q.dtype), "k": psi.to(k.dtype), "v": v, "feature_map": maps, "eps": eps}
         return self.linear(call, arguments)
 
     def reflect(
@@ -173,28 +171,27 @@ class Mirror(LinearBase):
         bare.angles, bare.normals = nn.Parameter(self.angles.detach()[:0].clone()), None
         return bare
 
-    def _reflect(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-        crossed_q, crossed_k, angles = self._across_heads(q, k, call)
-        return reflect_by(crossed_q, angles), reflect_by(crossed_k, angles)
-
-    def _across_heads(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """q and k reflected across heads, and the angles ``(.., H_kv, 1 or T, D/2)`` by which their pairs are next."""
-        dtype = compute_dtype(q, k)
-        q, k = q.to(dtype), k.to(dtype)
-        for w in () if self.normals is None else self.normals.to(dtype).unbind():
-            q, k = reflect_across_heads(q, w), reflect_across_heads(k, w)
-        angles: list[Tensor] = list(self.angles.to(dtype).unsqueeze(2).unbind())
-        if angles:
-            angles[-1] = angles[-1] + self._shift(q, k, call)
-        return q, k, angles
-
-    def _shift(self, q: Tensor, k: Tensor, call: Call) -> Tensor | float:
-        """What the variance adds to the angles, ``(B, H_kv, 1 or T, D/2)``."""
+    @property
+    def _modulation(self) -> Modulation | None:
         if self.amplitude is None or self.gain is None or self.bias is None:
-            return 0.0
-        amplitude, gain, bias = (p.to(k.dtype).unsqueeze(1) for p in (self.amplitude, self.gain, self.bias))
-        variance = (variance_over_tokens if self.modulation == "sequence" else variance_within_token)(q, k, call)
-        return math.pi / 2 * amplitude.tanh() * (gain * (variance + EPS).log() + bias).tanh()
+            return None
+        return Modulation(self.amplitude, self.gain, self.bias)
+
+    def _angles_per_token(self, call: Call) -> bool:
+        """Whether tokens differ in their angles: by what they hold, or by the sequence they belong to."""
+        return self.modulation == "token" or (self.modulation == "sequence" and call.cu_seqlens is not None)
+
+    def _reflect(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+        over_rows = self.modulation == "sequence" and call.cu_seqlens is None
+        q, k, variance = reflect_heads(
+            q, k, self.normals, variance=over_rows, key_mask=call.key_mask, wide=True, impl=call.impl
+        )
+        if self.modulation == "token":
+            variance = variance_within_token(q, k, call)
+        elif self.modulation == "sequence" and not over_rows:
+            variance = variance_over_packed(q, k, call)
+        angles = turned(self.angles, variance, self._modulation)
+        return reflect_by(q, angles), reflect_by(k, angles)
 
     @property
     def num_features(self) -> int:

@@ -106,7 +106,7 @@ class Mlstm(LinearBase):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
         log_input, log_decay = self.gates(self.input_of(call.x, k))
-        if self.input_gate == "sigmoid":
+        if self.input_gate == "sigmoid" and not (self.causal and self.normalize):
             # The recurrence decays before it writes, in either direction: the index of the query.
             options: dict[str, Any] = {"log_decay": log_decay, "decay_index": "query"}
             options["normalizer"] = "abs_max_one" if self.normalize else None
@@ -117,9 +117,17 @@ class Mlstm(LinearBase):
         if not self.causal:
             q = q.to(log_input.dtype) * self.head_dim**-0.5
             return MechanismOutput(exponential_both_ways(q, k, v, **options), None)
+        # A sigmoid gate is an exponential one that stays below 1: its logarithm serves, and no key is scaled before.
         if not call.need_state:
             return MechanismOutput(exponential_attention(q, k, v, **options), None)
-        return MechanismOutput(*exponential_attention_with_state(q, k, v, initial_state=call.state, **options))
+        state = call.state
+        if isinstance(state, LinearState):
+            state = ExponentialState(*state, state.k.new_zeros(state.k.shape[:2]))
+        output, state = exponential_attention_with_state(q, k, v, initial_state=state, **options)
+        if self.input_gate == "sigmoid":
+            unit = state.log_scale.exp()
+            return MechanismOutput(output, LinearState(state.kv * unit[..., None, None], state.k * unit[..., None]))
+        return MechanismOutput(output, state)
 
     @property
     def num_features(self) -> int:

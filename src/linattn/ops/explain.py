@@ -5,13 +5,15 @@ from typing import Any
 
 from torch import Tensor
 
-from linattn.ops import convolution, exponential, linear
+from linattn.ops import convolution, exponential, hybrid, linear, reflection
 from linattn.ops.choice import Choice
 
 _EXPLAINED: dict[Callable[..., Any], Callable[..., Choice]] = {
     linear.linear_attention: linear.explain,
     exponential.exponential_attention: exponential.explain_exponential,
     convolution.short_convolution: convolution.explain_convolution,
+    hybrid.hybrid_attention: hybrid.explain_hybrid,
+    reflection.reflect_heads: reflection.explain_reflection,
 }
 
 
@@ -26,7 +28,8 @@ def explain(
 
     Args:
         inputs: the tensors of the call, as ``op`` takes them: q, k, v.
-        op: ``linear_attention``, ``exponential_attention`` or ``short_convolution``.
+        op: ``linear_attention``, ``exponential_attention``, ``hybrid_attention``, ``short_convolution`` or
+            ``reflect_heads``.
         impl: as in ``op``.
         options: the other arguments of ``op``.
 

@@ -69,6 +69,8 @@ def draw(
     of_key = of_query if heads == "one" else H_kv * flows
     numbers = D if name in ("split_power", "split_expm1") else parts * D
     tables = [_table(name, normal(B if batch else 1, h, 2, numbers)) for h in (of_query, of_key)]
+    if name == "split_power" and flows == 2:
+        tables = [_one_for_both_flows(table, every) for table, every in zip(tables, (2, 3), strict=True)]
     factors = [normal(B, H, Tq).abs() + 0.5, normal(1 if cu else B, H_kv, Tk).abs() + 0.5]
     if name == "shifted_power":
         tokens = True
@@ -105,6 +107,14 @@ def _table(name: str, x: Tensor) -> Tensor:
     elif name == "shifted_power":
         a, b = a.abs() + 0.2, torch.full_like(b, 3.0)
     return torch.stack([a, b], 2)
+
+
+def _one_for_both_flows(table: Tensor, every: int) -> Tensor:
+    """Flow 1 has the numbers of flow 0, but for the sign of b in every second or third channel."""
+    first = table.unflatten(1, (-1, 2))[:, :, 0]
+    turned = torch.ones(2, table.shape[-1], dtype=table.dtype)
+    turned[1, ::every] = -1
+    return torch.stack([first, first * turned], 2).flatten(1, 2)
 
 
 def features(x: Tensor, twin: Twin, flows: int, H: int) -> Tensor:
@@ -155,7 +165,7 @@ def _power(y: Tensor, p: Tensor) -> Tensor:
     return torch.where(y > 0, torch.where(y > 0, y, 1.0) ** p, 0.0)
 
 
-def evaluate(case: Case, how: str, normalizer: str | None = "sum") -> dict[str, Tensor]:
+def evaluate(case: Case, how: str, normalizer: str | None = "sum", need_state: bool = True) -> dict[str, Tensor]:
     """Output, state and the gradients of all leaves; ``how`` is kernel, plain (in the dtype given) or exact (fp64)."""
     kind = torch.float64 if how == "exact" else None
     leaves = {n: getattr(case, n) for n in LEAVES if getattr(case, n) is not None}
@@ -167,11 +177,11 @@ def evaluate(case: Case, how: str, normalizer: str | None = "sum") -> dict[str, 
     if how == "kernel":
         output, state = attend_all(
             case.q, case.k, case.v, maps=twins, normalizer=normalizer, eps=1e-6, initial=start,
-            out_dtype=case.v.dtype, need_state=True, **packing,
+            out_dtype=case.v.dtype, need_state=need_state, **packing,
         )  # fmt: skip
     else:
         output, state = _attend_in_torch(case, twins, how, normalizer, start, packing)
-    outputs = {"output": output, "kv": state.kv, "z": state.k}
+    outputs = {"output": output, "kv": state.kv, "z": state.k} if need_state else {"output": output}
     g = torch.Generator().manual_seed(1)
     seeds = [torch.randn(*x.shape, generator=g).to(DEVICE).to(case.v.dtype).to(x.dtype) for x in outputs.values()]
     unused = "table_q", "table_k"

@@ -253,6 +253,17 @@ def test_operator_is_registered_properly(path: str) -> None:
     torch.library.opcheck(bidirectional, (*leaves, None, None, None, *options, False, *maps), test_utils=tests[:3])
 
 
+def test_the_gradient_of_a_state_that_was_not_stored_is_not_read() -> None:
+    """A caller that sums all outputs hands over an empty gradient with it, which lies nowhere."""
+    leaves = [inputs(B=1, Tq=10, Tk=10)[name].requires_grad_() for name in "qkv"]
+    options = None, None, None, 1, 1e-6, torch.float32, False, *[None] * 6, -1, -1, 1, 1
+    output, state = bidirectional(*leaves, *options)
+    assert state.numel() == 0
+    with_state = torch.autograd.grad([output.sum(), state.sum()], leaves)
+    output, _ = bidirectional(*leaves, *options)
+    assert all(torch.equal(a, b) for a, b in zip(with_state, torch.autograd.grad(output.sum(), leaves), strict=True))
+
+
 def test_compiles_into_one_graph() -> None:
     case = inputs(B=1, Tq=20, Tk=20)
 

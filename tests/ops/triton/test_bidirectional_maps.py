@@ -57,6 +57,13 @@ def test_two_flows(path: str) -> None:
     check(draw("relu", B=1, H=2, H_kv=2, Tq=33, V=20, flows=2, state=True, tokens=True))
 
 
+def test_flows_that_differ_by_signs_share_a_program() -> None:
+    """Without a state to be kept, one program does both flows: parts are exchanged where one side has turned."""
+    case = draw("split_power", torch.bfloat16, B=1, H=2, H_kv=1, Tq=17, Tk=33, V=24, flows=2, mask=True, tokens=True)
+    check(case, need_state=False)
+    check(draw("split_power", B=1, H=1, H_kv=1, Tq=33, Tk=40, V=32, flows=2), need_state=False, normalizer=None)
+
+
 @on_both_paths
 def test_a_constant_feature(path: str) -> None:
     check(draw("squares", B=1, H=2, H_kv=1, Tq=33, constant=True), normalizer=None)

@@ -32,6 +32,21 @@ def test_every_tile(width: int, columns: int) -> None:
         check(Case(K=width, V=width, T=66, H=1, dtype=torch.bfloat16, norm="sum"))
 
 
+@pytest.mark.parametrize("options", [
+    {"norm": "sum", "mask": True, "state": True, "K": 80, "V": 16},
+    {"norm": "sum", "decay": "token", "state": True},
+    {"norm": "abs_max_one", "decay": "strong"},
+])  # fmt: skip
+def test_key_sums_in_parts(options: dict) -> None:
+    """Initial sums, masked keys, and decays in both forms; the sum that is handed over is whole again."""
+    causal_config.TRIAL["output"] = {"parts": 8}
+    try:
+        with segments(2), poisoned_allocations():
+            check(Case(T=130, H=2, H_kv=1, dtype=torch.bfloat16, **options))
+    finally:
+        causal_config.TRIAL.clear()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="large shapes take a GPU")
 @pytest.mark.parametrize(("width", "config"), CONFIGS)

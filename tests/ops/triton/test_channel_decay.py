@@ -193,7 +193,7 @@ def test_states(case: Case) -> None:
     case.check()
 
 
-@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+@pytest.mark.parametrize("dtype", [FP32] if DEVICE == "cpu" else [FP32, BF16], ids=str)
 def test_masked_tokens_and_grouped_heads(dtype: torch.dtype) -> None:
     Case(dtype, B=2, H=2, H_kv=1, T=40, normalizer="sum", masked=True, state=True, initial=True).check()
 
@@ -209,9 +209,9 @@ def test_packed_sequences(decay_index: str) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        Case(FP32, T=100, H=1, H_kv=1, normalizer="sum", state=True, initial=True),
-        Case(BF16, T=100, H=2, H_kv=1, decay_index="key"),
-        Case(BF16, T=100, H=1, H_kv=1, normalizer="sum", cu_seqlens=[0, 3, 3, 90, 100], state=True, initial=True),
+        Case(FP32, T=84, H=1, H_kv=1, normalizer="sum", state=True, initial=True),
+        Case(BF16, T=84, H=2, H_kv=1, decay_index="key"),
+        Case(BF16, T=90, H=1, H_kv=1, normalizer="sum", cu_seqlens=[0, 3, 3, 84, 90], state=True, initial=True),
     ],
     ids=["one sequence", "grouped", "packed"],
 )
@@ -223,8 +223,14 @@ def test_segments_side_by_side(case: Case, monkeypatch: pytest.MonkeyPatch) -> N
     case.check()
 
 
-@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
-@pytest.mark.parametrize("name", DECAYS)
+# Where digits beside a closed gate count fp32 judges more strictly, where products leave the range bf16 is as good.
+IN_FP32, IN_BF16 = ("mixed", "once", "minus infinity"), ("mixed", "all forget", "minus fifty", "no decay")
+EXTREMES = [(name, FP32) for name in IN_FP32] + [(name, BF16) for name in IN_BF16]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), EXTREMES if DEVICE == "cpu" else [(name, dtype) for name in DECAYS for dtype in (FP32, BF16)]
+)
 def test_extreme_decays(name: str, dtype: torch.dtype) -> None:
     Case(dtype, T=50, H=1, H_kv=1, decay=DECAYS[name]).check()
 
@@ -277,7 +283,7 @@ def test_fp16_sums_beyond_its_range() -> None:
 
 
 def test_fresh_memory_is_never_read_and_runs_are_equal() -> None:
-    case = Case(BF16, T=50, H=2, H_kv=1, normalizer="sum", state=True, masked=True, decay=_mixed)
+    case = Case(BF16, T=40, H=2, H_kv=1, normalizer="sum", state=True, masked=True, decay=_mixed)
     with poisoned_allocations():
         poisoned = case.evaluate(case.kernels, BF16)
     again = case.evaluate(case.kernels, BF16)
@@ -286,7 +292,7 @@ def test_fresh_memory_is_never_read_and_runs_are_equal() -> None:
 
 
 def test_operators_keep_the_contract_of_the_library() -> None:
-    tensors = Case(FP32, T=20, H=2, H_kv=1, K=4, V=4).tensors
+    tensors = Case(FP32, T=5, H=2, H_kv=1, K=4, V=4).tensors
     q, k, v, a = (tensors[name].to(DEVICE).requires_grad_() for name in ("q", "k", "v", "log_decay"))
     start = [torch.zeros(shape, device=DEVICE, requires_grad=True) for shape in ((1, 1, 4, 4), (1, 1, 4))]
     torch.library.opcheck(channel_decay, (q, k, v, a, *start, None, None, 1, 1e-6, True, True, FP32))

@@ -122,37 +122,31 @@ def call_on_gpu(dtype, **options):
     return LinearCall(*[SimpleNamespace(device=torch.device("cuda"), dtype=dtype, shape=shape)] * 3, **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "log_decay": torch.zeros(2)}])
-def test_what_is_proved_on_a_gpu_is_taken_there(options):
-    assert unproved.reason_unproved(call_on_gpu(torch.bfloat16, **options)) == ""
-    refused = "log_decay" in options
-    assert ("use bfloat16" in unproved.reason_unproved(call_on_gpu(torch.float16, **options))) == refused
-
-
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_denominator_of_its_own_is_refused(causal):
+def test_what_is_proved_on_a_gpu_is_taken_there(dtype, causal):
     features = (torch.zeros(2, 2, 40, 16),) * 2
-    call = call_on_gpu(torch.float32, causal=causal, norm_features=features)
-    assert "features of its own" in unproved.reason_unproved(call)
+    for options in ({}, {"log_decay": torch.zeros(2)}, {"norm_features": features}):
+        assert unproved.reason_unproved(call_on_gpu(dtype, causal=causal, **options)) == ""
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("shape", [(2,), (2, 2, 40), (2, 2, 40, 16)])
-def test_a_learned_decay_is_refused_in_16_bits_alone(causal, shape):
-    if not causal and len(shape) == 4:
-        pytest.skip("no kernel runs a decay per channel both ways")
-    options = {"causal": causal, "log_decay": torch.zeros(shape, requires_grad=True)}
-    assert "gradient of a decay" in unproved.reason_unproved(call_on_gpu(torch.bfloat16, **options))
+@pytest.mark.parametrize("shape", [(2,), (2, 2, 40)])
+@pytest.mark.parametrize("normalizer", [None, "sum"])
+def test_a_learned_decay_is_refused_where_its_digits_are_lost(causal, shape, normalizer):
+    log_decay = torch.zeros(shape, requires_grad=True)
+    options = {"causal": causal, "log_decay": log_decay, "normalizer": normalizer}
+    assert "use bfloat16" in unproved.reason_unproved(call_on_gpu(torch.float16, **options))
+    through = unproved.reason_unproved(call_on_gpu(torch.bfloat16, **options))
+    assert ("through a normaliser" in through) == (normalizer is not None)
     assert unproved.reason_unproved(call_on_gpu(torch.float32, **options)) == ""
     with torch.no_grad():
-        assert unproved.reason_unproved(call_on_gpu(torch.bfloat16, **options)) == ""
+        assert unproved.reason_unproved(call_on_gpu(torch.float16, **options)) == ""
 
 
-@pytest.mark.parametrize("options", [{"causal": True, "log_decay": torch.zeros(2)}, {"log_decay": torch.zeros(2)}])
-def test_what_is_not_proved_on_a_gpu_is_refused_there_line_by_line(monkeypatch, options):
-    half = call_on_gpu(torch.float16, **options)
+def test_what_is_not_proved_on_a_gpu_is_refused_there_line_by_line(monkeypatch):
+    half = call_on_gpu(torch.float16, causal=True, log_decay=torch.zeros(2, requires_grad=True))
     assert "use bfloat16" in unproved.reason_unproved(half)
-    assert unproved.reason_unproved(call_on_gpu(torch.bfloat16, **options)) == ""
     monkeypatch.setattr(unproved, "UNPROVED", ())
     assert unproved.reason_unproved(half) == ""
 

@@ -6,22 +6,28 @@ import torch.nn.functional as F
 
 from linattn import exponential_attention, exponential_attention_step, exponential_attention_with_state
 from linattn.ops.exponential_types import ExponentialState
+from linattn.ops.triton import exponential_config
+from linattn.ops.triton.exponential_library import triton_exponential
+from linattn.testing.poison import poisoned_allocations
 from ops.triton.budget import assert_within, moved
 from ops.triton.device import DEVICE
 
 B, H, H_KV, T = 2, 2, 1, 19
 
 
-def draw(*, width=16, values=16, dtype=torch.float32, gate=2.0, state=False, rows=B, length=T, sequences=None):
-    """Queries and keys >= 0: a row sum is then far from 0, and its rounding is not the whole result."""
+def draw(
+    *, width=16, values=16, dtype=torch.float32, gate=2.0, state=False, rows=B, length=T, sequences=None, signed=False
+):  # fmt: skip
+    """Queries and keys >= 0, unless signed: a row sum is then far from 0, and its rounding is not the whole result."""
     g = torch.Generator().manual_seed(0)
 
     def randn(*shape):
         return torch.randn(*shape, generator=g)
 
+    size = torch.clone if signed else torch.abs
     tensors = {
-        "q": randn(rows, H, length, width).abs().to(dtype),
-        "k": randn(rows, H_KV, length, width).abs().to(dtype),
+        "q": size(randn(rows, H, length, width)).to(dtype),
+        "k": size(randn(rows, H_KV, length, width)).to(dtype),
         "v": randn(rows, H_KV, length, values).to(dtype),
         "log_input": gate * randn(rows, H_KV, length),
         "log_decay": F.logsigmoid(randn(rows, H_KV, length) + 2),
@@ -63,8 +69,43 @@ def test_gates_of_all_sizes(gate):
     check(draw(gate=gate))
 
 
+@pytest.mark.parametrize("kind", ["steep", "closed", "segments"])
+def test_chunks(kind, monkeypatch):
+    """A decay that no factor in fp32 holds cuts chunks short, one that forgets everything to single tokens."""
+    tensors = draw(length=150 if kind == "segments" else 70, rows=1, state=True)
+    if kind == "steep":
+        tensors["log_decay"] *= 40
+    if kind == "closed":
+        tensors["log_decay"][..., [7, 40, 41]] = -torch.inf
+        tensors["log_input"][..., [3, 9, 41]] = -torch.inf
+    if kind == "segments":
+        monkeypatch.setattr(exponential_config, "TRIAL_SEGMENTS", [2])
+    with poisoned_allocations():
+        check(tensors)
+
+
+def test_a_denominator_that_is_a_small_difference_keeps_its_digits():
+    """Signed keys: rounded to bf16 with their gates, as the kernel once took them, they use twice the budget."""
+    check(draw(length=70, rows=1, dtype=torch.bfloat16, signed=True, gate=1.0))
+
+
 def test_it_starts_from_a_state_with_a_unit():
     check(draw(state=True))
+
+
+def test_runs_are_equal():
+    tensors = draw(state=True)
+    for a, b in zip(run(tensors, "triton").values(), run(tensors, "triton").values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_operator_is_registered_well():
+    t = {name: x.requires_grad_() for name, x in draw(state=True, length=5).items()}
+    arguments = (*(t[n] for n in ("q", "k", "v", "log_input", "log_decay", "kv", "z", "log_scale")), None, 0.25)
+    torch.library.opcheck(
+        triton_exponential, (*arguments, torch.float32, True),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )  # fmt: skip
 
 
 def test_low_precision_and_odd_widths():
@@ -107,9 +148,9 @@ def test_a_query_of_zeros_has_a_finite_gradient():
     assert all(x.isfinite().all() for x in found.values())
 
 
-@pytest.mark.parametrize("state", [True, False])
-def test_one_token_takes_the_kernel_of_a_step(state):
-    check(draw(length=1, state=state))
+@pytest.mark.parametrize(("state", "dtype"), [(True, torch.float32), (False, torch.float32), (True, torch.float16)])
+def test_one_token_takes_the_kernel_of_a_step(state, dtype):
+    check(draw(length=1, state=state, dtype=dtype))
 
 
 def test_steps_are_the_sequence():
@@ -142,9 +183,10 @@ def test_traced_whole():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_long_sequences(dtype):
-    check(draw(width=64, values=64, length=1500, dtype=dtype))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("signed", [False, True])
+def test_long_sequences(dtype, signed):
+    check(draw(width=64, values=128, length=1500, dtype=dtype, signed=signed, gate=1.0))
 
 
 @pytest.mark.gpu

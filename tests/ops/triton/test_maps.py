@@ -151,7 +151,7 @@ def test_operator(name: str) -> None:
 
 
 def test_the_lists_of_names_agree_with_the_device_code() -> None:
-    from linattn.ops.triton.kernels.maps import learns_table, parts_of
+    from linattn.ops.triton.kernels.map_codes import learns_table, parts_of
 
     for name, code in MAP_CODES.items():
         assert bool(learns_table(code)) == (code in LEARNS), name

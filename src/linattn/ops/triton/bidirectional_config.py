@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops.feature_maps import Twin
-from linattn.ops.triton.support import multiprocessors, padded
+from linattn.ops.triton.support import MAP_CODES, multiprocessors, padded
 
 
 class Side(NamedTuple):
@@ -87,6 +87,8 @@ class Config(NamedTuple):
 
 Kernel = Literal["gather", "read", "query_grad", "key_grad"]
 
+SPLIT_POWER = MAP_CODES["split_power"]
+
 # Up to this many keys, and twice as many queries of a group, one program does a key head.
 SHORT = 512
 # Above this many numbers in a state its tiles are spread over programs: earlier in fp16, whose states take twice the
@@ -127,15 +129,27 @@ def can_fuse(q: Tensor, v: Tensor, maps: tuple[Twin, Twin], cu_seqlens: Tensor |
     return fits_one_program(x) or fits_programs(x)
 
 
+def joins_flows(x: Inputs) -> bool:
+    """Whether one program of the forward pass serves both flows of a head: they must differ by a sign alone.
+
+    It then holds neither an initial state nor one to be stored, which have a place a flow.
+    """
+    codes = (-1, -1) if x.maps is None else (x.maps.query.code, x.maps.key.code)
+    small = padded(x.widths.D) * padded(2 * x.widths.V) <= 64 * 64
+    return x.widths.flows == 2 and codes == (SPLIT_POWER, SPLIT_POWER) and small and x.initial is None
+
+
 def short_config(x: Inputs, backward: bool = False) -> Config:
     """For one program per key head."""
     wide = x.widths.part > 64 * 64
     if x.q.dtype == torch.float32:
         # Exact products run on the ordinary units, unrolled: small tiles keep them in registers.
         return Config(16 if backward else 32, 8 if wide else 4, 1)
-    if backward and (_two_parts(x) or _has_table(x)):
-        return Config(32, 8 if wide else 4, 2 if wide else 3)
-    return Config(64, 8 if wide else 4, 2 if wide else 3)
+    if backward:
+        return Config(32 if _two_parts(x) or _has_table(x) else 64, 8 if wide else 4, 2 if wide else 3)
+    # Both flows of a head in 168 registers would spill.
+    registers = None if joins_flows(x) else _registers(x)
+    return Config(64, 8 if wide else 4, 2 if wide else 3, registers=registers)
 
 
 def long_config(x: Inputs, kernel: Kernel) -> Config:
@@ -143,12 +157,15 @@ def long_config(x: Inputs, kernel: Kernel) -> Config:
     wide, backward = x.widths.part > 64 * 64, kernel in ("query_grad", "key_grad")
     if x.q.dtype == torch.float32:
         return Config(16 if kernel == "query_grad" else 32, 8 if wide else 4, 2)
-    if _two_parts(x):
-        return Config(32 if backward else 64, 8 if wide else 4, 2 if wide else 3)
-    # The gradient of the queries ran faster with all the registers it wants; with a table's sums 64 tokens spill.
     if kernel == "query_grad":
-        return Config(32 if _has_table(x) else 64, 8 if wide else 4, 2 if wide else 3)
-    return Config(64, 8 if wide else 4, 2 if wide else 3, registers=_registers(x))
+        # It ran faster with all the registers it wants; with a table's sums 64 tokens spill.
+        return Config(32 if _two_parts(x) or _has_table(x) else 64, 8 if wide else 4, 2 if wide else 3)
+    if backward:
+        registers = 168 if x.maps is None and _registers(x) else None
+        return Config(32 if _two_parts(x) else 64, 8 if wide else 4, 2 if wide else 3, registers=registers)
+    # Sums for a constant feature take what registers are left.
+    crowded = kernel == "gather" and _two_parts(x) and x.widths.K > x.widths.F
+    return Config(64, 8 if wide else 4, 2 if wide else 3, registers=None if crowded else _registers(x))
 
 
 def _two_parts(x: Inputs) -> bool:
@@ -162,9 +179,10 @@ def _has_table(x: Inputs) -> bool:
 
 
 def _registers(x: Inputs) -> int | None:
-    """With 168 three programs of four warps share a multiprocessor; bf16 programs need hardly more."""
-    free = x.maps is None and x.q.dtype == torch.bfloat16
-    return 168 if free and x.widths.state <= 64 * 64 else None
+    """So many that four programs of four warps share a multiprocessor, or three where each holds two states."""
+    if x.q.dtype != torch.bfloat16 or x.widths.part > 64 * 64:
+        return None
+    return 168 if _two_parts(x) else 128
 
 
 def segments_for(rows: int, T: int, config: Config, device: torch.device) -> int:

@@ -125,3 +125,9 @@ def arguments_of(x: Inputs) -> tuple[Arguments, Arguments]:
     (H, H_kv), flows = (x.q.shape[1], x.k.shape[1]), x.widths.flows
     query, key = (None, None) if x.maps is None else (x.maps.query, x.maps.key)
     return arguments(query, H, H_kv, flows, x.q), arguments(key, H_kv, H_kv, flows, x.q)
+
+
+def strides_of_keys(side: Arguments) -> tuple[int, ...]:
+    """Strides of a side that has no groups."""
+    (table_b, table_h, _, table_f), (token_b, token_h, _, token_t) = side.table_strides, side.token_strides
+    return table_b, table_h, table_f, token_b, token_h, token_t

@@ -13,26 +13,33 @@ SHORTEST_SEGMENT = 512
 
 @dataclass(frozen=True)
 class Config:
-    """Of one sweep: L tokens in a chunk, BW columns in a tile; programs that one multiprocessor holds at once."""
+    """Of one sweep: L tokens in a chunk, BW columns in a tile; programs that one multiprocessor holds at once.
+
+    lean: 1 to do without the buffer for products that outlast their round. parts: pieces in which the sum of keys is
+    kept, so that no round sums across threads and q meets it in a matrix product; 0 to sum in registers.
+    """
 
     L: int
     BW: int
     warps: int
     stages: int
     per_sm: int = 1
+    lean: int = 0
+    parts: int = 0
 
 
 # How fp32 inputs multiply: "ieee" outside the tensor cores, or "tf32x3", three products of parts inside them.
 FP32_PRODUCTS = "ieee"
 # What a measurement wants to try, by role ("output", "dq", "dk", "dv", "states"): fields of Config.
 TRIAL: dict[str, dict[str, int]] = {}
-# What a GPU is asked to compare in bf16. Without a decay and a normaliser none spills more than a few registers.
+# What a GPU is asked to compare in bf16.
 CANDIDATES: dict[int, tuple[dict[str, int], ...]] = {
     64: tuple({"BW": 64, "warps": 4, "stages": stages} for stages in (2, 3)),
     128: (
-        {"BW": 128, "warps": 8, "stages": 3},
-        {"BW": 64, "warps": 4, "stages": 2},
-        {"BW": 64, "warps": 4, "stages": 3},
+        {"BW": 64, "warps": 4, "stages": 2, "lean": 0, "parts": 0},
+        {"BW": 64, "warps": 4, "stages": 3, "lean": 0, "parts": 0},
+        {"BW": 64, "warps": 4, "stages": 2, "lean": 1, "parts": 8},
+        {"BW": 64, "warps": 4, "stages": 3, "lean": 1, "parts": 8},
     ),
     256: (
         {"BW": 64, "warps": 8, "stages": 2},
@@ -43,11 +50,8 @@ CANDIDATES: dict[int, tuple[dict[str, int], ...]] = {
 TRIAL_SEGMENTS: list[int] = []
 
 
-def pick(role: str, X: int, W: int, dtype: torch.dtype, device: torch.device, *, plain: bool = True) -> Config:
-    """For a state of X rows and W columns. The chunk's length goes by dtype alone: all sweeps of a call share it.
-
-    plain: neither a decay nor a normaliser, so that operands go from memory into products as they are.
-    """
+def pick(role: str, X: int, W: int, dtype: torch.dtype, device: torch.device, *, decay: bool = False) -> Config:
+    """For a state of X rows and W columns. The chunk's length goes by dtype alone: all sweeps of a call share it."""
     BX, wide = padded(X), max(padded(X), padded(W))
     if dtype == torch.float32:
         # Full fp32 products run outside the tensor cores, with both operands in registers: small tiles, many warps.
@@ -61,9 +65,12 @@ def pick(role: str, X: int, W: int, dtype: torch.dtype, device: torch.device, *,
     elif BX <= 128 and role == "states":
         config = Config(L=64, BW=min(padded(W), 128), warps=8, stages=3, per_sm=1)
     elif BX <= 128:
-        # 64 columns: two programs beat one with twice the state. With work between the products two at a time on a
-        # multiprocessor hide it, for which two stages leave room; without, the third stage is worth more.
-        config = Config(L=64, BW=min(padded(W), 64), warps=4, stages=3 if plain else 2, per_sm=2)
+        # 64 columns: two programs beat one with twice the state, and two at a time on a multiprocessor hide each
+        # other's work between the products. Lean, three stages leave room for both; the gradients of a learned decay,
+        # which multiply in two parts, fill it with two.
+        stages = 2 if decay and role in ("dq", "dk") else 3
+        parts = 8 if BX == 128 and not decay else 0
+        config = Config(L=64, BW=min(padded(W), 64), warps=4, stages=stages, per_sm=2, lean=1, parts=parts)
     else:
         config = Config(L=64, BW=min(padded(W), 64), warps=8, stages=2, per_sm=1)
     config = replace(config, **TRIAL.get(role, {}))
@@ -75,8 +82,9 @@ def _fitting(config: Config, BX: int, dtype: torch.dtype, limit: int) -> Config:
     size = 2 if dtype == torch.bfloat16 else 4
     while True:
         # x, y and w of each stage; the state and the scores as operands, a tile on its way out.
-        tokens = config.L * (2 * BX + config.BW) * dtype.itemsize * config.stages
+        tokens = config.L * (2 * BX + config.BW) * dtype.itemsize * max(1, config.stages - config.lean)
         used = tokens + (BX * config.BW + config.L * config.L + config.L * config.BW) * size
+        used += BX * config.L * size if config.parts else 0
         if used <= limit or config.BW <= 16:
             return config
         less = {"stages": config.stages - 1} if config.stages > 1 else {"BW": config.BW // 2}

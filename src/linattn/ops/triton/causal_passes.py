@@ -218,7 +218,8 @@ class Passes:
             ZCOL=role == "output" and z, ZROW=0 if natural or not z else 2 if keys else 1, S0=start is not None,
             S1=last[0] is not None, Z1=last[1] is not None, DOTS=u is not None,
             MARK=marks is not None, CK=1 if marks is None else marks.stretch // L,
-            ADD=prev is not None, SPLIT=self._split, STAGES=config.stages,
+            ADD=prev is not None, SPLIT=self._split, STAGES=config.stages, LEAN=config.lean > 0,
+            PARTS=config.parts if role == "output" and z else 0,
             num_warps=config.warps, num_stages=config.stages, **self._dot_type,
         )  # fmt: skip
 
@@ -263,8 +264,7 @@ class Passes:
         return scale, e
 
     def _config(self, role: str, X: int, W: int) -> Config:
-        plain = self.log_decay is None and self.norm == 0
-        return pick(role, X, W, self.q.dtype, self.q.device, plain=plain)
+        return pick(role, X, W, self.q.dtype, self.q.device, decay=self.log_decay is not None)
 
     def _new(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self.q.device)

@@ -1,11 +1,11 @@
-"""Exponential attention by kernels: in units of a running maximum it is a causal attention with a decay.
+"""Exponential attention by kernels: gates as factors of keys, in the unit of a chunk's end, and a walk along time.
 
-With ``U_t = e^{m_t}``, ``o_t = q C / max(|q . n|, e^{-m_t}) = (U_t q) C / max(|(U_t q) . n|, 1)``: a factor on the
-queries turns the denominator into that of the decay kernel. It counts as a constant in gradients, as the unit does.
+The walk takes q, k and v as they are. A step of decoding is that of linear attention: with ``U = e^m``,
+``o = q C / max(|q . n|, e^{-m}) = (U q) C / max(|(U q) . n|, 1)``, a factor on the query that counts as a constant in
+gradients, as the unit does.
 """
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,12 +14,11 @@ from torch import Tensor
 from linattn.ops.exponential_call import ExponentialCall
 from linattn.ops.exponential_types import ExponentialOutput, ExponentialState
 from linattn.ops.prepare import STRONGEST_DECAY, hide, widen
-from linattn.ops.triton.causal import attend_causal
-from linattn.ops.triton.gates import stabilize_gates
+from linattn.ops.triton.causal_widths import first_of, missing, padded_by
+from linattn.ops.triton.exponential_library import triton_exponential
 from linattn.ops.triton.operands import one_dtype
 from linattn.ops.triton.step import attend_step
 from linattn.ops.triton.support import reason_against
-from linattn.ops.triton.unproved import DECAY_GRADIENT, learns_decay_in_16_bits
 from linattn.ops.types import LinearState
 
 WIDEST = 256
@@ -34,34 +33,35 @@ def against(call: ExponentialCall) -> str:
         return f"they take up to {WIDEST} features and values of a head, got {widest}"
     if not min(*call.q.shape, call.v.shape[3]):
         return "an empty input needs none"
-    gates = (call.log_input, call.log_decay)
-    if call.q.is_cuda and any(learns_decay_in_16_bits(gate, call.q, call.k, call.v) for gate in gates):
-        return DECAY_GRADIENT
+    if call.q.device.type == "cuda" and torch.float16 in (call.q.dtype, call.k.dtype, call.v.dtype):
+        return "in float16 gradients beside large gates lose too many digits there; use bfloat16"
     return reason_against(call.q, call.k, call.v)
 
 
 def attend(call: ExponentialCall, out_dtype: torch.dtype) -> ExponentialOutput:
     """Output, and the state where it is needed."""
-    q, k, v = one_dtype(call.q, hide(call.k, call.key_mask), call.v)
-    if q.dtype == torch.float16:  # which holds neither e^60 nor e^-80
-        wide = replace(call, q=q.float(), k=k.float(), v=v.float())
-        output, state = attend(wide, torch.float32)
-        return ExponentialOutput(output.to(out_dtype), state)
+    q, k, v = one_dtype(call.q, hide(call.k, call.key_mask), hide(call.v, call.key_mask))
     scale = q.shape[3] ** -0.5 if call.scale is None else call.scale
-    log_input, log_decay = (widen(gate) for gate in call.masked_gates())
+    log_input, log_decay = call.masked_gates()
     if call.is_step:
-        return _step(q, k, v, log_input.squeeze(2), log_decay.squeeze(2), scale, call.initial_state, out_dtype)
-    start, log_scale = None, None
+        i, f = (widen(gate).squeeze(2) for gate in (log_input, log_decay))
+        return _step(q, k, v, i, f, scale, call.initial_state, out_dtype)
+    K, V = q.shape[3], v.shape[3]
+    more_k, more_v = missing(K, q.dtype), missing(V, q.dtype)
+    kv = z = unit = None
     if call.initial_state is not None:
-        start, log_scale = LinearState(call.initial_state.kv, call.initial_state.k), call.initial_state.log_scale
-    stable = stabilize_gates(log_input, log_decay, log_scale, call.cu_seqlens)
-    out = attend_causal(
-        _in_units(q, stable.log_scale, scale), _scaled(k, stable.log_gain), v, initial=start,
-        log_decay=stable.log_decay, decay_index="query", normalizer="abs_max_one", eps=0.0, key_mask=call.key_mask,
-        cu_seqlens=call.cu_seqlens, out_dtype=out_dtype, need_state=call.need_state,
+        kv, z, unit = call.initial_state
+        kv, z, unit = padded_by(kv.float(), more_v, more_k), padded_by(z.float(), more_k), unit.double()
+    # Backward reads the output, and where one token outweighs all others its rounding is what is left of a gradient.
+    kept = torch.float32 if q.dtype == torch.float16 else out_dtype
+    out, kv, z, unit, *_ = triton_exponential(
+        padded_by(q, more_k), padded_by(k, more_k), padded_by(v, more_v), log_input, log_decay, kv, z, unit,
+        call.cu_seqlens, float(scale), kept, call.need_state,
     )  # fmt: skip
-    final: Any = ExponentialState(*out.state, stable.final_log_scale) if call.need_state else None
-    return ExponentialOutput(out.output, final)
+    final: Any = None
+    if call.need_state:
+        final = ExponentialState(first_of(first_of(kv, 2, K), 3, V), first_of(z, 2, K), unit)
+    return ExponentialOutput(first_of(out, 3, V).to(out_dtype), final)
 
 
 def _step(
@@ -82,10 +82,11 @@ def _step(
 
 
 def _in_units(q: Tensor, log_scale: Tensor, scale: float) -> Tensor:
-    """``scale e^m q`` for ``log_scale (B, H_kv, T)``, rounded once."""
+    """``scale e^m q`` for ``log_scale (B, H_kv, T)``, in fp32."""
     factor = log_scale.clamp(*UNIT) + math.log(scale)
     return _scaled(q, factor.repeat_interleave(q.shape[1] // factor.shape[1], dim=1))
 
 
 def _scaled(x: Tensor, log_factor: Tensor) -> Tensor:
-    return (x * log_factor.exp().float().unsqueeze(-1)).to(x.dtype)
+    """In fp32: rounded with its factor, one token could spoil a denominator that is a small difference."""
+    return x.float() * log_factor.exp().float().unsqueeze(-1)

@@ -11,14 +11,8 @@ Grid: N H_kv segments, times tiles of C.
 import triton
 import triton.language as tl
 
-from linattn.ops.triton.kernels.bidirectional_common import (
-    as_operand,
-    load_rows,
-    remainder,
-    segment_of,
-    times_wide,
-    visible,
-)
+from linattn.ops.triton.kernels.bidirectional_common import as_operand, remainder, times_wide
+from linattn.ops.triton.kernels.bidirectional_memory import load_rows, segment_of, visible
 
 
 @triton.jit(do_not_specialize=["T", "H_kv", "G", "segments"])

@@ -1,5 +1,4 @@
 # mypy: ignore-errors
-# ruff: noqa: SIM108 (an if on a constexpr chooses code: both branches are spelled out for the compiler)
 """Gradients of bidirectional attention, one key head and its query heads in one program: for short sequences.
 
 S and z are made again from k and v, which are then read a second time from the cache: cheaper than to have stored
@@ -23,40 +22,26 @@ import triton.language as tl
 
 from linattn.ops.triton.kernels.bidirectional_common import (
     NARROW,
-    add_weighted,
     as_operand,
-    denominator,
     first_column,
-    from_state,
-    inverse_norm,
-    key_grads,
+    pair,
+    remainder,
+    times,
+    times_exactly,
+)
+from linattn.ops.triton.kernels.bidirectional_features import FOLD, folded, head_of, load_mapped
+from linattn.ops.triton.kernels.bidirectional_key_walk import walk_keys
+from linattn.ops.triton.kernels.bidirectional_memory import (
     load_rows,
     load_state_as,
     load_state_transposed,
     load_vector,
-    norm_slope,
-    pair,
-    remainder,
-    store_rows,
     store_state,
     store_vector,
-    times,
-    times_exactly,
     visible,
 )
-from linattn.ops.triton.kernels.bidirectional_features import (
-    FOLD,
-    contracted,
-    counting,
-    folded,
-    head_of,
-    load_mapped,
-    over_tokens,
-    paired,
-    store_mapped_grad,
-)
-from linattn.ops.triton.kernels.maps import has_table, is_short, load_table, one_sided
-from linattn.ops.triton.kernels.maps_grad import store_table_grad, table_terms
+from linattn.ops.triton.kernels.bidirectional_query_walk import walk_queries
+from linattn.ops.triton.kernels.maps import load_table
 
 
 @triton.jit(do_not_specialize=["Tq", "Tk", "eps", "B", "H_kv", "G"])
@@ -69,21 +54,19 @@ def bidirectional_backward(
     table_k_b, table_k_h, table_k_f, token_k_b, token_k_h, token_k_t,
     B, H_kv, G, Tq, Tk, eps,
     NORM: tl.constexpr, HAS_MASK: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_D_STATE: tl.constexpr,
-    MAP_Q: tl.constexpr, MAP_K: tl.constexpr, TOKEN_Q: tl.constexpr, TOKEN_K: tl.constexpr,
+    GROUPED: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr, TOKEN_Q: tl.constexpr, TOKEN_K: tl.constexpr,
     LEARN_Q: tl.constexpr, LEARN_K: tl.constexpr, CONSTANT: tl.constexpr, FLOWS: tl.constexpr, PARTS: tl.constexpr,
     SPLIT: tl.constexpr, D: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     BF16: tl.constexpr = q.dtype.element_ty == tl.bfloat16
     IEEE: tl.constexpr = q.dtype.element_ty == tl.float32
-    SHORT: tl.constexpr = is_short(q.dtype.element_ty)
     F: tl.constexpr = K - CONSTANT
     P: tl.constexpr = F // PARTS
     TURNED: tl.constexpr = MAP_Q >= 0 or MAP_K >= 0
     SIZE: tl.constexpr = K * V + K
     # Made in the loop, features are summed in registers: see denominator.
     SUM_KEYS: tl.constexpr = IEEE or MAP_K >= 0
-    SUM_QUERIES: tl.constexpr = IEEE or MAP_Q >= 0
     row = tl.program_id(0).to(tl.int64)
     b, h, f = head_of(row, H_kv, FLOWS)
     k += b * k_b + h * k_h
@@ -124,105 +107,29 @@ def bidirectional_backward(
         if PARTS == 2:
             S2 += load_state_transposed(initial + row * SIZE + P * V, P, V, BK, BV)
             z2 += load_vector(initial + row * SIZE + K * V + P, P, BK)
+    c_q, c_k, last, z_last = 0.0, 0.0, tl.zeros((BV,), tl.float32), 0.0
     if CONSTANT:
         c_q, c_k = tl.load(constant_q), tl.load(constant_k)
         last, z_last = c_k * tl.sum(values_sum, 1), c_k * tl.sum(counts, 0)
         if HAS_INITIAL:
             last += load_vector(initial + row * SIZE + F * V, V, BV)
             z_last += tl.load(initial + row * SIZE + K * V + F)
-        d_last, dz_last = tl.zeros((FOLD, BV), tl.float32), tl.zeros((BT,), tl.float32)
-        d_c = tl.zeros((BT,), tl.float32)
     high, low, zs = as_operand(S, BF16, IEEE), remainder(S, BF16, IEEE), pair(z, BF16, IEEE)
-    if PARTS == 2:
-        high2, low2 = as_operand(S2, BF16, IEEE), remainder(S2, BF16, IEEE)
+    high2, low2 = as_operand(S2, BF16, IEEE), remainder(S2, BF16, IEEE)
 
-    head = (f * B + b) * H_kv + h
+    place = (f * B + b) * H_kv + h
     q += b * q_b + h * G * q_h
     do += b * do_b + h * G * do_h + f * V * do_d
-    dq += head * G * Tq * D
-    d_token_q += head * G * Tq
+    dq += place * G * Tq * D
+    d_token_q += place * G * Tq
     d_table_q += row * G * 2 * F
     table_q += b * table_q_b + h * table_q_h + f * table_q_f
     token_q += b * token_q_b + h * token_q_h
-    dS = tl.zeros((BV, BK) if TURNED else (BK, BV), tl.float32)
-    dS2 = dS
-    # Not a dot: narrow products with operands made in the loop came out wrong on Hopper (Triton 3.6).
-    dZ, dz_rows = tl.zeros((BT, BK), tl.float32), tl.zeros((BT // 16, 8, BK), tl.float32)
-    dz2_rows = dz_rows
-    tiles = tl.cdiv(Tq, BT)
-    # Heads of the group in a loop of their own where each has a table, which is then read once.
-    NESTED: tl.constexpr = has_table(MAP_Q)
-    for outer in range(0, G if NESTED else 1):
-        params = load_table(table_q + tl.cast(outer, tl.int64) * table_q_g, MAP_Q, D, BK)
-        a_rows = tl.zeros((BT // 16, 8, BK), tl.float32)
-        b_rows = a_rows
-        for i in range(0, tiles if NESTED else G * tiles):
-            g, t = tl.cast(outer + i // tiles, tl.int64), (i % tiles) * BT
-            valid = t + tl.arange(0, BT) < Tq
-            queries, queries2, tile = load_mapped(
-                q + g * q_h, t, valid, q_t, q_d, params, token_q + g * token_q_g, token_q_t,
-                MAP_Q, TOKEN_Q, MAP_Q >= 0, D, BT, BK,
-            )  # fmt: skip
-            grads = load_rows(do + g * do_h, t, valid, do_t, do_d, V, BT, BV)
-            if BF16:
-                grads = grads.to(tl.bfloat16)
-            else:
-                grads = grads.to(tl.float32)
-            scale = tl.full((BT,), 1.0, tl.float32)
-            at = counting(tile, z[None, :], z2[None, :], MAP_Q)
-            if NORM != 0:
-                if SUM_QUERIES:
-                    den = contracted(queries, queries2, tile, at, z2[None, :], MAP_Q, PARTS)
-                else:
-                    den = denominator(queries, zs, BT)
-                if CONSTANT:
-                    den += c_q * z_last
-                scale = inverse_norm(den, valid, eps, NORM)
-            dS = add_weighted(queries, grads, scale, dS, NORM, TURNED, BF16, IEEE)
-            u = from_state(grads, high, low, SPLIT, IEEE, BT, BK)
-            u2 = u
-            if PARTS == 2:
-                dS2 = add_weighted(queries2, grads, scale, dS2, NORM, TURNED, BF16, IEEE)
-                u2 = from_state(grads, high2, low2, SPLIT, IEEE, BT, BK)
-                u = counting(tile, u, u2, MAP_Q)
-            if CONSTANT:
-                u_last = tl.sum(grads.to(tl.float32) * last[None, :], 1)
-                d_last += folded(grads.to(tl.float32) * scale[:, None], BT, BV)
-            if NORM != 0:
-                ratio = contracted(queries, queries2, tile, u, u2, MAP_Q, PARTS)
-                if CONSTANT:
-                    ratio += c_q * u_last
-                ratio *= scale * norm_slope(den, NORM)
-                u = (u - ratio[:, None] * at) * scale[:, None]
-                if PARTS == 2 and not one_sided(MAP_Q):
-                    u2 = (u2 - ratio[:, None] * z2[None, :]) * scale[:, None]
-                weight = (ratio * scale)[:, None]
-                if MAP_Q < 0:
-                    dZ -= queries.to(tl.float32) * weight
-                else:
-                    dz_rows -= paired(queries.to(tl.float32) * weight, BT, BK)
-                    if PARTS == 2:
-                        dz2_rows -= paired(queries2.to(tl.float32) * weight, BT, BK)
-                if CONSTANT:
-                    u_last = (u_last - ratio * z_last) * scale
-                    dz_last -= ratio * scale
-            if CONSTANT:
-                d_c += u_last
-            if MAP_Q < 0:
-                store_rows(dq + g * Tq * D, t, valid, D, u, D, BT, BK)
-            else:
-                u, u2 = store_mapped_grad(
-                    tile, t, valid, valid, params, token_q + g * token_q_g, token_q_t, u, u2,
-                    dq + g * Tq * D, d_token_q + g * Tq, MAP_Q, TOKEN_Q, D, BT, BK,
-                )  # fmt: skip
-                if LEARN_Q:
-                    to_a, to_b = table_terms(tile[0], tile[1], tile[3], u, u2, params, MAP_Q, SHORT, BT, BK)
-                    a_rows, b_rows = a_rows + paired(to_a, BT, BK), b_rows + paired(to_b, BT, BK)
-        if LEARN_Q:
-            into = d_table_q + tl.cast(outer, tl.int64) * 2 * F
-            store_table_grad(into, over_tokens(a_rows, BT, BK), over_tokens(b_rows, BT, BK), params, MAP_Q, D, BK)
-    dz = tl.sum(dZ, 0) if MAP_Q < 0 else over_tokens(dz_rows, BT, BK)
-    dz2 = over_tokens(dz2_rows, BT, BK)
+    dS, dS2, dz, dz2, d_row, d_count, d_c = walk_queries(
+        q, do, dq, table_q, token_q, d_table_q, d_token_q, (high, low, high2, low2, z, z2, zs), (c_q, last, z_last),
+        q_h, q_t, q_d, do_h, do_t, do_d, table_q_g, token_q_g, token_q_t, G, Tq, 0, Tq, eps,
+        NORM, GROUPED, MAP_Q, TOKEN_Q, LEARN_Q, CONSTANT, PARTS, TURNED, SPLIT, F, D, V, BT, BK, BV,
+    )  # fmt: skip
     if HAS_D_STATE:
         dS += load_state_as(d_state + row * SIZE, TURNED, P, V, BK, BV)
         dz += load_vector(d_state + row * SIZE + K * V, P, BK)
@@ -234,9 +141,7 @@ def bidirectional_backward(
         if PARTS == 2:
             store_state(d_initial + row * SIZE, dS2, dz2, P, TURNED, K, P, V, BK, BV)
     if CONSTANT:
-        tl.store(d_constant_q + row, tl.sum(d_c, 0))
-        d_c = tl.zeros((BT,), tl.float32)
-        d_row, d_count = c_q * tl.sum(d_last, 0), c_q * tl.sum(dz_last, 0)
+        tl.store(d_constant_q + row, d_c)
         if HAS_D_STATE:
             d_row += load_vector(d_state + row * SIZE + F * V, V, BV)
             d_count += tl.load(d_state + row * SIZE + K * V + F)
@@ -245,46 +150,15 @@ def bidirectional_backward(
             tl.store(d_initial + row * SIZE + K * V + F, d_count)
 
     high, low = as_operand(dS, BF16, IEEE), remainder(dS, BF16, IEEE)
-    if PARTS == 2:
-        high2, low2 = as_operand(dS2, BF16, IEEE), remainder(dS2, BF16, IEEE)
-    dk += head * Tk * D
+    high2, low2 = as_operand(dS2, BF16, IEEE), remainder(dS2, BF16, IEEE)
+    dk += place * Tk * D
     dv += (b * H_kv + h) * Tk * FLOWS * V + f * V
-    d_token_k += head * Tk
-    params = load_table(table_k, MAP_K, D, BK)
-    a_rows = tl.zeros((BT // 16, 8, BK), tl.float32)
-    b_rows = a_rows
-    for t in range(0, Tk, BT):
-        keep = visible(mask, t, Tk, mask_t, HAS_MASK, BT)
-        exists = t + tl.arange(0, BT) < Tk
-        keys, keys2, tile = load_mapped(
-            k, t, keep, k_t, k_d, params, token_k, token_k_t, MAP_K, TOKEN_K, False, D, BT, BK
-        )
-        values = load_rows(v, t, keep, v_t, v_d, V, BT, BV)
-        d_keys, d_values = key_grads(keys, values, high, low, TURNED, SPLIT, IEEE, BT, BK, BV)
-        d_keys += dz[None, :]
-        d_keys2 = d_keys
-        if PARTS == 2:
-            d_keys2, more = key_grads(keys2, values, high2, low2, TURNED, SPLIT, IEEE, BT, BK, BV)
-            d_keys2 += dz2[None, :]
-            d_values += more
-        if CONSTANT:
-            d_c += tl.where(keep, tl.sum(values.to(tl.float32) * d_row[None, :], 1) + d_count, 0.0)
-            d_values += tl.where(keep[:, None], c_k * d_row[None, :], 0.0)
-        if MAP_K < 0:
-            if HAS_MASK:
-                d_keys = tl.where(keep[:, None], d_keys, 0.0)
-            store_rows(dk, t, exists, D, d_keys, D, BT, BK)
-        else:
-            grad, grad2 = store_mapped_grad(
-                tile, t, keep, exists, params, token_k, token_k_t, counting(tile, d_keys, d_keys2, MAP_K), d_keys2,
-                dk, d_token_k, MAP_K, TOKEN_K, D, BT, BK,
-            )  # fmt: skip
-            if LEARN_K:
-                to_a, to_b = table_terms(tile[0], tile[1], tile[3], grad, grad2, params, MAP_K, SHORT, BT, BK)
-                a_rows, b_rows = a_rows + paired(to_a, BT, BK), b_rows + paired(to_b, BT, BK)
-        store_rows(dv, t, exists, FLOWS * V, d_values, V, BT, BV)
-    if LEARN_K:
-        into = d_table_k + row * 2 * F
-        store_table_grad(into, over_tokens(a_rows, BT, BK), over_tokens(b_rows, BT, BK), params, MAP_K, D, BK)
+    d_token_k += place * Tk
+    d_table_k += row * 2 * F
+    d_c = walk_keys(
+        k, v, mask, dk, dv, table_k, token_k, d_table_k, d_token_k, (high, low, high2, low2, dz, dz2),
+        (c_k, d_row, d_count), k_t, k_d, v_t, v_d, mask_t, token_k_t, 0, Tk,
+        HAS_MASK, MAP_K, TOKEN_K, LEARN_K, CONSTANT, FLOWS, PARTS, TURNED, SPLIT, D, V, BT, BK, BV,
+    )  # fmt: skip
     if CONSTANT:
-        tl.store(d_constant_k + row, tl.sum(d_c, 0))
+        tl.store(d_constant_k + row, d_c)

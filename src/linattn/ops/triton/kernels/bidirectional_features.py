@@ -7,13 +7,17 @@ its values the columns f V ... (f + 1) V - 1 of v, where V counts a flow's. ``ta
 head, see ``maps.py``. F features come from the map; with a constant feature a state has one row more, K = F + 1.
 Parts. Where PARTS is 2 each part of D features has its own tiles and states, named with a 2 for the second; kernels
 compute with those under ``if PARTS == 2``. Else they hold anything.
+Flows JOINED. The flows of split_power differ by no more than an exchange of their parts: a program may then serve both,
+its V counting the values of both, and exchange the parts of the state in the columns of flow 1, once.
 """
 
 import triton
 import triton.language as tl
 
-from linattn.ops.triton.kernels.bidirectional_common import load_rows, store_rows, times
-from linattn.ops.triton.kernels.maps import is_short, load_token, map_tile, one_sided, parts_from
+from linattn.ops.triton.kernels.bidirectional_common import times
+from linattn.ops.triton.kernels.bidirectional_memory import load_rows, store_rows
+from linattn.ops.triton.kernels.map_codes import is_short, one_sided
+from linattn.ops.triton.kernels.maps import load_token, map_tile, parts_from
 from linattn.ops.triton.kernels.maps_grad import tile_grad
 
 FOLD = tl.constexpr(16)
@@ -24,6 +28,19 @@ def head_of(row, H_kv, FLOWS: tl.constexpr):
     """Sequence, key head and flow of a state's row."""
     virtual = row % (H_kv * FLOWS)
     return row // (H_kv * FLOWS), virtual // FLOWS, virtual % FLOWS
+
+
+@triton.jit
+def turns(table, table_f, F: tl.constexpr, BD: tl.constexpr):
+    """(BD,): in which channels of split_power flow 1 has its two parts exchanged."""
+    b = table + F + tl.arange(0, BD)
+    return tl.load(b) * tl.load(b + table_f) < 0
+
+
+@triton.jit
+def exchanged(x, y, where):
+    """x and y, with each other's numbers there."""
+    return tl.where(where, y, x), tl.where(where, x, y)
 
 
 @triton.jit
@@ -49,7 +66,7 @@ def load_mapped(
     """Features of both parts, (BT, BD) each in the dtype of the inputs, 0 in rows that are not kept; and a tile.
 
     The tile is what ``contracted`` and ``store_mapped_grad`` want to know: inputs, features without factors per token,
-    those of part 1, whether part 1 counts, features of the part that counts.
+    those of part 1, a side (< 0: part 1 counts), features of the part that counts.
     """
     raw = load_rows(x, t0, keep, x_t, x_d, D, BT, BD)
     if MAP < 0:
@@ -59,19 +76,19 @@ def load_mapped(
         if PRODUCT:
             raw = as_product(raw, BT, BD)
         factor = load_token(token, token_t, t0, keep, HAS_TOKEN, BT)
-        core, second, negative = map_tile(raw, keep[:, None], params, factor, MAP, is_short(dtype), D, BT, BD)
-        first, other, whole = parts_from(core, second, negative, factor, MAP, HAS_TOKEN, dtype)
+        core, second, side = map_tile(raw, keep[:, None], params, factor, MAP, is_short(dtype), D, BT, BD)
+        first, other, whole = parts_from(core, second, side, factor, MAP, HAS_TOKEN, dtype)
         if HAS_TOKEN:
-            return first, other, (raw, core, second, negative, whole)
+            return first, other, (raw, core, second, side, whole)
         else:
-            return first, other, (raw, whole, other, negative, whole)
+            return first, other, (raw, whole, other, side, whole)
 
 
 @triton.jit
 def counting(tile, y, y2, MAP: tl.constexpr):
     """y, or in a one-sided map that of y and y2 whose part counts."""
     if one_sided(MAP):
-        return tl.where(tile[3], y2, y)
+        return tl.where(tile[3] < 0, y2, y)
     else:
         return y
 
@@ -109,13 +126,13 @@ def store_mapped_grad(
     MAP: tl.constexpr, HAS_TOKEN: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Writes the gradients of x and of the factors per token; returns g and g2 as ``table_terms`` takes them."""
-    raw, core, second, negative, _ = tile
+    raw, core, second, side, _ = tile
     factor = load_token(token, token_t, t0, keep, HAS_TOKEN, BT)
     d_x, d_factor, g, g2 = tile_grad(
         raw,
         core,
         second,
-        negative,
+        side,
         g,
         g2,
         params,

@@ -5,7 +5,8 @@
     o_t = phi_t S / n_t,  n_t = phi_t . z + eps  or  max(abs(phi_t . z), 1)  or  1
 
 q (B, H, Tq, D), k (B, H_kv, Tk, D), v (B, H_kv, Tk, FLOWS V) strided; o (B, H, Tq, FLOWS V) contiguous; mask (B, Tk)
-uint8; initial, state (B, H_kv FLOWS, K V + K) contiguous fp32: S row by row, then z. Grid: B H_kv FLOWS.
+uint8; initial, state (B, H_kv FLOWS, K V + K) contiguous fp32: S row by row, then z; none where flows are JOINED.
+Grid: B H_kv FLOWS.
 NORM 0 none, 1 sum, 2 abs_max_one. G = H / H_kv. Features: see bidirectional_features.
 """
 
@@ -15,24 +16,23 @@ import triton.language as tl
 from linattn.ops.triton.kernels.bidirectional_common import (
     NARROW,
     as_operand,
-    denominator,
     first_column,
-    inverse_norm,
+    pair,
+    remainder,
+    times,
+    times_exactly,
+)
+from linattn.ops.triton.kernels.bidirectional_features import FOLD, exchanged, folded, head_of, load_mapped, turns
+from linattn.ops.triton.kernels.bidirectional_memory import (
     load_rows,
     load_state,
     load_vector,
-    pair,
-    remainder,
-    store_rows,
     store_state,
     store_vector,
-    times,
-    times_exactly,
-    times_wide,
     visible,
 )
-from linattn.ops.triton.kernels.bidirectional_features import FOLD, contracted, counting, folded, head_of, load_mapped
-from linattn.ops.triton.kernels.maps import has_table, load_table
+from linattn.ops.triton.kernels.bidirectional_read_walk import answer_queries
+from linattn.ops.triton.kernels.maps import load_table
 
 
 @triton.jit(do_not_specialize=["Tq", "Tk", "eps", "H_kv", "G"])
@@ -43,9 +43,10 @@ def bidirectional_forward(
     table_k_b, table_k_h, table_k_f, token_k_b, token_k_h, token_k_t,
     H_kv, G, Tq, Tk, eps,
     NORM: tl.constexpr, HAS_MASK: tl.constexpr, HAS_INITIAL: tl.constexpr, STORE_STATE: tl.constexpr,
-    MAP_Q: tl.constexpr, MAP_K: tl.constexpr, TOKEN_Q: tl.constexpr, TOKEN_K: tl.constexpr, CONSTANT: tl.constexpr,
-    FLOWS: tl.constexpr, PARTS: tl.constexpr, SPLIT: tl.constexpr, D: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GROUPED: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr, TOKEN_Q: tl.constexpr, TOKEN_K: tl.constexpr,
+    CONSTANT: tl.constexpr,
+    FLOWS: tl.constexpr, JOINED: tl.constexpr, PARTS: tl.constexpr, SPLIT: tl.constexpr,
+    D: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     BF16: tl.constexpr = q.dtype.element_ty == tl.bfloat16
     IEEE: tl.constexpr = q.dtype.element_ty == tl.float32
@@ -54,7 +55,6 @@ def bidirectional_forward(
     P: tl.constexpr = F // PARTS
     # Made in the loop, features are summed in registers: see denominator.
     SUM_KEYS: tl.constexpr = IEEE or MAP_K >= 0
-    SUM_QUERIES: tl.constexpr = IEEE or MAP_Q >= 0
     row = tl.program_id(0).to(tl.int64)
     b, h, f = head_of(row, H_kv, FLOWS)
     k += b * k_b + h * k_h
@@ -99,6 +99,7 @@ def bidirectional_forward(
         store_state(state + row * SIZE, S, z, 0, False, K, P, V, BK, BV)
         if PARTS == 2:
             store_state(state + row * SIZE, S2, z2, P, False, K, P, V, BK, BV)
+    last, z_last = tl.zeros((BV,), tl.float32), 0.0
     if CONSTANT:
         c_q, c_k = tl.load(constant_q), tl.load(constant_k)
         last, z_last = c_k * tl.sum(values_sum, 1), c_k * tl.sum(counts, 0)
@@ -108,54 +109,21 @@ def bidirectional_forward(
         if STORE_STATE:
             store_vector(state + row * SIZE + F * V, last, V, BV)
             tl.store(state + row * SIZE + K * V + F, z_last)
+        last, z_last = c_q * last, c_q * z_last
 
+    table_q += b * table_q_b + h * table_q_h + f * table_q_f
+    in_second, y, y2 = (tl.arange(0, BV) >= V // 2)[None, :], z, z2
+    if JOINED:
+        turned = turns(table_q, table_q_f, F, BK) != turns(table_k, table_k_f, F, BK)
+        S, S2 = exchanged(S, S2, turned[:, None] & in_second)
+        y, y2 = exchanged(z, z2, turned)
     high, low, zs = as_operand(S, BF16, IEEE), remainder(S, BF16, IEEE), pair(z, BF16, IEEE)
-    if PARTS == 2:
-        high2, low2 = as_operand(S2, BF16, IEEE), remainder(S2, BF16, IEEE)
+    high2, low2 = as_operand(S2, BF16, IEEE), remainder(S2, BF16, IEEE)
     q += b * q_b + h * G * q_h
     o += (b * H_kv + h) * G * Tq * FLOWS * V + f * V
-    table_q += b * table_q_b + h * table_q_h + f * table_q_f
     token_q += b * token_q_b + h * token_q_h
-    tiles = tl.cdiv(Tq, BT)
-    # Heads of the group in a loop of their own where each has a table, which is then read once.
-    NESTED: tl.constexpr = has_table(MAP_Q)
-    for outer in range(0, G if NESTED else 1):
-        params = load_table(table_q + tl.cast(outer, tl.int64) * table_q_g, MAP_Q, D, BK)
-        for i in range(0, tiles if NESTED else G * tiles):
-            g, t = tl.cast(outer + i // tiles, tl.int64), (i % tiles) * BT
-            valid = t + tl.arange(0, BT) < Tq
-            queries, queries2, tile = load_mapped(
-                q + g * q_h,
-                t,
-                valid,
-                q_t,
-                q_d,
-                params,
-                token_q + g * token_q_g,
-                token_q_t,
-                MAP_Q,
-                TOKEN_Q,
-                False,
-                D,
-                BT,
-                BK,
-            )
-            out = times_wide(queries, high, tl.zeros((BT, BV), tl.float32), IEEE)
-            if PARTS == 2:
-                out = times_wide(queries2, high2, out, IEEE)
-            if SPLIT and not IEEE:
-                out = times_wide(queries, low, out, IEEE)
-                if PARTS == 2:
-                    out = times_wide(queries2, low2, out, IEEE)
-            if CONSTANT:
-                out += c_q * last[None, :]
-            if NORM != 0:
-                if SUM_QUERIES:
-                    at = counting(tile, z[None, :], z2[None, :], MAP_Q)
-                    den = contracted(queries, queries2, tile, at, z2[None, :], MAP_Q, PARTS)
-                else:
-                    den = denominator(queries, zs, BT)
-                if CONSTANT:
-                    den += c_q * z_last
-                out *= inverse_norm(den, valid, eps, NORM)[:, None]
-            store_rows(o + g * Tq * FLOWS * V, t, valid, FLOWS * V, out, V, BT, BV)
+    answer_queries(
+        q, o, table_q, token_q, (high, low, high2, low2, z, z2, zs), (last, z_last), (in_second, y, y2),
+        q_h, q_t, q_d, table_q_g, token_q_g, token_q_t, G, Tq, 0, Tq, V, eps,
+        NORM, GROUPED, MAP_Q, TOKEN_Q, CONSTANT, FLOWS, JOINED, PARTS, SPLIT, D, V, BT, BK, BV,
+    )  # fmt: skip

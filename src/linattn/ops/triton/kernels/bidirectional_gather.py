@@ -16,13 +16,12 @@ from linattn.ops.triton.kernels.bidirectional_common import (
     NARROW,
     as_operand,
     first_column,
-    segment_of,
     times,
     times_exactly,
     times_wide,
-    visible,
 )
 from linattn.ops.triton.kernels.bidirectional_features import FOLD, folded, head_of, load_mapped
+from linattn.ops.triton.kernels.bidirectional_memory import segment_of, visible
 from linattn.ops.triton.kernels.maps import load_table
 
 
@@ -32,7 +31,7 @@ def bidirectional_gather(
     x_b, x_h, x_t, x_d, y_b, y_h, y_t, y_d, mask_b, mask_t,
     table_b, table_h, table_f, token_b, token_h, token_t,
     N, H_kv, G, T, segments,
-    WEIGHTED: tl.constexpr, KEYS: tl.constexpr, HAS_MASK: tl.constexpr, PACKED: tl.constexpr,
+    WEIGHTED: tl.constexpr, KEYS: tl.constexpr, HAS_MASK: tl.constexpr, PACKED: tl.constexpr, GROUPED: tl.constexpr,
     MAP: tl.constexpr, TOKEN: tl.constexpr, CONSTANT: tl.constexpr, FLOWS: tl.constexpr, PARTS: tl.constexpr,
     D: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
@@ -68,42 +67,43 @@ def bidirectional_gather(
     z2_rows = z_rows
     values_sum, counts = tl.zeros((BV, NARROW), tl.float32), tl.zeros((BT,), tl.float32)
     params = load_table(table, MAP, D, BK)
-    tiles = tl.cdiv(tl.maximum(end - first, 0), BT)
     steps = tl.arange(0, BT)
-    for i in range(0, G * tiles):
-        g, t = tl.cast(i // tiles, tl.int64), first + (i % tiles) * BT
-        keep = visible(mask, t, end, mask_t, HAS_MASK, BT)
-        start = tl.cast(t, tl.int64)
-        if MAP >= 0:
-            made, made2, _ = load_mapped(x, t, keep, x_t, x_d, params, token, token_t, MAP, TOKEN, False, D, BT, BK)
-            features = tl.trans(made)
-        else:
-            rows = x + g * x_h + start * x_t + column_k[:, None] * x_d + steps[None, :] * x_t
-            features = tl.load(rows, mask=(column_k < P)[:, None] & keep[None, :], other=0.0)
-        rows = y + g * y_h + start * y_t + column_v[None, :] * y_d + steps[:, None] * y_t
-        values = tl.load(rows, mask=keep[:, None] & (column_v < V)[None, :], other=0.0)
-        if WEIGHTED:
-            w = tl.load(scale + g * T + t + steps, mask=keep, other=0.0)
-            S = times_wide(features, as_operand(values.to(tl.float32) * w[:, None], BF16, IEEE), S, IEEE)
-            if KEYS:
-                d = tl.load(delta + g * T + t + steps, mask=keep, other=0.0)
-                z += features.to(tl.float32) * d[None, :]
-        else:
-            S, lost = times_exactly(features, values, S, lost, IEEE)
-            if PARTS == 2:
-                S2, lost2 = times_exactly(tl.trans(made2), values, S2, lost2, IEEE)
-            if KEYS:
-                if MAP >= 0:
-                    z_rows += folded(made, BT, BK)
-                    if PARTS == 2:
-                        z2_rows += folded(made2, BT, BK)
-                elif IEEE:
-                    z_rows += folded(tl.trans(features), BT, BK)
-                else:
-                    z = times(features, ones, z)
-            if CONSTANT:
-                values_sum = times(tl.trans(values), ones, values_sum)
-                counts += keep.to(tl.float32)
+    # Without a group no loop: it would keep registers from the one inside it.
+    for head in range(0, G if GROUPED else 1):
+        g = tl.cast(head, tl.int64)
+        for t in range(first, end, BT):
+            keep = visible(mask, t, end, mask_t, HAS_MASK, BT)
+            start = tl.cast(t, tl.int64)
+            if MAP >= 0:
+                made, made2, _ = load_mapped(x, t, keep, x_t, x_d, params, token, token_t, MAP, TOKEN, False, D, BT, BK)
+                features = tl.trans(made)
+            else:
+                rows = x + g * x_h + start * x_t + column_k[:, None] * x_d + steps[None, :] * x_t
+                features = tl.load(rows, mask=(column_k < P)[:, None] & keep[None, :], other=0.0)
+            rows = y + g * y_h + start * y_t + column_v[None, :] * y_d + steps[:, None] * y_t
+            values = tl.load(rows, mask=keep[:, None] & (column_v < V)[None, :], other=0.0)
+            if WEIGHTED:
+                w = tl.load(scale + g * T + t + steps, mask=keep, other=0.0)
+                S = times_wide(features, as_operand(values.to(tl.float32) * w[:, None], BF16, IEEE), S, IEEE)
+                if KEYS:
+                    d = tl.load(delta + g * T + t + steps, mask=keep, other=0.0)
+                    z += features.to(tl.float32) * d[None, :]
+            else:
+                S, lost = times_exactly(features, values, S, lost, IEEE)
+                if PARTS == 2:
+                    S2, lost2 = times_exactly(tl.trans(made2), values, S2, lost2, IEEE)
+                if KEYS:
+                    if MAP >= 0:
+                        z_rows += folded(made, BT, BK)
+                        if PARTS == 2:
+                            z2_rows += folded(made2, BT, BK)
+                    elif IEEE:
+                        z_rows += folded(tl.trans(features), BT, BK)
+                    else:
+                        z = times(features, ones, z)
+                if CONSTANT:
+                    values_sum = times(tl.trans(values), ones, values_sum)
+                    counts += keep.to(tl.float32)
     partial += (segment.to(tl.int64) * N * H_kv * FLOWS + row) * (K * V + K)
     inside = (column_k < P)[:, None] & (column_v < V)[None, :]
     out = partial + column_k[:, None] * V + column_v[None, :]

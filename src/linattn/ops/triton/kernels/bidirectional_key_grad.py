@@ -10,27 +10,10 @@ With a map, parts to be summed: d_table (segments, N, H_kv FLOWS, 2, F), d_token
 import triton
 import triton.language as tl
 
-from linattn.ops.triton.kernels.bidirectional_common import (
-    as_operand,
-    key_grads,
-    load_rows,
-    load_state_as,
-    load_vector,
-    remainder,
-    segment_of,
-    store_rows,
-    visible,
-)
-from linattn.ops.triton.kernels.bidirectional_features import (
-    counting,
-    head_of,
-    load_mapped,
-    over_tokens,
-    paired,
-    store_mapped_grad,
-)
-from linattn.ops.triton.kernels.maps import is_short, load_table
-from linattn.ops.triton.kernels.maps_grad import store_table_grad, table_terms
+from linattn.ops.triton.kernels.bidirectional_common import as_operand, remainder
+from linattn.ops.triton.kernels.bidirectional_features import head_of
+from linattn.ops.triton.kernels.bidirectional_key_walk import walk_keys
+from linattn.ops.triton.kernels.bidirectional_memory import load_state_as, load_vector, segment_of
 
 
 @triton.jit(do_not_specialize=["T", "N", "B", "H_kv", "segments"])
@@ -44,7 +27,6 @@ def bidirectional_key_grad(
 ):  # fmt: skip
     BF16: tl.constexpr = k.dtype.element_ty == tl.bfloat16
     IEEE: tl.constexpr = k.dtype.element_ty == tl.float32
-    SHORT: tl.constexpr = is_short(k.dtype.element_ty)
     F: tl.constexpr = K - CONSTANT
     P: tl.constexpr = F // PARTS
     TURNED: tl.constexpr = MAP_K >= 0
@@ -56,6 +38,7 @@ def bidirectional_key_grad(
     dS = load_state_as(d_state, TURNED, P, V, BK, BV)
     dz = load_vector(d_state + K * V, P, BK)
     high, low = as_operand(dS, BF16, IEEE), remainder(dS, BF16, IEEE)
+    high2, low2, dz2 = high, low, dz
     if PARTS == 2:
         dS2 = load_state_as(d_state + P * V, TURNED, P, V, BK, BV)
         dz2 = load_vector(d_state + K * V + P, P, BK)
@@ -70,44 +53,14 @@ def bidirectional_key_grad(
     dk += head * T * D
     dv += (b * H_kv + h) * T * FLOWS * V + f * V
     d_token_k += head * T
+    d_table_k += place * 2 * F
+    c_k, d_row, d_count = 0.0, tl.zeros((BV,), tl.float32), 0.0
     if CONSTANT:
-        c_k, d_last = tl.load(constant_k), load_vector(d_state + F * V, V, BV)
-        dz_last, d_c = tl.load(d_state + K * V + F), tl.zeros((BT,), tl.float32)
-    a_rows = tl.zeros((BT // 16, 8, BK), tl.float32)
-    b_rows = a_rows
-    params = load_table(table_k, MAP_K, D, BK)
-    for t in range(first, end, BT):
-        keep = visible(mask, t, end, mask_t, HAS_MASK, BT)
-        exists = t + tl.arange(0, BT) < end
-        keys, keys2, tile = load_mapped(
-            k, t, keep, k_t, k_d, params, token_k, token_k_t, MAP_K, TOKEN_K, False, D, BT, BK
-        )
-        values = load_rows(v, t, keep, v_t, v_d, V, BT, BV)
-        d_keys, d_values = key_grads(keys, values, high, low, TURNED, SPLIT, IEEE, BT, BK, BV)
-        d_keys += dz[None, :]
-        d_keys2 = d_keys
-        if PARTS == 2:
-            d_keys2, more = key_grads(keys2, values, high2, low2, TURNED, SPLIT, IEEE, BT, BK, BV)
-            d_keys2 += dz2[None, :]
-            d_values += more
-        if CONSTANT:
-            d_c += tl.where(keep, tl.sum(values.to(tl.float32) * d_last[None, :], 1) + dz_last, 0.0)
-            d_values += tl.where(keep[:, None], c_k * d_last[None, :], 0.0)
-        if MAP_K < 0:
-            if HAS_MASK:
-                d_keys = tl.where(keep[:, None], d_keys, 0.0)
-            store_rows(dk, t, exists, D, d_keys, D, BT, BK)
-        else:
-            grad, grad2 = store_mapped_grad(
-                tile, t, keep, exists, params, token_k, token_k_t, counting(tile, d_keys, d_keys2, MAP_K), d_keys2,
-                dk, d_token_k, MAP_K, TOKEN_K, D, BT, BK,
-            )  # fmt: skip
-            if LEARN_K:
-                to_a, to_b = table_terms(tile[0], tile[1], tile[3], grad, grad2, params, MAP_K, SHORT, BT, BK)
-                a_rows, b_rows = a_rows + paired(to_a, BT, BK), b_rows + paired(to_b, BT, BK)
-        store_rows(dv, t, exists, FLOWS * V, d_values, V, BT, BV)
-    if LEARN_K:
-        into = d_table_k + place * 2 * F
-        store_table_grad(into, over_tokens(a_rows, BT, BK), over_tokens(b_rows, BT, BK), params, MAP_K, D, BK)
+        c_k, d_row, d_count = tl.load(constant_k), load_vector(d_state + F * V, V, BV), tl.load(d_state + K * V + F)
+    d_c = walk_keys(
+        k, v, mask, dk, dv, table_k, token_k, d_table_k, d_token_k, (high, low, high2, low2, dz, dz2),
+        (c_k, d_row, d_count), k_t, k_d, v_t, v_d, mask_t, token_k_t, first, end,
+        HAS_MASK, MAP_K, TOKEN_K, LEARN_K, CONSTANT, FLOWS, PARTS, TURNED, SPLIT, D, V, BT, BK, BV,
+    )  # fmt: skip
     if CONSTANT:
-        tl.store(d_constant_k + place, tl.sum(d_c, 0))
+        tl.store(d_constant_k + place, d_c)

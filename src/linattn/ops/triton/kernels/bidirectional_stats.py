@@ -12,14 +12,12 @@ from linattn.ops.triton.kernels.bidirectional_common import (
     as_operand,
     denominator,
     inverse_norm,
-    load_rows,
-    load_vector,
     norm_slope,
     pair,
     remainder,
-    segment_of,
     times_wide,
 )
+from linattn.ops.triton.kernels.bidirectional_memory import load_rows, load_vector, segment_of
 
 
 @triton.jit(do_not_specialize=["T", "H_kv", "G", "segments", "eps"])

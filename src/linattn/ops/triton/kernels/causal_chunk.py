@@ -13,7 +13,15 @@ rest. The gradient of a decay needs it: it is a difference of dots that two walk
 import triton
 import triton.language as tl
 
-from linattn.ops.triton.kernels.causal_parts import from_before, inside, keep_mark, rest_of
+from linattn.ops.triton.kernels.causal_parts import (
+    from_before,
+    held_no_longer,
+    inside,
+    keep_mark,
+    rest_of,
+    spread,
+    sum_in_parts,
+)
 
 
 @triton.jit
@@ -27,8 +35,10 @@ def chunk(
     DECAY: tl.constexpr, FACTORED: tl.constexpr, MASK_Y: tl.constexpr, MASK_X: tl.constexpr,
     DEN: tl.constexpr, NORM: tl.constexpr, SCALE: tl.constexpr, EXTRA: tl.constexpr,
     ZCOL: tl.constexpr, ZROW: tl.constexpr, DOTS: tl.constexpr, MARK: tl.constexpr, CK: tl.constexpr,
-    ADD: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr, SPLIT: tl.constexpr,
+    ADD: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr, SPLIT: tl.constexpr, LEAN: tl.constexpr,
+    PARTS: tl.constexpr,
 ):  # fmt: skip
+    Z_APART: tl.constexpr = ZCOL and PARTS == 0
     RESTS: tl.constexpr = DOTS and S_dt.dtype == tl.bfloat16
     i = tl.arange(0, L)
     ex = tl.arange(0, BX)
@@ -74,7 +84,10 @@ def chunk(
         reading = read * r
     if EXTRA == 1:
         ei = tl.load(e + row * T + at + i, mask=ok, other=0.0)
-    if DEN:
+    if LEAN:
+        held_no_longer(xv)
+    sums = tl.zeros([L], tl.float32)
+    if DEN and PARTS == 0:
         sums = tl.sum(xv.to(tl.float32) * zc[None, :], axis=1)
         if DECAY:
             sums = sums * read
@@ -83,7 +96,7 @@ def chunk(
     acc = tl.zeros([L, BW], tl.float32)
     if LOOP > 1:
         acc, S, zc, zr = from_before(
-            xv, S, S_dt, S_rest, zc, zr, reading, ei, keep, PREC, DECAY, SCALE, EXTRA, ZCOL, ZROW, RESTS
+            xv, S, S_dt, S_rest, zc, zr, reading, ei, keep, PREC, DECAY, SCALE, EXTRA, Z_APART, ZROW, RESTS
         )
         if DIAG == 1 and not FACTORED:
             own = tl.zeros([L, BW], tl.float32)
@@ -95,12 +108,17 @@ def chunk(
         y_ok = y_rows[None, :] if X == BX else x_ok[:, None] & y_rows[None, :]
         yv = tl.load(y + b * y_b + hy * y_h + at * y_t + yo, mask=y_ok, other=0.0).to(DT)
         wv = tl.load(w + b * w_b + hy * w_h + at * w_t + wo, mask=inside(y_rows, w_ok, W, BW), other=0.0).to(DT)
+        if LEAN:
+            held_no_longer(yv)
+            held_no_longer(wv)
         taken = wv
         # Factors of a column go on w: on P they would take a register for each.
         factor = write
         if SCALE == 2:
             r = tl.load(scale + (b * (HS * LOOP) + hy) * T + at + i, mask=ok, other=0.0)
             factor = write * r
+        if FACTORED:
+            back = 1.0 / write
         whole = wv.to(tl.float32)
         if FACTORED or SCALE == 2:
             whole = whole * (factor if FACTORED else r)[:, None]
@@ -109,8 +127,16 @@ def chunk(
         # All that needs a tile in registers is done at once, before the products take them.
         if ZCOL:
             # Never the sum of a tile as it was loaded: in fp32 Triton 3.6 takes it out of the loop and fails.
-            keys = tl.where(y_rows[None, :], yv.to(tl.float32), 0.0)
-            more_c = tl.sum(keys * write[None, :] if DECAY else keys, axis=1)
+            keys = yv.to(tl.float32) if yv.dtype == tl.bfloat16 else tl.where(y_rows[None, :], yv.to(tl.float32), 0.0)
+            keys = keys * write[None, :] if DECAY else keys
+            if PARTS == 0:
+                more_c = tl.sum(keys, axis=1)
+            else:
+                kept = zc * keep if DECAY else zc
+                if DEN:
+                    # x . z is a product too: of columns that add up to z.
+                    z_dt = spread(kept if FACTORED else zc, L, DT)
+                zc = kept + sum_in_parts(keys, PARTS)
         if ZROW == 1:
             more_r = tl.sum(tl.where(y_rows[:, None], wv.to(tl.float32), 0.0) * write[:, None], axis=0)
         if EXTRA == 2:
@@ -121,6 +147,10 @@ def chunk(
             uv = tl.load(u + b * u_b + h * u_h + at * u_t + uo, mask=inside(x_rows, w_ok, W, BW), other=0.0)
         if DIAG == 1 and FACTORED:
             on_diagonal = tl.sum(uv.to(tl.float32) * (whole if RESTS else taken.to(tl.float32)), axis=1)
+        if DEN and PARTS > 0:
+            sums = tl.sum(tl.dot(xv, z_dt, input_precision=PREC), axis=1)
+            if DECAY:
+                sums = sums * (back if FACTORED else read)
         P = tl.dot(xv, yv, input_precision=PREC)
         if EXTRA == 1:
             P += ei[:, None]
@@ -139,7 +169,6 @@ def chunk(
             P = P * tl.exp(tl.where(seen, tl.minimum(gap, 0.0), float("-inf")))
         P = tl.where(seen, P, 0.0)
         if FACTORED:
-            back = 1.0 / write
             if DEN:
                 sums += tl.sum(P * write[None, :], axis=1) * back
             P = P * (back * r if SCALE == 1 else back)[:, None]
@@ -158,7 +187,7 @@ def chunk(
 
         if LOOP == 1:
             acc, S, zc, zr = from_before(
-                xv, S, S_dt, S_rest, zc, zr, reading, ei, keep, PREC, DECAY, SCALE, EXTRA, ZCOL, ZROW, RESTS
+                xv, S, S_dt, S_rest, zc, zr, reading, ei, keep, PREC, DECAY, SCALE, EXTRA, Z_APART, ZROW, RESTS
             )
         acc = tl.dot(weights, taken, acc, input_precision=PREC)
         if RESTS:
@@ -172,7 +201,7 @@ def chunk(
                 acc += diagonal[:, None] * wv.to(tl.float32)
 
         # What the chunk leaves behind.
-        if ZCOL:
+        if Z_APART:
             zc += more_c
         if ZROW == 1 or (ZROW == 2 and EXTRA == 2):
             zr += more_r
@@ -207,9 +236,9 @@ def chunk(
         if tile == 0:
             tl.store(den + row * T + at + i, sums, mask=ok)
         if NORM == 1:
-            acc = acc / (sums + eps)[:, None]
+            acc = acc * (1.0 / (sums + eps))[:, None]
         if NORM == 2:
-            acc = acc / tl.maximum(tl.abs(sums), 1.0)[:, None]
+            acc = acc * (1.0 / tl.maximum(tl.abs(sums), 1.0))[:, None]
     if MASK_X:
         acc = tl.where(x_rows[:, None], acc, 0.0)
     tl.store(out + place, acc.to(out.dtype.element_ty), mask=w_rows)

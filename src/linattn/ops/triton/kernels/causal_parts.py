@@ -46,6 +46,40 @@ def from_before(
 
 
 @triton.jit
+def held_no_longer(tile):
+    """Tell the compiler that registers use the tile, and do nothing with it: the copy into them is then dropped.
+
+    A tile that only products read gets one buffer more than the stages need, for products that outlast their round.
+    None does here, see chunk; without that buffer two programs with three stages fit into a multiprocessor.
+    """
+    tl.inline_asm_elementwise("// $0 $1", "=r,r", [tile], tl.bfloat16, False, 2)
+
+
+@triton.jit
+def sum_in_parts(keys, PARTS: tl.constexpr):
+    """(BX, L) to (BX, PARTS): the tokens that one thread holds are summed, nothing crosses threads."""
+    return tl.sum(tl.reshape(keys, (keys.shape[0], keys.shape[1] // PARTS, PARTS)), axis=1)
+
+
+@triton.jit
+def spread(z, L: tl.constexpr, DT: tl.constexpr):
+    """(BX, PARTS) to (BX, L) in DT: columns that add up to the sum of z, as value and rest of its rounding.
+
+    The sum of a row of scores with them is x . z, by a product as wide as any other.
+    """
+    COPIES: tl.constexpr = L // (2 * z.shape[1])
+    share = z * (1.0 / COPIES)
+    value = share.to(DT)
+    wide = tl.join(value, rest_of(share, value))
+    # Doubled by joining with itself, inside each thread: a broadcast would go through shared memory.
+    if COPIES >= 2:
+        wide = tl.join(wide, wide)
+    if COPIES >= 4:
+        wide = tl.join(wide, wide)
+    return tl.reshape(wide, (z.shape[0], L))
+
+
+@triton.jit
 def rest_of(x, rounded):
     """What the rounding of x (fp32) has left over, in the dtype it was rounded to."""
     return (x - rounded.to(tl.float32)).to(rounded.dtype)

@@ -50,7 +50,8 @@ def sweep(
     DEN: tl.constexpr, NORM: tl.constexpr, SCALE: tl.constexpr, EXTRA: tl.constexpr,
     ZCOL: tl.constexpr, ZROW: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, Z1: tl.constexpr, DOTS: tl.constexpr,
     MARK: tl.constexpr, CK: tl.constexpr, ADD: tl.constexpr,
-    BF16: tl.constexpr, PREC: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
+    BF16: tl.constexpr, PREC: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, LEAN: tl.constexpr,
+    PARTS: tl.constexpr,
 ):  # fmt: skip
     # DEN: row sums are made, and NORM divides by them: 0 not, 1 sum, 2 abs_max_one.
     # SCALE: r of 1 rows, 2 columns. EXTRA: e of 1 rows, 2 columns. SPLIT: differences of f in two fp32 parts.
@@ -102,11 +103,16 @@ def sweep(
         sp = s0 + state * size + ex[:, None] * s0_x + ew[None, :] * s0_w
         S += tl.load(sp, mask=x_ok[:, None] & w_ok[None, :], other=0.0)
     # Sums of keys stay in registers: as a column of a matrix product they would be too narrow, see docs/kernels.md.
-    zc = tl.zeros([BX], tl.float32)
+    # In PARTS, which add up to them, they are as wide as other operands: see spread.
+    zc = tl.zeros([BX, PARTS], tl.float32) if PARTS > 0 else tl.zeros([BX], tl.float32)
     zr = tl.zeros([BW], tl.float32)
     if ZCOL:
         if S0:
-            zc += tl.load(z0 + state * X + ex, mask=x_ok, other=0.0)
+            begun = tl.load(z0 + state * X + ex, mask=x_ok, other=0.0)
+            if PARTS > 0:
+                zc += tl.where(tl.arange(0, PARTS)[None, :] == 0, begun[:, None], 0.0)
+            else:
+                zc += begun
     if ZROW > 0:
         if S0:
             zr += tl.load(z0 + state * W + ew, mask=w_ok, other=0.0)
@@ -134,7 +140,7 @@ def sweep(
             out, den, prev_den, prev, scale, e, dots, marks, z_marks, gates, plane, keeps, key_mask,
             b, h, hs, row, tile, start, end, T, HS, chunk0, place0, size, eps,
             X, W, BX, BW, L, DIV, LOOP, REVERSE, DIAG, DECAY, MILD == 1, MASK_Y, MASK_X, DEN, NORM, SCALE, EXTRA,
-            ZCOL, ZROW, DOTS, MARK, CK, ADD, DT, PREC, SPLIT,
+            ZCOL, ZROW, DOTS, MARK, CK, ADD, DT, PREC, SPLIT, LEAN and BF16, PARTS,
         )  # fmt: skip
 
     # Query heads that share a key head end in the same state: the first of them writes it.
@@ -146,6 +152,6 @@ def sweep(
         if h % DIV == 0:
             if ZCOL:
                 if tile == 0:
-                    tl.store(z1 + state * X + ex, zc, mask=x_ok)
+                    tl.store(z1 + state * X + ex, tl.sum(zc, axis=1) if PARTS > 0 else zc, mask=x_ok)
             if ZROW > 0:
                 tl.store(z1 + state * W + ew, zr, mask=w_ok)

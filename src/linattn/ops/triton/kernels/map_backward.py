@@ -4,15 +4,8 @@
 import triton
 import triton.language as tl
 
-from linattn.ops.triton.kernels.maps import (
-    is_short,
-    learns_table,
-    load_table,
-    load_token,
-    map_tile,
-    one_sided,
-    parts_of,
-)
+from linattn.ops.triton.kernels.map_codes import is_short, learns_table, one_sided, parts_of
+from linattn.ops.triton.kernels.maps import load_table, load_token, map_tile
 from linattn.ops.triton.kernels.maps_grad import store_table_grad, table_terms, tile_grad
 
 
@@ -47,21 +40,21 @@ def map_backward(
     sum_x, sum_token = tl.zeros((BT, BD), tl.float32), tl.zeros((BT,), tl.float32)
     for flow in tl.static_range(FLOWS):
         params = load_table(table + b * table_b + (h // TABLE_GROUP * FLOWS + flow) * table_h, MAP, D, BD)
-        core, second, negative = map_tile(raw, kept, params, factor, MAP, FAST, D, BT, BD)
+        core, second, side = map_tile(raw, kept, params, factor, MAP, FAST, D, BT, BD)
         base = d_out + b * out_b + (h * FLOWS + flow) * out_h + row.to(tl.int64)[:, None] * out_t
         g = tl.load(base + channel[None, :], mask=kept, other=0.0).to(tl.float32)
         g_second = g
         if PARTS == 2:
             g_second = tl.load(base + D + channel[None, :], mask=kept, other=0.0).to(tl.float32)
         if one_sided(MAP):
-            g = tl.where(negative, g_second, g)
+            g = tl.where(side < 0, g_second, g)
         to_x, to_token, g, g_second = tile_grad(
-            raw, core, second, negative, g, g_second, params, factor, kept, MAP, FAST, HAS_TOKEN, BT, BD
+            raw, core, second, side, g, g_second, params, factor, kept, MAP, FAST, HAS_TOKEN, BT, BD
         )
         sum_x += to_x
         sum_token += to_token
         if learns_table(MAP):
-            to_a, to_b = table_terms(raw, core, negative, g, g_second, params, MAP, FAST, BT, BD)
+            to_a, to_b = table_terms(raw, core, side, g, g_second, params, MAP, FAST, BT, BD)
             part = d_table + ((head * FLOWS + flow) * tiles + tile) * (2 * F)
             store_table_grad(part, tl.sum(to_a, 0), tl.sum(to_b, 0), params, MAP, D, BD)
     at = dx + (head * T + row)[:, None] * D + channel[None, :]

@@ -4,7 +4,8 @@
 import triton
 import triton.language as tl
 
-from linattn.ops.triton.kernels.maps import is_short, load_table, load_token, map_tile, parts_from, parts_of
+from linattn.ops.triton.kernels.map_codes import is_short, parts_of
+from linattn.ops.triton.kernels.maps import load_table, load_token, map_tile, parts_from
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -34,8 +35,8 @@ def map_forward(
     raw = tl.load(at, mask=kept, other=0.0)
     params = load_table(table + b * table_b + (h // TABLE_GROUP * FLOWS + flow) * table_h, MAP, D, BD)
     factor = load_token(token + b * token_b + h // TOKEN_GROUP * token_h, token_t, t0, keep, HAS_TOKEN, BT)
-    core, other, negative = map_tile(raw, kept, params, factor, MAP, is_short(raw.dtype), D, BT, BD)
-    first, second, _ = parts_from(core, other, negative, factor, MAP, HAS_TOKEN, out.dtype.element_ty)
+    core, other, side = map_tile(raw, kept, params, factor, MAP, is_short(raw.dtype), D, BT, BD)
+    first, second, _ = parts_from(core, other, side, factor, MAP, HAS_TOKEN, out.dtype.element_ty)
     base = out + (head.to(tl.int64) * T + row)[:, None] * WIDTH
     tl.store(base + channel[None, :], first, mask=kept)
     if PARTS == 2:

@@ -18,135 +18,60 @@ part 1, and x' is the other channel of a pair.
 Every map but the last is multiplied by the factor per token, if there is one. A power of 0 is 0, its gradients too.
 In a *one-sided* map only one part of a channel is not 0: that one alone is computed, its *core*, with the sign that
 says which. There a channel's two b must have one sign; in split_power its two a, and its two b, must be equal: those of
-part 0 are read, and get the gradient. FAST is for 16-bit inputs: instructions that are right to 22 bits.
+part 0 are read, and get the gradient. Two flows of split_power must have the same numbers too, but for the signs of b,
+which in flow 1 may be others, in all heads of a group alike.
 """
 
 import triton
 import triton.language as tl
 
-from linattn.ops.triton.support import MAP_CODES, interpreted
+from linattn.ops.triton.kernels.map_codes import (
+    ELU,
+    IDENTITY,
+    NORM_POWER,
+    PAIR_RELU,
+    RELU,
+    SHIFTED_POWER,
+    SIGN_POWER,
+    SOFTMAX_PAIR,
+    SPLIT_EXPM1,
+    SPLIT_POWER,
+    SQUARES,
+    SQUARES_AND_LINEAR,
+    has_table,
+    maps_zero_to_zero,
+    one_sided,
+    parts_of,
+)
+from linattn.ops.triton.kernels.map_numbers import (
+    expm1,
+    over,
+    positive_part,
+    power,
+    rounded,
+    scaled_power,
+    softmax,
+    split_by_sign,
+)
 
-INTERPRETED = tl.constexpr(interpreted())
-IDENTITY = tl.constexpr(MAP_CODES["identity"])
-RELU = tl.constexpr(MAP_CODES["relu"])
-ELU = tl.constexpr(MAP_CODES["elu"])
-PAIR_RELU = tl.constexpr(MAP_CODES["pair_relu"])
-SPLIT_POWER = tl.constexpr(MAP_CODES["split_power"])
-NORM_POWER = tl.constexpr(MAP_CODES["norm_power"])
-SIGN_POWER = tl.constexpr(MAP_CODES["sign_power"])
-SPLIT_EXPM1 = tl.constexpr(MAP_CODES["split_expm1"])
-SQUARES = tl.constexpr(MAP_CODES["squares"])
-SQUARES_AND_LINEAR = tl.constexpr(MAP_CODES["squares_and_linear"])
-SOFTMAX_PAIR = tl.constexpr(MAP_CODES["softmax_pair"])
-SHIFTED_POWER = tl.constexpr(MAP_CODES["shifted_power"])
-
-MAX_OF_TWO = tl.constexpr("{ .reg .b32 zero; mov.b32 zero, 0; max.s16x2 $0, $1, zero; }")
-# Said of instructions that are computed once for a tile, not once more for every way it is spread over threads.
-PURE = tl.constexpr(False)
-# A power of it is 0, and times 0 it is 0 as well.
-LOG_OF_ZERO = tl.constexpr(-1e30)
-LARGEST = tl.constexpr(3e38)
 LARGEST_EXPONENT = tl.constexpr(32.0)
 SMALLEST_SQUARE = tl.constexpr(1e-12)
 SHIFT = tl.constexpr(1e-6)
 
 
-@triton.constexpr_function
-def parts_of(MAP):
-    """Features per channel: 1 or 2."""
-    names = ("split_power", "norm_power", "sign_power", "split_expm1", "softmax_pair", "squares_and_linear")
-    return 2 if MAP in [MAP_CODES[name] for name in names] else 1
-
-
-@triton.constexpr_function
-def has_table(MAP):
-    """Whether the map reads its table."""
-    return MAP >= 0 and MAP not in [MAP_CODES[name] for name in ("identity", "relu", "elu", "softmax_pair")]
-
-
-@triton.constexpr_function
-def learns_table(MAP):
-    """Whether the table has a gradient."""
-    names = ("identity", "relu", "elu", "softmax_pair", "norm_power", "sign_power")
-    return MAP >= 0 and MAP not in [MAP_CODES[name] for name in names]
-
-
-@triton.constexpr_function
-def one_sided(MAP):
-    """Whether one of a channel's two features is always 0."""
-    return MAP in [MAP_CODES[name] for name in ("split_power", "norm_power", "sign_power", "split_expm1")]
-
-
-@triton.constexpr_function
-def is_short(dtype):
-    """Whether numbers have 16 bits."""
-    return dtype.primitive_bitwidth == 16
-
-
-@triton.constexpr_function
-def maps_zero_to_zero(MAP):
-    """Whether rows that were read as zeros have no features, without a mask."""
-    return MAP not in [MAP_CODES[name] for name in ("elu", "softmax_pair", "shifted_power")]
-
-
 @triton.jit
-def log2_of(y, FAST: tl.constexpr):
-    """log2 y for y > 0, else something finite. FAST: to 22 bits, and numbers below the normal ones count as 0."""
-    if FAST and not INTERPRETED:
-        found = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [y], tl.float32, True, 1)
-        return tl.maximum(found, LOG_OF_ZERO)
-    else:
-        return tl.where(y > 0, tl.log2(tl.where(y > 0, y, 1.0)), LOG_OF_ZERO)
-
-
-@triton.jit
-def power(y, p, FAST: tl.constexpr):
-    """y^p for y > 0, else 0; p > 0."""
-    exponent = p * log2_of(y, FAST)
-    if FAST and not INTERPRETED:
-        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [exponent], tl.float32, PURE, 1)
-    else:
-        return tl.exp2(exponent)
-
-
-@triton.jit
-def over(h, y, FAST: tl.constexpr):
-    """h / y for an h that is 0 wherever y is."""
-    if FAST and not INTERPRETED:
-        inverse = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [y], tl.float32, True, 1)
-        return h * tl.minimum(tl.maximum(inverse, -LARGEST), LARGEST)
-    else:
-        return h / tl.where(y == 0, 1.0, y)
-
-
-@triton.jit
-def expm1(y):
-    """exp(y) - 1 for y >= 0, by its series where the difference would lose digits."""
-    series = 1.0 + y * (1 / 8)
-    series = 1.0 + y * (1 / 7) * series
-    series = 1.0 + y * (1 / 6) * series
-    series = 1.0 + y * (1 / 5) * series
-    series = 1.0 + y * (1 / 4) * series
-    series = 1.0 + y * (1 / 3) * series
-    series = 1.0 + y * (1 / 2) * series
-    return tl.where(y < 0.5, y * series, tl.exp(y) - 1.0)
-
-
-@triton.jit
-def softmax(logits, inside):
-    """Over the channels; logits (BT, BD), inside (1, BD)."""
-    logits = tl.where(inside, logits, -float("inf"))
-    weights = tl.exp(logits - tl.max(logits, 1)[:, None])
-    return weights / tl.sum(weights, 1)[:, None]
-
-
-@triton.jit
-def norm_exponent(x, a0, b0):
+def norm_exponent(x, a0, b0, FAST: tl.constexpr):
     """1 / n, tanh n and the exponent of norm_power, each (BT, 1)."""
-    n = tl.sqrt(tl.sum(x * x, 1) + SMALLEST_SQUARE)[:, None]
+    square = (tl.sum(x * x, 1) + SMALLEST_SQUARE)[:, None]
+    if FAST:
+        inverse = tl.rsqrt(square)
+        n = square * inverse
+    else:
+        n = tl.sqrt(square)
+        inverse = 1.0 / n
     shrunk = tl.exp(-2.0 * n)
-    tanh = (1.0 - shrunk) / (1.0 + shrunk)
-    return 1.0 / n, tanh, a0 * (b0 + tanh)
+    tanh = over(1.0 - shrunk, 1.0 + shrunk, FAST)
+    return inverse, tanh, a0 * (b0 + tanh)
 
 
 @triton.jit
@@ -157,24 +82,14 @@ def swap_pairs(x, BT: tl.constexpr, BD: tl.constexpr):
 
 
 @triton.jit
-def positive_part(x):
-    """max(x, 0) in the dtype of x; as whole numbers 16-bit floats have the same sign, and two fit one instruction."""
-    if x.dtype == tl.float32 or INTERPRETED:
-        return tl.maximum(x.to(tl.float32), 0.0).to(x.dtype)
-    else:
-        bits = x.to(tl.int16, bitcast=True)
-        most = tl.inline_asm_elementwise(MAX_OF_TWO, "=r,r", [bits], tl.int16, PURE, 2)
-        return most.to(x.dtype, bitcast=True)
-
-
-@triton.jit
 def load_table(table, MAP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
     """a of part 0, b of both parts (each (1, BD)), a0 and b0; zeros where the map has no table."""
     if has_table(MAP):
         F: tl.constexpr = parts_of(MAP) * D
         channel = tl.arange(0, BD)
         inside = channel < D
-        a = tl.load(table + channel, mask=inside, other=0.0)[None, :]
+        # 0 to the power of 0 is not 0: columns that do not exist have an exponent too.
+        a = tl.load(table + channel, mask=inside, other=1.0)[None, :]
         b = tl.load(table + F + channel, mask=inside, other=0.0)[None, :]
         b_second = b
         if MAP == SPLIT_EXPM1 or MAP == SQUARES_AND_LINEAR:
@@ -205,12 +120,12 @@ def load_token(token, token_t, t0, keep, HAS_TOKEN: tl.constexpr, BT: tl.constex
 
 
 @triton.jit
-def is_negative(x, b, MAP: tl.constexpr):
-    """(BT, BD): whether part 1 is the one that counts in a one-sided map."""
+def side_of(x, b, MAP: tl.constexpr):
+    """(BT, BD): negative where part 1 is the one that counts in a one-sided map."""
     if MAP == SPLIT_POWER or MAP == SPLIT_EXPM1:
-        return x * b < 0
+        return x * b
     else:
-        return x < 0
+        return x
 
 
 @triton.jit
@@ -226,8 +141,8 @@ def core_of(x, a, b, a0, b0, factor, MAP: tl.constexpr, FAST: tl.constexpr, BT: 
     elif MAP == SPLIT_POWER:
         return power(tl.abs(x * b), a, FAST)
     elif MAP == NORM_POWER:
-        inverse, _, exponent = norm_exponent(x, a0, b0)
-        return power(tl.abs(x) * inverse, exponent, FAST)
+        inverse, _, exponent = norm_exponent(x, a0, b0, FAST)
+        return scaled_power(tl.abs(x), inverse, exponent, FAST)
     elif MAP == SIGN_POWER:
         return power(tl.abs(x), a0, FAST)
     elif MAP == SPLIT_EXPM1:
@@ -243,7 +158,7 @@ def map_tile(
     raw, kept, params, factor,
     MAP: tl.constexpr, FAST: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Of inputs (BT, BD), 0 where not kept: features, those of part 1, and whether part 1 counts; each (BT, BD).
+    """Of inputs (BT, BD), 0 where not kept: features, those of part 1, and a side, < 0 where part 1 counts; (BT, BD).
 
     Features are fp32, or as the inputs where nothing is computed; 0 where not kept. Without their factors per token,
     but for shifted_power. In a one-sided map the first are the core and the second the same; where the last two have
@@ -257,14 +172,14 @@ def map_tile(
         return core, core, core
     elif parts_of(MAP) == 1 or one_sided(MAP):
         x = raw.to(tl.float32)
-        negative = x
+        side = x
         if one_sided(MAP):
-            negative = is_negative(x, b, MAP)
-            b = b_of_part(b, b_second, negative, MAP)
+            side = side_of(x, b, MAP)
+            b = b_of_part(b, b_second, side < 0, MAP)
         core = core_of(x, a, b, a0, b0, factor, MAP, FAST, BT, BD)
         if not maps_zero_to_zero(MAP):
             core = tl.where(kept, core, 0.0)
-        return core, core, negative
+        return core, core, side
     elif MAP == SOFTMAX_PAIR:
         x = raw.to(tl.float32)
         inside = (tl.arange(0, BD) < D)[None, :]
@@ -276,14 +191,16 @@ def map_tile(
 
 
 @triton.jit
-def parts_from(core, second, negative, factor, MAP: tl.constexpr, HAS_TOKEN: tl.constexpr, dtype: tl.constexpr):
+def parts_from(core, second, side, factor, MAP: tl.constexpr, HAS_TOKEN: tl.constexpr, dtype: tl.constexpr):
     """Both parts as operands, from what ``map_tile`` gives, and the core with its factor, all in ``dtype``."""
     if HAS_TOKEN and MAP != SHIFTED_POWER:
         core = core.to(tl.float32) * factor
         second = second.to(tl.float32) * factor
-    whole = core.to(dtype)
     if one_sided(MAP):
-        nothing = tl.zeros(whole.shape, dtype)
-        return tl.where(negative, nothing, whole), tl.where(negative, whole, nothing), whole
+        return split_by_sign(core, side, dtype)
     else:
-        return whole, second.to(dtype), whole
+        whole = rounded(core, dtype)
+        if parts_of(MAP) == 2:
+            return whole, rounded(second, dtype), whole
+        else:
+            return whole, whole, whole

@@ -5,14 +5,12 @@
 import triton
 import triton.language as tl
 
-from linattn.ops.triton.kernels.maps import (
+from linattn.ops.triton.kernels.map_codes import (
     ELU,
     IDENTITY,
-    LARGEST_EXPONENT,
     NORM_POWER,
     PAIR_RELU,
     RELU,
-    SHIFT,
     SHIFTED_POWER,
     SIGN_POWER,
     SOFTMAX_PAIR,
@@ -20,14 +18,11 @@ from linattn.ops.triton.kernels.maps import (
     SPLIT_POWER,
     SQUARES,
     SQUARES_AND_LINEAR,
-    b_of_part,
-    log2_of,
-    norm_exponent,
     one_sided,
-    over,
     parts_of,
-    swap_pairs,
 )
+from linattn.ops.triton.kernels.map_numbers import log2_of, over
+from linattn.ops.triton.kernels.maps import LARGEST_EXPONENT, SHIFT, b_of_part, norm_exponent, swap_pairs
 
 LOG_2 = tl.constexpr(0.6931471805599453)
 
@@ -45,7 +40,7 @@ def core_grad(g, core, x, a, b, a0, b0, MAP: tl.constexpr, FAST: tl.constexpr, B
     elif MAP == SPLIT_POWER:
         return over(g * core * a, x, FAST)
     elif MAP == NORM_POWER:
-        inverse, tanh, exponent = norm_exponent(x, a0, b0)
+        inverse, tanh, exponent = norm_exponent(x, a0, b0, FAST)
         h = g * core
         log = log2_of(tl.abs(x) * inverse, FAST)
         through_exponent = tl.sum(h * log, 1)[:, None] * (LOG_2 * a0 * (1.0 - tanh) * (1.0 + tanh))
@@ -70,7 +65,7 @@ def expm1_slope(g, core, x, b):
 
 @triton.jit
 def tile_grad(
-    raw, core, second, negative, g, g_second, params, factor, kept,
+    raw, core, second, side, g, g_second, params, factor, kept,
     MAP: tl.constexpr, FAST: tl.constexpr, HAS_TOKEN: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """From gradients g of the features, g_second of those of part 1 (each (BT, BD) fp32): dx (BT, BD), d_token (BT,).
@@ -95,7 +90,7 @@ def tile_grad(
         return g, d_token, g, g
     elif parts_of(MAP) == 1 or one_sided(MAP):
         if one_sided(MAP):
-            b = b_of_part(b, b_second, negative, MAP)
+            b = b_of_part(b, b_second, side < 0, MAP)
         if HAS_TOKEN:
             d_token = tl.sum(g * core, 1)
             if MAP == SHIFTED_POWER:
@@ -120,7 +115,7 @@ def tile_grad(
 
 @triton.jit
 def table_terms(
-    raw, core, negative, g, g_second, params,
+    raw, core, side, g, g_second, params,
     MAP: tl.constexpr, FAST: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Two tiles (BT, BD) whose sums over the tokens ``store_table_grad`` takes; g as ``tile_grad`` returns it."""
@@ -133,8 +128,8 @@ def table_terms(
         h = g * core
         return h * log2_of(tl.abs(x * b), FAST), h
     elif MAP == SPLIT_EXPM1:
-        to_b = expm1_slope(g, core, x, b_of_part(b, b_second, negative, MAP)) * x
-        return tl.where(negative, 0.0, to_b), tl.where(negative, -to_b, 0.0)
+        to_b = expm1_slope(g, core, x, b_of_part(b, b_second, side < 0, MAP)) * x
+        return tl.where(side < 0, 0.0, to_b), tl.where(side < 0, -to_b, 0.0)
     elif MAP == SQUARES:
         return g * x * x, g
     elif MAP == SQUARES_AND_LINEAR:

@@ -1,0 +1,67 @@
+"""Tile sizes of the walks of exponential attention: by shape and device, without measuring."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from linattn.ops.triton.causal_config import shared_memory
+from linattn.ops.triton.support import multiprocessors, padded
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Of one walk: L tokens, BW columns."""
+
+    L: int
+    BW: int
+    warps: int
+    stages: int
+
+
+OUTPUT, D_Q, D_K, D_V = range(4)  # walks
+# What a measurement wants to try, by walk: fields of Tiles.
+TRIAL: dict[int, dict[str, int]] = {}
+# The number of segments a test wants to see.
+TRIAL_SEGMENTS: list[int] = []
+# Shortest piece of a sequence that is worth a state of its own.
+SHORTEST_SEGMENT = 512
+
+
+def pick(role: int, X: int, W: int, dtype: torch.dtype, device: torch.device) -> Tiles:
+    """For a state of X rows and W columns. L goes by dtype alone, so that all walks of a call share it."""
+    BX = padded(X)
+    if dtype == torch.float32:
+        # Full fp32 products run outside the tensor cores, with both operands in registers: small tiles, many warps.
+        tiles = Tiles(L=32, BW=min(padded(W), 32 if BX <= 128 else 16), warps=8, stages=1)
+    elif dtype == torch.float16:
+        # State and scores may leave the range of fp16: tf32 products, with operands of twice the size.
+        tiles = Tiles(L=32, BW=min(padded(W), 64 if BX <= 128 else 32), warps=4, stages=1)
+    elif BX <= 64:
+        tiles = Tiles(L=64, BW=min(padded(W), 64), warps=4, stages=3)
+    elif BX <= 128:
+        # With three stages two programs of a gradient would not fit on a multiprocessor of Hopper.
+        tiles = Tiles(L=64, BW=min(padded(W), 64), warps=4, stages=3 if role == OUTPUT else 2)
+    else:
+        tiles = Tiles(L=64, BW=min(padded(W), 64), warps=8, stages=2)
+    return _fitting(replace(tiles, **TRIAL.get(role, {})), BX, dtype, shared_memory(device))
+
+
+def _fitting(tiles: Tiles, BX: int, dtype: torch.dtype, limit: int) -> Tiles:
+    """Fewer stages, then a narrower tile, until the estimate is inside the shared memory of the device."""
+    size = 2 if dtype == torch.bfloat16 else 4
+    while True:
+        # x, y, w and u of each stage; the state and the scores as operands, a tile on its way out.
+        tokens = tiles.L * (2 * BX + 2 * tiles.BW) * dtype.itemsize * tiles.stages
+        used = tokens + (BX * tiles.BW + tiles.L * tiles.L + tiles.L * tiles.BW) * size
+        if used <= limit or tiles.BW <= 16:
+            return tiles
+        tiles = replace(tiles, stages=tiles.stages - 1) if tiles.stages > 1 else replace(tiles, BW=tiles.BW // 2)
+
+
+def segments(T: int, programs: int, unit: int, device: torch.device) -> tuple[int, int]:
+    """Tokens of a segment, in whole units, and how many there are: one, unless the device would be left idle."""
+    wanted, most = 2 * multiprocessors(device) // max(1, programs), T // SHORTEST_SEGMENT
+    if TRIAL_SEGMENTS:
+        wanted = most = TRIAL_SEGMENTS[0]
+    length = max(1, -(-T // (max(1, min(wanted, most)) * unit))) * unit
+    return length, max(1, -(-T // length))
