@@ -24,6 +24,7 @@ def test_a_child_that_ends_well_is_heard_to_its_end():
     assert deaths == []
 
 
+@pytest.mark.usefixtures("quick_children")
 def test_a_crash_and_a_broken_gpu_are_told_and_the_next_child_goes_on():
     heard, deaths = [], []
 
@@ -39,6 +40,7 @@ def test_a_crash_and_a_broken_gpu_are_told_and_the_next_child_goes_on():
     assert deaths == ["the process was ended by SIGSEGV", "the GPU answers no more after an error"]
 
 
+@pytest.mark.usefixtures("quick_children")
 def test_a_child_that_hangs_is_ended():
     deaths = []
     begin = time.monotonic()
@@ -59,12 +61,14 @@ def test_tasks_run_in_parallel_and_a_failing_one_costs_itself(tmp_path):
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "0 yes", "2": "4 yes"}
 
 
+@pytest.mark.usefixtures("quick_children")
 def test_what_does_not_end_in_time_is_ended():
     begin = time.monotonic()
     assert list(in_parallel(fake.sleep, [60], (), processes=1, seconds=1)) == []
     assert time.monotonic() - begin < 50
 
 
+@pytest.mark.usefixtures("quick_children")
 def test_a_race_survives_a_contender_that_takes_its_process_down():
     result, rows = KernelsResult(QUICK.describe(["test"])), []
     open_run(result)
@@ -89,6 +93,7 @@ def test_each_thing_is_compiled_once_beforehand():
     assert not any("SDPA" in name or name == "eager" for _, name in tasks)
 
 
+@pytest.mark.usefixtures("quick_children")
 def test_what_was_compiled_beforehand_is_written_down():
     result, said = KernelsResult(QUICK.describe(["test"])), []
     open_run(result)

@@ -79,7 +79,11 @@ def test_published_parameters(name):
         assert count == pytest.approx(CONFIGURATIONS[name], abs=0.06)
 
 
-LONG = ("nala b", "nala l", "pola_plus b4", "pola_plus b5", "rala b", "rala l", "swin s", "swin b")
+# Of each family the smaller sizes: a block's operations are counted there, and parameters tell every size's shape.
+LONG = (
+    "nala s", "nala b", "nala l", "pola_plus b1", "pola_plus b3", "pola_plus b4", "pola_plus b5", "rala s", "rala b",
+    "rala l", "swin s", "swin b", "qt 3", "qt 4", "qt 5", "qt 6",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in FIGURES])

@@ -57,13 +57,20 @@ def test_configuration_names_what_is_there(name):
     weights = dict(model.named_parameters())
     assert weights[model.default_cfg["classifier"] + ".weight"].shape == (1000, model.head_hidden_size)
     assert weights[model.default_cfg["first_conv"] + ".weight"].shape[1] == 3
-    assert list(weights)[-2:] == ["head.fc.weight", "head.fc.bias"]  # where timm looks for the classifier
+    head = model.default_cfg["classifier"]
+    assert list(weights)[-2:] == [f"{head}.weight", f"{head}.bias"]  # where timm looks for the classifier
     planes = model.forward_features(torch.empty(1, 3, 224, 224, device="meta")) if name in KINDS else None
     assert planes is None or planes.shape[2:] == model.default_cfg["pool_size"]
     assert model.no_weight_decay() <= set(weights)
 
 
-@pytest.mark.parametrize("name", [n for n in TIMM_MODELS if n != "linattn_qtvit_6"])
+def features_cases():
+    """One model of each kind; the others, which differ in widths alone, with the slow tests."""
+    names = [n for n, m in TIMM_MODELS.items() if m.pyramid and n != "linattn_qtvit_6"]
+    return [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", features_cases())
 def test_features_of_every_model(name):
     model = shallow(name, features_only=True)
     assert model.feature_info.reduction() == [4, 8, 16, 32]
