@@ -210,6 +210,7 @@ def test_interrupted_resumed_failed_and_left_out(monkeypatch, tmp_path):
         models(replace(config, seed=1), path, Console(file=screen), resume=True)
 
 
+@pytest.mark.usefixtures("quick_children")
 def test_a_crash_costs_one_row_and_models_are_compiled_beforehand():
     result, rows = opened(SMALL), []
     config = replace(SMALL, processes=1)

@@ -12,7 +12,12 @@ from linattn.cli.options import names, option_errors
 def models(
     device: Annotated[str, typer.Option(help="cuda or cuda:N; cpu with --quick.")] = "cuda",
     cases: Annotated[
-        str, typer.Option(help="vit-224, vit-512, language-8192-b1, language-8192-b4, with commas.  [default: all]")
+        str,
+        typer.Option(
+            help="With commas: vit-224, vit-512, language-8192-b1, language-8192-b4 (the default: these four); "
+            "backbones, the smallest of every family at 224, 384, 512 and 1024 pixels, backbones-224 at one of these; "
+            "any model of timm's linattn_* by name and size, such as nalaformer_small-512."
+        ),
     ] = "",
     mechanisms: Annotated[
         str, typer.Option(help="With commas; softmax is there anyway.  [default: those of each case]")
@@ -42,9 +47,10 @@ def models(
     name: Annotated[str, typer.Option(help="Name of the file.")] = "models",
     seed: Annotated[int, typer.Option(help="Of weights and inputs.")] = 0,
 ) -> None:
-    """Training steps of whole compiled models beside the same models on flash softmax.
+    """Training steps of whole compiled models beside the same models on softmax.
 
-    DeiT-small at 224 and 512 pixels, and a language model of 135 million parameters at 8192 tokens. Each row's loss and
+    DeiT-small at 224 and 512 pixels, and a language model of 135 million parameters at 8192 tokens; by name the
+    backbones of papers, with a chart of time and memory over softmax against the size of images. Each row's loss and
     gradients are checked against plain PyTorch in the same run, every call of attention says what it takes, and a
     profile says which kernels the time goes to.
 

@@ -1,7 +1,12 @@
 """Tokens as an image: prefix tokens (class token, registers) first, then the rows of the plane one after another."""
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor
+
+from linattn.mechanisms.base import Mechanism
+from linattn.mechanisms.registry import mechanism_info, mechanism_options
 
 
 def check_plane(length: int, spatial_shape: tuple[int, int] | None, num_prefix_tokens: int, part: str) -> None:
@@ -31,3 +36,19 @@ def from_plane(plane: Tensor, num_prefix_tokens: int) -> Tensor:
 def wipe(x: Tensor, key_mask: Tensor | None) -> Tensor:
     """Zero the masked tokens of ``x (B, T, C)``: a convolution would carry them to their neighbours."""
     return x if key_mask is None else x.masked_fill(~key_mask.unsqueeze(-1), 0)
+
+
+def prefix_option(mechanism: str, num_prefix_tokens: int, given: Any) -> dict[str, Any]:
+    """``given`` options of a mechanism, and how many tokens stand before the plane if it wants to know that."""
+    wants = num_prefix_tokens > 0 and "num_prefix_tokens" in mechanism_options(mechanism_info(mechanism).cls)
+    return ({"num_prefix_tokens": num_prefix_tokens} if wants else {}) | dict(given)
+
+
+def mechanism_plane(
+    mechanism: Mechanism, spatial_shape: tuple[int, int] | None, num_prefix_tokens: int
+) -> tuple[int, int] | None:
+    """The plane as a mechanism is told of it: None where tokens stand before it that the mechanism takes for others.
+
+    It then takes all of them as a line.
+    """
+    return spatial_shape if getattr(mechanism, "num_prefix_tokens", 0) == num_prefix_tokens else None

@@ -7,9 +7,12 @@ EXTRAS = {
     "accelerate": "train",
     "matplotlib": "report",
     "numpy": "train",
+    "onnx": "export",
+    "onnxscript": "export",
     "sklearn": "train",
     "safetensors": "hf",
     "timm": "vision",
+    "torch_geometric": "graph",
     "torchvision": "vision",
     "transformers": "hf",
 }

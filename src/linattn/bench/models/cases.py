@@ -1,9 +1,10 @@
-"""Which models are timed: a vision transformer at two sizes of images, a language model at two batches."""
+"""Which models are timed: a vision transformer, backbones by name at four sizes of images, a language model."""
 
 from dataclasses import dataclass, replace
 from typing import Any
 
-from linattn.support.options import check_option
+from linattn.models.vision.catalog import TIMM_MODELS
+from linattn.support.options import OptionError
 
 SOFTMAX = "softmax"
 # Names of the tables -> mechanism and its options, where the name alone does not tell.
@@ -12,10 +13,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {"gated-head": ("gated", {"gat
 
 @dataclass(frozen=True)
 class ModelCase:
-    """One model at one batch. Vision: a ``size`` of ``create_vit``, and pixels; language: tokens, and the decoder."""
+    """One model at one batch. Vision: a ``size`` of ``create_vit``, and pixels; language: tokens, and the decoder.
+
+    Backbone: ``size`` is a name of timm's registry without ``linattn_``; its twin is the same model on softmax.
+    """
 
     name: str
-    kind: str  # vision, language
+    kind: str  # vision, backbone, language
     batch: int
     mechanisms: tuple[str, ...]
     size: str = "small"
@@ -31,21 +35,25 @@ class ModelCase:
     def shape(self) -> str:
         if self.kind == "vision":
             return f"ViT-{self.size}, {self.batch} images of {self.pixels} pixels"
+        if self.kind == "backbone":
+            return f"{self.size}, {self.batch} images of {self.pixels} pixels"
         return f"decoder, {self.depth} layers of {self.width}, {self.batch} x {self.tokens} tokens"
 
     @property
     def unit(self) -> str:
-        return "images" if self.kind == "vision" else "tokens"
+        return "tokens" if self.kind == "language" else "images"
 
     @property
     def units(self) -> int:
         """Of one step."""
-        return self.batch * (1 if self.kind == "vision" else self.tokens)
+        return self.batch * (self.tokens if self.kind == "language" else 1)
 
     def quick(self) -> "ModelCase":
         """Small enough for any machine; what runs is the same."""
         if self.kind == "vision":
             return replace(self, batch=2, size="digits", pixels=8)
+        if self.kind == "backbone":
+            return replace(self, batch=2, pixels=64, depth=1)
         return replace(self, batch=2, tokens=24, depth=2, width=32, heads=2, hidden=48, vocabulary=64)
 
 
@@ -59,11 +67,51 @@ CASES = (
 )
 
 
+# Images that a batch holds at each size, so that all sizes are about as many pixels.
+PIXELS = {224: 64, 384: 24, 512: 12, 1024: 4}
+GROUP = "backbones"
+# The smallest of every family, and all of its stages linear where there is such a one.
+GROUP_MODELS = ("nalaformer_xtiny", "nalaformer_xtiny_linear", "polaformerpp_b0", "rala_tiny", "mirrorla_xtiny",
+                "mirrorla_xtiny_linear", "polaformer_pvt_tiny", "polaformer_swin_tiny", "qtvit_1",
+                "deit_tiny_lion")  # fmt: skip
+
+
+def backbone_case(name: str) -> ModelCase | None:
+    """``nalaformer_tiny-384``, for any name of timm's registry and any size of ``PIXELS``; None: it is no such name."""
+    size, _, pixels = name.rpartition("-")
+    model = TIMM_MODELS.get(f"linattn_{size}")
+    if model is None or pixels not in map(str, PIXELS):
+        return None
+    return ModelCase(name, "backbone", PIXELS[int(pixels)], (SOFTMAX, model.mechanism), size, int(pixels), depth=0)
+
+
 def select(names: tuple[str, ...]) -> list[ModelCase]:
-    """Those cases in the order of the table; none: all."""
+    """Those cases in the order of the table, then backbones as they are named; none: the table.
+
+    ``backbones`` stands for the smallest of every family at every size, ``backbones-224`` for them at one.
+    """
+    table = [case for case in CASES if not names or case.name in names]
+    others: dict[str, ModelCase] = {}
     for name in names:
-        check_option("cases", name, [case.name for case in CASES])
-    return [case for case in CASES if not names or case.name in names]
+        for own in _expanded(name):
+            case = backbone_case(own)
+            if case is not None:
+                others[own] = case
+            elif own not in [case.name for case in CASES]:
+                known = ", ".join([*(case.name for case in CASES), GROUP, *(f"{GROUP}-{p}" for p in PIXELS)])
+                sizes = ", ".join(map(str, PIXELS))
+                raise OptionError(
+                    "cases", f"must be one of {known}, or a model of timm.list_models('linattn_*') without its prefix "
+                    f"and one of {sizes}, such as nalaformer_tiny-384, got {name!r}"
+                )  # fmt: skip
+    return table + list(others.values())
+
+
+def _expanded(name: str) -> list[str]:
+    group, _, pixels = name.partition("-")
+    if group != GROUP or (pixels and pixels not in map(str, PIXELS)):
+        return [name]
+    return [f"{model}-{p}" for model in GROUP_MODELS for p in ([pixels] if pixels else PIXELS)]
 
 
 def variant(name: str) -> tuple[str, dict[str, Any]]:

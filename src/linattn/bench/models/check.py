@@ -54,7 +54,8 @@ class ModelTruth:
 
     def _gradients(self, host: Host, autocast: bool) -> list[Tensor | None]:
         """In pieces of the batch, so that what eager code keeps in fp32 fits."""
-        piece = VISION_PIECE if self.case.kind == "vision" else 1
+        # BatchNorm takes the statistics of the batch it sees: a backbone's stays whole.
+        piece = {"vision": VISION_PIECE, "backbone": self.case.batch}.get(self.case.kind, 1)
         total: list[Tensor | None] | None = None
         for inputs, targets in zip(self.inputs.split(piece), self.targets.split(piece), strict=True):
             inputs = inputs.to(next(host.parameters()).dtype) if inputs.is_floating_point() else inputs

@@ -1,6 +1,7 @@
 """The models in three parts, stem, blocks and head with its loss, so that each can be compiled by itself."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from linattn.bench.models.cases import SOFTMAX, ModelCase, variant
 from linattn.layers.attention import Attention
 from linattn.models.vision import create_vit
+from linattn.models.vision.catalog import TIMM_MODELS
 from linattn.support.compiling import compile_blocks
 
 
@@ -65,6 +67,47 @@ class VisionHost(Host):
         return F.cross_entropy(self.model.forward_head(self.model.norm(x)).float(), targets)
 
 
+class BackboneHost(Host):
+    """A backbone of timm's registry and the cross entropy of its classes; a batch has the statistics of all of it."""
+
+    def __init__(self, case: ModelCase, mechanism: str, impl: str, depth: int | None) -> None:
+        super().__init__()
+        name, own = variant(mechanism)
+        entry = TIMM_MODELS[f"linattn_{case.size}"]
+        options: dict[str, Any] = {"mechanism": name, "img_size": case.pixels, "drop_path_rate": 0.0}
+        depth = depth or case.depth  # 0: as published
+        if not entry.pyramid:
+            options["attention"] = {"impl": impl} | ({"mechanism_options": own} if own else {})
+            options |= {"depth": depth} if depth else {}
+        else:
+            options |= {"impl": impl} | ({"mechanism_options": {name: own}} if own else {})
+            options |= {"depths": (depth,) * entry.num_depths} if depth else {}
+        model: Any = entry(**options)
+        self.model = model
+        stages = model.stages if entry.pyramid else [model]
+        self.blocks = nn.ModuleList(block for stage in stages for block in stage.blocks)
+        steps = [stage.downsample for stage in stages if hasattr(stage, "downsample")]
+        self.steps = nn.ModuleList([model.stem if entry.pyramid else model.patch_embed, *steps])
+
+    def stem(self, inputs: Tensor) -> Tensor:
+        return self.model.forward_features(inputs)
+
+    def head(self, x: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(self.model.forward_head(x).float(), targets)
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The model calls its own blocks: stages step down between them."""
+        return self.head(self.stem(inputs), targets)
+
+    def compile_parts(self, **options: Any) -> None:
+        """Steps down, blocks and head, each in place."""
+        self.head = torch.compile(self.head, **options)  # type: ignore[method-assign]
+        for step in self.steps:
+            if not isinstance(step, nn.Identity):
+                step.compile(**options)
+        compile_blocks(self, **options)
+
+
 class DecoderBlock(nn.Module):
     """``x += attn(norm(x))``, then ``x += W_o (silu(W_g y) * W_u y)``, ``y = norm(x)``."""
 
@@ -106,11 +149,14 @@ class LanguageHost(Host):
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
+HOSTS: dict[str, Callable[..., Host]] = {"vision": VisionHost, "backbone": BackboneHost, "language": LanguageHost}
+
+
 def create_host(
     case: ModelCase, mechanism: str, device: torch.device, seed: int, *, impl: str = "auto", depth: int | None = None
 ) -> Host:
     """In fp32 and ready to train; every form of a mechanism gets the same weights."""
-    kind = VisionHost if case.kind == "vision" else LanguageHost
+    kind = HOSTS[case.kind]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         host = kind(case, mechanism, impl, depth)
@@ -125,5 +171,8 @@ def draw_batch(case: ModelCase, device: torch.device, seed: int) -> tuple[Tensor
         shape = (case.batch, sizes.patch_embed.in_chans, case.pixels, case.pixels)
         images = torch.randn(shape, generator=generator, device=device)
         return images, torch.randint(sizes.num_classes, (case.batch,), generator=generator, device=device)
+    if case.kind == "backbone":
+        images = torch.randn(case.batch, 3, case.pixels, case.pixels, generator=generator, device=device)
+        return images, torch.randint(1000, (case.batch,), generator=generator, device=device)
     text = torch.randint(case.vocabulary, (case.batch, case.tokens + 1), generator=generator, device=device)
     return text[:, :-1].contiguous(), text[:, 1:].contiguous()

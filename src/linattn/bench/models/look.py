@@ -40,7 +40,8 @@ def look_at(host: Host, mechanism: str, inputs: Tensor, targets: Tensor, autocas
             hook.remove()
     if mechanism == SOFTMAX:
         return Look({"scaled_dot_product_attention: softmax is PyTorch's": len(modules)}, dict(watch.beside), None)
-    served = len(choices) >= len(modules) and all(choice.impl == "triton" for choice in choices)
+    linear = [module for module in modules if module.info.name != SOFTMAX]  # a backbone's last stages are softmax
+    served = len(choices) >= len(linear) and all(choice.impl == "triton" for choice in choices)
     return Look(dict(Counter(map(str, choices))), dict(watch.beside), served)
 
 

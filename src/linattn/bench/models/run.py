@@ -97,7 +97,7 @@ class Subject:
             row.status, row.reason = "absent", "CUDA graphs need a GPU"
             return
         try:
-            with flash_only(self.mechanism, self.device):
+            with flash_only(self.case, self.mechanism, self.device):
                 self._fill(row)
         except TimeLimitError as error:
             row.status, row.reason = "left out", f"its first step was {error}"

@@ -8,13 +8,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from linattn.bench.models.cases import SOFTMAX
+from linattn.bench.models.cases import SOFTMAX, backbone_case
+from linattn.bench.models.chart import draw_sweep
 from linattn.bench.models.rows import BAD, ModelRow, ModelsResult
 from linattn.bench.models.run import plan_of, run_models
 from linattn.bench.models.settings import ModelsConfig
 from linattn.bench.models.start import run_apart
 from linattn.bench.progress import row_progress
 from linattn.bench.screen import INTERRUPTED, RIGHT, WRONG
+from linattn.support.extras import MissingExtraError
 from linattn.support.files import write_json
 from linattn.support.options import OptionError
 
@@ -69,6 +71,9 @@ def models(config: ModelsConfig, path: Path, console: Console, *, resume: bool =
         console.print(f"faster than softmax: {beaten} of {measured} measured ones")
     if result.rows:
         console.print(f"results: {path}", soft_wrap=True)
+    chart = path.with_suffix(".png")
+    if any(backbone_case(row.case) for row in result.rows) and _draw(result, chart, console):
+        console.print(f"chart: {chart}", soft_wrap=True)
     if result.interrupted:
         console.print("[yellow]interrupted: the rows above are complete, --resume measures the rest[/]")
     elif any(row.status == "left out" for row in result.rows):
@@ -77,6 +82,14 @@ def models(config: ModelsConfig, path: Path, console: Console, *, resume: bool =
         bad = [f"{row.mechanism} in {row.case}, {row.mode}" for row in result.rows if row.status in BAD]
         console.print(f"[bold red]wrong, failed or not on kernels: {', '.join(bad)}[/]")
     return INTERRUPTED if result.interrupted else RIGHT if result.right else WRONG
+
+
+def _draw(result: ModelsResult, chart: Path, console: Console) -> bool:
+    try:
+        return draw_sweep(result, chart)
+    except MissingExtraError as error:  # what was measured is on disk: a chart can be drawn later
+        console.print(f"[yellow]no chart: {escape(str(error))}[/]")
+        return False
 
 
 def models_table(result: ModelsResult) -> Table:

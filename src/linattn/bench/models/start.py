@@ -99,7 +99,7 @@ def warm_one(task: tuple[ModelCase, str], config: ModelsConfig) -> None:
     torch.compiler.reset()
     host = create_host(case, mechanism, device, config.seed, depth=1)
     inputs, targets = draw_batch(case, device, config.seed)
-    with flash_only(mechanism, device):
+    with flash_only(case, mechanism, device):
         loss_of = compile_host(host, config.modes[0], config.backend)
         make_step(host, loss_of, inputs, targets, config.autocast)()
     if device.type == "cuda":

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from linattn.bench.models.cases import SOFTMAX
+from linattn.bench.models.cases import SOFTMAX, ModelCase
 from linattn.bench.models.hosts import Host
 from linattn.support.compiling import safe_options
 
@@ -45,8 +45,11 @@ def make_step(
     return step
 
 
-def flash_only(mechanism: str, device: torch.device) -> AbstractContextManager[object]:
-    """Softmax is to be PyTorch's flash kernel, or nothing: another one must not stand in for it unseen."""
-    if mechanism == SOFTMAX and device.type == "cuda":
+def flash_only(case: ModelCase, mechanism: str, device: torch.device) -> AbstractContextManager[object]:
+    """Softmax is to be PyTorch's flash kernel, or nothing: another one must not stand in for it unseen.
+
+    In a backbone PyTorch takes the fastest that serves: windows with a bias of positions have no flash kernel.
+    """
+    if mechanism == SOFTMAX and device.type == "cuda" and case.kind != "backbone":
         return sdpa_kernel([SDPBackend.FLASH_ATTENTION])
     return nullcontext()

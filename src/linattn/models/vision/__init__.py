@@ -1,13 +1,16 @@
-"""Vision hosts: a plain transformer, and the backbones of the vision papers.
+"""Vision hosts: a plain transformer, the backbones of the vision papers, and other attention in timm's own models.
 
 ``import linattn.models.vision.timm_models`` puts the backbones into timm's registry.
 """
 
+from linattn.models.vision.conversion import ConversionReport, convert
 from linattn.models.vision.efficientvit import EFFICIENTVIT_SIZES, EfficientViT, create_efficientvit
+from linattn.models.vision.export import export_onnx, export_program
+from linattn.models.vision.folding import fold_reflections
 from linattn.models.vision.pvt import PVT_SIZES, PyramidVisionTransformer, create_pvt
 from linattn.models.vision.pyramid import Pyramid
 from linattn.models.vision.pyramid_sizes import PYRAMID_SIZES, create_pyramid
-from linattn.models.vision.sizes import SIZES, create_vit
+from linattn.models.vision.sizes import SIZES, create_deit_lion, create_vit
 from linattn.models.vision.swin import SWIN_SIZES, SwinTransformer, create_swin
 from linattn.models.vision.vit import VisionTransformer
 
@@ -17,14 +20,20 @@ __all__ = [
     "PYRAMID_SIZES",
     "SIZES",
     "SWIN_SIZES",
+    "ConversionReport",
     "EfficientViT",
     "Pyramid",
     "PyramidVisionTransformer",
     "SwinTransformer",
     "VisionTransformer",
+    "convert",
+    "create_deit_lion",
     "create_efficientvit",
     "create_pvt",
     "create_pyramid",
     "create_swin",
     "create_vit",
+    "export_onnx",
+    "export_program",
+    "fold_reflections",
 ]

@@ -81,7 +81,7 @@ class Backbone(nn.Module):
             intermediates_only: return the list alone, without the last plane.
         """
         check_choice("output_fmt", str(getattr(output_fmt, "value", output_fmt)), ("NCHW",))
-        taken = self._taken(indices)
+        taken = chosen_indices(indices, len(self.stages), "stages")
         outputs = []
         x = self.stem(self._checked(x))
         for i, stage in enumerate(self.stages[: max(taken) + 1] if stop_early else self.stages):
@@ -95,7 +95,7 @@ class Backbone(nn.Module):
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Drop what the stages asked for do not need; returns their indices. The norm is the last stage's alone."""
-        taken = self._taken(indices)
+        taken = chosen_indices(indices, len(self.stages), "stages")
         if prune_norm or max(taken) < len(self.stages) - 1:
             self.norm = nn.Identity()
         self.stages = self.stages[: max(taken) + 1]
@@ -149,16 +149,17 @@ class Backbone(nn.Module):
             raise ValueError(f"images must be (B, {self.in_chans}, height, width), got shape {tuple(x.shape)}")
         return x
 
-    def _taken(self, indices: int | Sequence[int] | None) -> list[int]:
-        count = len(self.stages)
-        if indices is None:
-            indices = count
-        asked = range(-indices, 0) if isinstance(indices, int) else indices
-        if not asked or not all(-count <= i < count for i in asked):
-            raise ValueError(
-                f"indices must be stages from {-count} to {count - 1}, or how many from the end, got {indices}"
-            )
-        return [i % count for i in asked]
+
+def chosen_indices(indices: int | Sequence[int] | None, count: int, what: str) -> list[int]:
+    """Indices as timm writes them: None for all, n for the last n, or a list, negative ones from the end."""
+    if indices is None:
+        indices = count
+    asked = range(-indices, 0) if isinstance(indices, int) else indices
+    if not asked or not all(-count <= i < count for i in asked):
+        raise ValueError(
+            f"indices must be {what} from {-count} to {count - 1}, or how many from the end, got {indices}"
+        )
+    return [i % count for i in asked]
 
 
 def stage_grid(img_size: tuple[int, int], stage: int) -> tuple[int, int]:

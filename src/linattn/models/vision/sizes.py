@@ -1,6 +1,7 @@
 """Vision transformers by size, mechanism and preset."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from linattn.layers.presets import preset as find_preset
 from linattn.models.vision.patch import PatchEmbed, pair
@@ -50,3 +51,36 @@ def create_vit(
         attention = parts.attention_options(grid) | dict(options.get("attention") or {})
         options = parts.block | {"global_pool": parts.global_pool} | options | {"attention": attention}
     return VisionTransformer(mechanism or "softmax", **options)
+
+
+def create_deit_lion(
+    size: str = "tiny",
+    mechanism: str = "lion",
+    *,
+    decay: Literal["fixed", "selective"] = "fixed",
+    order: Literal["line", "snake"] = "snake",
+    attention: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> VisionTransformer:
+    """DeiT as LION has it: no positions, a class token, and the mean of all tokens, that one too, to be classified.
+
+    Args:
+        size: a key of ``SIZES``.
+        mechanism: another mechanism than LION in the same host, without LION's options.
+        decay: ``"fixed"`` (LION-D) or ``"selective"`` (LION-S).
+        order: ``"snake"`` (LION-natural), two orders over the plane, or ``"line"``.
+        attention: options of ``linattn.layers.Attention``; its ``mechanism_options`` go before decay and order.
+        options: of ``VisionTransformer``.
+
+    Example:
+        >>> from linattn.models.vision import create_deit_lion
+        >>> model = create_deit_lion("tiny", depth=1)
+        >>> model.blocks[0].attn.mechanism.order, model.num_prefix_tokens
+        ('snake', 1)
+    """
+    parts = dict(attention or {})
+    if mechanism == "lion":
+        own = dict(parts.get("mechanism_options") or {})
+        parts["mechanism_options"] = {"decay": decay, "order": order} | own
+    host: dict[str, Any] = {"global_pool": "avg", "class_token": True, "pos_embed": None, "drop_path_rate": 0.1}
+    return create_vit(size, mechanism, attention=parts, **(host | options))

@@ -1,16 +1,18 @@
 """A plain vision transformer, with any mechanism for its attention."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from linattn.layers.norms import EPS
+from linattn.layers.plane import to_plane
+from linattn.models.vision.backbone import chosen_indices
 from linattn.models.vision.block import Block
 from linattn.models.vision.patch import PatchEmbed, pair
 from linattn.models.vision.position import POSITIONS, resize_positions, sincos_positions
+from linattn.models.vision.stage import run_block
 from linattn.ops.checks import check_choice
 
 POOLS = ("token", "avg")
@@ -29,7 +31,8 @@ class VisionTransformer(nn.Module):
         patch_size: an integer or ``(height, width)``.
         in_chans, num_classes: 0 classes leave the head out.
         embed_dim, depth, num_heads, mlp_ratio: shape of the network.
-        global_pool: ``"token"``, a class token is read; ``"avg"``, the mean of all patches, without a class token.
+        global_pool: ``"token"``, a class token is read; ``"avg"``, the mean of all tokens.
+        class_token: there is one; None: for ``"token"`` alone. With ``"avg"`` it counts in the mean (LION).
         pos_embed: ``"learned"``, ``"sincos"`` or None.
         init_values: start of LayerScale (None: no LayerScale).
         drop_rate, drop_path_rate: dropout before the head; skipped branches, growing linearly with depth.
@@ -57,6 +60,7 @@ class VisionTransformer(nn.Module):
         num_heads: int = 3,
         mlp_ratio: float = 4.0,
         global_pool: Literal["token", "avg"] = "token",
+        class_token: bool | None = None,
         pos_embed: Literal["learned", "sincos"] | None = "learned",
         init_values: float | None = None,
         drop_rate: float = 0.0,
@@ -67,15 +71,20 @@ class VisionTransformer(nn.Module):
     ) -> None:
         super().__init__()
         check_choice("global_pool", global_pool, POOLS)
+        check_choice("class_token", class_token, (True, False, None))
+        if global_pool == "token" and class_token is False:
+            raise ValueError("global_pool='token' reads a class token, but class_token is False")
         check_choice("pos_embed", pos_embed, (*POSITIONS, None))
         if pos_embed == "sincos" and embed_dim % 4:
             raise ValueError(f"pos_embed='sincos' needs embed_dim to be a multiple of 4, got {embed_dim}")
         self.num_classes, self.global_pool, self.position = num_classes, global_pool, pos_embed
-        self.num_features = self.embed_dim = embed_dim
+        self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.grad_checkpointing = False
         self.patch_embed = PatchEmbed(pair("patch_size", patch_size), in_chans, embed_dim)
         self.grid = self.patch_embed.grid(pair("img_size", img_size))
-        self.num_prefix_tokens = prefix = int(global_pool == "token")
+        stride = max(self.patch_embed.patch_size)
+        self.feature_info = [{"num_chs": embed_dim, "reduction": stride, "module": f"blocks.{i}"} for i in range(depth)]
+        self.num_prefix_tokens = prefix = int(global_pool == "token" if class_token is None else class_token)
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim)) if prefix else None
         tokens = prefix + self.grid[0] * self.grid[1]
         self.pos_embed = nn.Parameter(torch.empty(1, tokens, embed_dim)) if pos_embed == "learned" else None
@@ -118,10 +127,7 @@ class VisionTransformer(nn.Module):
         x, spatial_shape = self.patch_embed(x)
         x = self._add_positions(x, spatial_shape)
         for block in self.blocks:
-            if self.grad_checkpointing and torch.is_grad_enabled():
-                x = checkpoint(block, x, spatial_shape, use_reentrant=False)
-            else:
-                x = block(x, spatial_shape)
+            x = run_block(block, x, spatial_shape, checkpointing=self.grad_checkpointing)
         return self.norm(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
@@ -132,6 +138,42 @@ class VisionTransformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(x))
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | Sequence[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """Outputs of blocks, as in timm: planes ``(B, C, H, W)`` of the last ``indices``, those listed, or all."""
+        check_choice("output_fmt", str(getattr(output_fmt, "value", output_fmt)), ("NCHW",))
+        check_choice("return_prefix_tokens", return_prefix_tokens, (False,))
+        taken = chosen_indices(indices, len(self.blocks), "blocks")
+        x, spatial_shape = self.patch_embed(x)
+        x = self._add_positions(x, spatial_shape)
+        planes = []
+        for i, block in enumerate(self.blocks[: max(taken) + 1] if stop_early else self.blocks):
+            x = run_block(block, x, spatial_shape, checkpointing=self.grad_checkpointing)
+            if i in taken:
+                planes.append(to_plane(self.norm(x) if norm else x, spatial_shape, self.num_prefix_tokens))
+        return planes if intermediates_only else (self.norm(x), planes)
+
+    def prune_intermediate_layers(
+        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop what the blocks asked for do not need; returns their indices."""
+        taken = chosen_indices(indices, len(self.blocks), "blocks")
+        self.blocks = self.blocks[: max(taken) + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.fc_norm = nn.Identity()
+            self.reset_classifier(0)
+        return taken
 
     def get_classifier(self) -> nn.Module:
         return self.head
@@ -151,6 +193,13 @@ class VisionTransformer(nn.Module):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Keep a block's input alone for backward, and compute the rest again."""
         self.grad_checkpointing = enable
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Patterns that put parameters into layers, for learning rates that fall with depth."""
+        return {
+            "stem": r"^cls_token|pos_embed|patch_embed",
+            "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
+        }
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that are no weights: positions and the class token."""

@@ -1,0 +1,83 @@
+"""The chart of a sweep over sizes of images: what each model takes of the time and memory of its twin on softmax."""
+
+from pathlib import Path
+from typing import Any
+
+from linattn.bench.chart import COLORS, MARKERS
+from linattn.bench.models.cases import SOFTMAX
+from linattn.bench.models.rows import ModelRow, ModelsResult
+from linattn.bench.models.steps import MODES
+from linattn.support.extras import need
+from linattn.support.files import write_atomically
+
+Points = list[tuple[int, float]]
+
+
+def draw_sweep(result: ModelsResult, path: Path) -> bool:
+    """Write the chart as a PNG; False, and no file, where no model has a twin to be compared with."""
+    mode = sweep_mode(result)
+    if mode is None:
+        return False
+    figure = sweep_figure(result, mode)
+    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=130))
+    return True
+
+
+def sweep_mode(result: ModelsResult) -> str | None:
+    """The first mode in which anything was measured beside its twin."""
+    return next((mode for mode in MODES if sweep_points(result, mode)), None)
+
+
+def sweep_points(result: ModelsResult, mode: str) -> dict[str, tuple[Points, Points]]:
+    """By model and mechanism: pixels with time over softmax, and pixels with peak memory over softmax."""
+    found: dict[str, tuple[Points, Points]] = {}
+    for row in result.rows:
+        model, _, pixels = row.case.rpartition("-")
+        share = result.over_softmax(row)
+        if row.unit != "images" or row.mechanism == SOFTMAX or (row.mode, row.status) != (mode, "ok") or share is None:
+            continue
+        times, peaks = found.setdefault(f"{model}, {row.mechanism}", ([], []))
+        times.append((int(pixels), share))
+        memory = _memory_share(result, row)
+        if memory is not None:
+            peaks.append((int(pixels), memory))
+    return found
+
+
+def sweep_figure(result: ModelsResult, mode: str) -> Any:
+    """Time on the left, memory on the right, a line a model; below 1 it is better than softmax."""
+    need("a chart", "matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12.4, 5.4), layout="constrained")
+    FigureCanvasAgg(figure)  # no global state, no display
+    panels = figure.subplots(1, 2)
+    points = sweep_points(result, mode)
+    for i, (name, both) in enumerate(points.items()):
+        # Colors come round again before markers do: together they tell twice as many lines apart.
+        style = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[(i + i // len(COLORS)) % len(MARKERS)]}
+        for panel, own in zip(panels, both, strict=True):
+            if own:
+                panel.plot(*zip(*sorted(own), strict=True), label=name, **style)
+    sizes = sorted({pixels for times, _ in points.values() for pixels, _ in times})
+    for panel, title in zip(panels, ("time of a step", "peak memory of a step"), strict=True):
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log", base=2)
+        panel.set_xticks(sizes, [str(size) for size in sizes])
+        panel.minorticks_off()
+        panel.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        panel.set(title=title, xlabel="pixels", ylabel="over the same model on softmax")
+        panel.axhline(1, color="#999999", linestyle=":", linewidth=1)
+        panel.grid(alpha=0.3)
+    panels[0].legend(fontsize=8)
+    meta = result.meta
+    figure.suptitle(f"forward + backward, {mode}, {meta['precision']}, {meta['device']}", fontsize=10)
+    return figure
+
+
+def _memory_share(result: ModelsResult, row: ModelRow) -> float | None:
+    other = result.find(row.case, SOFTMAX, row.mode)
+    if other is None or not row.peak_bytes or not other.peak_bytes:
+        return None
+    return row.peak_bytes / other.peak_bytes

@@ -1,0 +1,185 @@
+"""What layers of attention of timm's models become: their own projections around a mechanism of this library."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from linattn.layers.plane import mechanism_plane, prefix_option
+from linattn.mechanisms.registry import create_mechanism
+from linattn.models.vision.conversion.attend import attend, holds_bias
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked for, and what the model says of its tokens."""
+
+    mechanism: str
+    options: dict[str, Any]
+    impl: str = "auto"
+    rotary: str = "inputs"
+    reduction: str = "keep"
+    num_prefix_tokens: int = 0
+    grid: tuple[int, int] | None = None
+
+
+class ConvertedAttention(nn.Module):
+    """A timm layer with its parameters, under their own names, and ``mechanism`` in the place of softmax.
+
+    ``y = proj(mechanism(q, k, v))``, with the layer's own norms of q and k, rotary positions, norm and gate of the
+    output. A heir says how q, k and v are made, and has the ``forward`` of the class it stands for.
+    """
+
+    # The layer's own parts, as far as its class has them.
+    qkv: Any
+    q: Any
+    kv: Any
+    sr: Any
+    pool: Any
+    act: Any
+    norm: Any
+    q_proj: Any
+    k_proj: Any
+    v_proj: Any
+    q_bias: Any
+    k_bias: Any
+    v_bias: Any
+    q_norm: Any
+    k_norm: Any
+    proj: Any
+    proj_drop: Any
+    relative_position_bias_table: Any
+    relative_position_index: Any
+
+    biases: ClassVar[dict[str, str]] = {}  # of scores, by name, and what each is: for mechanisms with scores alone
+
+    def __init__(self, old: nn.Module, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+        self.dropped: dict[str, str] = {}
+        self.adopt(old)
+        self.training = old.training
+        self.num_heads = int(old.num_heads)  # type: ignore[arg-type]
+        self.head_dim = self.find_head_dim(old)
+        self.num_kv_heads = int(getattr(old, "num_kv_heads", self.num_heads))
+        self.num_prefix_tokens = int(getattr(old, "num_prefix_tokens", plan.num_prefix_tokens))
+        weight = self.proj.weight
+        with torch.device(weight.device):
+            self.mechanism = create_mechanism(
+                plan.mechanism, num_heads=self.num_heads, head_dim=self.head_dim, num_kv_heads=self.num_kv_heads,
+                impl=plan.impl, input_dim=self.input_dim,
+                **prefix_option(plan.mechanism, self.own_prefix, plan.options),
+            ).to(weight.dtype)  # fmt: skip
+        self.mechanism.train(self.training)
+        if not holds_bias(self.mechanism):
+            self._drop_what_scores_held()
+
+    @property
+    def own_prefix(self) -> int:
+        """Tokens before the plane in what this layer sees."""
+        return self.num_prefix_tokens
+
+    @property
+    @abstractmethod
+    def input_dim(self) -> int:
+        """Width of x."""
+
+    def adopt(self, old: nn.Module) -> None:
+        """Take parameters, buffers and parts over: the same tensors, not copies. What is None stays None."""
+        for name, parameter in old._parameters.items():
+            self.register_parameter(name, parameter)
+        for name, buffer in old._buffers.items():
+            self.register_buffer(name, buffer, persistent=name not in old._non_persistent_buffers_set)
+        for name, module in old._modules.items():
+            if name != "mechanism":
+                self.add_module(name, module)
+        for name, value in vars(old).items():
+            if value is None and not name.startswith("_"):
+                setattr(self, name, None)
+
+    def find_head_dim(self, old: nn.Module) -> int:
+        return int(getattr(old, "head_dim", 0)) or self.proj.weight.shape[1] // self.num_heads
+
+    def drop(self, name: str, why: str) -> None:
+        """Leave a part out and remember it, unless it is not there anyway."""
+        part = getattr(self, name, None)
+        if part is None:
+            return
+        if isinstance(part, nn.Module):
+            self.dropped |= {f"{name}.{own}": why for own, _ in part.named_parameters()}
+        elif isinstance(part, nn.Parameter):
+            self.dropped[name] = why
+        setattr(self, name, None)
+
+    def _drop_what_scores_held(self) -> None:
+        for name, what in self.biases.items():
+            self.drop(name, f"{what} is added to scores, and {self.plan.mechanism} has none")
+        if (rate := self._drop_rate) > 0:
+            self.dropped["attn_drop"] = f"dropout {rate:g} is of weights, and {self.plan.mechanism} never has them"
+
+    @property
+    def _drop_rate(self) -> float:
+        return float(getattr(getattr(self, "attn_drop", None), "p", 0.0))
+
+    def heads(self, x: Tensor, count: int) -> Tensor:
+        """``(B, T, count D)`` to ``(B, count, T, D)``."""
+        return x.unflatten(-1, (count, self.head_dim)).transpose(1, 2)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        x: Tensor,
+        *,
+        bias: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+        spatial_shape: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """``(B, T, H D)``; ``rotate`` turns q and k, or with ``rotary="features"`` what the mechanism makes of them."""
+        if rotate is not None and self.plan.rotary == "inputs":
+            q, k = rotate(q, k)
+            rotate = None
+        q, k = q.to(v.dtype), k.to(v.dtype)  # norms and rotations widen under autocast
+        out = attend(
+            self.mechanism, q, k, v, x=x, bias=bias, key_mask=key_mask, rotate=rotate,
+            dropout=self._drop_rate if self.training else 0.0,
+            spatial_shape=mechanism_plane(self.mechanism, spatial_shape, self.own_prefix),
+        )  # fmt: skip
+        return out.transpose(1, 2).flatten(2)
+
+    def finish(self, out: Tensor, x: Tensor) -> Tensor:
+        """The layer's own norm and gate of the output, then its projection."""
+        norm, gate = getattr(self, "norm", None), getattr(self, "gate", None)
+        if norm is not None:
+            out = norm(out)
+        if gate is not None:
+            out = out * gate(x).sigmoid()
+        return self.proj_drop(self.proj(out))
+
+    def plane(self, length: int) -> tuple[int, int] | None:
+        """The plane of a model that does not tell its layers: the grid it was built for, or else a square."""
+        tokens = length - self.num_prefix_tokens
+        if self.plan.grid is not None and math.prod(self.plan.grid) == tokens:
+            return self.plan.grid
+        side = math.isqrt(max(tokens, 0))
+        return (side, side) if side and side * side == tokens else None
+
+
+def key_mask_of(attn_mask: Tensor | None, is_causal: bool, mechanism: str) -> Tensor | None:
+    """The keys that an attention mask hides from every query alike ``(B, T)``; others no linear attention can hold."""
+    if is_causal:
+        raise ValueError(f"is_causal=True, but the model was converted to {mechanism} as an encoder")
+    if attn_mask is None:
+        return None
+    if attn_mask.dtype == torch.bool and attn_mask.ndim == 4 and attn_mask.shape[1:3] == (1, 1):
+        return attn_mask[:, 0, 0]
+    raise ValueError(
+        f"{mechanism} sees keys or does not: attn_mask must be None or a mask of keys, bool (B, 1, 1, T), "
+        f"got {attn_mask.dtype} {tuple(attn_mask.shape)}"
+    )
