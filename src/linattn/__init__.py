@@ -12,6 +12,7 @@ from linattn.ops.exponential import (
     exponential_attention_step,
     exponential_attention_with_state,
 )
+from linattn.ops.hybrid import hybrid_attention, hybrid_attention_step, hybrid_attention_with_state
 from linattn.ops.linear import linear_attention, linear_attention_step, linear_attention_with_state
 
 __all__ = [
@@ -21,6 +22,9 @@ __all__ = [
     "exponential_attention",
     "exponential_attention_step",
     "exponential_attention_with_state",
+    "hybrid_attention",
+    "hybrid_attention_step",
+    "hybrid_attention_with_state",
     "linear_attention",
     "linear_attention_step",
     "linear_attention_with_state",

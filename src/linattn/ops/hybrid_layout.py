@@ -1,0 +1,104 @@
+"""Where tokens lie once padding is taken out and a state stands in front: index arithmetic that stays on the device."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Places:
+    """Rows of real tokens without gaps, the latest R tokens of a state before them, chunks at multiples of their size.
+
+    ``start (B,)`` is the position of a row's first place, ``before`` and ``after (B,)`` how many real tokens there
+    were before and are after these.
+    """
+
+    def __init__(
+        self, batch: int, length: int, key_mask: Tensor | None, before: Tensor | None, ring: int, chunk: int,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        zeros = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.before = zeros if before is None else before
+        count = zeros + length if key_mask is None else key_mask.sum(-1)
+        self.after = self.before + count
+        self._plain = key_mask is None and before is None
+        if self._plain:
+            self.start = zeros
+            self.real = torch.ones(batch, length, dtype=torch.bool, device=device)
+            return
+        size = length + (0 if before is None else ring + chunk)
+        self.start = (self.before - ring).clamp(min=0).div(chunk, rounding_mode="floor") * chunk
+        position = self.start[:, None] + torch.arange(size, device=device)
+        self.real = (position >= self.before[:, None] - (0 if before is None else ring)) & (position >= 0)
+        self.real &= position < self.after[:, None]
+        self.old = position < self.before[:, None]
+        nth = (position - self.before[:, None]).clamp(0, max(length - 1, 0))
+        order = torch.arange(length, device=device).expand(batch, -1)
+        rank = order
+        if key_mask is not None:
+            order = (~key_mask).to(torch.uint8).argsort(dim=-1, stable=True)
+            rank = (key_mask.cumsum(-1) - 1).clamp(min=0)
+        self._held = 0 if before is None else ring
+        self._source = torch.where(self.old, position.remainder(ring), self._held + order.gather(1, nth))
+        self._target = rank + (self.before - self.start)[:, None]
+        self._key_mask = key_mask
+
+    def gather(self, new: Tensor, held: Tensor | None = None) -> Tensor:
+        """``new (B, H, T, ...)`` in rows ``(B, H, S, ...)``, after ``held (B, H, R, ...)``; 0 where nothing is real."""
+        if self._plain:
+            return new
+        if self._held:
+            held = new.new_zeros(*new.shape[:2], self._held, *new.shape[3:]) if held is None else held.to(new)
+            new = torch.cat([held, new], 2)
+        hidden = ~self.real[:, None]
+        found = take(new, self._source[:, None].expand(-1, new.shape[1], -1))
+        return found.masked_fill(hidden if found.ndim == 3 else hidden.unsqueeze(-1), 0)
+
+    def back(self, rows: Tensor) -> Tensor:
+        """The tokens' own ``(B, H, T, ...)`` out of rows; 0 at masked ones."""
+        if self._plain:
+            return rows
+        found = take(rows, self._target[:, None].expand(-1, rows.shape[1], -1))
+        if self._key_mask is None:
+            return found
+        hidden = ~self._key_mask[:, None]
+        return found.masked_fill(hidden if found.ndim == 3 else hidden.unsqueeze(-1), 0)
+
+    def is_old(self) -> Tensor | None:
+        """``(B, S)``: which places hold tokens of the state; None: none do."""
+        return None if self._plain or not self._held else self.old
+
+
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """``x (B, H, N, ...)`` at ``index (B, H, M)`` of its third axis."""
+    if x.ndim == 3:
+        return x.gather(2, index)
+    return x.gather(2, index.unsqueeze(-1).expand(*index.shape, x.shape[-1]))
+
+
+def first_true(flags: Tensor, count: int) -> Tensor:
+    """Indices of the first ``count`` True entries of the last axis, in order, filled up with others."""
+    return (~flags).to(torch.uint8).argsort(dim=-1, stable=True)[..., :count]
+
+
+class Packing(NamedTuple):
+    """Packed sequences, one per row and padded: ``tokens (N, L)`` says which token lies where."""
+
+    tokens: Tensor
+    mask: Tensor  # (N, L) bool
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """``(1, H, T, ...)`` to ``(N, H, L, ...)``."""
+        return x[0][:, self.tokens].transpose(0, 1)
+
+    def pack(self, x: Tensor) -> Tensor:
+        """``(N, H, L, ...)`` to ``(1, H, T, ...)``."""
+        return x.transpose(1, 2)[self.mask].transpose(0, 1).unsqueeze(0)
+
+
+def packing(cu_seqlens: Tensor, length: int) -> Packing:
+    """Rows have the length of the longest sequence, so the host must know it: on a GPU this waits."""
+    bounds = cu_seqlens.long()
+    lengths = bounds.diff()
+    slots = torch.arange(int(lengths.max()), device=bounds.device)
+    return Packing((bounds[:-1, None] + slots).clamp(max=max(length - 1, 0)), slots < lengths[:, None])

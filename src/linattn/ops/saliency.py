@@ -1,0 +1,168 @@
+"""Which tokens are worth keeping exact: scores from queries and keys alone, and the choice among them.
+
+    p_t = exp(s_tt) / sum_{i in W_t} exp(s_ti),     s_ti = scale q_t . k_i,     W_t = the last tokens up to t
+
+As ``-log(1 + exp(log sum_{i != t} exp(s_ti) - s_tt))`` its logarithm keeps its digits where p is close to 1.
+A token that attends to itself carries what its window does not. ``log p_t`` ranks tokens as the divergence between the
+attention of t with and without itself does: that is ``p log((p + eps) / eps) + (1 - p) log(1 - p)``, and grows with p.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from linattn.ops import checks
+from linattn.ops.hybrid_layout import Places, take
+from linattn.ops.hybrid_types import HybridState, SalientBudget
+from linattn.ops.packing import compute_dtype
+
+Kind = Literal["log_prob", "kl"]
+Reduce = Literal["mean", "max"]
+KINDS = ("log_prob", "kl")
+REDUCTIONS = ("mean", "max")
+
+
+@torch.no_grad()
+def self_saliency(
+    q: Tensor,
+    k: Tensor,
+    *,
+    window: int = 64,
+    scale: float | None = None,
+    kind: Kind = "log_prob",
+    reduce: Reduce = "mean",
+    key_mask: Tensor | None = None,
+    state: HybridState | None = None,
+    eps: float = 1e-8,
+) -> Tensor:
+    """How much each token attends to itself among the last ``window`` real tokens: ``(B, H_kv, T)``, without gradients.
+
+    Args:
+        q: ``(B, H, T, K)``.
+        k: ``(B, H_kv, T, K)``; the scores of the query heads that share a key head are reduced to one.
+        window: tokens of ``W_t``, t among them.
+        scale: of the logits; None: ``K**-0.5``.
+        kind: ``"log_prob"``: ``log p_t``; ``"kl"``: the divergence, with ``eps`` inside its logarithms as published.
+            Both choose the same tokens, as far as ``p > eps``.
+        reduce: ``"mean"`` or ``"max"`` over the query heads of a key head.
+        key_mask: ``(B, T)`` bool, True = real token; the others are in no window, and score 0.
+        state: what came before; its ring must hold ``window - 1`` tokens.
+
+    Example:
+        >>> import torch
+        >>> from linattn.ops.saliency import self_saliency
+        >>> k = torch.tensor([[0.0, 1.0], [0.0, 1.0], [4.0, 0.0]])[None, None]
+        >>> self_saliency(k, k, window=2).argsort().flatten().tolist()  # one of two equal tokens, a new one, the first
+        [1, 2, 0]
+    """
+    _check(q, k, window, kind, reduce, key_mask, state)
+    ring = 1 if state is None else state.window.k.shape[2]
+    before = None if state is None else state.length
+    places = Places(q.shape[0], q.shape[2], key_mask, before, ring, 1, q.device)
+    dtype = compute_dtype(q, k)
+    q = places.gather(q.to(dtype)) * (q.shape[3] ** -0.5 if scale is None else scale)
+    rows = places.gather(k.to(dtype), None if state is None else state.window.k)
+    return places.back(window_scores(q, rows, places.real, window, kind, reduce, eps))
+
+
+def window_scores(
+    q: Tensor, k: Tensor, real: Tensor, window: int, kind: Kind = "log_prob", reduce: Reduce = "mean", eps: float = 1e-8
+) -> Tensor:
+    """:func:`self_saliency` of rows ``(B, H, S, K)`` without gaps, in blocks of ``window`` queries; q is scaled."""
+    H_kv, S = k.shape[1], k.shape[2]
+    n = -(-S // window)
+    more = n * window - S
+    q = F.pad(q, (0, 0, 0, more)).unflatten(2, (n, window)).unflatten(1, (H_kv, -1))  # (B, H_kv, G, n, W, K)
+    keys = F.pad(k, (0, 0, window, more)).unfold(
+        2, 2 * window, window
+    )  # (B, H_kv, n, K, 2W): the block before, its own
+    seen = F.pad(real, (window, more)).unfold(1, 2 * window, window)  # (B, n, 2W)
+    t, i = torch.arange(window, 2 * window, device=k.device)[:, None], torch.arange(2 * window, device=k.device)
+    near = ((t >= i) & (t - i < window)) & seen.unsqueeze(2)  # (B, n, W, 2W)
+    own = (t == i).expand_as(near)
+    logits = q @ keys.unsqueeze(2)
+    itself = logits[..., window:].diagonal(dim1=-2, dim2=-1)
+    scores = logits.masked_fill(~(near | own)[:, None, None], -torch.inf)
+    if kind == "log_prob":
+        others = scores.masked_fill(own[:, None, None], -torch.inf).logsumexp(-1)
+        found = -torch.logaddexp(others - itself, torch.zeros_like(itself))
+    else:
+        with_itself = scores.softmax(-1)
+        others = scores.masked_fill(own[:, None, None], -torch.inf)
+        without = torch.where(others.amax(-1, keepdim=True) == -torch.inf, 0.0, others.softmax(-1))
+        found = (with_itself * ((with_itself + eps) / (without + eps)).log()).sum(-1)
+    found = found.flatten(3)[..., :S]  # (B, H_kv, G, S)
+    return (found.mean(2) if reduce == "mean" else found.amax(2)).masked_fill(~real[:, None], 0)
+
+
+@torch.no_grad()
+def choose_salient(scores: Tensor, budget: SalientBudget, *, key_mask: Tensor | None = None) -> Tensor:
+    """The tokens ``(B, H_kv, T)`` bool that have the highest scores of their chunk: ``budget.per_chunk`` of each.
+
+    Chunks are counted from the first real token; one that is not complete has none chosen. Sinks come first, then
+    higher scores, then earlier tokens. ``budget.cap`` is not applied: it depends on when one looks.
+
+    Example:
+        >>> import torch
+        >>> from linattn.ops.saliency import choose_salient
+        >>> from linattn.ops.hybrid_types import SalientBudget
+        >>> scores = torch.tensor([[[0.0, 3.0, 3.0, 1.0, 2.0, 5.0]]])
+        >>> choose_salient(scores, SalientBudget(ratio=0.5, chunk=4, sinks=0)).nonzero()[:, 2].tolist()
+        [1, 2]
+    """
+    checks.check_tensor("scores", scores, "(B, H_kv, T)", 3)
+    B, _, T = scores.shape
+    if key_mask is not None:
+        checks.check_key_mask(key_mask, B, T, scores)
+    places = Places(B, T, key_mask, None, 1, 1, scores.device)
+    rows = places.gather(scores)
+    n = T // budget.chunk
+    position = torch.arange(n * budget.chunk, device=scores.device)
+    whole = position.div(budget.chunk, rounding_mode="floor") + 1 <= (places.after // budget.chunk)[:, None]
+    by_chunk = rows[..., : n * budget.chunk].unflatten(2, (n, budget.chunk))
+    chosen = top_of_chunk(by_chunk, position.unflatten(0, (n, budget.chunk)), budget).flatten(2) & whole[:, None]
+    return places.back(F.pad(chosen, (0, T - chosen.shape[2])))
+
+
+def top_of_chunk(scores: Tensor, position: Tensor, budget: SalientBudget) -> Tensor:
+    """Which of the tokens ``(..., chunk)`` of complete chunks are chosen."""
+    sinks = (position < budget.sinks).expand_as(scores)
+    order = scores.masked_fill(sinks, torch.inf).argsort(dim=-1, descending=True, stable=True)
+    return (order.argsort(-1) < budget.per_chunk) | sinks
+
+
+def best_first(scores: Tensor, position: Tensor, alive: Tensor, budget: SalientBudget) -> Tensor:
+    """Order of the entries ``(..., N)``: sinks, higher scores, earlier tokens; all that are not alive come last."""
+    scores = scores.clamp(min=torch.finfo(scores.dtype).min).masked_fill(position < budget.sinks, torch.inf)
+    by_age = position.argsort(dim=-1, stable=True)
+    ranked = scores.masked_fill(~alive, -torch.inf).gather(-1, by_age)
+    return by_age.gather(-1, ranked.argsort(dim=-1, descending=True, stable=True))
+
+
+def step_score(q: Tensor, k: Tensor, held: Tensor, length: Tensor, window: int) -> Tensor:
+    """``log p`` of one token, mean of its group: q ``(B, H_kv, G, K)`` scaled, k ``(B, H_kv, K)``, the ring's keys."""
+    back = torch.arange(1, window, device=k.device)
+    position = length[:, None] - back  # (B, W - 1)
+    slot = position.remainder(held.shape[2])[:, None].expand(-1, k.shape[1], -1)
+    before = (q @ take(held, slot).mT).masked_fill((position < 0)[:, None, None], -torch.inf)
+    itself = (q * k.unsqueeze(2)).sum(-1)
+    return -torch.logaddexp(before.logsumexp(-1) - itself, torch.zeros_like(itself)).mean(2)
+
+
+def _check(
+    q: Tensor, k: Tensor, window: int, kind: str, reduce: str, key_mask: Tensor | None, state: HybridState | None
+) -> None:
+    checks.check_tensor("q", q, "(B, H, T, K)", 4)
+    checks.check_tensor("k", k, "(B, H_kv, T, K)", 4)
+    checks.check_groups(q.shape[1], k.shape[1])
+    checks.check_shape("k", k, (q.shape[0], k.shape[1], q.shape[2], q.shape[3]))
+    checks.check_choice("kind", kind, KINDS)
+    checks.check_choice("reduce", reduce, REDUCTIONS)
+    if not isinstance(window, int) or window < 1:
+        raise ValueError(f"window must be a whole number >= 1, got {window!r}")
+    if key_mask is not None:
+        checks.check_key_mask(key_mask, q.shape[0], q.shape[2], q)
+    if state is not None and state.window.k.shape[2] < window - 1:
+        raise ValueError(f"state keeps {state.window.k.shape[2]} tokens, but window={window} looks at more")

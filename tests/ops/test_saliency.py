@@ -1,0 +1,104 @@
+"""Which tokens are kept exact: scores and choices against plain loops."""
+
+import math
+
+import pytest
+import torch
+
+from linattn.ops.hybrid_types import SalientBudget
+from linattn.ops.saliency import choose_salient, self_saliency
+from ops.hybrid_cases import F64, SETTINGS, call, change, exact_sets, make, self_probability
+
+W = 6
+
+
+def published_divergence(q, k, t, window, eps=1e-8):
+    """Sum over the window of a log((a + eps) / (b + eps)), b without the token itself; of one head."""
+    logits = [(q[t] @ k[i]).item() / math.sqrt(k.shape[1]) for i in range(max(0, t - window + 1), t + 1)]
+    with_itself = [math.exp(x) for x in logits]
+    without = [*with_itself[:-1], 0.0]
+    a = [x / sum(with_itself) for x in with_itself]
+    b = [x / sum(without) if sum(without) else 0.0 for x in without]
+    return sum(x * math.log((x + eps) / (y + eps)) for x, y in zip(a, b, strict=True))
+
+
+def test_scores_are_the_definition():
+    inputs = make(20)
+    q, k = inputs["q"], inputs["k"]
+    found = self_saliency(q, k, window=W)
+    largest = self_saliency(q, k, window=W, reduce="max")
+    divergence = self_saliency(q[:, ::2], k, window=W, kind="kl")
+    for b in range(2):
+        for g in range(2):
+            group = q[b, 2 * g : 2 * g + 2]
+            for t in range(20):
+                heads = [self_probability(x[None], k[b, g], t, W) for x in group]
+                assert abs(found[b, g, t] - sum(heads) / 2) < 1e-12
+                assert abs(largest[b, g, t] - max(heads)) < 1e-12
+                assert abs(divergence[b, g, t] - published_divergence(group[0], k[b, g], t, W)) < 1e-10
+    assert (found[:, :, 0] == 0).all()  # alone in its window: log 1, not NaN
+
+
+@pytest.mark.parametrize("size", [0.1, 1.0, 2.0])
+def test_both_scores_choose_the_same_tokens(size):
+    g = torch.Generator().manual_seed(0)
+    q, k = size * torch.randn(2, 2, 3, 256, 8, generator=g, dtype=F64)
+    budget = SalientBudget(1 / 4, 16, sinks=0)
+    one, two = (choose_salient(self_saliency(q, k, window=16, kind=kind), budget) for kind in ("log_prob", "kl"))
+    assert torch.equal(one, two)
+    assert one.sum() == 2 * 3 * 256 / 4
+
+
+def test_padding_changes_no_score_and_no_choice():
+    inputs, lengths = make(30, B=3), torch.tensor([30, 21, 4])
+    mask = torch.arange(30) >= 30 - lengths[:, None]
+    q, k = (inputs[n].masked_fill(~mask[:, None, :, None], torch.nan) for n in "qk")
+    scores, budget = self_saliency(q, k, window=W, key_mask=mask), SalientBudget(1 / 2, 4, sinks=1)
+    chosen = choose_salient(scores, budget, key_mask=mask)
+    for b, n in enumerate(lengths):
+        own = self_saliency(q[b : b + 1, :, 30 - n :], k[b : b + 1, :, 30 - n :], window=W)
+        torch.testing.assert_close(scores[b : b + 1, :, 30 - n :], own, rtol=0, atol=1e-13)
+        assert torch.equal(chosen[b : b + 1, :, 30 - n :], choose_salient(own, budget))
+        assert not chosen[b, :, : 30 - n].any()
+
+
+def test_scores_continue_from_a_state():
+    inputs, options = make(30), SETTINGS["ratio"]
+    state = call(change(inputs, lambda x: x[:, :, :17]), True, **options).state
+    expected = self_saliency(inputs["q"], inputs["k"], window=W)[:, :, 17:]
+    found = self_saliency(inputs["q"][:, :, 17:], inputs["k"][:, :, 17:], window=W, state=state)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
+
+
+def test_the_best_of_each_chunk_with_ties_and_sinks():
+    scores = torch.randn(2, 3, 37, generator=torch.Generator().manual_seed(0)).round()
+    for budget in (SalientBudget(1 / 4, 8, sinks=0), SalientBudget(1 / 2, 4, sinks=6), SalientBudget(0.0, 8, sinks=3)):
+        found = choose_salient(scores, budget)
+        for b in range(2):
+            for h in range(3):
+                # With a window of the last chunk alone, all that is chosen is seen one token after the end.
+                options = {"window": budget.chunk, "layout": "chunks", "delay": 0, "budget": budget}
+                sets, last = exact_sets(37, scores[b, h].tolist(), **options), 37 // budget.chunk * budget.chunk
+                kept = {i for i in sets[last] if i < last}
+                assert set(found[b, h].nonzero().flatten().tolist()) == kept
+                assert len(kept) < last
+
+
+def test_chosen_tokens_do_not_depend_on_the_chunk_after_theirs():
+    """What the public decoding does: it chooses among old tokens by the scores of newer ones."""
+    budget = SalientBudget(1 / 4, 4, sinks=0)
+    inputs, options = make(16, B=1, H=1, H_kv=1, scores=True), {"window": 4, "layout": "chunks", "budget": budget}
+    inputs["scores"] = torch.arange(16.0)[None, None] % 4 * torch.tensor([1.0, -1.0, 1.0, -1.0]).repeat_interleave(4)
+    state = call(inputs, True, **options).state
+    assert sorted(state.salient.position[0, 0][state.salient.alive[0, 0]].tolist()) == [3, 4]
+
+
+def test_wrong_arguments_are_refused():
+    x = torch.ones(1, 2, 8, 4)
+    state = call(make(8, B=1, H=2, K=4, dtype=torch.float32), True, window=2).state
+    for options, words in (
+        ({"window": 0}, "window"), ({"kind": "p"}, "kind"), ({"reduce": "sum"}, "reduce"),
+        ({"window": 8, "state": state}, "looks at more"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            self_saliency(x, x, **options)
