@@ -1,0 +1,69 @@
+"""What a task hands to a model."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+IGNORED = -100  # a target that is not scored; torch's own default of cross_entropy
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """A batch of B sequences of T tokens.
+
+    Attributes:
+        inputs: token ids ``(B, T)``, int64.
+        targets: ``(B, T)`` for causal and masked tasks: ``targets[b, t]`` is what ``logits[b, t]`` must say (already
+            shifted), ``IGNORED`` where nothing is scored. For classification ``(B,)``, or ``(B, P)`` for P answers
+            from one vector.
+        key_mask: ``(B, T)`` bool, True = real token; None where nothing is padded.
+        exact: ``(B, T, vocabulary)`` fp32, the true distribution of the next token, where a task knows it.
+        cu_seqlens: offsets ``(N + 1,)`` of N pieces laid end to end in one row, B = 1; None where rows are sequences.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    key_mask: Tensor | None = None
+    exact: Tensor | None = None
+    cu_seqlens: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "Sequences":
+        values = (getattr(self, field.name) for field in fields(self))
+        return Sequences(*(None if value is None else function(value) for value in values))  # type: ignore[arg-type]
+
+    def take(self, rows: Tensor | slice) -> "Sequences":
+        """Some of the sequences."""
+        if self.cu_seqlens is not None:
+            raise ValueError("pieces laid end to end in one row cannot be taken apart by row")
+        return self._map(lambda value: value[rows])
+
+    def trimmed(self, multiple: int = 64) -> "Sequences":
+        """Without the columns that are padding in every row, but for what brings T to a ``multiple``."""
+        if self.key_mask is None:
+            return self
+        columns, last = self.inputs.shape[1], int(self.key_mask.any(0).nonzero().max()) + 1
+        end = min(columns, -(-last // multiple) * multiple)
+        of_tokens = self.targets.shape == self.inputs.shape
+        return Sequences(
+            self.inputs[:, :end],
+            self.targets[:, :end] if of_tokens else self.targets,
+            self.key_mask[:, :end],
+            None if self.exact is None else self.exact[:, :end],
+        )
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Sequences":
+        return self._map(lambda value: value.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "Sequences":
+        return self._map(lambda value: value.pin_memory())
+
+
+def join(parts: Iterable[Sequences]) -> Sequences:
+    """Batches of one shape, one after another."""
+    columns = zip(*((p.inputs, p.targets, p.key_mask, p.exact) for p in parts), strict=True)
+    return Sequences(*(None if column[0] is None else torch.cat(column) for column in columns))  # type: ignore[arg-type]

@@ -1,0 +1,25 @@
+"""Settings of tasks: a wrong one is named with what is allowed."""
+
+from linattn.support.options import OptionError
+
+
+def at_least(option: str, value: int, low: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise OptionError(option, f"must be a whole number of at least {low}, got {value!r}")
+
+
+def between(option: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise OptionError(option, f"must lie between {low} and {high}, got {value!r}")
+
+
+def require(option: str, holds: bool, allowed: str, value: object) -> None:
+    """For conditions between settings: ``allowed`` says them in words."""
+    if not holds:
+        raise OptionError(option, f"must be {allowed}, got {value!r}")
+
+
+def ordered(option: str, value: tuple[int, int], low: int) -> None:
+    """A range ``(first, last)``, both ends included."""
+    fits = len(value) == 2 and low <= value[0] <= value[1]
+    require(option, fits, f"(first, last) with {low} <= first <= last", value)

@@ -1,0 +1,69 @@
+"""Text as bytes on the disk: one file, several, or the lines of a jsonl file."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linattn.support.options import OptionError
+
+SOURCES = "a text file, the same packed as .gz, a folder of .txt files, or a .jsonl file whose lines have a text"
+
+
+def read_documents(source: str) -> list[Tensor]:
+    """Documents as bytes, each uint8 ``(n,)``; a plain file is one document, mapped into memory and not read."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        files = sorted(path.glob("*.txt"))
+        found = [_mapped(file) for file in files if file.stat().st_size]
+    elif path.is_file() and path.name.endswith((".jsonl", ".jsonl.gz")):
+        found = [as_bytes(text) for row in read_jsonl(path) if (text := row_text(path, row))]
+    elif path.is_file():
+        found = [as_bytes(gzip.decompress(path.read_bytes()))] if path.suffix == ".gz" else [_mapped(path)]
+    else:
+        raise OptionError("data", f"{source} does not exist. Looked for {SOURCES}")
+    found = [document for document in found if len(document)]
+    if not found:
+        raise OptionError("data", f"{source} has no text. Looked for {SOURCES}")
+    return found
+
+
+def _mapped(path: Path) -> Tensor:
+    size = path.stat().st_size
+    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8) if size else torch.zeros(0)
+
+
+def as_bytes(text: str | bytes) -> Tensor:
+    data = text.encode() if isinstance(text, str) else text
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.zeros(0, dtype=torch.uint8)
+
+
+def as_text(document: Tensor) -> str:
+    """Bytes that are no UTF-8, as at a cut, are left out."""
+    return bytes(document.numpy()).decode("utf-8", errors="ignore")
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a jsonl file, packed or not; empty lines are skipped, wrong ones are named."""
+    open_text = gzip.open if path.suffix == ".gz" else open
+    with open_text(path, "rt", encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}:{number} is no JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"{path}:{number} must be an object like {{...}}, got {line.strip()[:40]}")
+            yield row
+
+
+def row_text(path: Path, row: dict[str, Any]) -> str:
+    if not isinstance(row.get("text"), str):
+        raise ValueError(f'{path}: every line needs a "text", got {", ".join(row) or "an empty object"}')
+    return str(row["text"])

@@ -1,0 +1,103 @@
+"""From text to token ids: bytes, or a tokenizer of Hugging Face."""
+
+import hashlib
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from linattn.support.extras import need
+from linattn.support.files import write_atomically
+from linattn.support.options import OptionError
+from linattn.tasks.text.documents import as_text
+from linattn.tasks.text.once import once
+
+PIECE = 1 << 20  # bytes a tokenizer gets at once: a whole corpus in one call would take tens of times its size
+
+
+class Encoder(Protocol):
+    """``end`` is put between documents, ``mask`` stands for hidden tokens; both may be ids beyond the text's own."""
+
+    @property
+    def size(self) -> int:
+        """Ids of text are below it."""
+
+    @property
+    def end(self) -> int: ...
+
+    @property
+    def mask(self) -> int: ...
+
+    def encode(self, document: Tensor) -> Tensor: ...
+
+
+class Bytes:
+    """Ids are bytes."""
+
+    size, end, mask = 256, 256, 257
+
+    def encode(self, document: Tensor) -> Tensor:
+        return document
+
+
+class Pretrained:
+    """The tokenizer in a folder as transformers saves it; with ``cache``, a folder, texts are encoded only once."""
+
+    def __init__(self, folder: str, cache: str | None = None) -> None:
+        if not Path(folder).expanduser().is_dir():
+            raise OptionError("tokenizer", f"must be a folder with a tokenizer of transformers, got {folder}")
+        need("reading a tokenizer", "transformers")
+        self.folder, self.cache = Path(folder).expanduser(), cache
+
+    @once
+    def tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.folder)
+
+    @property
+    def size(self) -> int:
+        return len(self.tokenizer)
+
+    @property
+    def end(self) -> int:
+        return self._special("eos_token_id", "sep_token_id", beyond=0)
+
+    @property
+    def mask(self) -> int:
+        return self._special("mask_token_id", beyond=1)
+
+    def _special(self, *names: str, beyond: int) -> int:
+        found = [value for name in names if (value := getattr(self.tokenizer, name, None)) is not None]
+        return found[0] if found else self.size + beyond
+
+    def encode(self, document: Tensor) -> Tensor:
+        """int32 ``(n,)``; from the cache it is mapped into memory."""
+        if self.cache is None:
+            return self._encode(document)
+        state = (self.folder / "tokenizer.json", self.folder / "tokenizer_config.json")
+        parts = [file.read_bytes() for file in state if file.exists()]
+        digest = hashlib.blake2b(b"".join(parts) + document.numpy().tobytes(), digest_size=12).hexdigest()
+        path = Path(self.cache).expanduser() / f"{digest}.int32"
+        if not path.exists():
+            tokens = self._encode(document)
+            write_atomically(path, lambda temporary: temporary.write_bytes(tokens.numpy().tobytes()))
+        size = path.stat().st_size // 4
+        return torch.from_file(str(path), shared=False, size=size, dtype=torch.int32)
+
+    def _encode(self, document: Tensor) -> Tensor:
+        text, found, first = as_text(document), [], 0
+        while first < len(text):
+            last = min(first + PIECE, len(text))
+            if last < len(text):  # pieces end where a line begins, else at a space: no word is cut if it can be helped
+                cuts = (text.rfind(sign, first + 1, last) for sign in ("\n", " "))
+                last = next((cut for cut in cuts if cut > 0), last)
+            found += self.tokenizer(text[first:last], add_special_tokens=False, verbose=False)["input_ids"]
+            first = last
+        return torch.tensor(found, dtype=torch.int32)
+
+
+def encoder(tokenizer: str | None, cache: str | None = None) -> Encoder:
+    """Bytes without a tokenizer."""
+    return Bytes() if tokenizer is None else Pretrained(tokenizer, cache)

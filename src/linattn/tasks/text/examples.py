@@ -1,0 +1,37 @@
+"""Labelled sequences in memory, of one length or of many."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from linattn.tasks.text.batch import Sequences
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """N sequences end to end in ``tokens``, number n from ``offsets[n]`` to ``offsets[n + 1]``; ``labels (N,)``.
+
+    Ragged, as padding most data to the longest would take several times the memory.
+    """
+
+    tokens: Tensor
+    offsets: Tensor
+    labels: Tensor
+    length: int
+
+    @classmethod
+    def of(cls, sequences: Sequence[Tensor], labels: Sequence[int], length: int) -> "Examples":
+        sizes = torch.tensor([0, *(len(sequence) for sequence in sequences)])
+        return cls(torch.cat(list(sequences)), sizes.cumsum(0), torch.tensor(labels), length)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: Tensor, pad: int) -> Sequences:
+        """A batch padded on the right to ``length``; without a ``key_mask`` where nothing is padded."""
+        place = self.offsets[rows, None] + torch.arange(self.length)
+        mask = place < self.offsets[rows + 1, None]
+        inputs = self.tokens[place.clamp(max=len(self.tokens) - 1)].long().masked_fill(~mask, pad)
+        return Sequences(inputs, self.labels[rows], None if bool(mask.all()) else mask)

@@ -1,0 +1,99 @@
+"""Random expressions of ListOps, grown level by level for many at once."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Level:
+    """Nodes of one depth, those of one parent side by side; children are in the order of their parents."""
+
+    tree: Tensor  # (n,) the expression each node belongs to
+    operator: Tensor  # (n,) 0 .. 3, or -1 for a digit
+    arity: Tensor  # (n,) children
+    value: Tensor  # (n,) digits now, results of operators later
+    size: Tensor  # (n,) tokens of the node and all below
+
+
+def random_trees(
+    generator: torch.Generator,
+    count: int,
+    depth: int,
+    arguments: tuple[int, int],
+    branching: float,
+    shortest: int,
+    length: int,
+) -> tuple[Tensor, Tensor]:
+    """Draws ``count`` expressions, keeps those with ``shortest < tokens < length``: ``(kept, length)``, ``(kept,)``."""
+    levels = _grow(generator, count, depth, arguments, branching, length)
+    for upper, lower in zip(levels[-2::-1], levels[:0:-1], strict=True):
+        _fold(upper, lower)
+    size = levels[0].size
+    kept = (size > shortest) & (size < length)
+    row = torch.where(kept, kept.cumsum(0) - 1, -1)
+    tokens = torch.zeros(int(kept.sum()), length, dtype=torch.int64)
+    start = torch.zeros(len(size), dtype=torch.int64)
+    _write(tokens, row, levels[0], start)
+    for upper, lower in pairwise(levels):
+        start = _starts(upper, lower, start)
+        _write(tokens, row, lower, start)
+    return tokens, levels[0].value[kept]
+
+
+def _grow(
+    generator: torch.Generator, count: int, depth: int, arguments: tuple[int, int], branching: float, length: int
+) -> list[Level]:
+    tree = torch.arange(count)
+    used = torch.zeros(count, dtype=torch.int64)  # tokens so far: what grew too long is not grown on
+    levels: list[Level] = []
+    for d in range(1, depth + 1):
+        n = len(tree)
+        is_operator = (torch.rand(n, generator=generator) < branching) & (d < depth)
+        used.scatter_add_(0, tree, 1 + is_operator.long())
+        is_operator &= used[tree] < length
+        kind = torch.randint(4, (n,), generator=generator)
+        arity = torch.randint(arguments[0], arguments[1] + 1, (n,), generator=generator) * is_operator
+        digit = torch.randint(10, (n,), generator=generator)
+        size = torch.where(is_operator, 2, 1)
+        # A tree that was cut must not look short: its size is out of range already.
+        levels.append(Level(tree, torch.where(is_operator, kind, -1), arity, digit, size))
+        tree = tree.repeat_interleave(arity)
+        if not len(tree):
+            break
+    levels[0].size += length * (used >= length)
+    return levels
+
+
+def _fold(upper: Level, lower: Level) -> None:
+    """Results and sizes of ``upper``'s operators from their arguments in ``lower``."""
+    is_operator = upper.operator >= 0
+    parents, arity = is_operator.nonzero()[:, 0], upper.arity[is_operator]
+    owner = torch.arange(len(parents)).repeat_interleave(arity)
+    first = arity.cumsum(0) - arity
+    size = torch.zeros(len(parents), dtype=torch.int64).scatter_add_(0, owner, lower.size)
+    total = torch.zeros(len(parents), dtype=torch.int64).scatter_add_(0, owner, lower.value)
+    ranked = lower.value[(owner * 10 + lower.value).argsort(stable=True)]  # arguments of one parent from low to high
+    middle = ranked[first + (arity - 1) // 2] + ranked[first + arity // 2]
+    results = torch.stack([ranked[first], ranked[first + arity - 1], middle // 2, total % 10])
+    upper.value[parents] = results.gather(0, upper.operator[parents][None])[0]
+    upper.size[parents] += size
+
+
+def _starts(upper: Level, lower: Level, start: Tensor) -> Tensor:
+    """Where each node of ``lower`` begins: behind its parent's opening and its elder siblings."""
+    before = lower.size.cumsum(0) - lower.size
+    arity = upper.arity[upper.arity > 0]
+    eldest = (arity.cumsum(0) - arity).repeat_interleave(arity)
+    return start[upper.arity > 0].repeat_interleave(arity) + 1 + before - before[eldest]
+
+
+def _write(tokens: Tensor, row: Tensor, level: Level, start: Tensor) -> None:
+    """Digits are 1 .. 10, operators open with 11 .. 14 and close with 15."""
+    here = row[level.tree]
+    is_operator = level.operator >= 0
+    kept, opens = here >= 0, (here >= 0) & is_operator
+    tokens[here[kept], start[kept]] = torch.where(is_operator, 11 + level.operator, 1 + level.value)[kept]
+    tokens[here[opens], (start + level.size - 1)[opens]] = 15

@@ -1,0 +1,52 @@
+"""Text of the Long Range Arena (arXiv:2011.04006): films reviewed, byte by byte."""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from linattn.tasks.text.checks import at_least
+from linattn.tasks.text.documents import as_bytes, read_jsonl, row_text
+from linattn.tasks.text.examples import Examples
+from linattn.tasks.text.labelled import LabelledTask, find_jsonl
+
+
+@dataclass(frozen=True, kw_only=True)
+class LraText(LabelledTask):
+    """Positive or negative, from the first ``length`` bytes of a review. A byte b is token b + 1, and 0 is padding.
+
+    ``data`` is a folder with ``train.jsonl`` and ``test.jsonl``, one ``{"text": ..., "label": 0 or 1}`` a line. Any
+    number of classes will do: labels are ``0 .. num_classes - 1``.
+    """
+
+    name = "lra-text"
+    needs = MappingProxyType({"data": "a folder with train.jsonl and test.jsonl, lines of a text and a label"})
+    length: int = 4096
+    num_classes: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least("length", self.length, 1)
+        at_least("num_classes", self.num_classes, 2)
+        for part in ("train", "test"):  # found now, read when a batch is asked for
+            find_jsonl(self.data, (part,))
+
+    @property
+    def vocabulary(self) -> int:
+        return 257
+
+    @property
+    def classes(self) -> int:
+        return self.num_classes
+
+    def read(self, part: str) -> Examples:
+        path = find_jsonl(self.data, (part,))
+        texts, labels = [], []
+        for row in read_jsonl(path):
+            label = row.get("label")
+            if not isinstance(label, int) or not 0 <= label < self.num_classes:
+                allowed = f"a whole number in 0..{self.num_classes - 1}"
+                raise ValueError(f'{path}: every line needs a "label", {allowed}, got {label!r}')
+            texts.append(as_bytes(row_text(path, row))[: self.length].short() + 1)
+            labels.append(label)
+        if not texts:
+            raise ValueError(f"{path} has no examples")
+        return Examples.of(texts, labels, self.length)

@@ -1,0 +1,109 @@
+"""Multi-query recall of several lengths at once (Based, arXiv:2402.18668): train on short ones, test on longer ones."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from linattn.support.options import OptionError
+from linattn.tasks.text.batch import IGNORED, Sequences
+from linattn.tasks.text.checks import at_least
+from linattn.tasks.text.mqar import Mqar
+from linattn.tasks.text.once import once
+from linattn.tasks.text.seeds import stream
+from linattn.tasks.text.task import SequenceTask
+
+Case = tuple[int, int, int]  # length, pairs, examples
+
+
+@dataclass(frozen=True, kw_only=True)
+class MqarMix(SequenceTask):
+    """MQAR where a batch has one length and one number of pairs, and batches of all kinds come in random order.
+
+    An epoch has ``examples // batch_size`` batches of each kind in ``train``. ``metrics`` adds the accuracy of each
+    kind in ``test``, as ``accuracy_512x128``.
+
+    Args:
+        vocab: tokens, for all kinds.
+        train: ``(length, pairs, examples)`` of each kind.
+        test: the same.
+    """
+
+    name = "mqar-mix"
+    kind = "causal"
+    vocab: int = 8192
+    train: tuple[Case, ...] = (
+        (64, 4, 100_000),
+        (128, 8, 20_000),
+        (256, 16, 20_000),
+        (256, 32, 20_000),
+        (256, 64, 20_000),
+    )
+    test: tuple[Case, ...] = (
+        (64, 4, 1000),
+        (64, 8, 1000),
+        (64, 16, 1000),
+        (128, 32, 1000),
+        (256, 64, 1000),
+        (512, 128, 1000),
+        (1024, 256, 1000),
+    )
+    data_seed: int = 0
+
+    def __post_init__(self) -> None:
+        for option, cases in (("train", self.train), ("test", self.test)):
+            if not cases or any(len(case) != 3 for case in cases):
+                raise OptionError(option, f"must be (length, pairs, examples) of each kind, got {cases}")
+        _ = self._train, self._test  # their own checks
+
+    @once
+    def _train(self) -> list[Mqar]:
+        return [Mqar(vocab=self.vocab, length=t, pairs=d, train_examples=n, data_seed=self.data_seed)
+                for t, d, n in self.train]  # fmt: skip
+
+    @once
+    def _test(self) -> list[Mqar]:
+        return [Mqar(vocab=self.vocab, length=t, pairs=d, test_examples=n, data_seed=self.data_seed)
+                for t, d, n in self.test]  # fmt: skip
+
+    @property
+    def vocabulary(self) -> int:
+        return self.vocab
+
+    @property
+    def length(self) -> int:  # type: ignore[override]
+        return max(case[0] for case in (*self.train, *self.test))
+
+    def train_batch(self, batch_size: int, seed: int, step: int) -> Sequences:
+        at_least("batch_size", batch_size, 1)
+        each = torch.tensor([examples // batch_size for _, _, examples in self.train])
+        total = int(each.sum())
+        if not total:
+            raise OptionError("batch_size", f"must leave a whole batch of some kind of {self.train}, got {batch_size}")
+        epoch, number = divmod(step, total)
+        place = int(torch.randperm(total, generator=stream("kinds", seed, epoch))[number])
+        kind = int((each.cumsum(0) <= place).sum())
+        inside = place - int(each[:kind].sum())
+        return self._train[kind].train_batch(batch_size, seed, epoch * int(each[kind]) + inside)
+
+    def test_batches(self, batch_size: int) -> Iterator[Sequences]:
+        for task in self._test:
+            yield from task.test_batches(batch_size)
+
+    @torch.no_grad()
+    def score(self, logits: Tensor, batch: Sequences) -> dict[str, Tensor]:
+        sums = super().score(logits, batch)
+        here = f"{batch.inputs.shape[1]}x{int((batch.targets[0] != IGNORED).sum())}"
+        for length, pairs, _ in self.test:
+            name = f"{length}x{pairs}"
+            for what in ("correct", "total"):  # of every kind in every batch, as processes add up by name
+                sums[f"{what}_{name}"] = sums[what] if name == here else torch.zeros_like(sums[what])
+        return sums
+
+    def metrics(self, sums: Mapping[str, float | Tensor]) -> dict[str, float]:
+        found = super().metrics(sums)
+        for length, pairs, _ in self.test:
+            name = f"{length}x{pairs}"
+            found[f"accuracy_{name}"] = 100 * float(sums[f"correct_{name}"]) / max(float(sums[f"total_{name}"]), 1.0)
+        return found
