@@ -1,0 +1,40 @@
+"""Models compiled beforehand, in parallel."""
+
+import torch
+
+from linattn.bench.language.apart import warm
+from linattn.bench.language.model import create_model
+from linattn.bench.models.steps import COMPILED, compile_host
+from linattn.bench.throughput.rows import ThroughputResult
+from linattn.bench.throughput.run import OnWork, draw_batch, flash_only, plan_of, training_step
+from linattn.bench.throughput.settings import ThroughputConfig
+
+
+def warm_throughput(config: ThroughputConfig, result: ThroughputResult, on_work: OnWork) -> None:
+    """One block of every model and length; the head, whose logits are large, once for every length."""
+    if config.torch_device.type != "cuda" or config.backend != "inductor":
+        return
+    plan = plan_of(config, result)
+    first = {length: mechanism for mechanism, length in reversed(plan)}
+    warm(warm_one, [(name, length, first[length] == name) for name, length in plan], config, result, on_work)
+
+
+def warm_one(task: tuple[str, int, bool], config: ThroughputConfig) -> None:
+    mechanism, length, with_head = task
+    device = config.torch_device
+    torch.compiler.reset()
+    model = create_model(config.size, mechanism, device, config.seed, depth=1)
+    inputs, targets = draw_batch(config, length)
+    compile_host(model, COMPILED, config.backend)
+    with flash_only(config, mechanism):
+        if with_head:
+            training_step(model, inputs, targets, config.autocast)()
+        else:
+            with torch.autocast(device.type, torch.bfloat16, config.autocast):
+                x = model.hidden(inputs)
+            x.float().square().sum().backward()
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        model.hidden(inputs)  # kernels in fp32, which the check takes
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()  # others compile beside it and need memory too

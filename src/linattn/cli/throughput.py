@@ -1,0 +1,75 @@
+"""``linattn throughput``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from linattn.cli.options import integers, names, option_errors
+
+
+def throughput(
+    device: Annotated[str, typer.Option(help="cuda, cuda:N or cpu.")] = "cuda",
+    mechanisms: Annotated[
+        str, typer.Option(help="With commas; softmax is there anyway.")
+    ] = "gated,mlstm,retention,elu",
+    lengths: Annotated[
+        str, typer.Option(help="Of sequences, with commas.  [default: 2048,8192,32768, with --quick 16,32,64]")
+    ] = "",
+    tokens: Annotated[
+        int, typer.Option(help="Of a step, a multiple of every length; 0: as many as the longest has.")
+    ] = 0,
+    dtype: Annotated[
+        str,
+        typer.Option(help="bfloat16 (autocast around fp32 weights) or float32.  [default: bfloat16, on a CPU float32]"),
+    ] = "",
+    kv_heads: Annotated[int, typer.Option(help="Heads of keys and values; 0: as many as of queries, 9.")] = 0,
+    steps: Annotated[int, typer.Option(help="That are timed for a row.")] = 6,
+    backend: Annotated[
+        str, typer.Option(help="Of torch.compile: inductor, aot_eager or eager.  [default: inductor, on a CPU eager]")
+    ] = "",
+    seconds: Annotated[float, typer.Option(help="Begin nothing after that; --resume goes on.")] = 540.0,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep the rows of the file that is there, measure what it lacks.")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A tiny model: shows that everything runs.")] = False,
+    chart: Annotated[bool, typer.Option(help="Draw a PNG beside the JSON (needs the extra report).")] = True,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the results.  [default: results/<device>, with --quick runs/bench]")
+    ] = None,
+    name: Annotated[str, typer.Option(help="Name of the files.")] = "throughput",
+    seed: Annotated[int, typer.Option(help="Of weights and text.")] = 0,
+) -> None:
+    """Training tokens per second against the length of sequences, for a language model of 135 million parameters.
+
+    A step is forward, loss, backward and AdamW, compiled, with as many tokens at every length. The same model with
+    softmax on PyTorch's flash kernel stands beside the mechanisms. Before a row is timed, its loss is checked against
+    the model that is not compiled, and the loss and gradients of two of its layers against plain PyTorch.
+
+    Exit code: 0 all right, 1 a row was WRONG or failed, 2 a bad option, 130 interrupted (finished rows are kept).
+    """
+    from linattn.bench.throughput.screen import throughput as run
+    from linattn.bench.throughput.settings import LENGTHS, QUICK_LENGTHS, ThroughputConfig
+    from linattn.support.machine import device_folder
+
+    on_cpu = device == "cpu"
+    own = integers("lengths", lengths) or (QUICK_LENGTHS if quick else LENGTHS)
+    config = ThroughputConfig(
+        device=device,
+        mechanisms=names(mechanisms),
+        lengths=own,
+        tokens=tokens or max(own),
+        dtype=dtype or ("float32" if on_cpu else "bfloat16"),
+        kv_heads=kv_heads,
+        steps=steps,
+        backend=backend or ("eager" if on_cpu else "inductor"),
+        seconds=seconds,
+        quick=quick,
+        seed=seed,
+    )
+    with option_errors():
+        config.check()
+        folder = output or (Path("runs/bench") if quick else Path("results") / device_folder(config.torch_device))
+        code = run(config, folder / f"{name}.json", Console(), resume=resume, chart=chart)
+    raise typer.Exit(code)
