@@ -1,0 +1,148 @@
+"""``linattn graph``: the space that suits a graph, models compared on it, and what they cost as it grows."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from linattn.cli.options import integers, names, numbers, option_errors, set_threads, settings
+
+app = typer.Typer(help="Graph models: space search, comparison, cost.", no_args_is_help=True)
+
+DATA = (
+    "A folder of PyTorch Geometric's raw files, an .npz file, an edge list, or a generated graph such as tree:4:6, "
+    "cycle:10, grid:32:32, random:1000:8, communities:1000:4."
+)
+
+
+@app.command()
+def search(
+    data: Annotated[str, typer.Argument(help=DATA)],
+    dimension: Annotated[int, typer.Option(help="q + p, even.")] = 16,
+    references: Annotated[int, typer.Option(help="Nodes that distances are measured from.")] = 50,
+    pairs: Annotated[int, typer.Option(help="Pairs of neighbours looked at around a node.")] = 50,
+    seed: Annotated[int, typer.Option(help="Of both draws.")] = 0,
+) -> None:
+    """Print the signature (q, p) = (time, space) that suits a graph, with a histogram of its curvature.
+
+    Exit code: 0 all right, 2 a bad option.
+    """
+    from linattn.support.options import OptionError
+    from linattn.train.graph.search_screen import search_on_screen
+
+    with option_errors():
+        try:
+            search_on_screen(data, dimension, references, pairs, seed, Console())
+        except OptionError as error:
+            if error.option != "data":
+                raise
+            raise typer.BadParameter(error.message, param_hint="DATA") from error
+
+
+@app.command()
+def compare(
+    data: Annotated[str, typer.Option(help=DATA)],
+    models: Annotated[
+        str, typer.Option(help="With commas; with another mechanism: euclidean+relu. A wrong one lists all.")
+    ] = "sgc,gcn,euclidean,pseudo_riemannian",
+    task: Annotated[str, typer.Option(help="nodes (their classes) or links.")] = "nodes",
+    seeds: Annotated[int, typer.Option(help="Runs of each model.")] = 5,
+    epochs: Annotated[int | None, typer.Option(help="Steps over the whole graph.  [default: 300]")] = None,
+    lr: Annotated[
+        str, typer.Option(help="Learning rate; of several, each takes its best on validation.  [default: by model]")
+    ] = "",
+    hidden: Annotated[int | None, typer.Option(help="Width of all models.  [default: by model]")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Of all parameters.  [default: by model]")] = None,
+    patience: Annotated[
+        int | None, typer.Option(help="Evaluations without a better one before it stops; 0: never.")
+    ] = None,
+    eval_every: Annotated[int | None, typer.Option(help="Epochs between evaluations.  [default: 1]")] = None,
+    split: Annotated[
+        str, typer.Option(help="Of nodes: given, stratified, per-class.  [default: given, else stratified]")
+    ] = "auto",
+    option: Annotated[
+        list[str], typer.Option(help="Of models: key=value or model.key=value; may be given again.")
+    ] = [],  # noqa: B006, typer copies it
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.  [default: cuda where there is one]")] = "",
+    threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves the choice to PyTorch.")] = 0,
+    output: Annotated[Path | None, typer.Option(help="Folder.  [default: runs/graph-<data>-<task>]")] = None,
+) -> None:
+    """Train models on one graph, each with its paper's settings; table, JSON and CSV. Started again, it goes on.
+
+    The epoch that counts is chosen on validation data, test data is looked at once. Splits that are drawn, and all
+    links, are drawn anew for each seed, the same for all models.
+
+    Exit code: 0 all right, 1 a run failed, 2 a bad option, 130 interrupted (finished runs are kept).
+    """
+    import torch
+
+    from linattn.compare.graph.run import compare_graphs
+    from linattn.compare.graph.settings import GraphCompareConfig
+
+    set_threads(threads)
+    lrs = numbers("lr", lr)
+    changes: dict[str, Any] = {
+        "epochs": epochs,
+        "lr": lrs[0] if len(lrs) == 1 else None,
+        "weight_decay": weight_decay,
+        "attention_weight_decay": weight_decay,
+        "graph_weight_decay": weight_decay,
+        "patience": patience,
+        "eval_every": eval_every,
+        "split": None if split == "auto" else split,
+        "device": device or ("cuda" if torch.cuda.is_available() else "cpu"),
+    }
+    folder = output or Path("runs") / f"graph-{data.strip('/').split('/')[-1].replace(':', '-')}-{task}"
+    with option_errors():
+        config = GraphCompareConfig(
+            data, names(models), task, hidden, _by_model(option), changes, seeds, lrs if len(lrs) > 1 else (), folder
+        )
+        code = compare_graphs(config, Console())
+    raise typer.Exit(code)
+
+
+@app.command()
+def scaling(
+    models: Annotated[str, typer.Option(help="With commas.")] = "gcn,euclidean,pseudo_riemannian",
+    nodes: Annotated[
+        str, typer.Option(help="Sizes of the generated graphs, with commas.")
+    ] = "1000,10000,100000,1000000",
+    hidden: Annotated[int | None, typer.Option(help="Width of all models.  [default: by model]")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.  [default: cuda where there is one]")] = "",
+    repeats: Annotated[int, typer.Option(help="Steps timed, at least.")] = 5,
+    max_seconds: Annotated[float, typer.Option(help="Leave out sizes whose step is predicted to take longer.")] = 60.0,
+    chart: Annotated[bool, typer.Option(help="Draw a PNG beside the JSON (needs the extra report).")] = True,
+    threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves the choice to PyTorch.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of graphs and weights.")] = 0,
+    output: Annotated[Path | None, typer.Option(help="Folder of the results.  [default: results/<device>]")] = None,
+    name: Annotated[str, typer.Option(help="Name of the files.")] = "graph-scaling",
+) -> None:
+    """Time and memory of one training step against the number of nodes, each model checked against fp64.
+
+    Exit code: 0 all right, 1 a row was WRONG, 2 a bad option, 130 interrupted (finished rows are kept).
+    """
+    import torch
+
+    from linattn.compare.graph.scaling import ScalingConfig
+    from linattn.compare.graph.scaling_screen import scaling_on_screen
+    from linattn.support.machine import device_folder
+
+    set_threads(threads)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    config = ScalingConfig(names(models), integers("nodes", nodes), hidden, device, repeats, max_seconds, seed)
+    with option_errors(", or use --no-chart"):
+        config.check()
+        folder = output or Path("results") / device_folder(torch.device(device))
+        code = scaling_on_screen(config, folder / f"{name}.json", chart, Console())
+    raise typer.Exit(code)
+
+
+def _by_model(texts: list[str]) -> dict[str, dict[str, Any]]:
+    """``key=value`` for all models under the empty name, ``model.key=value`` for one."""
+    found: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        model, dot, own = key.rpartition(".")
+        found.setdefault(model if dot else "", {}).update(settings("option", [f"{own if dot else key}{equals}{value}"]))
+    return found

@@ -1,0 +1,1 @@
+"""Graph models on one graph, and what they cost as it grows."""

@@ -1,0 +1,73 @@
+"""The cost of graph models as a user sees it: a line a row, files, and an exit code."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from linattn.compare.compare import FAILED, INTERRUPTED, RIGHT
+from linattn.compare.graph.scaling import ScalingConfig, ScalingResult, ScalingRow, measure_scaling
+from linattn.report.numbers import binary, short
+from linattn.report.panel import Chart, Panel, plot_line, save_png
+from linattn.report.style import Style, styles
+from linattn.support.extras import need
+from linattn.support.files import write_json
+
+
+def scaling_on_screen(config: ScalingConfig, path: Path, chart: bool, console: Console) -> int:
+    """Measure; writes ``path`` (JSON) after every row, then the chart. 1 if a row is WRONG, 130 after Ctrl-C."""
+    if chart:
+        need("a chart", "matplotlib")
+
+    def on_row(result: ScalingResult) -> None:
+        write_json(path, result.as_json())
+        console.print(row_words(result.rows[-1]), soft_wrap=True)
+
+    try:
+        result = measure_scaling(config, on_row)
+    except KeyboardInterrupt:
+        console.print(f"Interrupted; finished rows are kept: {path}", soft_wrap=True)
+        return INTERRUPTED
+    for name in config.models:
+        growth = result.growth(name)
+        if growth is not None:
+            console.print(f"{name}: time grows as nodes^{growth:.2f}")
+    if chart and any(row.median_ms is not None for row in result.rows):
+        save_png(scaling_chart(result), path.with_suffix(".png"))
+        console.print(f"chart:   {path.with_suffix('.png')}", soft_wrap=True)
+    console.print(f"results: {path}", soft_wrap=True)
+    return FAILED if any(row.status == "WRONG" for row in result.rows) else RIGHT
+
+
+def row_words(row: ScalingRow) -> str:
+    head = f"{row.model}, {row.nodes:,} nodes: "
+    if row.median_ms is None or row.peak_bytes is None or row.error is None:
+        return head + row.status
+    wrong = "" if row.status == "ok" else f", {row.status}"
+    return head + f"{row.median_ms:,.1f} ms, {binary(row.peak_bytes)}, error {row.error:.1e}{wrong}"
+
+
+def scaling_chart(result: ScalingResult) -> Chart:
+    """Two panels with logarithmic axes: time and memory against nodes."""
+    look = styles(list(dict.fromkeys(row.model for row in result.rows)))
+    panels = [
+        Panel(partial(_draw, result=result, look=look, name=name, title=title), f"{title} against nodes", left=0.7)
+        for name, title in (("median_ms", "Time of a training step, ms"), ("peak_bytes", "Peak memory of it, MiB"))
+    ]
+    reading = "Both axes are logarithmic: a line that rises by one decade a decade is linear in the number of nodes."
+    return Chart("graph-scaling", "Cost of a training step", reading, panels, look)
+
+
+def _draw(axes: Any, *, result: ScalingResult, look: dict[str, Style], name: str, title: str) -> None:
+    factor = 2**20 if name == "peak_bytes" else 1
+    for model, style in look.items():
+        rows = [row for row in result.rows if row.model == model and getattr(row, name) is not None]
+        plot_line(axes, [row.nodes for row in rows], [getattr(row, name) / factor for row in rows], style)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    sizes = sorted({row.nodes for row in result.rows})
+    axes.set_xticks(sizes, [short(size) for size in sizes])
+    axes.minorticks_off()
+    axes.set_title(title)
+    axes.set_xlabel("nodes")

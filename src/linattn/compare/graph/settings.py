@@ -1,0 +1,96 @@
+"""A comparison of graph models: every choice, checked before any work is done."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from linattn.mechanisms.registry import list_mechanisms
+from linattn.models.graph import graph_model_info, graph_models
+from linattn.support.options import OptionError, check_option
+from linattn.train.graph.config import GraphConfig
+from linattn.train.graph.recipes import Recipe, graph_recipe
+
+
+@dataclass(frozen=True)
+class GraphCompareConfig:
+    """Models on one graph; each with the settings of its recipe where ``changes`` says nothing else."""
+
+    data: str = "communities:1000:4"
+    models: tuple[str, ...] = ("sgc", "gcn", "euclidean", "pseudo_riemannian")
+    """``model``, or ``model+mechanism`` where attention can be exchanged."""
+    task: str = "nodes"
+    hidden: int | None = None
+    """None: as the recipe has it."""
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Options of models, by model; under the empty name for all that have them."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ``GraphConfig`` for all; None: the recipe's after all."""
+    seeds: int = 5
+    lrs: tuple[float, ...] = ()
+    """Several: each model takes the one that is best on validation data."""
+    output: Path = Path("runs/graph")
+    jobs: int = 1
+    """Always 1: a run fills the device."""
+
+    @property
+    def mechanisms(self) -> tuple[str, ...]:
+        """What a comparison calls its contenders."""
+        return self.models
+
+    @property
+    def train(self) -> GraphConfig:
+        """What all have in common."""
+        given = {name: value for name, value in self.changes.items() if value is not None}
+        return replace(GraphConfig(task=self.task), **given)
+
+    def recipe(self, name: str, data: str) -> Recipe:
+        """Of the contender ``name`` on the data set called ``data``, with what was changed."""
+        model = name.partition("+")[0]
+        found = graph_recipe(model, self.task, data)
+        hidden = self.hidden or found.hidden
+        options = dict(found.options) | dict(self.options.get("", {})) | dict(self.options.get(model, {}))
+        if self.hidden not in (None, found.hidden) and "signature" not in self.options.get(model, {}):
+            options.pop("signature", None)  # it adds up to another width
+        given = {name: value for name, value in self.changes.items() if value is not None}
+        return Recipe(hidden, options, {**found.train, **given})
+
+    def train_of(self, name: str, data: str, seed: int, lr: float | None = None) -> GraphConfig:
+        settings = {"task": self.task, **self.recipe(name, data).train, "seed": seed}
+        return GraphConfig(**(settings if lr is None else settings | {"lr": lr}))
+
+    def check(self) -> None:
+        """Raise an OptionError that names the option and what is allowed."""
+        if not self.models:
+            raise OptionError("models", f"name at least one of {', '.join(graph_models())}")
+        if len(set(self.models)) < len(self.models):
+            raise OptionError("models", f"each may be named once, got {', '.join(self.models)}")
+        for name in self.models:
+            model, _, mechanism = name.partition("+")
+            check_option("models", model, graph_models())
+            if mechanism:
+                check_option("models", mechanism, list_mechanisms(bidirectional=True))
+                if not graph_model_info(model).takes_mechanism:
+                    raise OptionError("models", f"{model} takes no mechanism: leave {mechanism} out")
+        used = {name.partition("+")[0] for name in self.models}
+        for name in self.options:
+            if name and name not in used:
+                raise OptionError("option", f"{name}.* is given, but {name} is not compared")
+        if self.seeds < 1:
+            raise OptionError("seeds", f"must be an integer >= 1, got {self.seeds}")
+        if self.hidden is not None and self.hidden < 1:
+            raise OptionError("hidden", f"must be an integer >= 1, got {self.hidden}")
+        if any(not lr > 0 for lr in self.lrs):
+            raise OptionError("lr", f"must be greater than 0, got {', '.join(map(str, self.lrs))}")
+        self.train.check()
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What all runs of a folder have in common; models and seeds may be added to a folder later."""
+        changes = {
+            name: value for name, value in sorted(self.changes.items()) if value is not None and name != "device"
+        }
+        options = {name: dict(given) for name, given in sorted(self.options.items())}
+        return {
+            "data": self.data, "task": self.task, "hidden": self.hidden, "options": options, "changes": changes,
+            "lr": sorted(set(self.lrs)),
+        }  # fmt: skip

@@ -1,0 +1,155 @@
+"""A comparison on a graph: models with their recipes, judged by test data at the epoch that validation chose."""
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from linattn.bench.memory import peak_bytes
+from linattn.compare.cells import Cell
+from linattn.compare.graph.settings import GraphCompareConfig
+from linattn.compare.subject import OnRecord, OnStep, OnWork, Outcome, Subject, Trainer
+from linattn.models.graph import GraphModel, create_graph_model, graph_model_options
+from linattn.report.metric import Metric
+from linattn.report.numbers import counted
+from linattn.support.machine import describe_run
+from linattn.support.options import OptionError
+from linattn.tasks.graph import GraphData, search_signature
+from linattn.train.graph.config import GraphConfig
+from linattn.train.graph.loop import GraphRecord, train_graph
+from linattn.train.graph.objective import Objective, create_objective
+
+CURVED = "pseudo_riemannian"
+METRICS = {"nodes": Metric("score", "accuracy"), "links": Metric("score", "ROC AUC")}
+
+
+class Graphs(Subject):
+    """One graph, and the options of every model on it."""
+
+    def __init__(self, config: GraphCompareConfig, data: GraphData) -> None:
+        self.config, self.data = config, data
+        self.metric = METRICS[config.task]
+        self.rounds = -(-config.train.epochs // config.train.eval_every)
+        self.options = {name: self._options(name) for name in config.models}
+
+    def _options(self, name: str) -> dict[str, Any]:
+        """Those of the recipe and of the user; the space that suits the graph where nobody named one."""
+        model = name.partition("+")[0]
+        recipe, known = self.config.recipe(name, self.data.name), graph_model_options(model)
+        options = {key: value for key, value in recipe.options.items() if key in known}
+        unknown = [key for key in self.config.options.get(model, {}) if key not in known]
+        if unknown:
+            raise OptionError("option", f"{model} has no {', '.join(unknown)}; it takes {', '.join(known)}")
+        if model == CURVED and options.get("signature") is None and recipe.hidden % 2 == 0 and recipe.hidden >= 4:
+            found = search_signature(self.data, dimension=recipe.hidden)
+            options["signature"] = (found.q, found.p)
+        return options
+
+    def create(self, name: str, outputs: int | None) -> GraphModel:
+        model, _, mechanism = name.partition("+")
+        options = self.options[name]
+        if isinstance(options.get("signature"), list):
+            options = options | {"signature": tuple(options["signature"])}
+        return create_graph_model(
+            model,
+            in_channels=self.data.num_features,
+            hidden=self.config.recipe(name, self.data.name).hidden,
+            out_channels=outputs,
+            mechanism=mechanism or None,
+            task=self.config.task,
+            **options,
+        )
+
+    def check(self) -> None:
+        outputs = create_objective(self.data, self.config.train_of(self.config.models[0], self.data.name, 0)).outputs
+        for name in self.config.models:
+            try:
+                self.create(name, outputs)
+            except (ValueError, TypeError) as error:
+                raise OptionError("models", f"{name} does not fit: {error}") from error
+
+    def describe(self) -> dict[str, Any]:
+        data, config = self.data, self.config
+        return {
+            **describe_run(torch.device(config.train.device)),
+            "kind": "graph",
+            "metric": asdict(self.metric),
+            "data": {
+                "name": data.name, "task": config.task, "nodes": data.num_nodes, "edges": data.num_edges // 2,
+                "features": data.num_features, "classes": data.num_classes,
+            },
+            "train": dict(config.changes) | {"task": config.task},
+            "seeds": list(range(config.seeds)),
+            "lrs": sorted(set(config.lrs)),
+        }  # fmt: skip
+
+    def announce(self, meta: dict[str, Any]) -> str:
+        found = meta["data"]
+        what = "classes of nodes" if self.config.task == "nodes" else "links"
+        return (
+            f"{found['name']}, {what}: {counted(found['nodes'], 'node')}, {counted(found['edges'], 'edge')}, "
+            f"{counted(found['features'], 'feature')}, on {meta['device']}"
+        )
+
+    def trainer(self, on_step: OnStep, on_record: OnRecord) -> Trainer:
+        return GraphTrainer(self, on_record)
+
+    def costs(self, mechanisms: list[str], on_work: OnWork) -> dict[str, dict[str, Any]]:
+        """Parameters and the memory of a training step."""
+        found, draw = {}, torch.Generator().manual_seed(0)
+        for name in mechanisms:
+            on_work(f"{name}: memory of a step")
+            config = self.config.train_of(name, self.data.name, 0)
+            objective = create_objective(self.data, config)
+            model = self.create(name, objective.outputs).to(config.device)
+
+            def step(model: GraphModel = model, objective: Objective = objective) -> None:
+                objective.loss(model, draw).backward()
+
+            parameters = sum(parameter.numel() for parameter in model.parameters())
+            peak = peak_bytes(step, torch.device(config.device))
+            found[name] = {"parameters": parameters, "peak_bytes_train": peak}
+        return found
+
+    def details(self, mechanism: str) -> dict[str, Any]:
+        recipe = self.config.recipe(mechanism, self.data.name)
+        return {"hidden": recipe.hidden, "options": self.options[mechanism], "train": dict(recipe.train)}
+
+    def step_words(self, epoch: int, step: int) -> str:
+        return f"epoch {epoch + 1}"
+
+
+class GraphTrainer(Trainer):
+    """Splits are those of the seed, the same for all models."""
+
+    def __init__(self, graphs: Graphs, on_record: OnRecord) -> None:
+        super().__init__(graphs.config)
+        self.graphs, self.on_record = graphs, on_record
+        self._objectives: dict[tuple[Any, ...], Objective] = {}
+
+    def train(self, cell: Cell) -> Outcome:
+        """The score of a run that chooses a learning rate is that on validation data."""
+        graphs, name = self.graphs, cell.mechanism
+        config = graphs.config.train_of(name, graphs.data.name, cell.seed, cell.lr)
+        objective = self._objective(config)
+
+        def told(record: GraphRecord) -> None:
+            self.on_record(cell, record.val, record.epoch // config.eval_every + 1)
+
+        found = train_graph(
+            lambda: graphs.create(name, objective.outputs),
+            objective,
+            config,
+            cell.folder(graphs.config.output),
+            settings={"model": name, "hidden": graphs.config.recipe(name, graphs.data.name).hidden,
+                      "options": graphs.options[name]},
+            on_epoch=told,
+        )  # fmt: skip
+        records = [asdict(record) for record in found.records]
+        return Outcome(found.val if cell.validation else found.score, found.seconds, records)
+
+    def _objective(self, config: GraphConfig) -> Objective:
+        key = (config.seed, config.split, config.row_normalize)
+        if key not in self._objectives:
+            self._objectives = {key: create_objective(self.graphs.data, config)}  # one at a time: data may be large
+        return self._objectives[key]

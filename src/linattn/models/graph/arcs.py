@@ -1,0 +1,59 @@
+"""Functions of geodesics that are smooth where the kind of the geodesic changes, with finite gradients there.
+
+Along a geodesic of signed squared length z the circle (z < 0) and the hyperbola (z > 0) are one analytic function; the
+usual formulas with ``sqrt(abs(z))`` have no gradient at 0, so near it the power series stands in.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_NEAR = 1e-2  # series below this: its first left-out term is under 1e-16
+_COSINE = [1 / math.factorial(2 * n) for n in range(7)]
+_SINE = [1 / math.factorial(2 * n + 1) for n in range(7)]
+_ARC = [(-2.0) ** n * math.factorial(n) ** 2 / math.factorial(2 * n + 1) for n in range(10)]
+
+
+def cosine_and_sine(z: Tensor) -> tuple[Tensor, Tensor]:
+    """``(cosh s, sinh s / s)``, ``s = sqrt(z)``, for z > 0; ``(cos s, sin s / s)``, ``s = sqrt(-z)``, for z < 0."""
+    near = z.abs() < _NEAR
+    small = torch.where(near, z, 0)
+    s = torch.where(near, 1, z).abs().sqrt()  # 1: what where() does not take must have a finite gradient too
+    up = torch.where(z > 0, s, 1)
+    cosine = torch.where(z > 0, up.cosh(), s.cos())
+    sine = torch.where(z > 0, up.sinh() / up, s.sin() / s)
+    return torch.where(near, _series(_COSINE, small), cosine), torch.where(near, _series(_SINE, small), sine)
+
+
+def arc_over_sine(delta: Tensor) -> Tensor:
+    """``arccosh(c) / sqrt(c^2 - 1)``, ``c = 1 + delta``; for c < 1 ``arccos(c) / sqrt(1 - c^2)``, NaN for c <= -1."""
+    near = delta.abs() < _NEAR
+    small = torch.where(near, delta, 0)
+    up, down = torch.where(delta > _NEAR, delta, 1), torch.where((delta < -_NEAR) & (delta > -2), delta, -1)
+    above = torch.acosh(1 + up) / (up * (up + 2)).sqrt()
+    below = torch.acos(1 + down) / (-down * (down + 2)).sqrt()
+    far = torch.where(delta > 0, above, torch.where(delta > -2, below, torch.nan))
+    return torch.where(near, _series(_ARC, small), far)
+
+
+def arc(delta: Tensor) -> Tensor:
+    """``arccosh(c)``, for c < 1 ``arccos(c)``, of ``c = 1 + delta > -1``: the length of the geodesic.
+
+    By half angles, ``2 arsinh(sqrt(delta / 2))`` and ``2 arcsin(sqrt(-delta / 2))``, which lose nothing near c = 1.
+    Below arcs of 1e-5 (fp32), where the gradient of the root grows without end, a straight line takes its place.
+    """
+    eps = torch.finfo(delta.dtype).eps
+    tiny = eps**1.5
+    half = delta.abs() / 2
+    root = torch.where(half > tiny, half.clamp(min=tiny).sqrt(), half / math.sqrt(tiny))
+    # The arcsine has no gradient at 1 either, which is c = -1: the rim of what geodesics reach.
+    return 2 * torch.where(delta > 0, root.asinh(), root.clamp(max=1 - eps).asin())
+
+
+def _series(coefficients: Sequence[float], z: Tensor) -> Tensor:
+    total = torch.full_like(z, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        total = total * z + coefficient
+    return total

@@ -1,0 +1,98 @@
+"""Graph convolutions in flat space, and the two models that are nothing else."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.models.graph.graph import Graph
+from linattn.models.graph.model import GraphModel
+
+
+class GraphConvolution(nn.Module):
+    """``y = A x W + b`` with ``A = D^-1/2 (A + 1) D^-1/2``: ``(N, C)`` to ``(N, C')``; ``hops`` applies A as often."""
+
+    def __init__(self, in_channels: int, out_channels: int, *, hops: int = 1) -> None:
+        super().__init__()
+        self.hops = hops
+        self.weight = nn.Linear(in_channels, out_channels, bias=False)
+        self.bias = nn.Parameter(self.weight.weight.new_zeros(out_channels))
+        nn.init.xavier_uniform_(self.weight.weight)
+
+    def forward(self, x: Tensor, graph: Graph) -> Tensor:
+        x = self.weight(x)  # first: the edges then carry the narrower width
+        for _ in range(self.hops):
+            x = graph.normalized.aggregate(x)
+        return x + self.bias
+
+
+class ConvolutionStack(nn.Module):
+    """Graph convolutions with ReLU and dropout after each: ``(N, in_channels)`` to ``(N, hidden)``."""
+
+    def __init__(self, in_channels: int, hidden: int, num_layers: int, dropout: float) -> None:
+        super().__init__()
+        widths = [in_channels] + [hidden] * num_layers
+        self.layers = nn.ModuleList(map(GraphConvolution, widths[:-1], widths[1:]))
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, graph: Graph) -> Tensor:
+        for layer in self.layers:
+            x = F.dropout(layer(x, graph).relu(), self.dropout, self.training)
+        return x
+
+
+class GraphConvolutionalNetwork(GraphModel):
+    """Graph convolutions with ReLU and dropout between (Kipf and Welling, arXiv:1609.02907).
+
+    Args:
+        in_channels: C of the nodes.
+        hidden: width between the convolutions.
+        out_channels: classes, or width of the embeddings of links.
+        task: ``"nodes"`` or ``"links"``.
+        num_layers: convolutions, the last one makes the result.
+        dropout: rate, before each convolution.
+    """
+
+    def __init__(
+        self, in_channels: int, hidden: int, out_channels: int, *, task: str = "nodes", num_layers: int = 2,
+        dropout: float = 0.5,
+    ) -> None:  # fmt: skip
+        super().__init__(task)
+        if num_layers < 1:
+            raise ValueError(f"num_layers must be >= 1, got {num_layers}")
+        self.dropout = dropout
+        self.stack = ConvolutionStack(in_channels, hidden, num_layers - 1, dropout)
+        self.last = GraphConvolution(hidden if num_layers > 1 else in_channels, out_channels)
+
+    def embed(self, graph: Graph) -> Tensor:
+        x = self.stack(F.dropout(graph.x, self.dropout, self.training), graph)
+        return x if self.task == "nodes" else self.last(x, graph)
+
+    def classify(self, z: Tensor, graph: Graph) -> Tensor:
+        return self.last(z, graph)
+
+
+class SimpleGraphConvolution(GraphModel):
+    """``A^hops x W + b``: a linear model of what lies around a node (Wu et al., arXiv:1902.07153).
+
+    Args:
+        in_channels: C of the nodes.
+        hidden: not used: there is nothing between input and output.
+        out_channels: classes, or width of the embeddings of links.
+        task: ``"nodes"`` or ``"links"``.
+        hops: how often the neighbours are averaged.
+        dropout: rate, of the input.
+    """
+
+    def __init__(
+        self, in_channels: int, hidden: int, out_channels: int, *, task: str = "nodes", hops: int = 2,
+        dropout: float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__(task)
+        self.dropout = dropout
+        self.convolution = GraphConvolution(in_channels, out_channels, hops=hops)
+
+    def embed(self, graph: Graph) -> Tensor:
+        x = F.dropout(graph.x, self.dropout, self.training)
+        return x if self.task == "nodes" else self.convolution(x, graph)
+
+    def classify(self, z: Tensor, graph: Graph) -> Tensor:
+        return self.convolution(z, graph)

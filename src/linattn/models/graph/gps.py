@@ -1,0 +1,100 @@
+"""Any mechanism in PyTorch Geometric's GPS layer."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from torch import Tensor, nn
+
+from linattn.layers.attention import Attention
+from linattn.support.extras import need
+
+
+class GraphAttention(nn.Module):
+    """Attention over the nodes of each graph: packed ``(N, C)``, or padded ``(B, T, C)`` with ``mask``, True = node.
+
+    Packed nodes of several graphs need their offsets ``ptr (G+1,)``, and nothing is padded.
+
+    Args:
+        channels: C.
+        heads: divides C.
+        mechanism: a bidirectional name of ``linattn.list_mechanisms()``.
+        dropout: rate of the output.
+        mechanism_options: options of the mechanism's own.
+
+    Example:
+        >>> import torch
+        >>> from linattn.models.graph import GraphAttention
+        >>> attention = GraphAttention(16, 2, "mirror")
+        >>> attention(torch.randn(7, 16), ptr=torch.tensor([0, 3, 7])).shape
+        torch.Size([7, 16])
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        heads: int = 1,
+        mechanism: str = "elu",
+        *,
+        dropout: float = 0.0,
+        mechanism_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        nn.Module.__init__(self)  # not super(): the class that GPSConv knows comes next there, and has parts of its own
+        self._made = (channels, heads, mechanism, mechanism_options)
+        self.attention = Attention(channels, heads, mechanism, mechanism_options=mechanism_options)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, ptr: Tensor | None = None) -> Tensor:
+        if x.ndim == 2:
+            if mask is not None:
+                raise ValueError("packed nodes (N, C) have no mask: every one of them is real")
+            return self.dropout(self.attention(x.unsqueeze(0), cu_seqlens=ptr).squeeze(0))
+        if ptr is not None:
+            raise ValueError(f"ptr goes with packed nodes (N, C), got x {tuple(x.shape)}")
+        return self.dropout(self.attention(x, key_mask=mask))
+
+    def _reset_parameters(self) -> None:
+        """The name by which GPSConv asks for it: parameters as of a new one."""
+        channels, heads, mechanism, options = self._made
+        fresh = Attention(channels, heads, mechanism, mechanism_options=options)
+        self.attention.load_state_dict(fresh.state_dict())
+
+    def __repr__(self) -> str:
+        channels, heads, mechanism, _ = self._made
+        return f"GraphAttention({channels}, heads={heads}, mechanism={mechanism!r})"
+
+
+def create_gps_layer(
+    channels: int,
+    conv: nn.Module | None,
+    heads: int = 1,
+    *,
+    mechanism: str = "elu",
+    mechanism_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> nn.Module:
+    """PyTorch Geometric's ``GPSConv(channels, conv, heads, **options)`` with a mechanism for its attention.
+
+    ``options`` are GPSConv's: ``dropout``, ``act``, ``norm``, ... The layer is called as any GPSConv is.
+    """
+    need("a GPS layer", "torch_geometric")
+    from torch_geometric.nn import GPSConv  # type: ignore[import-untyped]
+
+    for name in ("attn_type", "attn_kwargs"):
+        if name in options:
+            raise TypeError(f"{name} is set by the mechanism: give mechanism and mechanism_options")
+    layer = GPSConv(channels, conv, heads=heads, **options)
+    layer.attn_type = mechanism
+    layer.attn = _known_to_gps()(channels, heads, mechanism, mechanism_options=mechanism_options)
+    return layer
+
+
+@cache
+def _known_to_gps() -> type[GraphAttention]:
+    """GPSConv calls heirs of two classes and passes by all others: this one is an heir in name alone."""
+    from torch_geometric.nn.attention import PerformerAttention  # type: ignore[import-untyped]
+
+    class KnownGraphAttention(GraphAttention, PerformerAttention):
+        pass
+
+    return KnownGraphAttention

@@ -1,0 +1,124 @@
+"""A graph, or several laid end to end, as the models read it: PyTorch Geometric's ``Data`` by its attributes alone."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from linattn.ops.positions import sequence_of_tokens
+
+
+class Edges(NamedTuple):
+    """Weighted edges: target i takes ``weight (E,)`` of what its ``source (E,)`` holds."""
+
+    source: Tensor
+    target: Tensor
+    weight: Tensor
+
+    def aggregate(self, x: Tensor) -> Tensor:
+        """``y_i = sum_{j -> i} w_ij x_j``: x ``(N, C)`` to ``(N, C)``."""
+        messages = x[self.source] * self.weight.to(x.dtype).unsqueeze(-1)
+        return torch.zeros_like(x).index_add(0, self.target, messages)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes ``x (N, C)``, edges ``edge_index (2, E)`` from row 0 to row 1, and where each of several graphs begins.
+
+    ``cu_seqlens (G+1,)`` are offsets of the graphs among the nodes, None for one graph. What is derived from the edges
+    is computed once and shared by all layers of a forward pass.
+    """
+
+    x: Tensor
+    edge_index: Tensor
+    edge_weight: Tensor | None = None
+    cu_seqlens: Tensor | None = None
+    _kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def num_nodes(self) -> int:
+        return self.x.shape[0]
+
+    @property
+    def degree(self) -> Tensor:
+        """Edges that end in a node, loops left out: ``(N,)`` int64."""
+        return self._once("degree", self._degree)
+
+    def _degree(self) -> Tensor:
+        source, target = self.edge_index
+        return target.new_zeros(self.num_nodes).index_add(0, target, (source != target).long())
+
+    @property
+    def normalized(self) -> Edges:
+        """``D^-1/2 (A + 1) D^-1/2``: every node has one loop of weight 1 in place of those it came with."""
+        return self._once("normalized", self._normalized)
+
+    def _normalized(self) -> Edges:
+        source, target = self.edge_index
+        weight = self.x.new_ones(source.shape) if self.edge_weight is None else self.edge_weight.to(self.x.dtype)
+        # A loop among the edges stays where it is, with weight 0: leaving it out would wait for the device to count.
+        weight = weight.masked_fill(source == target, 0)
+        nodes = torch.arange(self.num_nodes, device=source.device)
+        source, target = torch.cat([source, nodes]), torch.cat([target, nodes])
+        weight = torch.cat([weight, weight.new_ones(self.num_nodes)])
+        degree = weight.new_zeros(self.num_nodes).index_add(0, target, weight)
+        factor = degree.clamp(min=torch.finfo(degree.dtype).tiny).rsqrt()
+        return Edges(source, target, factor[source] * weight * factor[target])
+
+    @property
+    def graph_of_node(self) -> Tensor:
+        """The graph each node belongs to, ``(N,)`` int64."""
+        return self._once("graph_of_node", self._graph_of_node)
+
+    def _graph_of_node(self) -> Tensor:
+        if self.cu_seqlens is None:
+            return torch.zeros(self.num_nodes, dtype=torch.int64, device=self.x.device)
+        return sequence_of_tokens(self.cu_seqlens, self.num_nodes)
+
+    def _once(self, name: str, compute: Callable[[], Any]) -> Any:
+        """What ``compute`` gives, kept. Not by functools.cached_property, whose lock torch.compile does not know."""
+        if name not in self._kept:
+            self._kept[name] = compute()
+        return self._kept[name]
+
+    def total(self, values: Tensor) -> Tensor:
+        """Sum of ``values (N, ...)`` over the nodes of a graph, for each of its nodes again: ``(N or 1, ...)``."""
+        if self.cu_seqlens is None:
+            return values.sum(0, keepdim=True)
+        sums = values.new_zeros(self.cu_seqlens.shape[0] - 1, *values.shape[1:])
+        return sums.index_add(0, self.graph_of_node, values)[self.graph_of_node]
+
+
+def read_graph(data: Any) -> Graph:
+    """Nodes, edges and offsets of anything with ``x``, ``edge_index`` and, of several graphs, ``ptr`` or ``batch``.
+
+    ``ptr (G+1,)`` are offsets; ``batch (N,)`` says the graph of each node, sorted as PyTorch Geometric's loader does.
+    Keep the result and give it to the model where the same graph comes again: what it derives is kept with it.
+    """
+    if isinstance(data, Graph):
+        return data
+    x, edge_index = getattr(data, "x", None), getattr(data, "edge_index", None)
+    if not isinstance(x, Tensor) or x.ndim != 2 or not x.is_floating_point():
+        found = f"{tuple(x.shape)} {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"data.x must be a floating tensor (N, C) of node features, got {found}")
+    if not isinstance(edge_index, Tensor) or edge_index.ndim != 2 or edge_index.shape[0] != 2:
+        found = str(tuple(edge_index.shape)) if isinstance(edge_index, Tensor) else type(edge_index).__name__
+        raise TypeError(f"data.edge_index must be an int64 tensor (2, E), got {found}")
+    offsets = _offsets(getattr(data, "ptr", None), getattr(data, "batch", None), x)
+    return Graph(x, edge_index.long(), getattr(data, "edge_weight", None), offsets)
+
+
+def _offsets(ptr: Tensor | None, batch: Tensor | None, x: Tensor) -> Tensor | None:
+    if ptr is None and batch is None:
+        return None
+    if ptr is None:
+        assert batch is not None
+        if batch.shape != x.shape[:1]:
+            raise ValueError(f"data.batch must have shape ({x.shape[0]},), one graph a node, got {tuple(batch.shape)}")
+        if bool((batch[1:] < batch[:-1]).any()):
+            raise ValueError("data.batch must be sorted: the nodes of a graph lie side by side")
+        counts = torch.bincount(batch)
+        ptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    return ptr.to(x.device) if ptr.shape[0] > 2 else None

@@ -1,0 +1,198 @@
+"""The graph transformer on the pseudo-hyperboloid."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.models.graph.graph import Graph
+from linattn.models.graph.manifold import PseudoHyperboloid
+from linattn.models.graph.model import GraphModel
+from linattn.models.graph.split import Split
+from linattn.models.graph.split_attention import SplitAttention
+from linattn.models.graph.split_blocks import MERGES, ConvolutionBlock, InputMap, Merge, TransformerBlock
+from linattn.models.graph.split_layers import (
+    Curvature,
+    Signature,
+    SplitActivation,
+    SplitDropout,
+    SplitLinear,
+    SplitNorm,
+    check_signature,
+)
+from linattn.ops.checks import check_choice
+
+HYPERBOLIC = "hyperbolic"
+
+
+class PseudoRiemannianGraphTransformer(GraphModel):
+    """Attention over all nodes beside graph convolutions, in a space with q directions of time and p of space.
+
+    Nodes are points of the pseudo-hyperboloid of signature (q, p), kept as a point of a sphere and a space part. The
+    branch of attention is ``norm, linear, activation, dropout``, blocks of :class:`TransformerBlock` and a linear map;
+    the branch of convolutions blocks of :class:`ConvolutionBlock`; their weighted merge m is read by
+    ``logits = W (pi/2) m``, which is ``W log_o(Phi(m))``, or for links by its geodesic distances.
+
+    Paper: Le and Ta, NeurIPS 2025 (openreview bChA28jPpm). Different here: dropout is of coordinates, not of weights;
+    a part of less than 3 channels has no layer norm, which would leave no more than its sign; ``input_norm`` is new.
+
+    Args:
+        in_channels: C of the nodes.
+        hidden: q + p.
+        out_channels: classes, or for links the dimension of the space of embeddings, with q and p in proportion.
+        task: ``"nodes"`` or ``"links"``.
+        mechanism: attention by name, bidirectional.
+        signature: (q, p) = (time, space), or ``"hyperbolic"`` for (0, hidden); None: halves, time the larger.
+        num_layers: blocks of attention; 0: convolutions alone.
+        num_heads: heads of each.
+        graph_layers: graph convolutions on the manifold; 0: no such branch.
+        graph_weight: their part in the merge.
+        activation: ``"tanh"``, ``"relu"``, ``"gelu"``, ``"silu"`` or ``"elu"``.
+        dropout: rate of coordinates in the branch of attention, or one of time and one of space.
+        graph_dropout: the same of the convolutions; None: that of attention.
+        input_dropout: rate of the node features.
+        norm: layer norms in the branch of attention.
+        residual: ``"transport"``, the paper's, ``"midpoint"`` (Hypformer) or None.
+        merge: ``"exponential"``, the paper's, or ``"midpoint"``.
+        input_map: ``"linear"`` or ``"convolution"``, of the features into the tangent space at the pole.
+        input_norm: a layer norm there, which brings tangent vectors to length 1 however small the features are.
+        degree_encoding: largest degree that has an embedding of its own, larger ones share it; 0: no encoding.
+        radius: r at the start; the curvature is ``-r^2``.
+        learn_curvature: learn it.
+        temperature: learn a factor of q and k in every head.
+        head_signature, combine, value_path, mechanism_options: as in :class:`SplitAttention`.
+
+    Example:
+        >>> import torch
+        >>> from linattn.models.graph import Graph, PseudoRiemannianGraphTransformer
+        >>> model = PseudoRiemannianGraphTransformer(8, 6, 3, signature=(2, 4))
+        >>> ring = torch.arange(5)
+        >>> model(Graph(torch.randn(5, 8), torch.stack([ring, ring.roll(1)]))).shape
+        torch.Size([5, 3])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden: int,
+        out_channels: int,
+        *,
+        task: str = "nodes",
+        mechanism: str = "elu",
+        signature: tuple[int, int] | Literal["hyperbolic"] | None = None,
+        num_layers: int = 1,
+        num_heads: int = 1,
+        graph_layers: int = 2,
+        graph_weight: float = 0.8,
+        activation: str = "tanh",
+        dropout: float | tuple[float, float] = 0.2,
+        graph_dropout: float | tuple[float, float] | None = None,
+        input_dropout: float = 0.0,
+        norm: bool = True,
+        residual: str | None = "transport",
+        merge: str = "exponential",
+        input_map: str = "linear",
+        input_norm: bool = True,
+        degree_encoding: int = 0,
+        radius: float = 1.0,
+        learn_curvature: bool = False,
+        temperature: bool = False,
+        head_signature: tuple[int, int] | None = None,
+        combine: str = "mean",
+        value_path: bool = False,
+        mechanism_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(task)
+        check_choice("merge", merge, tuple(MERGES))
+        inner = _signature(signature, hidden)
+        if min(num_layers, graph_layers) < 0 or not num_layers + graph_layers:
+            raise ValueError(
+                f"num_layers and graph_layers must be >= 0 and not both 0, got {num_layers}, {graph_layers}"
+            )
+        outer = inner if task == "nodes" else _scaled(inner, out_channels)
+        self.signature, self.input_dropout = inner, input_dropout
+        self.curvature = Curvature(radius, learn_curvature)
+        self.input = InputMap(in_channels, inner, input_map, degree_encoding, merge, input_norm)
+        rates, graph_rates = _rates(dropout), _rates(dropout if graph_dropout is None else graph_dropout)
+        head = None if head_signature is None else check_signature("head_signature", head_signature)
+        self.stem, self.blocks, self.last = None, nn.ModuleList(), None
+        if num_layers:
+            normed = SplitNorm(inner) if norm else nn.Identity()
+            self.stem = nn.Sequential(
+                normed, SplitLinear(inner, inner), SplitActivation(activation), SplitDropout(*rates)
+            )
+            for _ in range(num_layers):
+                attention = SplitAttention(
+                    inner, num_heads, mechanism, head_signature=head, combine=combine, temperature=temperature,
+                    value_path=value_path, mechanism_options=mechanism_options,
+                )  # fmt: skip
+                self.blocks.append(TransformerBlock(attention, residual, activation, rates, norm))
+            self.last = SplitLinear(inner, outer)
+        ends = [inner] * (graph_layers - 1) + [outer] * (graph_layers > 0)
+        self.convolutions = nn.ModuleList(ConvolutionBlock(inner, end, activation, graph_rates) for end in ends)
+        self.merge = Merge(merge, graph_weight) if num_layers and graph_layers else None
+        self.out_signature = outer if self.merge is None else self.merge.after(outer)
+        # Time of Phi(m) before its own is 0: a weight for it would never learn.
+        self.head = nn.Linear(sum(self.out_signature) + 1, out_channels, bias=False) if task == "nodes" else None
+
+    def points(self, graph: Graph) -> Split:
+        """The nodes as points of signature ``out_signature``."""
+        x = F.dropout(graph.x, self.input_dropout, self.training)
+        start: Split = self.input(x, graph, self.curvature())
+        far = near = start
+        if self.stem is not None and self.last is not None:
+            far = self.stem(start)
+            for block in self.blocks:
+                far = block(far, graph)
+            far = self.last(far)
+        for convolution in self.convolutions:
+            near = convolution(near, graph)
+        if self.merge is not None:
+            return self.merge(near, far)
+        return far if len(self.blocks) else near
+
+    def embed(self, graph: Graph) -> Tensor:
+        """Coordinates on the pseudo-hyperboloid, time first: ``(N, q + 1 + p)``."""
+        return self.points(graph).joined()
+
+    def classify(self, z: Tensor, graph: Graph) -> Tensor:
+        assert self.head is not None
+        return self.head(torch.pi / 2 * z)
+
+    @property
+    def manifold(self) -> PseudoHyperboloid:
+        """Where the embeddings lie."""
+        return PseudoHyperboloid(*self.out_signature, self.curvature())
+
+    def distance(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.manifold.distance(x, y)
+
+    def extra_repr(self) -> str:
+        return f"(q, p)={tuple(self.signature)}, task={self.task!r}"
+
+
+def _signature(signature: tuple[int, int] | str | None, hidden: int) -> Signature:
+    if signature is None:
+        return Signature(hidden - hidden // 2, hidden // 2)
+    if signature == HYPERBOLIC:
+        return Signature(0, hidden)
+    found = check_signature("signature", signature)
+    if sum(found) != hidden:
+        raise ValueError(f"signature (q, p) = {tuple(found)} must add up to hidden = {hidden}")
+    return found
+
+
+def _rates(dropout: float | tuple[float, float]) -> tuple[float, float]:
+    return dropout if isinstance(dropout, tuple) else (dropout, dropout)
+
+
+def _scaled(signature: Signature, total: int) -> Signature:
+    """The signature of ``total`` dimensions nearest in proportion; a part that is there stays, if there is room."""
+    if sum(signature) == total:
+        return signature
+    q = round(signature.q * total / sum(signature))
+    lowest, highest = min(signature.q, 1), total - min(signature.p, 1)
+    q = min(max(q, lowest), max(highest, 0))
+    return Signature(q, total - q)

@@ -1,0 +1,118 @@
+"""Points of the pseudo-hyperboloid as a point on a sphere and the space part of one on a hyperboloid.
+
+``x = (u, v)``, ``|u|^2 = |v|^2 + r^2``, is kept as ``sphere = r u / |u|`` and ``space = v``, which imply the height
+``|u|``. Both parts can be worked on freely: scaling the sphere's to norm r is all that the constraint asks, so it holds
+in fp32 too.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from linattn.models.graph.arcs import cosine_and_sine
+
+LONGEST = 14.5  # sinh of it is a million
+
+
+@dataclass(frozen=True)
+class Split:
+    """``sphere (..., q + 1)`` of norm r, ``space (..., p)``, and the radius r of both, a number or a tensor of one."""
+
+    sphere: Tensor
+    space: Tensor
+    radius: Tensor | float
+
+    @property
+    def q(self) -> int:
+        return self.sphere.shape[-1] - 1
+
+    @property
+    def p(self) -> int:
+        return self.space.shape[-1]
+
+    @property
+    def height(self) -> Tensor:
+        """``|u| = sqrt(|space|^2 + r^2)``, the hyperboloid's time: ``(..., 1)``."""
+        return (self.space.square().sum(-1, keepdim=True) + self.radius**2).sqrt()
+
+    @property
+    def time(self) -> Tensor:
+        """u, the coordinates of time on the pseudo-hyperboloid: ``(..., q + 1)``."""
+        return self.height / self.radius * self.sphere
+
+    @property
+    def hyperboloid(self) -> Tensor:
+        """``(height, space)``: ``(..., 1 + p)``."""
+        return torch.cat([self.height, self.space], -1)
+
+    def joined(self) -> Tensor:
+        """The coordinates ``(u, v)`` on the pseudo-hyperboloid: ``(..., q + 1 + p)``."""
+        return torch.cat([self.time, self.space], -1)
+
+
+def restored(sphere: Tensor, space: Tensor, radius: Tensor | float) -> Split:
+    """The point of a free pair: the sphere's part scaled to norm r; a 0, which has no direction, becomes the pole."""
+    return Split(onto_sphere(sphere, radius), space, radius)
+
+
+def onto_sphere(a: Tensor, radius: Tensor | float) -> Tensor:
+    """``r a / |a|``; of one coordinate always r: the other sheet is not used."""
+    if a.shape[-1] == 1:
+        return torch.ones_like(a) * radius
+    largest = a.detach().abs().amax(-1, keepdim=True)  # first by this, so that no square under- or overflows
+    found = largest > torch.finfo(a.dtype).tiny ** 0.5
+    pole = torch.zeros_like(a)
+    pole[..., 0] = 1
+    a = torch.where(found, a / torch.where(found, largest, 1), pole)
+    return radius * a / torch.linalg.vector_norm(a, dim=-1, keepdim=True)
+
+
+def from_pole(time: Tensor, space: Tensor, radius: Tensor | float) -> Split:
+    """``exp_o(0, time, space)`` at the pole o: ``time (..., q)``, ``space (..., p)`` to a point of signature (q, p).
+
+    Longer than 14.5 r, space-like vectors are cut, as by ``PseudoHyperboloid.exp``.
+    """
+    z = (space.square().sum(-1, keepdim=True) - time.square().sum(-1, keepdim=True)) / radius**2
+    sine_scale = LONGEST / z.clamp(min=LONGEST**2).sqrt()
+    cosine, sine = cosine_and_sine(z.clamp(max=LONGEST**2))
+    sine = sine * sine_scale
+    return restored(torch.cat([cosine * radius, sine * time], -1), sine * space, radius)
+
+
+def residual(branch: Split, skip: Split) -> Split:
+    """``exp_Y(PT_{o -> Y}(log_o X))`` of X = Phi(branch), Y = Phi(skip): signature (q, p) to (q + 1, p).
+
+    Since ``log_o X = (pi/2) X``, the transport keeps its norm and the exponential turns by a right angle:
+    ``X + k (o + Y)``, ``k = <X, Y> / r^2``.
+    """
+    r = skip.radius
+    x, y = branch.time, skip.time
+    k = ((branch.space * skip.space).sum(-1, keepdim=True) - (x * y).sum(-1, keepdim=True)) / r**2
+    return restored(torch.cat([k * r, x + k * y], -1), branch.space + k * skip.space, r)
+
+
+def merge(x: Split, y: Split, weight: float | Tensor) -> Split:
+    """``exp_o(w log_o Phi(x) + (1 - w) log_o Phi(y))``: signature (q, p) to (q + 1, p)."""
+    time = torch.pi / 2 * (weight * x.time + (1 - weight) * y.time)
+    space = torch.pi / 2 * (weight * x.space + (1 - weight) * y.space)
+    return from_pole(time, space, x.radius)
+
+
+def centroid(sphere: Tensor, hyperboloid: Tensor, total: Tensor | float, radius: Tensor | float) -> Split:
+    """The middle of points whose weighted sums are given: the sphere's restored, ``r m / sqrt(-<m, m>)`` of the other.
+
+    ``hyperboloid (..., 1 + p)``; ``total`` is the sum of the weights, which are non-negative: ``-<m, m>`` is then at
+    least ``total^2 r^2``, a bound that keeps rounding from reaching the root.
+    """
+    height, space = hyperboloid.split([1, hyperboloid.shape[-1] - 1], -1)
+    length = torch.linalg.vector_norm(space, dim=-1, keepdim=True)
+    squared = (height - length) * (height + length)
+    bound = (total * radius) ** 2
+    return restored(sphere, radius * space * torch.maximum(squared, bound * torch.ones_like(squared)).rsqrt(), radius)
+
+
+def midpoint(x: Split, y: Split, weight: float | Tensor = 0.5) -> Split:
+    """The centroid of x and y with weights w and 1 - w: signature (q, p) stays."""
+    sphere = weight * x.sphere + (1 - weight) * y.sphere
+    return centroid(sphere, weight * x.hyperboloid + (1 - weight) * y.hyperboloid, 1.0, x.radius)

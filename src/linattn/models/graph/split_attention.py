@@ -1,0 +1,108 @@
+"""Linear attention on the pseudo-hyperboloid: one call of a mechanism on the spheres, one on the space parts."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from linattn.mechanisms.base import Mechanism
+from linattn.mechanisms.registry import create_mechanism, mechanism_info
+from linattn.models.graph.graph import Graph
+from linattn.models.graph.split import Split, restored
+from linattn.models.graph.split_layers import Signature, SplitLinear
+from linattn.ops.checks import check_choice
+
+COMBINATIONS = ("mean", "concat")
+
+
+class SplitAttention(nn.Module):
+    """``sphere_i = r o_i / |o_i|`` and ``space_i = o_i``, with o the mechanism's output on that part of q, k and v.
+
+    q, k, v of every head are :class:`SplitLinear` maps of x; heads are averaged, or laid side by side and mapped back,
+    and the constraint is restored. The parts have attention weights of their own. Nodes of several graphs are packed:
+    none sees another's. Points of signature (q, p) to the same.
+
+    Args:
+        signature: (q, p) of the points.
+        num_heads: attentions at once.
+        mechanism: a bidirectional name of ``linattn.list_mechanisms()``. One that looks at the order of tokens takes
+            that of the nodes.
+        head_signature: (q, p) of each head's q, k and v (None: the points'); another one needs ``combine="concat"``.
+        combine: ``"mean"`` of the heads, or ``"concat"`` and a map without bias.
+        temperature: learn a factor of q and k for every head and part, 1 at the start.
+        value_path: add a linear map of v to the output, which keeps its rank (Hypformer).
+        mechanism_options: options of the mechanism's own.
+    """
+
+    def __init__(
+        self,
+        signature: Signature,
+        num_heads: int = 1,
+        mechanism: str = "elu",
+        *,
+        head_signature: Signature | None = None,
+        combine: str = "mean",
+        temperature: bool = False,
+        value_path: bool = False,
+        mechanism_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        check_choice("combine", combine, COMBINATIONS)
+        head = signature if head_signature is None else head_signature
+        if combine == "mean" and head != signature:
+            raise ValueError(f"head_signature {tuple(head)} is not that of the points, {tuple(signature)}: heads can "
+                             "only be combined by combine='concat'")  # fmt: skip
+        for name, inner, outer in (("time", head.q, signature.q), ("space", head.p, signature.p)):
+            if bool(inner) != bool(outer):
+                both = f"head_signature {tuple(head)} and the points' {tuple(signature)}"
+                raise ValueError(f"{both} must both have {name}, or neither")
+        self.signature, self.head, self.num_heads = signature, head, num_heads
+        self.qkv = SplitLinear(signature, head, groups=3 * num_heads)
+        options = dict(mechanism_options or {}) | {"num_heads": num_heads, "input_dim": signature.q + 1 + signature.p}
+        widths = {"sphere": head.q + 1 if head.q else 0, "space": head.p}
+        self.parts = nn.ModuleDict()
+        for part, width in widths.items():
+            after = signature.q + 1 if part == "sphere" else signature.p
+            if width:
+                attend = _mechanism(mechanism, width, part, options)
+                self.parts[part] = _Part(attend, after, combine, temperature, value_path)
+
+    def forward(self, x: Split, graph: Graph) -> Split:
+        qkv, coordinates = self.qkv(x), x.joined()
+        out = {"sphere": torch.ones_like(x.sphere), "space": x.space}
+        for name, part in self.parts.items():
+            out[name] = part(getattr(qkv, name), coordinates, graph)
+        return restored(out["sphere"], out["space"], x.radius)
+
+
+class _Part(nn.Module):
+    """Attention of one part: q, k, v ``(N, 3 H, D)`` to ``(N, C)``."""
+
+    def __init__(self, mechanism: Mechanism, width: int, combine: str, temperature: bool, value_path: bool) -> None:
+        super().__init__()
+        H, D = mechanism.num_heads, mechanism.head_dim
+        self.mechanism = mechanism
+        self.factor = nn.Parameter(torch.ones(H, 1, 1)) if temperature else None
+        self.value = nn.Linear(D, D) if value_path else None
+        self.out = nn.Linear(H * D, width, bias=False) if combine == "concat" else None
+
+    def forward(self, qkv: Tensor, coordinates: Tensor, graph: Graph) -> Tensor:
+        q, k, v = qkv.unflatten(1, (3, -1)).permute(1, 2, 0, 3).unsqueeze(1).unbind()  # (1, H, N, D) each
+        if self.factor is not None:
+            q, k = q * self.factor, k * self.factor
+        o = self.mechanism(q, k, v, cu_seqlens=graph.cu_seqlens, x=coordinates.unsqueeze(0))
+        if self.value is not None:
+            o = o + self.value(v)
+        o = o.squeeze(0)
+        return o.mean(0) if self.out is None else self.out(o.transpose(0, 1).flatten(1))
+
+
+def _mechanism(name: str, width: int, part: str, options: Mapping[str, Any]) -> Mechanism:
+    if not mechanism_info(name).bidirectional:
+        raise ValueError(f"nodes have no order, and mechanism {name!r} is only causal: take a bidirectional one")
+    try:
+        return create_mechanism(name, head_dim=width, **options)
+    except ValueError as error:
+        hint = f"the {part} part of a head: head_signature=(q, p) with combine='concat' makes them q + 1 and p wide"
+        raise ValueError(f"{error} ({hint})") from error

@@ -1,0 +1,125 @@
+"""What the graph transformer on the pseudo-hyperboloid is put together from."""
+
+from torch import Tensor, nn
+
+from linattn.models.graph.graph import Graph
+from linattn.models.graph.split import Split, from_pole, merge, midpoint, residual
+from linattn.models.graph.split_attention import SplitAttention
+from linattn.models.graph.split_layers import (
+    Signature,
+    SplitActivation,
+    SplitDropout,
+    SplitLinear,
+    SplitNorm,
+    aggregate,
+    layer_norm,
+)
+from linattn.ops.checks import check_choice
+
+RESIDUALS = {"transport": residual, "midpoint": midpoint, None: None}
+MERGES = {"exponential": merge, "midpoint": midpoint}
+INPUT_MAPS = ("linear", "convolution")
+_DEGREE_WEIGHT = 0.5
+
+
+class Merge(nn.Module):
+    """Two points to one, weights w and 1 - w: ``"exponential"`` adds a dimension of time, ``"midpoint"`` does not."""
+
+    def __init__(self, kind: str, weight: float) -> None:
+        super().__init__()
+        check_choice("merge", kind, tuple(MERGES))
+        if not 0 <= weight <= 1:
+            raise ValueError(f"the weight of a merge must be in [0, 1], got {weight!r}")
+        self.kind, self.weight = kind, weight
+
+    def forward(self, x: Split, y: Split) -> Split:
+        return MERGES[self.kind](x, y, self.weight)
+
+    def after(self, signature: Signature) -> Signature:
+        return signature.grown() if self.kind == "exponential" else signature
+
+    def extra_repr(self) -> str:
+        return f"{self.kind!r}, weight={self.weight:g}"
+
+
+class InputMap(nn.Module):
+    """Features ``(N, C)`` to points: ``exp_o(0, W x + b)``, with the degree's embedding merged in and mapped back.
+
+    ``"convolution"`` sums over a node and its neighbours, without weights. ``norm`` brings the tangent vectors to
+    length 1 by a layer norm: features as small as those of normalised rows would leave every node beside the pole,
+    where dropout of a coordinate is more than all that tells nodes apart.
+    """
+
+    def __init__(
+        self, in_channels: int, signature: Signature, kind: str, max_degree: int, merging: str, norm: bool = False
+    ) -> None:
+        super().__init__()
+        check_choice("input_map", kind, INPUT_MAPS)
+        if max_degree < 0:
+            raise ValueError(f"degree_encoding must be >= 0, got {max_degree}")
+        self.signature, self.kind, self.max_degree = signature, kind, max_degree
+        self.linear = nn.Linear(in_channels, sum(signature))
+        nn.init.xavier_uniform_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+        self.norm = layer_norm(sum(signature)) if norm else nn.Identity()
+        if isinstance(self.norm, nn.LayerNorm):
+            nn.init.constant_(self.norm.weight, sum(signature) ** -0.5)
+        self.degree, self.merge, self.back = None, None, None
+        if max_degree:
+            self.degree = nn.Embedding(max_degree + 1, sum(signature))
+            nn.init.normal_(self.degree.weight, std=0.1)
+            self.merge = Merge(merging, _DEGREE_WEIGHT)
+            self.back = SplitLinear(self.merge.after(signature), signature)
+
+    def forward(self, x: Tensor, graph: Graph, radius: Tensor | float) -> Split:
+        tangent = self.linear(x)
+        if self.kind == "convolution":
+            source, target = graph.edge_index
+            messages = tangent[source] * (1 if graph.edge_weight is None else graph.edge_weight.to(x.dtype)[:, None])
+            tangent = tangent.index_add(0, target, messages.masked_fill((source == target)[:, None], 0))
+        point = self._point(self.norm(tangent), radius)
+        if self.degree is None or self.merge is None or self.back is None:
+            return point
+        encoding = self._point(self.degree(graph.degree.clamp(max=self.max_degree)), radius)
+        return self.back(self.merge(encoding, point))
+
+    def _point(self, tangent: Tensor, radius: Tensor | float) -> Split:
+        time, space = tangent.split(list(self.signature), -1)
+        return from_pole(time, space, radius)
+
+
+class TransformerBlock(nn.Module):
+    """``x <- dropout(activation(linear(residual(attention(norm(x)), x))))``, signature (q, p) to the same.
+
+    The residual by transport adds a dimension of time, which the linear map takes away again.
+    """
+
+    def __init__(
+        self, attention: SplitAttention, kind: str | None, activation: str, rates: tuple[float, float], norm: bool
+    ) -> None:
+        super().__init__()
+        check_choice("residual", kind, tuple(RESIDUALS))
+        signature = attention.signature
+        self.kind = kind
+        self.norm = SplitNorm(signature) if norm else nn.Identity()
+        self.attention = attention
+        self.linear = SplitLinear(signature.grown() if kind == "transport" else signature, signature)
+        self.activation, self.dropout = SplitActivation(activation), SplitDropout(*rates)
+
+    def forward(self, x: Split, graph: Graph) -> Split:
+        out: Split = self.attention(self.norm(x), graph)
+        join = RESIDUALS[self.kind]
+        out = out if join is None else join(out, x)
+        return self.dropout(self.activation(self.linear(out)))
+
+
+class ConvolutionBlock(nn.Module):
+    """``x_i <- dropout(activation(centroid_j(linear(x_j))))`` over a node and its neighbours."""
+
+    def __init__(self, before: Signature, after: Signature, activation: str, rates: tuple[float, float]) -> None:
+        super().__init__()
+        self.linear = SplitLinear(before, after)
+        self.activation, self.dropout = SplitActivation(activation), SplitDropout(*rates)
+
+    def forward(self, x: Split, graph: Graph) -> Split:
+        return self.dropout(self.activation(aggregate(self.linear(x), graph)))

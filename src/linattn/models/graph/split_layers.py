@@ -1,0 +1,152 @@
+"""Layers on the pseudo-hyperboloid: each works on sphere and space part by themselves, then restores the constraint.
+
+A sphere of one coordinate (q = 0) is a constant and a space of none (p = 0) is empty: nothing is learned on either.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.models.graph.graph import Graph
+from linattn.models.graph.split import Split, centroid, restored
+from linattn.ops.checks import check_choice
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh, "relu": F.relu, "gelu": F.gelu, "silu": F.silu, "elu": F.elu,
+}  # fmt: skip
+_NARROWEST_NORM = 3  # of 2 channels a layer norm leaves a sign, of 1 nothing
+
+
+class Signature(NamedTuple):
+    """Dimensions (q, p) = (time, space)."""
+
+    q: int
+    p: int
+
+    def grown(self) -> "Signature":
+        """With the dimension of time that residuals and merges add."""
+        return Signature(self.q + 1, self.p)
+
+
+def check_signature(name: str, value: object) -> Signature:
+    """``value`` as a signature, or an error that names the argument."""
+    if (
+        not isinstance(value, Sequence) or len(value) != 2 or not all(isinstance(n, int) and n >= 0 for n in value)
+        or sum(value) < 1
+    ):  # fmt: skip
+        raise ValueError(f"{name} must be (q, p) = (time, space), integers >= 0 and not both 0, got {value!r}")
+    return Signature(*value)
+
+
+class Curvature(nn.Module):
+    """The radius r of the space, ``r^2 = -beta``: fixed, or learned through a softplus."""
+
+    def __init__(self, radius: float = 1.0, learn: bool = False) -> None:
+        super().__init__()
+        if not 0 < radius < math.inf:
+            raise ValueError(f"radius must be a number > 0, got {radius!r}")
+        self.radius = float(radius)
+        self.raw = nn.Parameter(torch.tensor(radius**2).expm1().log()) if learn else None
+
+    def forward(self) -> Tensor | float:
+        return self.radius if self.raw is None else F.softplus(self.raw).sqrt()
+
+    def extra_repr(self) -> str:
+        return f"radius={self.radius:g}, learn={self.raw is not None}"
+
+
+class SplitLinear(nn.Module):
+    """``sphere' = r (W1 sphere + b1) / |.|``, ``space' = W2 (height, space) + b2``: signature to signature.
+
+    Points ``(N, ...)`` to ``(N, ...)``, or with ``groups`` to ``(N, groups, ...)``: so many maps at once, each restored
+    by itself. W2 sees the hyperboloid's time too.
+    """
+
+    def __init__(self, before: Signature, after: Signature, *, groups: int | None = None) -> None:
+        super().__init__()
+        self.before, self.after, self.groups = before, after, groups
+        self.sphere = self._linear(before.q + 1, after.q + 1) if after.q else None
+        self.space = self._linear(before.p + 1, after.p) if after.p else None
+
+    def _linear(self, fan_in: int, fan_out: int) -> nn.Linear:
+        linear = nn.Linear(fan_in, fan_out * (self.groups or 1))
+        bound = math.sqrt(6 / (fan_in + fan_out))  # Glorot's, of one group
+        nn.init.uniform_(linear.weight, -bound, bound)
+        nn.init.zeros_(linear.bias)
+        return linear
+
+    def forward(self, x: Split) -> Split:
+        sphere = self._map(self.sphere, x.sphere, self.after.q + 1)
+        return restored(sphere, self._map(self.space, x.hyperboloid, self.after.p), x.radius)
+
+    def _map(self, linear: nn.Linear | None, x: Tensor, width: int) -> Tensor:
+        if linear is None:
+            return x.new_ones(*x.shape[:-1], *([self.groups] if self.groups else []), width)
+        y: Tensor = linear(x)
+        return y.unflatten(-1, (self.groups, width)) if self.groups else y
+
+    def extra_repr(self) -> str:
+        return f"(q, p) {tuple(self.before)} -> {tuple(self.after)}, groups={self.groups}"
+
+
+class SplitNorm(nn.Module):
+    """Layer norm of each part, restored. A part of less than 3 channels, of which it leaves a sign, stays as it is."""
+
+    def __init__(self, signature: Signature) -> None:
+        super().__init__()
+        self.sphere = layer_norm(signature.q + 1)
+        self.space = layer_norm(signature.p)
+
+    def forward(self, x: Split) -> Split:
+        return restored(self.sphere(x.sphere), self.space(x.space), x.radius)
+
+
+def layer_norm(width: int) -> nn.Module:
+    """A layer norm, or nothing where it would leave nothing."""
+    return nn.LayerNorm(width) if width >= _NARROWEST_NORM else nn.Identity()
+
+
+class SplitActivation(nn.Module):
+    """An activation of each coordinate of both parts, restored."""
+
+    def __init__(self, activation: str = "tanh") -> None:
+        super().__init__()
+        check_choice("activation", activation, tuple(ACTIVATIONS))
+        self.activation = activation
+
+    def forward(self, x: Split) -> Split:
+        activate = ACTIVATIONS[self.activation]
+        return restored(activate(x.sphere), activate(x.space), x.radius)
+
+    def extra_repr(self) -> str:
+        return repr(self.activation)
+
+
+class SplitDropout(nn.Module):
+    """Dropout of coordinates, restored: rates of time and of space."""
+
+    def __init__(self, time: float = 0.0, space: float = 0.0) -> None:
+        super().__init__()
+        for name, rate in (("time", time), ("space", space)):
+            if not 0 <= rate < 1:
+                raise ValueError(f"the rate of dropout in {name} must be in [0, 1), got {rate!r}")
+        self.time, self.space = time, space
+
+    def forward(self, x: Split) -> Split:
+        if not self.training or not (self.time or self.space):
+            return x
+        return restored(F.dropout(x.sphere, self.time), F.dropout(x.space, self.space), x.radius)
+
+    def extra_repr(self) -> str:
+        return f"time={self.time:g}, space={self.space:g}"
+
+
+def aggregate(x: Split, graph: Graph) -> Split:
+    """The centroid of a node and its neighbours, weighted by ``D^-1/2 (A + 1) D^-1/2``."""
+    parts = torch.cat([x.sphere, x.hyperboloid, torch.ones_like(x.sphere[:, :1])], -1)
+    sphere, hyperboloid, total = graph.normalized.aggregate(parts).split([x.q + 1, x.p + 1, 1], -1)
+    return centroid(sphere, hyperboloid, total, x.radius)

@@ -1,0 +1,118 @@
+"""What is learned on a graph: losses and scores of its parts."""
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.support.options import OptionError
+from linattn.tasks.graph.data import GraphData
+from linattn.tasks.graph.links import LabelledPairs, LinkSplit, split_links
+from linattn.tasks.graph.splits import per_class_split, stratified_split
+from linattn.train.graph.config import GraphConfig
+from linattn.train.graph.metrics import accuracy, average_precision, roc_auc
+
+
+class Objective(ABC):
+    """``part`` is ``"val"`` or ``"test"``. The first score is the one that epochs and models are judged by."""
+
+    metric: str
+    data: GraphData
+    """As the model sees it."""
+
+    @property
+    @abstractmethod
+    def outputs(self) -> int | None:
+        """Classes; None where the model decides how wide its result is."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, draw: torch.Generator) -> Tensor:
+        """Of the training part; ``draw``, on the CPU, for what is drawn anew in each epoch."""
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module, part: str) -> tuple[float, dict[str, float]]:
+        """Loss and scores."""
+
+
+class Nodes(Objective):
+    """The classes of nodes, by cross-entropy and accuracy."""
+
+    metric = "accuracy"
+
+    def __init__(self, data: GraphData) -> None:
+        if data.y is None or not data.has_split:
+            raise ValueError("classes of nodes need y and the three masks")
+        self.data, self.labels = data, data.y
+        masks = {"train": data.train_mask, "val": data.val_mask, "test": data.test_mask}
+        self.nodes = {part: mask.nonzero()[:, 0] for part, mask in masks.items() if mask is not None}
+        for part, nodes in self.nodes.items():
+            if not len(nodes):
+                raise ValueError(f"{data.name} has no nodes in its {part} mask")
+        self._classes = data.num_classes
+
+    @property
+    def outputs(self) -> int:
+        return self._classes
+
+    def loss(self, model: nn.Module, draw: torch.Generator) -> Tensor:
+        return self._loss(model(self.data), "train")
+
+    def evaluate(self, model: nn.Module, part: str) -> tuple[float, dict[str, float]]:
+        logits, nodes = model(self.data), self.nodes[part]
+        return float(self._loss(logits, part)), {"accuracy": accuracy(logits[nodes], self.labels[nodes])}
+
+    def _loss(self, logits: Tensor, part: str) -> Tensor:
+        nodes = self.nodes[part]
+        return F.cross_entropy(logits[nodes].float(), self.labels[nodes])
+
+
+class Links(Objective):
+    """Edges told from pairs without one, by binary cross-entropy, area under the ROC curve and average precision."""
+
+    metric = "auc"
+
+    def __init__(self, split: LinkSplit) -> None:
+        self.split, self.data = split, split.data
+        self.parts = {"val": split.val, "test": split.test}
+
+    @property
+    def outputs(self) -> None:
+        return None
+
+    def loss(self, model: nn.Module, draw: torch.Generator) -> Tensor:
+        pairs = self.split.training_pairs(draw)
+        return self._loss(self._logits(model, pairs), pairs)
+
+    def evaluate(self, model: nn.Module, part: str) -> tuple[float, dict[str, float]]:
+        pairs = self.parts[part]
+        logits = self._logits(model, pairs)
+        scores = {
+            "auc": roc_auc(logits, pairs.edge_label),
+            "average_precision": average_precision(logits, pairs.edge_label),
+        }
+        return float(self._loss(logits, pairs)), scores
+
+    def _logits(self, model: Any, pairs: LabelledPairs) -> Tensor:
+        return model.decode(model.encode(self.data), pairs.edge_label_index)
+
+    def _loss(self, logits: Tensor, pairs: LabelledPairs) -> Tensor:
+        return F.binary_cross_entropy_with_logits(logits.float(), pairs.edge_label)
+
+
+def create_objective(data: GraphData, config: GraphConfig) -> Objective:
+    """Split ``data`` as ``config`` says, bring it to the device and make its features ready."""
+    if config.row_normalize or (config.row_normalize is None and bool((data.x >= 0).all())):
+        data = replace(data, x=data.x / data.x.abs().sum(1, keepdim=True).clamp(min=1e-12))
+    if config.task == "links":
+        return Links(split_links(data, config.seed).to(config.device))
+    if data.y is None:
+        raise OptionError("data", f"{data.name} has no classes of nodes: use --task links")
+    split = config.split if config.split != "auto" else "given" if data.has_split else "stratified"
+    if split == "given" and not data.has_split:
+        raise OptionError("split", f"{data.name} comes without one: use stratified or per-class")
+    if split != "given":
+        data = (stratified_split if split == "stratified" else per_class_split)(data, config.seed)
+    return Nodes(data.to(config.device))

@@ -1,0 +1,215 @@
+"""Layers on the pseudo-hyperboloid: they stay on it, and are what their formulas say."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import linattn
+from linattn.models.graph import SplitAttention, read_graph
+from linattn.models.graph.split_blocks import ConvolutionBlock, InputMap, TransformerBlock
+from linattn.models.graph.split_layers import (
+    Curvature,
+    Signature,
+    SplitActivation,
+    SplitDropout,
+    SplitLinear,
+    SplitNorm,
+    aggregate,
+    check_signature,
+)
+from models.graph.graphs import (
+    CHANNELS,
+    SIGNATURES,
+    check_on_manifold,
+    close,
+    dense_adjacency,
+    random_graph,
+    random_points,
+    side_by_side,
+)
+
+spaces = pytest.mark.parametrize("signature", SIGNATURES, ids=str)
+RADIUS = 1.3
+
+
+def elu_attention(q, k, v):
+    """Linear attention of one head with elu(x) + 1 and an eps of 1e-6, written with the full matrix of weights."""
+    weights = (nn.functional.elu(q) + 1) @ (nn.functional.elu(k) + 1).T
+    return weights @ v / (weights.sum(1, keepdim=True) + 1e-6)
+
+
+def unit(x):
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+@spaces
+def test_every_layer_stays_on_the_manifold(signature):
+    own = Signature(*signature)
+    graph = read_graph(random_graph(9))
+    x = random_points(signature, 9, RADIUS)
+    attention = SplitAttention(own, 2, "elu", combine="concat", temperature=True, value_path=True)
+    layers = {
+        "linear": SplitLinear(own, own),
+        "wider": SplitLinear(own, own.grown()),
+        "other": SplitLinear(own, Signature(2, 3)),
+        "norm": SplitNorm(own),
+        "tanh": SplitActivation("tanh"),
+        "relu": SplitActivation("relu"),
+        "dropout": SplitDropout(0.9, 0.9),  # some points lose the whole sphere part
+        "aggregate": lambda x: aggregate(x, graph),
+        "attention": lambda x: attention(x, graph),
+    }
+    for kind in ("transport", "midpoint", None):
+        block = TransformerBlock(SplitAttention(own), kind, "tanh", (0.5, 0.5), True)
+        layers[f"block {kind}"] = lambda x, block=block: block(x, graph)
+    convolution = ConvolutionBlock(own, own, "relu", (0.5, 0.5))
+    layers["convolution"] = lambda x: convolution(x, graph)
+    for name, layer in layers.items():
+        after = {"wider": own.grown(), "other": Signature(2, 3)}.get(name, own)
+        y = layer(x)
+        assert (y.q, y.p) == after, name
+        check_on_manifold(y, RADIUS)
+    for degrees, kind in ((0, "linear"), (3, "convolution")):
+        check_on_manifold(InputMap(CHANNELS, own, kind, degrees, "exponential")(graph.x, graph, RADIUS), RADIUS)
+
+
+def test_linear_sees_the_height_of_the_hyperboloid():
+    x = random_points((2, 3), 7, RADIUS)
+    layer = SplitLinear(Signature(2, 3), Signature(1, 4), groups=2)
+    y = layer(x)
+    assert y.sphere.shape == (7, 2, 2)
+    height = (x.space.square().sum(1, keepdim=True) + RADIUS**2).sqrt()
+    for group in range(2):
+        rows = slice(2 * group, 2 * group + 2)
+        free = x.sphere @ layer.sphere.weight[rows].T + layer.sphere.bias[rows]
+        close(y.sphere[:, group], RADIUS * unit(free))
+        rows = slice(4 * group, 4 * group + 4)
+        close(y.space[:, group], torch.cat([height, x.space], 1) @ layer.space.weight[rows].T + layer.space.bias[rows])
+
+
+def test_parts_too_narrow_for_a_norm_are_left():
+    x = random_points((1, 2), 7)
+    y = SplitNorm(Signature(1, 2))(x)
+    assert torch.equal(y.space, x.space)
+    close(y.sphere, x.sphere)
+    wide = random_points((2, 3), 7)
+    close(SplitNorm(Signature(2, 3))(wide).space, nn.functional.layer_norm(wide.space, (3,)))
+
+
+def test_aggregation_is_the_lorentz_centroid():
+    data = random_graph(8)
+    x = random_points((2, 3), 8, RADIUS)
+    weights = dense_adjacency(data)
+    got = aggregate(x, read_graph(data))
+    close(got.sphere, RADIUS * unit(weights @ x.sphere))
+    m = weights @ x.hyperboloid
+    close(got.hyperboloid, RADIUS * m / (m[:, :1] ** 2 - (m[:, 1:] ** 2).sum(1, keepdim=True)).sqrt())
+
+
+@pytest.mark.parametrize("signature", [(0, 5), (4, 0), (3, 4)], ids=["hyperbolic", "spherical", "both"])
+def test_attention_by_the_full_matrix(signature):
+    """q = 0 is attention on the hyperboloid, p = 0 on the sphere; heads are averaged."""
+    own, heads = Signature(*signature), 2
+    layer = SplitAttention(own, heads)
+    x = random_points(signature, 9, RADIUS)
+    got = layer(x, read_graph(random_graph(9)))
+    if own.q:
+        free = (x.sphere @ layer.qkv.sphere.weight.T + layer.qkv.sphere.bias).reshape(9, 3, heads, own.q + 1)
+        q, k, v = (RADIUS * unit(free)).unbind(1)
+        out = sum(elu_attention(q[:, h], k[:, h], v[:, h]) for h in range(heads)) / heads
+        close(got.sphere, RADIUS * unit(out))
+    else:
+        assert layer.qkv.sphere is None
+        assert torch.equal(got.sphere, torch.full((9, 1), RADIUS))
+    if own.p:
+        free = x.hyperboloid @ layer.qkv.space.weight.T + layer.qkv.space.bias
+        q, k, v = free.reshape(9, 3, heads, own.p).unbind(1)
+        out = sum(elu_attention(q[:, h], k[:, h], v[:, h]) for h in range(heads)) / heads
+        close(got.space, out)
+        close(got.height, (out.square().sum(1, keepdim=True) + RADIUS**2).sqrt())
+    else:
+        assert got.space.shape == (9, 0)
+        close(got.height, torch.full((9, 1), RADIUS))
+
+
+def test_temperature_is_a_factor_of_queries_and_keys():
+    layer = SplitAttention(Signature(0, 4), 2, temperature=True)
+    x = random_points((0, 4), 6)
+    graph = read_graph(random_graph(6))
+    before = layer(x, graph).space
+    with torch.no_grad():
+        layer.parts["space"].factor.copy_(torch.tensor([3.0, 0.5])[:, None, None])
+    hot = layer(x, graph).space
+    with torch.no_grad():
+        layer.parts["space"].factor.fill_(1)
+        for head, factor in enumerate((3.0, 0.5)):
+            for part in range(2):  # rows of q and k; those of v stay
+                rows = slice(4 * (2 * part + head), 4 * (2 * part + head + 1))
+                layer.qkv.space.weight[rows] *= factor
+    close(layer(x, graph).space, hot)
+    assert (hot - before).abs().max() > 1e-3
+
+
+def test_any_bidirectional_mechanism_packs_graphs_without_a_leak():
+    """Every one of them: graphs side by side give what each gives alone."""
+    graphs = [random_graph(n) for n in (5, 1, 7)]
+    together = read_graph(side_by_side(graphs))
+    points = [random_points((3, 4), len(graph.x)) for graph in graphs]
+    joined = type(points[0])(torch.cat([x.sphere for x in points]), torch.cat([x.space for x in points]), 1.0)
+    names = linattn.list_mechanisms(bidirectional=True)
+    for name in names:
+        layer = SplitAttention(Signature(3, 4), 2, name)
+        alone = torch.cat([layer(x, read_graph(g)).joined() for x, g in zip(points, graphs, strict=True)])
+        packed = layer(joined, together).joined()
+        assert (packed - alone).abs().max() < 1e-9, name
+    assert len(names) > 20
+
+
+def test_heads_of_another_width():
+    with pytest.raises(ValueError, match=r"even.*head_signature"):
+        SplitAttention(Signature(4, 4), 1, "mirror")
+    layer = SplitAttention(Signature(4, 4), 1, "mirror", head_signature=Signature(5, 6), combine="concat")
+    check_on_manifold(layer(random_points((4, 4), 6), read_graph(random_graph(6))), 1.0)
+    for head, message in ((Signature(5, 6), "concat"), (Signature(0, 6), "time")):
+        with pytest.raises(ValueError, match=message):
+            SplitAttention(Signature(4, 4), head_signature=head, combine="concat" if message == "time" else "mean")
+
+
+def test_the_curvature_can_be_learned():
+    curvature = Curvature(RADIUS, learn=True)
+    close(curvature(), torch.tensor(RADIUS))
+    assert [name for name, _ in curvature.named_parameters()] == ["raw"]
+    assert Curvature(RADIUS)() == RADIUS
+    with torch.no_grad():
+        curvature.raw.fill_(-40)
+    assert curvature() > 0
+
+
+@pytest.mark.parametrize("wrong", [3, (1, 2, 3), (-1, 2), (0, 0), (1.5, 2)])
+def test_a_wrong_signature_is_named(wrong):
+    with pytest.raises(ValueError, match="signature"):
+        check_signature("signature", wrong)
+
+
+def test_wrong_rates_and_names_are_refused():
+    for make, message in (
+        (lambda: SplitDropout(1.0), "dropout"),
+        (lambda: SplitActivation("sine"), "activation"),
+        (lambda: Curvature(-1.0), "radius"),
+        (lambda: SplitAttention(Signature(2, 2), combine="sum"), "combine"),
+        (lambda: InputMap(3, Signature(2, 2), "conv", 0, "exponential"), "input_map"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
+
+
+def test_input_by_convolution_sums_neighbours():
+    data = SimpleNamespace(x=torch.randn(3, CHANNELS), edge_index=torch.tensor([[0, 1, 2, 2], [1, 0, 0, 2]]))
+    layer = InputMap(CHANNELS, Signature(2, 2), "convolution", 0, "exponential")
+    got = layer(data.x, read_graph(data), 1.0)
+    summed = layer.linear(data.x)
+    summed = summed + torch.stack([summed[1] + summed[2], summed[0], 0 * summed[0]])
+    wanted = layer._point(summed, 1.0)
+    close(got.joined(), wanted.joined())
