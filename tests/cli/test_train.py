@@ -9,13 +9,13 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from linattn.cli.train import train
+from linattn.cli.train import images
 from linattn.support import extras
 from linattn.train import screen
 from linattn.train.records import DivergedError
 
 APP = typer.Typer()
-APP.command()(train)
+APP.command()(images)
 QUICK = ["--patch-size", "4", "--batch-size", "128", "--device", "cpu", "--epochs", "2"]
 
 
@@ -53,7 +53,7 @@ def test_ctrl_c_tells_that_the_same_command_goes_on(tmp_path):
     # A shell lets what it starts in the background ignore interrupts, and children inherit that: as at a terminal here.
     code = (
         "import signal, sys, typer; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        f"from linattn.cli.train import train; sys.argv[1:] = {arguments!r}; typer.run(train)"
+        f"from linattn.cli.train import images; sys.argv[1:] = {arguments!r}; typer.run(images)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:

@@ -11,15 +11,17 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from rich.console import Console
 
 from linattn.compare import compare as main
-from linattn.compare import runner, workers
+from linattn.compare import measure, runner, workers
 from linattn.compare.cells import CellResult, best_lrs, final_cells, sweep_cells
 from linattn.compare.compare import compare
 from linattn.compare.host import create_host
+from linattn.compare.images import Images
 from linattn.compare.settings import CompareConfig, HostConfig
 from linattn.support.options import OptionError
 from linattn.tasks import load_images
@@ -33,6 +35,16 @@ HOST = HostConfig("digits", patch_size=4, depth=1)
 @pytest.fixture(autouse=True)
 def few_images(monkeypatch):
     monkeypatch.setattr(main, "load_images", lambda *_, **__: load("digits").subset(train=96, test=64, seed=0))
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory) -> str:
+    """Few images as a file, for processes of their own."""
+    data, path = load("digits").subset(train=96, test=64, seed=0), tmp_path_factory.mktemp("data") / "few.npz"
+    parts = {"train": data.train, "test": data.test}
+    images = {f"x_{name}": part.images.squeeze(1).numpy() for name, part in parts.items()}
+    numpy.savez(path, **images, **{f"y_{name}": part.labels.numpy() for name, part in parts.items()})
+    return str(path)
 
 
 def config_for(folder: Path, **changes) -> CompareConfig:
@@ -147,10 +159,11 @@ def test_an_interrupted_comparison_goes_on_where_it_stopped(tmp_path, monkeypatc
     assert numbers(parts) == numbers(whole)
 
 
-def test_a_killed_comparison_keeps_what_was_finished(tmp_path):
+def test_a_killed_comparison_keeps_what_was_finished(tmp_path, archive):
     """SIGKILL leaves no time to tidy up: what the first process finished must be there as it was."""
     arguments = [sys.executable, "-m", "linattn.cli.main", "compare", "--mechanisms", "relu,elu", "--seeds", "1"]
-    arguments += ["--epochs", "1", "--lr", "3e-3", "--depth", "1", "--patch-size", "4", "--output", str(tmp_path / "c")]
+    arguments += ["--epochs", "1", "--lr", "3e-3", "--size", "digits", "--depth", "1", "--patch-size", "4"]
+    arguments += ["--data", archive, "--batch-size", "32", "--output", str(tmp_path / "c")]
     first = tmp_path / "c" / "runs" / "relu" / "lr-0.003-seed-0" / "result.json"
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
@@ -166,13 +179,13 @@ def test_a_killed_comparison_keeps_what_was_finished(tmp_path):
     assert [row["status"] for row in rows] == ["done", "done"]
 
 
-def test_runs_in_several_processes_are_those_of_one(tmp_path):
+def test_runs_in_several_processes_are_those_of_one(tmp_path, archive):
     def numbers(folder):
         rows = json.loads((folder / "results.json").read_text())["rows"]
         return [(r["mechanism"], r["status"], r["top1"], [e["train_loss"] for e in r["epochs"]]) for r in rows]
 
     arguments = ["compare", "--mechanisms", "relu,elu", "--seeds", "1", "--epochs", "1", "--depth", "1"]
-    arguments += ["--patch-size", "4", "--lr", "3e-3"]
+    arguments += ["--size", "digits", "--patch-size", "4", "--lr", "3e-3", "--data", archive, "--batch-size", "32"]
     for jobs in ("1", "2"):
         command = [sys.executable, "-m", "linattn.cli.main", *arguments, "--jobs", jobs, "--output", tmp_path / jobs]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -246,7 +259,7 @@ def test_the_better_lr_wins_and_of_equals_the_smaller():
     cells = sweep_cells(config)
     assert [(cell.mechanism, cell.lr) for cell in cells[:3]] == [("relu", 1e-3), ("relu", 3e-3), ("relu", 1e-2)]
     top1 = [50.0, 60.0, 60.0, None, 40.0, 30.0]
-    swept = [CellResult(cell, "done", top1=value) for cell, value in zip(cells, top1, strict=True)]
+    swept = [CellResult(cell, "done", score=value) for cell, value in zip(cells, top1, strict=True)]
     assert best_lrs(config, swept) == {"relu": 3e-3, "elu": 3e-3}
     assert [cell.mechanism for cell in final_cells(config, best_lrs(config, swept))] == ["relu", "elu"] * 2
     compiled = replace(config, train=replace(TRAIN, compile=True))
@@ -291,3 +304,41 @@ def test_what_mechanisms_do_not_own_starts_the_same_beside_each(mechanism, chang
     assert {name for name in other if ".mechanism." not in name} == set(plain)
     for name, parameter in plain.items():
         assert torch.equal(parameter, other[name]), name
+
+
+def test_costs_on_a_gpu_are_taken_one_after_the_other(tmp_path, monkeypatch):
+    """Compiled code of one mechanism is gone before the next is compiled; on a CPU all are timed in turns."""
+    said = []
+    monkeypatch.setattr(measure.torch.compiler, "reset", lambda: said.append("reset"))
+    monkeypatch.setattr(measure, "compile_blocks", lambda model: said.append("compile"))
+    monkeypatch.setattr(measure, "train_peak_bytes", lambda *_, **__: 1)
+
+    def timed(models, *_, **__):
+        said.append("time " + "+".join(models))
+        return dict.fromkeys(models, 2.0)
+
+    monkeypatch.setattr(measure, "throughput_in_turns", timed)
+    config = config_for(tmp_path, train=replace(TRAIN, compile=True))
+    names, data = list(config.mechanisms), main.load_images()
+    together = measure.measure_costs(config, names, data, lambda _: None)
+    assert said == ["reset", "compile", "compile", *2 * ["time softmax+relu"]]
+    assert measure.groups_to_measure(names, torch.device("cuda")) == [["softmax"], ["relu"]]
+    said.clear()
+    monkeypatch.setattr(measure, "groups_to_measure", lambda names, device: [[name] for name in names])
+    apart = measure.measure_costs(config, names, data, lambda _: None)
+    assert said == [word for name in names for word in ("reset", "compile", *2 * [f"time {name}"])]
+    assert apart == together
+    assert [apart[name]["images_per_second_train"] for name in names] == [2.0, 2.0]
+
+
+def test_costs_are_on_disk_before_attention_is_looked_at(tmp_path, monkeypatch):
+    def fails(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(Images, "attention", fails)
+    monkeypatch.setattr(Images, "costs", lambda *_: {"relu": {"parameters": 5}})
+    config = config_for(tmp_path / "c", mechanisms=("relu",), seeds=1, train=replace(TRAIN, epochs=1))
+    with pytest.raises(MemoryError):
+        run(config)
+    (entry,) = results_of(config)["mechanisms"]
+    assert entry["parameters"] == 5

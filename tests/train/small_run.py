@@ -17,7 +17,7 @@ from linattn.train import checkpoint, loop
 from linattn.train.accelerator import create_accelerator
 from linattn.train.config import TrainConfig
 
-CONFIG = TrainConfig(epochs=3, batch_size=8, lr=1e-2, warmup_epochs=1, ema_decay=0.9, seed=5)
+CONFIG = TrainConfig(epochs=3, batch_size=8, lr=1e-2, warmup_epochs=1, ema_decay=0.9, seed=5, graphs=None)
 STEPS = 6
 
 

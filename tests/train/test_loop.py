@@ -15,12 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from linattn.support import extras
 from linattn.support.compiling import compile_blocks
 from linattn.support.options import OptionError
-from linattn.train import run as run_module
+from linattn.train import rounds
 from linattn.train.accelerator import create_accelerator
 from linattn.train.config import TrainConfig
 from linattn.train.log import read_log
 from linattn.train.loop import DivergedError, train
 from linattn.train.meter import Meter
+from linattn.train.run import Run
 from linattn.train.schedule import learning_rate
 from linattn.train.seeds import seed_step
 
@@ -121,7 +122,7 @@ def test_gradients_are_no_longer_than_allowed(tmp_path):
 
 
 def test_on_step_sees_the_epoch_grow_and_ends_with_its_mean(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "SECONDS_BETWEEN_READINGS", 0.0)
+    monkeypatch.setattr(rounds, "SECONDS_BETWEEN_READINGS", 0.0)
     steps, epochs = [], []
     _, result = run(tmp_path, on_step=lambda *values: steps.append(values), on_epoch=epochs.append)
     assert epochs == result.epochs
@@ -148,18 +149,18 @@ class CountReads(TorchDispatchMode):
 def test_no_step_waits_for_the_device(tmp_path, monkeypatch):
     """Between two readings nothing is read. The optimiser is left out: on the CPU it reads its own counter of steps,
     which the fused one of a GPU does not."""
-    monkeypatch.setattr(run_module, "SECONDS_BETWEEN_READINGS", math.inf)
+    monkeypatch.setattr(rounds, "SECONDS_BETWEEN_READINGS", math.inf)
     readings = []
     read = Meter.read
     monkeypatch.setattr(Meter, "read", lambda meter, *a: readings.append(meter) or read(meter, *a))
-    one_step = run_module.Run._train_step
+    one_step = Run.train_step
     counter = CountReads()
 
     def counted(self, batches):
         with counter:
             one_step(self, batches)
 
-    monkeypatch.setattr(run_module.Run, "_train_step", counted)
+    monkeypatch.setattr(Run, "train_step", counted)
     before = register_optimizer_step_pre_hook(lambda *_: setattr(counter, "optimizing", True))
     after = register_optimizer_step_post_hook(lambda *_: setattr(counter, "optimizing", False))
     run(tmp_path, on_step=lambda *_: None)
@@ -183,7 +184,7 @@ class Poisoned(SmallBatches):
 @pytest.mark.parametrize("seconds", [0.0, math.inf])
 def test_a_loss_that_is_no_number_stops_and_says_where(tmp_path, monkeypatch, seconds):
     """The step is named exactly, however late it is found out."""
-    monkeypatch.setattr(run_module, "SECONDS_BETWEEN_READINGS", seconds)
+    monkeypatch.setattr(rounds, "SECONDS_BETWEEN_READINGS", seconds)
     with pytest.raises(DivergedError, match=r"epoch 1, step 2, learning rate") as caught:
         run(tmp_path, batches=Poisoned())
     assert (caught.value.epoch, caught.value.step) == (1, 2)
@@ -217,7 +218,7 @@ def test_bf16_computes_in_bf16_and_leaves_the_model_plain(tmp_path):
 
 
 def test_compiled_blocks_train_the_same_and_keep_their_names(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "compile_blocks", partial(compile_blocks, backend="eager"))
+    monkeypatch.setattr(rounds, "compile_blocks", partial(compile_blocks, backend="eager"))
     plain, _ = run(tmp_path / "plain", net=create_net(dropout=0))
     compiled, _ = run(tmp_path / "compiled", replace(CONFIG, compile=True), net=create_net(dropout=0))
     for name, value in plain.state_dict().items():

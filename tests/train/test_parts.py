@@ -140,6 +140,28 @@ def test_equal_blocks_are_compiled_once_and_names_stay():
     assert list(model.state_dict()) == names
 
 
+def test_many_models_of_one_process_are_all_compiled():
+    """Their blocks share a function, and torch stops compiling it at its limit: eight graphs where nobody raises it."""
+    graphs = []
+
+    class Block(nn.Module):
+        def __init__(self, number):
+            super().__init__()
+            self.number = number
+
+        def forward(self, x):
+            return x * self.number
+
+    torch._dynamo.reset()
+    for number in range(10):
+        model = nn.Module()
+        model.blocks = nn.ModuleList([Block(number + 0.5)])
+        with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+            compile_blocks(model, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+            assert model.blocks[0](torch.ones(2)).tolist() == [number + 0.5] * 2
+    assert len(graphs) == 10
+
+
 def test_a_model_without_blocks_is_not_compiled_in_silence():
     with pytest.raises(OptionError, match=r"compile.*Linear has none"):
         compile_blocks(nn.Linear(2, 2))

@@ -1,4 +1,4 @@
-"""``linattn compare``."""
+"""``linattn compare``: images, and tasks of sequences."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,10 +6,30 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from linattn.cli.options import names, numbers, option_errors
+from linattn.cli.compare_text import text
+from linattn.cli.options import DefaultGroup, names, numbers, option_errors
 
 
-def compare(
+class Compare(DefaultGroup):
+    """Images where nothing is named, text where ``--task`` says on what."""
+
+    default = "images"
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        task = any(arg.split("=")[0] == "--task" for arg in args)
+        return super().parse_args(ctx, ["text", *args] if task and args[0].startswith("-") else args)
+
+
+app = typer.Typer(
+    cls=Compare,
+    help="Train mechanisms in one host with one budget: on images, or with --task on text and tasks of sequences.",
+    no_args_is_help=False,
+)
+app.command()(text)
+
+
+@app.command()
+def images(
     data: Annotated[
         str,
         typer.Option(help="digits, a folder of idx files (MNIST), an .npz file, a folder with train/ and test/."),
@@ -41,6 +61,7 @@ def compare(
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.  [default: cuda where there is one]")] = "",
     precision: Annotated[str, typer.Option(help="fp32 or bf16.  [default: bf16 on cuda]")] = "",
     compile: Annotated[bool | None, typer.Option(help="Compile the blocks.  [default: on cuda]")] = None,
+    graphs: Annotated[bool | None, typer.Option(help="Replay steps as CUDA graphs.  [default: no]")] = None,
     image_size: Annotated[int | None, typer.Option(help="Of images in folders.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Runs at a time.  [default: one a core on a cpu, else 1]")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder.  [default: runs/compare-<data>]")] = None,
@@ -73,6 +94,7 @@ def compare(
         "device": device,
         "precision": precision or ("bf16" if on_gpu else "fp32"),
         "compile": on_gpu if compile is None else compile,
+        "graphs": graphs,
     }
     with option_errors():
         train = configure(recipe or ("digits" if data == "digits" else "small_images"), changes)

@@ -6,14 +6,17 @@ from linattn._version import __version__
 from linattn.cli.bench import bench
 from linattn.cli.bench_kernels import kernels
 from linattn.cli.bench_models import models
-from linattn.cli.compare import compare
+from linattn.cli.compare import app as compare
+from linattn.cli.decoding import decoding
 from linattn.cli.doctor import doctor
 from linattn.cli.generate import generate
+from linattn.cli.graph import app as graph
 from linattn.cli.mechanisms import mechanisms
 from linattn.cli.memory import memory
 from linattn.cli.report import report
+from linattn.cli.throughput import throughput
 from linattn.cli.tour import tour
-from linattn.cli.train import train
+from linattn.cli.train import app as train
 
 app = typer.Typer(
     help="Linear attention for PyTorch.",
@@ -36,7 +39,10 @@ def options(
     """Linear attention for PyTorch."""
 
 
-for command in (compare, train, generate, report, bench, kernels, models, memory, mechanisms, tour, doctor):
+app.add_typer(compare, name="compare")
+app.add_typer(train, name="train")
+app.add_typer(graph, name="graph")
+for command in (generate, report, bench, kernels, models, memory, decoding, throughput, mechanisms, tour, doctor):
     app.command()(command)
 
 

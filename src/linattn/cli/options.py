@@ -2,8 +2,21 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
+
+
+class DefaultGroup(TyperGroup):
+    """A group of commands with one that is meant where none is named: ``linattn train`` is ``linattn train images``."""
+
+    default = ""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if (not args or args[0].startswith("-")) and args != ["--help"]:
+            args = [self.default, *args]
+        return super().parse_args(ctx, args)
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -26,6 +39,22 @@ def numbers(option: str, text: str) -> tuple[float, ...]:
         raise typer.BadParameter(
             f"must be numbers with commas between them, such as 1e-3,3e-3, got {text!r}", param_hint=f"--{option}"
         ) from error
+
+
+def settings(option: str, texts: list[str]) -> dict[str, Any]:
+    """``key=value`` pairs; values are Python's where they are numbers, True, False, None or lists of these."""
+    from ast import literal_eval
+
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip().isidentifier():
+            raise typer.BadParameter(f"must look like key=value, got {text!r}", param_hint=f"--{option}")
+        try:
+            found[key.strip()] = literal_eval(value.strip())
+        except (ValueError, SyntaxError):
+            found[key.strip()] = value.strip()
+    return found
 
 
 def set_threads(threads: int) -> None:

@@ -1,4 +1,4 @@
-"""``linattn train``."""
+"""``linattn train``: images, language models, tasks of sequences."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,10 +6,27 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from linattn.cli.options import option_errors
+from linattn.cli.options import DefaultGroup, option_errors
+from linattn.cli.train_text import lm, mlm, task
 
 
-def train(
+class Train(DefaultGroup):
+    """Images where nothing is named, as when it knew nothing else."""
+
+    default = "images"
+
+
+app = typer.Typer(
+    cls=Train,
+    help="Train one model: on images (what it does when nothing is named), on text, or on a task of sequences.",
+    no_args_is_help=False,
+)
+for command in (lm, mlm, task):
+    app.command()(command)
+
+
+@app.command()
+def images(
     data: Annotated[
         str,
         typer.Option(help="digits, a folder of idx files (MNIST), an .npz file, a folder with train/ and test/."),
@@ -43,6 +60,7 @@ def train(
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.  [default: cuda where there is one]")] = "",
     precision: Annotated[str, typer.Option(help="fp32 or bf16.  [default: bf16 on cuda]")] = "",
     compile: Annotated[bool | None, typer.Option(help="Compile the blocks.  [default: on cuda]")] = None,
+    graphs: Annotated[bool | None, typer.Option(help="Replay steps as CUDA graphs.  [default: no]")] = None,
     seed: Annotated[int, typer.Option(help="Of first weights, order and augmentation.")] = 0,
     checkpoint_seconds: Annotated[float | None, typer.Option(help="Longest time between two checkpoints.")] = None,
     output: Annotated[
@@ -80,6 +98,7 @@ def train(
         "device": device,
         "precision": precision or ("bf16" if on_gpu else "fp32"),
         "compile": on_gpu if compile is None else compile,
+        "graphs": graphs,
         "seed": seed,
         "checkpoint_seconds": checkpoint_seconds,
     }

@@ -2,15 +2,15 @@
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from linattn.compare.settings import CompareConfig
-from linattn.train.config import TrainConfig
+if TYPE_CHECKING:
+    from linattn.compare.subject import Comparing
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run. ``validation``: trained without a part of the training images and judged by those."""
+    """One run. ``validation``: judged by data that was held out of training, and that is no test data."""
 
     mechanism: str
     seed: int
@@ -23,27 +23,29 @@ class Cell:
 
     def folder(self, output: Path) -> Path:
         kind = "sweep" if self.validation else "runs"
-        return output / kind / self.mechanism / f"lr-{self.lr:g}-seed-{self.seed}"
+        name = self.mechanism.replace("/", "-").replace("*", "x").replace(" ", "-")
+        return output / kind / name / f"lr-{self.lr:g}-seed-{self.seed}"
 
 
 @dataclass
 class CellResult:
-    """What became of a run; ``epochs`` are those of ``linattn.train.loop.EpochRecord`` as dicts."""
+    """What became of a run; ``epochs`` are the records of its evaluations as dicts."""
 
     cell: Cell
     status: str = "waiting"  # done, failed
     reason: str = ""
-    top1: float | None = None
+    score: float | None = None
     train_seconds: float | None = None
     epochs: list[dict[str, Any]] | None = None
 
-    def as_row(self) -> dict[str, Any]:
-        row = asdict(self)
+    def as_row(self, metric: str = "top1") -> dict[str, Any]:
+        """Ready for JSON, the score under the name of ``metric``."""
+        row = {metric if name == "score" else name: value for name, value in asdict(self).items()}
         cell = row.pop("cell")
         return {"mechanism": cell["mechanism"], "seed": cell["seed"], "lr": cell["lr"], **row}
 
 
-def sweep_cells(config: CompareConfig) -> list[Cell]:
+def sweep_cells(config: "Comparing") -> list[Cell]:
     """The runs that choose a learning rate; none where there is no choice."""
     lrs = sorted(set(config.lrs))
     if len(lrs) < 2:
@@ -51,7 +53,7 @@ def sweep_cells(config: CompareConfig) -> list[Cell]:
     return [Cell(mechanism, 0, lr, validation=True) for mechanism in config.mechanisms for lr in lrs]
 
 
-def final_cells(config: CompareConfig, lrs: dict[str, float]) -> list[Cell]:
+def final_cells(config: "Comparing", lrs: dict[str, float]) -> list[Cell]:
     """Seed by seed, so that after the first round every mechanism has a result.
 
     Compiled, mechanism by mechanism: then the code that was made for one serves all of its seeds.
@@ -60,17 +62,18 @@ def final_cells(config: CompareConfig, lrs: dict[str, float]) -> list[Cell]:
     return sorted(cells, key=lambda cell: config.mechanisms.index(cell.mechanism)) if config.train.compile else cells
 
 
-def best_lrs(config: CompareConfig, swept: list[CellResult]) -> dict[str, float]:
-    """For each mechanism the learning rate of the best validation accuracy; the smaller one of equals."""
+def best_lrs(config: "Comparing", swept: list[CellResult], higher: bool = True) -> dict[str, float]:
+    """For each mechanism the learning rate of the best validation score; the smaller one of equals."""
+    sign = 1 if higher else -1
     only = config.lrs[0] if config.lrs else config.train.lr
     lrs = dict.fromkeys(config.mechanisms, only)
     for name in config.mechanisms:
-        found = [r for r in swept if r.cell.mechanism == name and r.top1 is not None]
+        found = [r for r in swept if r.cell.mechanism == name and r.score is not None]
         if found:
-            lrs[name] = max(found, key=lambda r: (r.top1, -r.cell.lr)).cell.lr
+            lrs[name] = max(found, key=lambda r: (sign * (r.score or 0.0), -r.cell.lr)).cell.lr
     return lrs
 
 
-def train_config(config: CompareConfig, cell: Cell) -> TrainConfig:
+def train_config(config: "Comparing", cell: Cell) -> Any:
     """The budget of all, with the seed and the learning rate of one."""
     return replace(config.train, seed=cell.seed, lr=cell.lr, min_lr=min(config.train.min_lr, cell.lr))

@@ -8,12 +8,13 @@ from typing import Any
 from rich.console import Console
 
 from linattn.compare.cells import Cell, CellResult, best_lrs, final_cells, sweep_cells
-from linattn.compare.host import check_hosts
-from linattn.compare.measure import measure_attention, measure_costs
-from linattn.compare.results import Results, describe
-from linattn.compare.runner import Runner
+from linattn.compare.images import Images
+from linattn.compare.results import Results
 from linattn.compare.screen import Screen, final_table
 from linattn.compare.settings import CompareConfig
+from linattn.compare.subject import Comparing, Subject
+from linattn.compare.text.settings import TextCompareConfig
+from linattn.compare.text.subject import Texts
 from linattn.compare.workers import run_in_workers
 from linattn.report import ranking_sentence, write_csv, write_report
 from linattn.report.numbers import counted
@@ -25,22 +26,26 @@ from linattn.tasks.load import load_images
 RIGHT, FAILED, INTERRUPTED = 0, 1, 130
 
 
-def compare(config: CompareConfig, console: Console) -> int:
+def compare(config: CompareConfig | TextCompareConfig, console: Console) -> int:
     """Run the comparison, or go on with it; returns the exit code: 1 if a run failed, 130 after Ctrl-C."""
     config.check()
     need("a comparison", "accelerate")
-    data = load_images(config.data, image_size=config.image_size)
-    check_hosts(config.mechanisms, config.host, data)
+    subject: Subject
+    if isinstance(config, TextCompareConfig):
+        subject = Texts(config)
+    else:
+        subject = Images(config, load_images(config.data, image_size=config.image_size))
+    subject.check()
     same_settings(config)
-    results = Results(config, describe(config, data))
+    results = Results(config, subject, subject.describe())
     screen = Screen(results, console)
     announce(config, results, console)
-    runner = Runner(config, data, screen.on_step, screen.on_epoch)
+    trainer = subject.trainer(screen.on_step, screen.on_record)
 
     def run(cells: list[Cell], into: list[CellResult]) -> None:
         screen.expect(len(cells))
         into.extend(CellResult(cell) for cell in cells)
-        done = run_in_workers(config, cells, screen.on_work) if config.jobs > 1 else map(runner.run, cells)
+        done = run_in_workers(config, cells, screen.on_work) if config.jobs > 1 else map(trainer.run, cells)
         for result in done if cells else ():
             into[cells.index(result.cell)] = result
             screen.on_result(result)
@@ -49,16 +54,15 @@ def compare(config: CompareConfig, console: Console) -> int:
     try:
         with screen.shown():
             run(sweep_cells(config), results.swept)
-            results.lrs = best_lrs(config, results.swept)
+            results.lrs = best_lrs(config, results.swept, subject.metric.higher)
             run(final_cells(config, results.lrs), results.final)
             trained = [r.cell for r in results.final if r.status == "done" and r.cell.seed == 0]
             # What failed in training would fail here too, and take the results of the others with it.
             names = [cell.mechanism for cell in trained]
             key = results.meta["train"] | {"mechanisms": names, "device": results.meta["device"]}
-            results.costs = remembered(
-                config.output / "costs.json", key, lambda: measure_costs(config, names, data, screen.on_work)
-            )
-            results.attention, examples = measure_attention(config, data, trained, screen.on_work)
+            results.costs = remembered(config.output / "costs.json", key, lambda: subject.costs(names, screen.on_work))
+            results.save()  # the looks at attention take long, and one that fails is not to take this with it
+            results.attention, examples = subject.attention(trained, screen.on_work)
     except KeyboardInterrupt:
         results.save()
         words = f"Interrupted; finished runs are kept. The same command goes on: {results.meta['command']}"
@@ -66,18 +70,17 @@ def compare(config: CompareConfig, console: Console) -> int:
         return INTERRUPTED
     results.finished = True
     results.save()
-    write_json(config.output / "examples.json", examples)
+    if examples is not None:
+        write_json(config.output / "examples.json", examples)
     finish(config.output, console)
     return RIGHT if all(result.status == "done" for result in results.final) else FAILED
 
 
-def announce(config: CompareConfig, results: Results, console: Console) -> None:
+def announce(config: Comparing, results: Results, console: Console) -> None:
     """What is about to happen, and how much of it."""
-    host, data = results.meta["host"], results.meta["data"]
     runs, swept = len(config.mechanisms) * config.seeds, len(sweep_cells(config))
     console.print(
-        f"{data['name']}, {host['size']} ViT of depth {host['depth']} and width {host['width']} at {host['tokens']} "
-        f"tokens, {counted(config.train.epochs, 'epoch')} on {results.meta['device']}: "
+        f"{results.subject.announce(results.meta)}: "
         f"{counted(runs, 'run')} ({counted(len(config.mechanisms), 'mechanism')} x {counted(config.seeds, 'seed')})"
         + (f" after {counted(swept, 'run')} that choose learning rates" if swept else "")
         + (f", {config.jobs} at a time" if config.jobs > 1 else "")
@@ -101,7 +104,7 @@ def finish(folder: Path, console: Console) -> None:
     console.print(f"report: {write_report(folder)}", soft_wrap=True)
 
 
-def same_settings(config: CompareConfig) -> None:
+def same_settings(config: Comparing) -> None:
     """A folder holds one comparison; more mechanisms and seeds may join it, another budget may not."""
     path, wanted = config.output / "settings.json", loads_like(config.fingerprint())
     if not path.exists():

@@ -1,61 +1,46 @@
-"""Trains the runs of a comparison, one after the other; what was finished is never trained again."""
+"""Trains the runs of a comparison on images."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 
 import torch
 
-from linattn.compare.cells import Cell, CellResult, train_config
+from linattn.compare.cells import Cell, train_config
 from linattn.compare.host import create_host
 from linattn.compare.settings import CompareConfig
+from linattn.compare.subject import OnRecord, OnStep, Outcome, Trainer
 from linattn.support.options import OptionError
 from linattn.tasks.images import ImageData, ImageFolders
 from linattn.train.batches import create_batches
-from linattn.train.loop import EpochRecord, TrainResult, train
+from linattn.train.loop import train
 
 VALIDATION_SHARE = 0.1  # of the training images, held out while learning rates are chosen
 
-OnStep = Callable[[Cell, int, int, float, float], None]
-OnEpoch = Callable[[Cell, EpochRecord], None]
 
-
-class Runner:
+class Runner(Trainer):
     """Holds the data, so that all runs see the same."""
 
     def __init__(
-        self, config: CompareConfig, data: ImageData | ImageFolders, on_step: OnStep, on_epoch: OnEpoch
+        self, config: CompareConfig, data: ImageData | ImageFolders, on_step: OnStep, on_record: OnRecord
     ) -> None:
+        super().__init__(config)
         self.config, self.data = config, data
-        self.on_step, self.on_epoch = on_step, on_epoch
+        self.on_step, self.on_record = on_step, on_record
         self._held_out: ImageData | None = None
-        self._last = ""  # mechanism
 
-    def run(self, cell: Cell) -> CellResult:
-        """Train one; a run that fails says why and leaves the others alone."""
-        try:
-            found = self._train(cell)
-        except (RuntimeError, ValueError) as error:
-            if isinstance(error, OptionError):
-                raise  # wrong for all of them, and the user's to mend
-            return CellResult(cell, "failed", reason=" ".join(str(error).split())[:300])
-        return CellResult(cell, "done", "", found.top1, found.seconds, [asdict(record) for record in found.epochs])
-
-    def _train(self, cell: Cell) -> TrainResult:
+    def train(self, cell: Cell) -> Outcome:
         config = train_config(self.config, cell)
         device = torch.device(config.device)
         data = self._validation_data() if cell.validation else self.data
-        if config.compile and cell.mechanism != self._last:
-            torch._dynamo.reset()  # else every call would first be held against the code of all mechanisms before
-        self._last = cell.mechanism
         model = create_host(cell.mechanism, self.config.host, data, cell.seed).to(device)
-        return train(
+        found = train(
             model,
             create_batches(data, config, device),
             config,
             cell.folder(self.config.output),
             on_step=lambda epoch, step, loss, top1: self.on_step(cell, epoch, step, loss, top1),
-            on_epoch=lambda record: self.on_epoch(cell, record),
+            on_epoch=lambda record: self.on_record(cell, record.top1, record.epoch + 1),
         )
+        return Outcome(found.top1, found.seconds, [asdict(record) for record in found.epochs])
 
     def _validation_data(self) -> ImageData:
         if not isinstance(self.data, ImageData):

@@ -1,6 +1,6 @@
 """A comparison as a user sees it: a table that fills up while runs go on, and the final one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
@@ -12,8 +12,8 @@ from rich.text import Text
 
 from linattn.compare.cells import Cell, CellResult
 from linattn.compare.results import Results
+from linattn.report.metric import Metric, Words
 from linattn.report.numbers import counted
-from linattn.train.records import EpochRecord
 
 
 class Screen:
@@ -35,12 +35,19 @@ class Screen:
     def expect(self, runs: int) -> None:
         self.total += runs
 
-    def on_step(self, cell: Cell, epoch: int, step: int, loss: float, top1: float) -> None:
-        epochs = self.results.config.train.epochs
-        self._show(f"{cell.title}: epoch {epoch + 1} of {epochs}, loss {loss:.3f}, training top-1 {top1:.1f} %")
+    @property
+    def metric(self) -> Metric:
+        return self.results.subject.metric
 
-    def on_epoch(self, cell: Cell, record: EpochRecord) -> None:
-        self._show(f"{cell.title}: epoch {record.epoch + 1} done, test top-1 {record.top1:.1f} %")
+    def on_step(self, cell: Cell, epoch: int, step: int, loss: float, accuracy: float) -> None:
+        where = self.results.subject.step_words(epoch, step)
+        self._show(f"{cell.title}: {where}, loss {loss:.3f}, right in training {accuracy:.1f} %")
+
+    def on_record(self, cell: Cell, score: float, done: int) -> None:
+        self._show(f"{cell.title}: evaluation {done} of {self.results.subject.rounds}, {self._score(score)}")
+
+    def _score(self, score: float) -> str:
+        return f"{self.metric.name} {self.metric.text(score)}"
 
     def on_work(self, what: str) -> None:
         self._show(what)
@@ -48,8 +55,8 @@ class Screen:
     def on_result(self, result: CellResult) -> None:
         self.done += 1
         if not self.console.is_terminal:
-            words = f"{result.top1:.2f} %" if result.top1 is not None else f"{result.status}: {result.reason}"
-            kind = "validation" if result.cell.validation else "top-1"
+            words = f"{result.status}: {result.reason}" if result.score is None else self.metric.text(result.score)
+            kind = "validation" if result.cell.validation else self.metric.name
             self.console.print(f"[{self.done}/{self.total}] {result.cell.title}: {kind} {words}", soft_wrap=True)
         self._show("")
 
@@ -69,41 +76,48 @@ class Screen:
 
 def progress_table(results: Results) -> Table:
     """Mechanisms with their runs so far."""
+    metric = results.subject.metric
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("mechanism", "runs", "top-1 %", "lr"):
+    for title in ("mechanism", "runs", f"{metric.name} {metric.unit}".strip(), "lr"):
         table.add_column(title, justify="left" if title == "mechanism" else "right")
     for row in results.as_json()["mechanisms"]:
         lr = "" if row["lr"] is None else f"{row['lr']:g}"
-        table.add_row(row["mechanism"], f"{row['runs']}/{results.config.seeds}", accuracy(row), lr)
+        table.add_row(row["mechanism"], f"{row['runs']}/{results.config.seeds}", score_text(row, metric), lr)
     return table
 
 
 def final_table(results: dict[str, Any]) -> Table:
-    """One row a mechanism: accuracy and what it costs."""
+    """One row a mechanism: its score and what it costs. Columns that nothing was measured for are left out."""
+    metric, words = Metric.of(results["meta"]), Words.of(results["meta"])
+    short_unit = {"images": "img", "tokens": "tok"}[words.unit]
+    columns: list[tuple[str, str, Callable[[float | None], str]]] = [
+        ("params", "parameters", short),
+        ("MFLOP", "flops", lambda value: _number(value, 1e6, ".1f")),
+        ("state" if words.state == "state_size" else "state B", words.state, short),
+        (f"{short_unit}/s forward", words.speed(training=False), _number),
+        (f"{short_unit}/s train", words.speed(training=True), _number),
+        ("peak MiB", "peak_bytes_train", lambda value: _number(value, 2**20, ".1f")),
+        ("entropy gap", "entropy_gap", lambda value: _number(value, 1, "+.2f")),
+    ]
+    rows = results["mechanisms"]
+    columns = [column for column in columns if any(row.get(column[1]) is not None for row in rows)]
     table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
     table.add_column("mechanism", no_wrap=True)
-    for title in ("top-1 %", "params", "MFLOP", "state", "img/s forward", "img/s train", "peak MiB", "entropy gap"):
-        table.add_column(title, justify="right", no_wrap=title == "top-1 %")
-    for row in results["mechanisms"]:
-        table.add_row(
-            row["mechanism"],
-            accuracy(row),
-            short(row.get("parameters")),
-            _number(row.get("flops"), 1e6, ".1f"),
-            short(row.get("state_size")),
-            _number(row.get("images_per_second_forward")),
-            _number(row.get("images_per_second_train")),
-            _number(row.get("peak_bytes_train"), 2**20, ".1f"),
-            _number(row.get("entropy_gap"), 1, "+.2f"),
-        )
+    table.add_column(f"{metric.name} {metric.unit}".strip(), justify="right", no_wrap=True)
+    for title, _, _ in columns:
+        table.add_column(title, justify="right")
+    for row in rows:
+        cells = [show(row.get(name)) for _, name, show in columns]
+        table.add_row(row["mechanism"], score_text(row, metric), *cells)
     return table
 
 
-def accuracy(row: dict[str, Any]) -> str:
+def score_text(row: dict[str, Any], metric: Metric) -> str:
     """Mean and sample standard deviation over seeds."""
-    if row["top1_mean"] is None:
+    mean, std = row[f"{metric.field}_mean"], row[f"{metric.field}_std"]
+    if mean is None:
         return ""
-    return f"{row['top1_mean']:.2f}" + ("" if row["top1_std"] is None else f" ± {row['top1_std']:.2f}")
+    return metric.number(mean) + ("" if std is None else f" ± {metric.number(std)}")
 
 
 def clock(seconds: float) -> str:

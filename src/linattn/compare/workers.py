@@ -11,17 +11,20 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 import torch
 
 from linattn.compare.cells import Cell, CellResult
-from linattn.compare.runner import Runner
+from linattn.compare.images import Images
 from linattn.compare.settings import CompareConfig
+from linattn.compare.subject import Comparing, Trainer
+from linattn.compare.text.settings import TextCompareConfig
+from linattn.compare.text.subject import Texts
 from linattn.support.machine import cores
 from linattn.tasks.load import load_images
-from linattn.train.log import read_log
+from linattn.train.log import logged
 
 SECONDS_BETWEEN_LOOKS = 0.5
-_RUNNER: Runner | None = None  # of a worker
+_RUNNER: Trainer | None = None  # of a worker
 
 
-def run_in_workers(config: CompareConfig, cells: list[Cell], on_work: Callable[[str], None]) -> Iterator[CellResult]:
+def run_in_workers(config: Comparing, cells: list[Cell], on_work: Callable[[str], None]) -> Iterator[CellResult]:
     """Train ``cells`` in ``config.jobs`` processes with one thread each; results come as they are done.
 
     Weights depend on the number of threads in their last digits: all runs have the same one.
@@ -47,7 +50,7 @@ def run_in_workers(config: CompareConfig, cells: list[Cell], on_work: Callable[[
         pool.shutdown()
 
 
-def _pools(config: CompareConfig) -> list[ProcessPoolExecutor]:
+def _pools(config: Comparing) -> list[ProcessPoolExecutor]:
     """One pool of all processes, or, where code is compiled, a pool for each of them."""
     context = multiprocessing.get_context("spawn")  # a fork would copy threads in the middle of their work
     count, size = (min(config.jobs, len(config.mechanisms)), 1) if config.train.compile else (1, config.jobs)
@@ -61,17 +64,22 @@ def default_jobs(device: str) -> int:
     return min(cores(), 4)
 
 
-def _under_way(config: CompareConfig, cells: list[Cell]) -> str:
+def _under_way(config: Comparing, cells: list[Cell]) -> str:
     """What runs have written of themselves: those that have begun stand first."""
     words = []
     for cell in cells:
-        log = cell.folder(config.output) / "log.jsonl"
-        done = len(read_log(log)) if log.exists() else 0
-        words.append((-done, f"{cell.title}: {done} of {config.train.epochs} epochs"))
+        done = logged(cell.folder(config.output) / "log.jsonl")
+        words.append((-done, f"{cell.title}: {done} of {rounds_of(config)} evaluations"))
     return "; ".join(word for _, word in sorted(words, key=lambda found: found[0])[: config.jobs])
 
 
-def _start(config: CompareConfig) -> None:
+def rounds_of(config: Comparing) -> int:
+    """Evaluations of a run: an epoch of images ends in one."""
+    rounds: int = config.train.rounds if isinstance(config, TextCompareConfig) else config.train.epochs
+    return rounds
+
+
+def _start(config: Comparing) -> None:
     global _RUNNER
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
@@ -80,8 +88,12 @@ def _start(config: CompareConfig) -> None:
         from torch._inductor import config as inductor
 
         inductor.compile_threads = max(1, cores() // config.jobs)  # it would start a process per core in each of them
-    data = load_images(config.data, image_size=config.image_size)
-    _RUNNER = Runner(config, data, lambda *_: None, lambda *_: None)
+    if isinstance(config, TextCompareConfig):
+        _RUNNER = Texts(config).trainer(lambda *_: None, lambda *_: None)
+    else:
+        assert isinstance(config, CompareConfig)
+        data = load_images(config.data, image_size=config.image_size)
+        _RUNNER = Images(config, data).trainer(lambda *_: None, lambda *_: None)
 
 
 def _end_with(parent: int) -> None:

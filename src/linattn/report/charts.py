@@ -9,6 +9,7 @@ from linattn.report.charts_layers import entropy_chart
 from linattn.report.charts_learning import learning_chart
 from linattn.report.charts_maps import map_names, save_map_png
 from linattn.report.charts_speed import speed_chart
+from linattn.report.charts_state import state_chart
 from linattn.report.panel import Chart, save_png
 from linattn.report.read import Comparison, load_examples
 from linattn.support.extras import need
@@ -16,7 +17,7 @@ from linattn.support.extras import need
 
 def charts_of(comparison: Comparison) -> list[Chart]:
     """Those there are numbers for, in reading order."""
-    found = (make(comparison) for make in (speed_chart, learning_chart, entropy_chart, cost_chart))
+    found = (make(comparison) for make in (state_chart, speed_chart, learning_chart, entropy_chart, cost_chart))
     return [chart for chart in found if chart is not None]
 
 

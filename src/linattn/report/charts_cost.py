@@ -26,6 +26,7 @@ class Cost:
 COSTS = (
     Cost("peak_bytes_train", lambda unit: "Peak memory of training, MiB", MIB),
     Cost("flops", lambda unit: f"Operations of one image, {unit.prefix}FLOPs", part="attention_flops"),
+    Cost("state_bytes", lambda unit: f"State of one sequence, {unit.prefix}B"),
 )
 
 
@@ -44,11 +45,12 @@ def cost_chart(comparison: Comparison) -> Chart | None:
         panels.append(Panel(draw, alt, height=0.95 + 0.26 * len(values), left=min(0.3 + 0.075 * longest, 1.5)))
     if not panels:
         return None
-    reading = (
-        "Shorter is cheaper. Memory is the most that one training step needed; of the operations the dark part is "
-        "attention, the pale part the rest of the host."
-    )
-    return Chart("cost", "Memory and operations", reading, panels)
+    reading = "Shorter is cheaper. Memory is the most that one training step needed; "
+    if comparison.words.unit == "images":
+        reading += "of the operations the dark part is attention, the pale part the rest of the host."
+        return Chart("cost", "Memory and operations", reading, panels)
+    reading += "the state is all that is kept of one sequence to go on from, over all layers."
+    return Chart("cost", "Memory and state", reading, panels)
 
 
 def _draw(

@@ -4,35 +4,40 @@ from functools import partial
 from typing import Any
 
 from linattn.report.labels import Box, draw_labels
-from linattn.report.numbers import percent, short
+from linattn.report.numbers import short
 from linattn.report.panel import Chart, Panel
-from linattn.report.read import REFERENCE, Accuracy, Comparison
+from linattn.report.read import Accuracy, Comparison
 from linattn.report.style import styles
 
-PASSES = {"images_per_second_forward": "forward", "images_per_second_train": "training"}
+PASSES = {False: "forward", True: "training"}
 LOG_FROM = 4.0  # a logarithmic axis where the fastest is that many times as fast as the slowest
 
 Points = dict[str, tuple[float, Accuracy]]
 
 
 def speed_chart(comparison: Comparison) -> Chart | None:
-    panels = []
-    for field, title in PASSES.items():
-        points = _points(comparison, field)
+    panels, metric, unit = [], comparison.metric, comparison.words.unit
+    for training, title in PASSES.items():
+        points = points_of(comparison, comparison.words.speed(training))
         if points:
-            alt = "; ".join(f"{name} {percent(a.mean)} at {short(x)} images/s" for name, (x, a) in points.items())
-            alt = f"Top-1 against images per second, {title}: {alt}."
-            panels.append(Panel(partial(_draw, comparison=comparison, points=points, title=title), alt))
+            alt = "; ".join(f"{name} {metric.text(a.mean)} at {short(x)} {unit}/s" for name, (x, a) in points.items())
+            alt = f"{metric.name[0].upper()}{metric.name[1:]} against {unit} per second, {title}: {alt}."
+            label = f"{unit} per second, {title}"
+            draw = partial(draw_points, comparison=comparison, points=points, title=title, label=label)
+            panels.append(Panel(draw, alt))
     if not panels:
         return None
     reading = (
-        "Up is more accurate, right is faster. Each point is a mean over seeds, its bar goes from the lowest seed to "
-        "the highest: where bars overlap in height, the order of two mechanisms may be chance."
+        f"{'Up' if metric.higher else 'Down'} is more accurate, right is faster. Each point is a mean over seeds, its "
+        "bar goes from the lowest seed to the highest: where bars overlap in height, the order of two mechanisms may "
+        "be chance."
     )
-    return Chart("accuracy-speed", "Accuracy against speed", reading, panels)
+    title = "Accuracy" if comparison.words.unit == "images" else metric.name[0].upper() + metric.name[1:]
+    return Chart("accuracy-speed", f"{title} against speed", reading, panels)
 
 
-def _points(comparison: Comparison, field: str) -> Points:
+def points_of(comparison: Comparison, field: str) -> Points:
+    """Mechanisms that have both, the field and a score."""
     found = {}
     for name in comparison.names:
         speed, accuracy = comparison.value(name, field), comparison.accuracy(name)
@@ -41,7 +46,8 @@ def _points(comparison: Comparison, field: str) -> Points:
     return found
 
 
-def _draw(axes: Any, *, comparison: Comparison, points: Points, title: str) -> None:
+def draw_points(axes: Any, *, comparison: Comparison, points: Points, title: str, label: str) -> None:
+    """Scores against ``label``, each with its spread and its name."""
     look = styles(comparison.names)
     for name, (x, accuracy) in points.items():
         axes.errorbar(
@@ -55,15 +61,15 @@ def _draw(axes: Any, *, comparison: Comparison, points: Points, title: str) -> N
             capsize=2.5,
         )
     _limits(axes, points)
-    axes.set_title(f"Top-1, %: {title}")
-    axes.set_xlabel(f"images per second, {title}")
+    axes.set_title(f"{comparison.metric.title}: {title}")
+    axes.set_xlabel(label)
     bars = []
     for x, accuracy in points.values():
         left, bottom = axes.transData.transform((x, accuracy.low))
         _, top = axes.transData.transform((x, accuracy.high))
         bars.append(Box(left - 2.5, bottom, left + 2.5, top))
     places = [(x, accuracy.mean) for x, accuracy in points.values()]
-    draw_labels(axes, list(points), places, bars, {REFERENCE})
+    draw_labels(axes, list(points), places, bars, {name for name in points if comparison.is_reference(name)})
 
 
 def _limits(axes: Any, points: Points) -> None:
@@ -72,7 +78,7 @@ def _limits(axes: Any, points: Points) -> None:
 
     speeds = [x for x, _ in points.values()]
     low, high = min(a.low for _, a in points.values()), max(a.high for _, a in points.values())
-    room = max((high - low) * 0.12, 0.05)
+    room = max((high - low) * 0.12, 0.05 if high > 2 else 0.005)
     axes.set_ylim(low - room, high + room)
     slow, fast = min(speeds), max(speeds)
     if fast / slow > LOG_FROM:

@@ -23,28 +23,44 @@ MEASURED = (
     "entropy",
     "entropy_gap",
 )
-RUN = ("mechanism", "seed", "lr", "status", "top1", "train_seconds", "reason")
+OF_TEXT = (
+    "pattern",
+    "canon",
+    "width",
+    "lr",
+    "parameters",
+    "mechanism_parameters",
+    "state_bytes",
+    "tokens_per_second_forward",
+    "tokens_per_second_train",
+    "peak_bytes_train",
+    "train_seconds_mean",
+)
 
 
 def write_csv(results: Mapping[str, Any], path: Path) -> list[Path]:
     """Write the mechanisms to ``path`` and the runs to ``runs.csv`` beside it; what was not measured stays empty."""
     comparison = Comparison(results)
-    mechanisms = [_mechanism(comparison, name) for name in comparison.names]
-    runs = [{field: row.get(field) for field in RUN} for row in comparison.rows]
+    field = comparison.metric.field
+    measured = MEASURED if comparison.words.unit == "images" else OF_TEXT
+    of_run = ("mechanism", "seed", "lr", "status", field, "train_seconds", "reason")
+    mechanisms = [_mechanism(comparison, name, measured) for name in comparison.names]
+    runs = [{column: row.get(column) for column in of_run} for row in comparison.rows]
     runs_path = path.with_name("runs.csv")
-    accuracy = ("top1_mean", "top1_std", "top1_min", "top1_max", "runs")
-    _write(path, ("mechanism", *accuracy, *MEASURED), mechanisms)
-    _write(runs_path, RUN, runs)
+    accuracy = (*(f"{field}_{part}" for part in ("mean", "std", "min", "max")), "runs")
+    _write(path, ("mechanism", *accuracy, *measured), mechanisms)
+    _write(runs_path, of_run, runs)
     return [path, runs_path]
 
 
-def _mechanism(comparison: Comparison, name: str) -> dict[str, Any]:
+def _mechanism(comparison: Comparison, name: str, measured: Sequence[str]) -> dict[str, Any]:
     accuracy = comparison.accuracy(name)
     line: dict[str, Any] = {"mechanism": name, "runs": 0}
     if accuracy is not None:
-        names = {"mean": "top1_mean", "std": "top1_std", "low": "top1_min", "high": "top1_max", "runs": "runs"}
-        line |= {names[field]: value for field, value in asdict(accuracy).items()}
-    return line | {field: comparison.entry(name).get(field) for field in MEASURED}
+        parts = {"mean": "mean", "std": "std", "low": "min", "high": "max"}
+        field = comparison.metric.field
+        line |= {f"{field}_{parts[part]}" if part in parts else part: value for part, value in asdict(accuracy).items()}
+    return line | {column: comparison.entry(name).get(column) for column in measured}
 
 
 def _write(path: Path, header: Sequence[str], lines: list[dict[str, Any]]) -> None:

@@ -64,6 +64,7 @@ def _statistic(comparison: Comparison, names: list[str], field: str) -> Markup |
 
 def sweep_details(comparison: Comparison) -> Markup | None:
     """Accuracy on held-out training data for each learning rate that was tried."""
+    metric = comparison.metric
     sweeps = {name: comparison.entry(name).get("sweep") or [] for name in comparison.names}
     sweeps = {name: sweep for name, sweep in sweeps.items() if sweep}
     rates = list(dict.fromkeys(trial["lr"] for sweep in sweeps.values() for trial in sweep))
@@ -73,12 +74,13 @@ def sweep_details(comparison: Comparison) -> Markup | None:
     for rate in rates:
         cells = []
         for sweep in sweeps.values():
-            top1 = next((number(trial.get("top1")) for trial in sweep if trial["lr"] == rate), None)
-            cells.append(Cell(Unit(decimals=2).text(top1), top1))
+            score = next((number(trial.get(metric.field)) for trial in sweep if trial["lr"] == rate), None)
+            cells.append(Cell(Unit(decimals=metric.decimals).text(score), score))
         columns.append(Column(f"{rate:g}" if number(rate) is not None else str(rate), "", cells))
     chosen = [comparison.entry(name).get("lr") for name in sweeps]
     columns.append(Column("chosen", "", [Cell(_rate(rate), number(rate)) for rate in chosen]))
-    meaning = "Top-1, %, on a part of the training data held out for this choice; the test data is never looked at."
+    held_out = "a part of the training data held out" if comparison.words.unit == "images" else "data held out"
+    meaning = f"{metric.title}, on {held_out} for this choice; the test data is never looked at."
     return fold(
         "Learning rates tried",
         element("p", meaning),
@@ -87,13 +89,13 @@ def sweep_details(comparison: Comparison) -> Markup | None:
 
 
 def run_details(comparison: Comparison) -> Markup:
-    rows = comparison.rows
+    rows, metric = comparison.rows, comparison.metric
     names = [row["mechanism"] for row in rows]
     columns = [
         Column("seed", "", [Cell(_text(row.get("seed")), number(row.get("seed"))) for row in rows]),
         Column("learning rate", "", [Cell(_rate(row.get("lr")), number(row.get("lr"))) for row in rows]),
         Column("status", "", [Cell(_text(row.get("status")), _text(row.get("status"))) for row in rows]),
-        _numbers("top-1", "%", "top1", 2, comparison),
+        _numbers(metric.name, metric.unit, metric.field, metric.decimals, comparison),
         _numbers("training", "s", "train_seconds", 1, comparison),
     ]
     return fold("Every run", table("Runs", "mechanism", names, names, columns), count=counted(len(rows), "run"))

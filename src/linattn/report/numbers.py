@@ -51,6 +51,19 @@ def short(value: float) -> str:
     return f"{value:.4g}"
 
 
+def binary(value: float) -> str:
+    """Bytes on an axis.
+
+    Example:
+        >>> binary(512), binary(4096), binary(3 * 2**20)
+        ('512 B', '4 KiB', '3 MiB')
+    """
+    for factor, prefix in ((2**30, "Gi"), (2**20, "Mi"), (2**10, "Ki")):
+        if value >= factor:
+            return f"{value / factor:.3g} {prefix}B"
+    return f"{value:.3g} B"
+
+
 def percent(value: float) -> str:
     return f"{value:.2f} %"
 

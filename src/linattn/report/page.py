@@ -60,11 +60,15 @@ def _opening(comparison: Comparison, title: str, summary: str) -> Markup:
 
 
 def _results(comparison: Comparison) -> Markup:
-    reading = (
-        "Under each mean: the lowest and the highest seed. State: numbers kept per layer and image. Peak memory: of "
-        "one training step. Entropy gap: to softmax, zero where attention is as selective. "
-        f"{MISSING}: not measured, or the mechanism has none."
-    )
+    reading = "Under each mean: the lowest and the highest seed. "
+    if comparison.words.unit == "images":
+        reading += "State: numbers kept per layer and image. Peak memory: of one training step. "
+        reading += "Entropy gap: to softmax, zero where attention is as selective. "
+    else:
+        reading += (
+            "State: bytes kept of one sequence to go on from, over all layers. Peak memory: of one training step. "
+        )
+    reading += f"{MISSING}: not measured, or the mechanism has none."
     text = element("p", reading, class_="reading")
     hint = element("p", "Swipe the table sideways for more columns.", class_="hint")
     return element("section", element("h2", "Results"), hint, results_table(comparison), text, id="results")

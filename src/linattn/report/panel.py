@@ -43,7 +43,8 @@ def save_png(chart: Chart, path: Path) -> None:
     from matplotlib.lines import Line2D
 
     with settings(chart.name):
-        lines = ceil(len(chart.legend) / (LEGEND_COLUMNS * len(chart.panels))) * LEGEND_LINE
+        columns = _legend_columns(chart)
+        lines = ceil(len(chart.legend) / columns) * LEGEND_LINE
         height = max(panel.height for panel in chart.panels) + lines
         figure = figure_of(WIDTH * len(chart.panels), height, PAPER)
         for i, panel in enumerate(chart.panels):
@@ -53,9 +54,15 @@ def save_png(chart: Chart, path: Path) -> None:
                 Line2D([], [], color=style.color, marker=style.marker, linewidth=_width(style), label=name)
                 for name, style in chart.legend.items()
             ]
-            columns = LEGEND_COLUMNS * len(chart.panels)
             figure.legend(handles=handles, loc="lower center", ncols=min(columns, len(handles)), frameon=False)
         write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=160, metadata={"Software": None}))
+
+
+def _legend_columns(chart: Chart) -> int:
+    """As many as fit beside one another: fewer where names are long."""
+    longest = max(map(len, chart.legend), default=0)
+    fitting = int(WIDTH * len(chart.panels) / (0.55 + 0.075 * longest))
+    return max(1, min(LEGEND_COLUMNS * len(chart.panels), fitting))
 
 
 def svg(chart: Chart, index: int) -> Markup:

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from linattn.report.metric import Metric, Words
 from linattn.support.options import OptionError
 
 REFERENCE = "softmax"
@@ -15,7 +16,7 @@ REFERENCE = "softmax"
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Top-1 in percent over the finished runs of one mechanism; ``std`` is None for a single run."""
+    """The metric over the finished runs of one mechanism; ``std`` is None for a single run."""
 
     mean: float
     std: float | None
@@ -39,6 +40,7 @@ class Comparison:
     def __init__(self, results: Mapping[str, Any]) -> None:
         self.meta: dict[str, Any] = results.get("meta") or {}
         self.rows: list[dict[str, Any]] = results.get("rows") or []
+        self.metric, self.words = Metric.of(self.meta), Words.of(self.meta)
         self._entries = {entry["mechanism"]: entry for entry in results.get("mechanisms") or []}
         # Mechanisms whose runs still wait have rows only.
         self.names: list[str] = list(dict.fromkeys([*self._entries, *(row["mechanism"] for row in self.rows)]))
@@ -49,7 +51,20 @@ class Comparison:
 
     @property
     def linear_names(self) -> list[str]:
-        return [name for name in self.names if name != REFERENCE]
+        return [name for name in self.names if not self.is_reference(name)]
+
+    def is_reference(self, name: str) -> bool:
+        """Softmax, whatever the width of the host and with Canon layers too."""
+        return (self.entry(name).get("pattern") or name) == REFERENCE
+
+    @property
+    def widths(self) -> dict[str, list[str]]:
+        """Names by the width of their host; under the empty text where all hosts have the same."""
+        found: dict[str, list[str]] = {}
+        for name in self.names:
+            width = self.entry(name).get("width")
+            found.setdefault("" if width is None else str(width), []).append(name)
+        return found if len(found) > 1 else {"": self.names}
 
     def entry(self, name: str) -> dict[str, Any]:
         return self._entries.get(name, {})
@@ -70,13 +85,14 @@ class Comparison:
 
     def accuracy(self, name: str) -> Accuracy | None:
         """As the comparison wrote it, or from the finished runs where it has not yet."""
-        values = [top1 for row in self.runs(name, "done") if (top1 := number(row.get("top1"))) is not None]
-        written = self.value(name, "top1_mean")
+        field = self.metric.field
+        values = [score for row in self.runs(name, "done") if (score := number(row.get(field))) is not None]
+        written = self.value(name, f"{field}_mean")
         if written is None and not values:
             return None
         centre = mean(values) if written is None else written
-        spread = stdev(values) if written is None and len(values) > 1 else self.value(name, "top1_std")
-        low, high = self.value(name, "top1_min"), self.value(name, "top1_max")
+        spread = stdev(values) if written is None and len(values) > 1 else self.value(name, f"{field}_std")
+        low, high = self.value(name, f"{field}_min"), self.value(name, f"{field}_max")
         runs = self.value(name, "runs")
         return Accuracy(
             centre,

@@ -14,8 +14,9 @@ def setting_sentence(comparison: Comparison) -> str:
     data, host, train = (comparison.part(part) for part in ("data", "host", "train"))
     words = [f"{listed(comparison.names) if comparison.names else 'No mechanism'}"]
     words.append(f"in one {_host(host)} on {data.get('name') or 'unnamed data'}{_size(data)}")
-    if number(train.get("epochs")) is not None:
-        words.append(f"for {counted(int(train['epochs']), 'epoch')}")
+    count = comparison.words.round
+    if number(train.get(f"{count}s")) is not None:
+        words.append(f"for {counted(int(train[f'{count}s']), count)}")
     seeds = comparison.meta.get("seeds")
     if seeds:
         words.append(f"with {counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))})")

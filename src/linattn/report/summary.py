@@ -4,14 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from linattn.report.csv_files import write_csv
-from linattn.report.numbers import counted, listed, percent
-from linattn.report.read import REFERENCE, Accuracy, Comparison
+from linattn.report.metric import Metric
+from linattn.report.numbers import counted, listed
+from linattn.report.read import Accuracy, Comparison
 
 __all__ = ["ranking_sentence", "write_csv"]
 
 
 def ranking_sentence(results: Mapping[str, Any]) -> str:
-    """The best linear mechanism by mean top-1, those whose min-max range overlaps its own, and softmax beside it.
+    """The best linear mechanism by its mean, those whose min-max range overlaps its own, and softmax beside it.
 
     Two mechanisms are told apart only where every run of one lies above every run of the other.
 
@@ -24,7 +25,11 @@ def ranking_sentence(results: Mapping[str, Any]) -> str:
         Every run of relu is below every run of mirror.
     """
     comparison = Comparison(results)
-    parts = [_progress(comparison), _among_linear(comparison), _beside_reference(comparison)]
+    parts = [_progress(comparison)]
+    for width, names in comparison.widths.items():
+        said = [_among_linear(comparison, names), _beside_reference(comparison, names)]
+        found = " ".join(part for part in said if part)
+        parts.append(f"At width {width}: {found}" if width else found)
     return " ".join(part for part in parts if part)
 
 
@@ -39,21 +44,24 @@ def _progress(comparison: Comparison) -> str:
     return words.strip()
 
 
-def _among_linear(comparison: Comparison) -> str:
-    found = _accuracies(comparison)
+def _among_linear(comparison: Comparison, names: list[str]) -> str:
+    metric, found = comparison.metric, _accuracies(comparison, names, linear=True)
     if not found:
         return "No linear mechanism has a result yet."
-    best = _best(found)
+    best = _best(metric, found)
     top = found.pop(best)
     if top.runs < 2:
-        lead = f"{best} has the highest top-1 of the linear mechanisms" if found else f"{best} has a top-1"
-        return f"{lead}, {percent(top.mean)} in one run: the spread is unknown, so no ranking is claimed."
-    lead = f"Of the linear mechanisms {best} has the highest mean top-1" if found else f"{best} has a mean top-1"
-    lead += f"{':' if found else ' of'} {_range(top)}."
+        lead = f"{best} has the {metric.extreme} {metric.name} of the linear mechanisms"
+        lead = lead if found else f"{best} has a {metric.name}"
+        return f"{lead}, {metric.text(top.mean)} in one run: the spread is unknown, so no ranking is claimed."
+    lead = f"Of the linear mechanisms {best} has the {metric.extreme} mean {metric.name}"
+    lead = lead if found else f"{best} has a mean {metric.name}"
+    lead += f"{':' if found else ' of'} {_range(metric, top)}."
     alone = [name for name, other in found.items() if other.runs < 2]
     near = [name for name, other in found.items() if name not in alone and other.overlaps(top)]
-    below = [name for name in found if name not in alone and name not in near]
-    return " ".join([lead, *_near(near, everyone=len(near) == len(found)), *_below(below, best), *_alone(alone)])
+    worse = [name for name in found if name not in alone and name not in near]
+    side = metric.side(better=False)
+    return " ".join([lead, *_near(near, everyone=len(near) == len(found)), *_worse(worse, best, side), *_alone(alone)])
 
 
 def _near(names: list[str], everyone: bool) -> list[str]:
@@ -65,22 +73,25 @@ def _near(names: list[str], everyone: bool) -> list[str]:
     return [f"No difference beyond the spread to {listed(names)}, {whose} its own."]
 
 
-def _below(names: list[str], best: str) -> list[str]:
-    return [f"Every run of {listed(names)} is below every run of {best}."] if names else []
+def _worse(names: list[str], best: str, side: str) -> list[str]:
+    return [f"Every run of {listed(names)} is {side} every run of {best}."] if names else []
 
 
 def _alone(names: list[str]) -> list[str]:
     return [f"{listed(names)} {'has' if len(names) == 1 else 'have'} one run, too few to place."] if names else []
 
 
-def _beside_reference(comparison: Comparison) -> str:
-    reference, found = comparison.accuracy(REFERENCE), _accuracies(comparison)
-    if reference is None:
+def _beside_reference(comparison: Comparison, names: list[str]) -> str:
+    metric = comparison.metric
+    references, found = (_accuracies(comparison, names, linear=linear) for linear in (False, True))
+    if not references:
         return ""
-    lead = f"The reference, {REFERENCE}, has {_range(reference)}"
+    name = _best(metric, references)
+    reference = references[name]
+    lead = f"The reference, {name}, has {_range(metric, reference)}"
     if not found:
         return f"{lead}."
-    best = _best(found)
+    best = _best(metric, found)
     top = found[best]
     if min(reference.runs, top.runs) < 2:
         return f"{lead}."
@@ -89,16 +100,17 @@ def _beside_reference(comparison: Comparison) -> str:
     return f"{lead}: every run is {'above' if reference.mean > top.mean else 'below'} those of {best}."
 
 
-def _accuracies(comparison: Comparison) -> dict[str, Accuracy]:
-    found = {name: comparison.accuracy(name) for name in comparison.linear_names}
+def _accuracies(comparison: Comparison, names: list[str], *, linear: bool) -> dict[str, Accuracy]:
+    found = {name: comparison.accuracy(name) for name in names if comparison.is_reference(name) != linear}
     return {name: accuracy for name, accuracy in found.items() if accuracy is not None}
 
 
-def _best(found: dict[str, Accuracy]) -> str:
-    return max(found, key=lambda name: found[name].mean)
+def _best(metric: Metric, found: dict[str, Accuracy]) -> str:
+    return metric.best({name: accuracy.mean for name, accuracy in found.items()})
 
 
-def _range(accuracy: Accuracy) -> str:
+def _range(metric: Metric, accuracy: Accuracy) -> str:
     if accuracy.runs < 2:
-        return f"{percent(accuracy.mean)} in one run"
-    return f"{percent(accuracy.mean)} ({accuracy.low:.2f} to {accuracy.high:.2f} over {counted(accuracy.runs, 'seed')})"
+        return f"{metric.text(accuracy.mean)} in one run"
+    low, high = metric.number(accuracy.low), metric.number(accuracy.high)
+    return f"{metric.text(accuracy.mean)} ({low} to {high} over {counted(accuracy.runs, 'seed')})"

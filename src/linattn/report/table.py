@@ -25,6 +25,8 @@ class Column:
     title: str
     unit: str
     cells: list[Cell]
+    unasked: bool = False
+    """Comparisons of this kind never measure it."""
 
 
 def results_table(comparison: Comparison) -> Markup:
@@ -32,6 +34,7 @@ def results_table(comparison: Comparison) -> Markup:
     look = styles(comparison.names)
     heads = [_name(name, look[name]) for name in comparison.names]
     numbers = [_accuracy_column(comparison), *(make(comparison) for make in MEASURED)]
+    numbers = [column for column in numbers if not column.unasked]
     return table("Results", "mechanism", heads, comparison.names, numbers)
 
 
@@ -61,39 +64,44 @@ def _name(name: str, style: Style) -> Markup:
 
 
 def _accuracy_column(comparison: Comparison) -> Column:
-    cells = []
+    cells, metric = [], comparison.metric
     for name in comparison.names:
         accuracy = comparison.accuracy(name)
         if accuracy is None:
             cells.append(Cell(MISSING))
             continue
-        spread = "" if accuracy.std is None else f" ± {accuracy.std:.2f}"
+        spread = "" if accuracy.std is None else f" ± {metric.number(accuracy.std)}"
         seeds = counted(accuracy.runs, "seed")
-        small = seeds if accuracy.runs < 2 else f"{accuracy.low:.2f}–{accuracy.high:.2f}, {seeds}"
-        cells.append(Cell(join(f"{accuracy.mean:.2f}{spread}", element("small", small)), accuracy.mean))
-    return Column("top-1", "%, mean ± std", cells)
+        low, high = metric.number(accuracy.low), metric.number(accuracy.high)
+        small = seeds if accuracy.runs < 2 else f"{low}–{high}, {seeds}"
+        cells.append(Cell(join(f"{metric.number(accuracy.mean)}{spread}", element("small", small)), accuracy.mean))
+    return Column(metric.name, ", ".join(filter(None, (metric.unit, "mean ± std"))), cells)
 
 
 def _measured(
-    title: str, unit_text: str, field: str, unit: Unit | None = None, digits: int = 3
+    title: str, unit_text: str, field: str, unit: Unit | None = None, digits: int = 3, images: bool | None = None
 ) -> Callable[[Comparison], Column]:
-    """A column of one field; ``{}`` in the text is the unit's prefix."""
+    """A column of one field; ``{}`` in the text is the unit's prefix. ``images``: of these alone, or of text alone."""
 
     def make(comparison: Comparison) -> Column:
+        unasked = images is not None and images != (comparison.words.unit == "images")
         values = [comparison.value(name, field) for name in comparison.names]
         chosen = unit or common_unit(values, digits)
         cells = [Cell(chosen.text(value), value) for value in values]
-        return Column(title, unit_text.format(chosen.prefix).strip(), cells)
+        return Column(title, unit_text.format(chosen.prefix).strip(), cells, unasked)
 
     return make
 
 
 MEASURED = (
     _measured("parameters", "{}", "parameters", digits=4),
-    _measured("operations", "{}FLOPs/image", "flops"),
-    _measured("state", "{} per layer", "state_size"),
-    _measured("forward", "images/s", "images_per_second_forward", Unit()),
-    _measured("training", "images/s", "images_per_second_train", Unit()),
+    _measured("operations", "{}FLOPs/image", "flops", images=True),
+    _measured("state", "{} per layer", "state_size", images=True),
+    _measured("state", "{}B per sequence", "state_bytes", images=False),
+    _measured("forward", "images/s", "images_per_second_forward", Unit(), images=True),
+    _measured("training", "images/s", "images_per_second_train", Unit(), images=True),
+    _measured("forward", "{} tokens/s", "tokens_per_second_forward", images=False),
+    _measured("training", "{} tokens/s", "tokens_per_second_train", images=False),
     _measured("peak memory", "{}B", "peak_bytes_train", MIB),
-    _measured("entropy gap", "nats", "entropy_gap", Unit(decimals=2, signed=True)),
+    _measured("entropy gap", "nats", "entropy_gap", Unit(decimals=2, signed=True), images=True),
 )

@@ -17,14 +17,25 @@ def compile_blocks(model: nn.Module, **options: Any) -> None:
     blocks = getattr(model, "blocks", None)
     if not isinstance(blocks, nn.ModuleList | nn.Sequential) or not len(blocks):
         raise OptionError("compile", f"needs a model with a list of blocks, {type(model).__name__} has none")
-    # Blocks that differ in a number, such as the rate of DropPath, are graphs of their own, and so is evaluation; past
-    # its limit torch would go on without compiling, in silence.
-    dynamo = torch._dynamo.config
-    dynamo.recompile_limit = max(dynamo.recompile_limit, 4 * len(blocks))
+    make_room(4 * len(blocks))
     if "backend" not in options:
         options = {"options": safe_options()} | options
     for block in blocks:
         block.compile(**options)
+
+
+def make_room(graphs: int) -> None:
+    """Let torch keep as many compiled graphs of one function more than it does now.
+
+    Blocks that differ in a number, such as the rate of DropPath, are graphs of their own, and so is evaluation. All
+    blocks of all models in a process are one function to torch, and past its limit it goes on without compiling, in
+    silence. Each model therefore adds to the limit. To run through the graphs of many models takes time at every call:
+    call ``torch.compiler.reset()`` between models that are not used at the same time.
+    """
+    dynamo = torch._dynamo.config
+    dynamo.recompile_limit += graphs
+    # Of all functions together; the blocks' parts count too where a graph breaks.
+    dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 4 * dynamo.recompile_limit)
 
 
 def safe_options() -> dict[str, Any]:

@@ -3,16 +3,25 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from linattn.support.extras import need
 from linattn.support.options import OptionError
-from linattn.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped]
+
+
+class Place(Protocol):
+    """Where and how precisely a config computes."""
+
+    @property
+    def device(self) -> str: ...
+    @property
+    def precision(self) -> str: ...
+
 
 _PRECISIONS = {"fp32": "no", "bf16": "bf16"}
 
@@ -31,10 +40,11 @@ def matrix_products(precision: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def create_accelerator(config: TrainConfig) -> "Accelerator":
+def create_accelerator(config: Place) -> "Accelerator":
     """One process on ``config.device``, or this one's part where ``accelerate launch`` or ``torchrun`` started several.
 
     Example:
+        >>> from linattn.train.config import TrainConfig
         >>> accelerator = create_accelerator(TrainConfig(device="cpu"))
         >>> accelerator.device, accelerator.num_processes
         (device(type='cpu'), 1)
@@ -54,7 +64,7 @@ def create_accelerator(config: TrainConfig) -> "Accelerator":
     return Accelerator(mixed_precision=_PRECISIONS[config.precision], cpu=device.type == "cpu")
 
 
-def check_accelerator(accelerator: "Accelerator", config: TrainConfig) -> None:
+def check_accelerator(accelerator: "Accelerator", config: Place) -> None:
     """An accelerator that was made elsewhere must do what the config says."""
     kind = config.device.split(":")[0]
     if accelerator.device.type != kind:

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from json import loads
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from linattn.support.files import write_atomically, write_json
 from linattn.train.config import TrainConfig
-from linattn.train.records import EpochRecord, TrainResult
 
 
 class ResumeError(ValueError):
@@ -61,20 +60,24 @@ class RunFolder:
         self._check(content["fingerprint"], fingerprint)
         return content
 
-    def save_result(self, weights: dict[str, Tensor], result: TrainResult, fingerprint: dict[str, Any]) -> None:
+    def save_result(self, model: nn.Module, result: dict[str, Any], fingerprint: dict[str, Any]) -> None:
         """The weights first: where there is a result, there are weights. Then the checkpoint has served its time."""
-        weights = {name: value.detach().cpu() for name, value in weights.items()}
-        write_atomically(self.weights, lambda temporary: torch.save(weights, temporary))
-        write_json(self.result, {"fingerprint": fingerprint, **result.as_dict()})
+        self.save_weights(model)
+        write_json(self.result, {"fingerprint": fingerprint, **result})
         self.checkpoint.unlink(missing_ok=True)
 
-    def load_result(self, fingerprint: dict[str, Any]) -> TrainResult | None:
-        """The result of a run that is finished, else None."""
+    def save_weights(self, model: nn.Module) -> None:
+        weights = {name: value.detach().cpu() for name, value in model.state_dict().items()}
+        write_atomically(self.weights, lambda temporary: torch.save(weights, temporary))
+
+    def load_result(self, fingerprint: dict[str, Any]) -> dict[str, Any] | None:
+        """The result of a run that is finished, as ``save_result`` got it, else None."""
         if not self.result.exists():
             return None
-        content = loads(self.result.read_text())
+        content: dict[str, Any] = loads(self.result.read_text())
         self._check(content["fingerprint"], fingerprint)
-        return TrainResult.of([EpochRecord(**record) for record in content["epochs"]])
+        del content["fingerprint"]
+        return content
 
     def load_weights(self) -> dict[str, Tensor]:
         return torch.load(self.weights, map_location="cpu", weights_only=True)
@@ -89,16 +92,16 @@ class RunFolder:
 
 
 def run_fingerprint(model: nn.Module, config: TrainConfig, steps_per_epoch: int, processes: int) -> dict[str, Any]:
-    """Everything that a run must have in common with the one it goes on with, ready for JSON.
-
-    The model is told by its printed form and the shapes of its parameters: mechanisms without parameters of their own
-    would take one another's weights without a word.
-    """
-    printed = re.sub(r" at 0x[0-9a-f]+", "", repr(model))
-    shapes = [(name, tuple(value.shape)) for name, value in model.state_dict().items()]
-    digest = hashlib.sha256(f"{printed}{shapes}".encode()).hexdigest()[:12]
+    """Everything that a run must have in common with the one it goes on with, ready for JSON."""
+    digest = model_digest(model)
     return {**config.fingerprint(), "model": digest, "steps_per_epoch": steps_per_epoch, "processes": processes}
 
 
-def epochs_as_dicts(epochs: list[EpochRecord]) -> list[dict[str, Any]]:
-    return [asdict(record) for record in epochs]
+def model_digest(model: nn.Module) -> str:
+    """The model by its printed form and the shapes of its parameters.
+
+    Mechanisms without parameters of their own would take one another's weights without a word.
+    """
+    printed = re.sub(r" at 0x[0-9a-f]+", "", repr(model))
+    shapes = [(name, tuple(value.shape)) for name, value in model.state_dict().items()]
+    return hashlib.sha256(f"{printed}{shapes}".encode()).hexdigest()[:12]

@@ -1,18 +1,18 @@
 """All that decides how a model is trained, in one frozen value."""
 
-import math
 import re
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from linattn.support.options import OptionError, check_device, check_option
+from linattn.train.checks import check_graphs, check_integer, check_number
 
 Precision = Literal["fp32", "bf16"]
 
 # One setting of RandAugment a part, as timm spells them: m9 (magnitude), n2 (operations an image), mstd0.5, inc1, p0.5.
 _RAND_AUGMENT = re.compile(r"(?:(?:m|n|mstd|mmax|p|inc|w)\d+(?:\.\d+)?)(?:-(?:m|n|mstd|mmax|p|inc|w)\d+(?:\.\d+)?)*")
 # Fields that leave every weight as it is: a run may be resumed with others.
-_WITHOUT_EFFECT = ("checkpoint_seconds",)
+_WITHOUT_EFFECT = ("checkpoint_seconds", "graphs")
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class TrainConfig:
     precision: Precision = "fp32"
     """``bf16`` computes in autocast; weights and optimiser stay fp32."""
     compile: bool = False
+    graphs: bool | None = False
+    """Replay steps as CUDA graphs, which saves the host most of its work; None: on a GPU, where it is possible."""
     seed: int = 0
     device: str = "cpu"
     checkpoint_seconds: float = 300.0
@@ -65,33 +67,34 @@ class TrainConfig:
     def check(self) -> None:
         """Raise ``OptionError`` for the first field that makes no sense, before any work is done."""
         for name in ("epochs", "batch_size"):
-            _check_integer(name, getattr(self, name), 1)
+            check_integer(name, getattr(self, name), 1)
         for name in ("crop_padding", "seed"):
-            _check_integer(name, getattr(self, name), 0)
-        _check_number("lr", self.lr, above=0)
-        _check_number("min_lr", self.min_lr, least=0)
+            check_integer(name, getattr(self, name), 0)
+        check_number("lr", self.lr, above=0)
+        check_number("min_lr", self.min_lr, least=0)
         if self.min_lr > self.lr:
             raise OptionError("min_lr", f"must not exceed lr = {self.lr:g}, got {self.min_lr:g}")
-        _check_number("warmup_epochs", self.warmup_epochs, least=0)
+        check_number("warmup_epochs", self.warmup_epochs, least=0)
         if self.warmup_epochs > self.epochs:
             raise OptionError("warmup_epochs", f"must not exceed epochs = {self.epochs}, got {self.warmup_epochs:g}")
         for name in ("weight_decay", "mixup", "cutmix"):
-            _check_number(name, getattr(self, name), least=0)
+            check_number(name, getattr(self, name), least=0)
         if not isinstance(self.betas, tuple) or len(self.betas) != 2:
             raise OptionError("betas", f"must be two numbers, got {self.betas!r}")
         for beta in self.betas:
-            _check_number("betas", beta, least=0, below=1)
+            check_number("betas", beta, least=0, below=1)
         if self.clip_norm is not None:
-            _check_number("clip_norm", self.clip_norm, above=0)
-        _check_number("label_smoothing", self.label_smoothing, least=0, below=1)
+            check_number("clip_norm", self.clip_norm, above=0)
+        check_number("label_smoothing", self.label_smoothing, least=0, below=1)
         if self.ema_decay is not None:
-            _check_number("ema_decay", self.ema_decay, above=0, below=1)
+            check_number("ema_decay", self.ema_decay, above=0, below=1)
         if self.rand_augment is not None and not _RAND_AUGMENT.fullmatch(self.rand_augment):
             raise OptionError("rand_augment", f"must look like m9-n2 or m9-mstd0.5-inc1, got {self.rand_augment!r}")
-        _check_number("erasing", self.erasing, least=0, most=1)
+        check_number("erasing", self.erasing, least=0, most=1)
         check_option("precision", self.precision, get_args(Precision))
-        _check_number("checkpoint_seconds", self.checkpoint_seconds, above=0)
+        check_number("checkpoint_seconds", self.checkpoint_seconds, above=0)
         check_device(self.device)
+        check_graphs(self.graphs, self.device)
 
     def fingerprint(self) -> dict[str, Any]:
         """What a resumed run must have in common with the one it goes on with: all fields that move a weight.
@@ -100,32 +103,3 @@ class TrainConfig:
         """
         fields = {name: value for name, value in asdict(self).items() if name not in _WITHOUT_EFFECT}
         return {**fields, "betas": list(self.betas), "device": self.device.split(":")[0]}
-
-
-def _check_integer(option: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise OptionError(option, f"must be an integer of at least {least}, got {value!r}")
-
-
-def _check_number(
-    option: str,
-    value: Any,
-    *,
-    least: float | None = None,
-    most: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-) -> None:
-    limits = {"at least": least, "at most": most, "above": above, "below": below}
-    rule = " and ".join(f"{word} {limit:g}" for word, limit in limits.items() if limit is not None)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    # NaN fails every comparison it is in, and each field has a limit: it needs no rule of its own.
-    if not (
-        number
-        and abs(value) < math.inf
-        and (least is None or value >= least)
-        and (most is None or value <= most)
-        and (above is None or value > above)
-        and (below is None or value < below)
-    ):
-        raise OptionError(option, f"must be a number {rule}, got {value!r}")

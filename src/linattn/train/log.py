@@ -1,18 +1,28 @@
-"""The log of a run: one line of JSON an epoch."""
+"""The log of a run: one line of JSON for each evaluation."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from json import dumps, loads
 from pathlib import Path
+from typing import Any
 
 from linattn.support.files import write_atomically
 from linattn.train.records import EpochRecord
 
 
-def write_log(path: Path, epochs: list[EpochRecord]) -> None:
-    """Write all lines anew. An appended log could end in half a line, or hold an epoch that is then trained again."""
-    text = "".join(dumps(asdict(record), allow_nan=False) + "\n" for record in epochs)
+def write_log(path: Path, records: Sequence[Any]) -> None:
+    """Write all lines anew. An appended log could end in half a line, or hold an epoch that is then trained again.
+
+    ``records`` are dataclasses, :class:`EpochRecord` or another.
+    """
+    text = "".join(dumps(asdict(record), allow_nan=False) + "\n" for record in records)
     write_atomically(path, lambda temporary: temporary.write_text(text))
 
 
 def read_log(path: Path) -> list[EpochRecord]:
     return [EpochRecord(**loads(line)) for line in path.read_text().splitlines()]
+
+
+def logged(path: Path) -> int:
+    """How many lines the log has; 0 where there is none yet."""
+    return len(path.read_text().splitlines()) if path.exists() else 0

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -12,7 +12,8 @@ from linattn.train.checkpoint import ResumeError, RunFolder, run_fingerprint
 from linattn.train.config import TrainConfig
 from linattn.train.log import write_log
 from linattn.train.records import DivergedError, EpochRecord, TrainResult
-from linattn.train.run import OnStep, Run
+from linattn.train.rounds import OnStep, Record, Rounds
+from linattn.train.run import Run
 
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped]
@@ -39,7 +40,9 @@ def train(
 
     A step depends on the weights, the optimiser, the seed and its own number alone, so that a run that was killed and
     started again ends in the same weights as one that was not. For that the model must start the same: seed torch
-    before it is made.
+    before it is made. On a CPU this holds to the last bit, on a GPU as far as its kernels add in a fixed order. Steps
+    that are replayed as CUDA graphs draw the same random numbers as others, and a stopped run may go on with graphs or
+    without: only the learning rate is rounded to fp32 in the one and not in the other.
 
     Args:
         model: images ``(b, C, H, W)`` to logits ``(b, classes)``.
@@ -65,36 +68,50 @@ def train(
     if finished is not None:
         model.to(accelerator.device).load_state_dict(files.load_weights())
         model.eval()
-        return finished
-    main = accelerator.is_main_process
+        return TrainResult.from_dict(finished)
     run = Run(model, batches, config, accelerator)
     try:
-        checkpoint = files.load_checkpoint(fingerprint)
-        if main:
-            files.remove_halves()
-        if checkpoint is not None:
-            run.load_state_dict(checkpoint)
-            if main:
-                write_log(files.log, run.epochs)  # it may know an epoch that the checkpoint does not
-
-        def save() -> None:
-            state = run.state_dict()
-            if main:
-                files.save_checkpoint({"fingerprint": fingerprint, **state})
-
-        while run.epoch < config.epochs:
-            with matrix_products(config.precision):
-                record = run.train_epoch(on_step if main else None, save)
-            save()
-            if main:
-                write_log(files.log, run.epochs)
-            if on_epoch is not None and main:
-                on_epoch(record)
-        run.take_average()
+        go_through(run, config.epochs, files, fingerprint, config.precision, on_step=on_step, on_epoch=on_epoch)
         result = TrainResult.of(run.epochs)
-        if main:
-            files.save_result(model.state_dict(), result, fingerprint)
+        if accelerator.is_main_process:
+            files.save_result(model, result.as_dict(), fingerprint)
         accelerator.wait_for_everyone()
     finally:
         run.close()
     return result
+
+
+def go_through(
+    run: Rounds[Record],
+    rounds: int,
+    files: RunFolder,
+    fingerprint: dict[str, Any],
+    precision: str,
+    *,
+    on_step: OnStep | None,
+    on_epoch: Callable[[Record], None] | None,
+) -> None:
+    """All rounds of ``run``, or those that are left of it: each leaves a checkpoint and a line in the log."""
+    main = run.accelerator.is_main_process
+    checkpoint = files.load_checkpoint(fingerprint)
+    if main:
+        files.remove_halves()
+    if checkpoint is not None:
+        run.load_state_dict(checkpoint)
+        if main:
+            write_log(files.log, run.epochs)  # it may know a round that the checkpoint does not
+
+    def save() -> None:
+        state = run.state_dict()
+        if main:
+            files.save_checkpoint({"fingerprint": fingerprint, **state})
+
+    while run.epoch < rounds:
+        with matrix_products(precision):
+            record = run.train_epoch(on_step if main else None, save)
+        save()
+        if main:
+            write_log(files.log, run.epochs)
+        if on_epoch is not None and main:
+            on_epoch(record)
+    run.finish()

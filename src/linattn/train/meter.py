@@ -39,11 +39,29 @@ class Meter:
     @torch.no_grad()
     def add(self, loss: Tensor, logits: Tensor, targets: Tensor) -> None:
         """``loss`` is the mean of a batch; ``targets`` are classes ``(b,)`` or shares ``(b, classes)``."""
+        self.add_batch(loss, logits, targets)
+        self.count(len(targets))
+
+    @torch.no_grad()
+    def add_batch(self, loss: Tensor, logits: Tensor, targets: Tensor) -> None:
+        """:meth:`add` as far as the device goes: what a CUDA graph replays; :meth:`count` is left to the host."""
         classes = targets.argmax(-1) if targets.ndim == 2 else targets
         hits = (logits.argmax(-1) == classes).sum()
-        self.sums[:2] += torch.stack([loss.detach().double() * len(targets), hits.double()])
+        self.add_sums(loss.detach().double() * len(targets), hits)
+
+    @torch.no_grad()
+    def add_sums(self, loss: Tensor, hits: Tensor) -> None:
+        """Sums over the images, or tokens, of a batch; :meth:`count` them too."""
+        self.sums[:2] += torch.stack([loss.detach().double(), hits.double()])
         self.sums[2] += self.sums[0].isfinite()
-        self.images += len(targets)
+
+    def count(self, images: int) -> None:
+        self.images += images
+
+    def reset(self) -> None:
+        """Begin anew, in the same tensor: a CUDA graph adds to it."""
+        self.sums.zero_()
+        self.images = 0
 
     def read(self, accelerator: "Accelerator | None" = None) -> Reading:
         """Waits for the device. With an accelerator: over all processes, which must all be here."""

@@ -1,16 +1,29 @@
 """AdamW, with weight decay on weights alone."""
 
-from torch import nn
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
 from torch.optim import AdamW
 
-from linattn.train.config import TrainConfig
+
+class OptimizerConfig(Protocol):
+    """What AdamW is told by the config of a run."""
+
+    @property
+    def lr(self) -> float: ...
+    @property
+    def betas(self) -> tuple[float, float]: ...
+    @property
+    def weight_decay(self) -> float: ...
 
 
-def create_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
+def create_optimizer(model: nn.Module, config: OptimizerConfig, *, capturable: bool = False) -> AdamW:
     """AdamW over the parameters that need a gradient, in two groups: with weight decay and without.
 
     Fused: one kernel updates many parameters. On a GPU it never waits for the device, and a small model on a CPU trains
-    7 % faster with it. Put the model on its device first.
+    7 % faster with it. Put the model on its device first. ``capturable``: its step may be recorded as a CUDA graph,
+    with a rate that is a tensor (:func:`bind_rate`).
     """
     decayed, free = split_by_decay(model)
     named = dict(model.named_parameters())
@@ -18,7 +31,25 @@ def create_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
         {"params": [named[name] for name in decayed], "weight_decay": config.weight_decay},
         {"params": [named[name] for name in free], "weight_decay": 0.0},
     ]
-    return AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
+    optimizer = AdamW(groups, lr=config.lr, betas=config.betas, fused=True, capturable=capturable)
+    # It would warn of every run whose steps are tried out before they are recorded.
+    optimizer._warned_capturable_if_run_uncaptured = True
+    return optimizer
+
+
+def create_rate(device: torch.device) -> Tensor:
+    """A learning rate that a recorded step reads from the device, in the type that the fused kernels there expect."""
+    return torch.zeros((), device=device, dtype=torch.float32 if device.type == "cuda" else torch.float64)
+
+
+def bind_rate(groups: list[dict[str, Any]], rate: Tensor | None) -> None:
+    """Let all groups read ``rate``, or with None a number each.
+
+    Groups that come out of a checkpoint hold copies of those that were saved, and what they were told to be.
+    """
+    for group in groups:
+        group["capturable"] = rate is not None
+        group["lr"] = float(group["lr"]) if rate is None else rate
 
 
 def split_by_decay(model: nn.Module) -> tuple[list[str], list[str]]:
@@ -29,6 +60,7 @@ def split_by_decay(model: nn.Module) -> tuple[list[str], list[str]]:
 
     - biases and the scales of norms, and anything else with fewer than two axes;
     - what ``model.no_weight_decay()`` names: positions and class tokens, a place and not a strength;
+    - embeddings, for the same reason; a head that shares its weight with them goes with them;
     - a mechanism's own parameters. An angle of 0, a power of 0 or a scale of 0 is one setting among others, and
       often a bad one: decay would drive all heads of a layer into the same. They have two axes only because they are
       laid out by head and channel.
@@ -44,12 +76,13 @@ def split_by_decay(model: nn.Module) -> tuple[list[str], list[str]]:
     named_by_model: set[str] = getattr(model, "no_weight_decay", set)()
     linear_maps = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
     maps = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, linear_maps)}
+    places = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
     decayed: list[str] = []
     free: list[str] = []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         in_mechanism = ".mechanism." in f".{name}"
-        spared = name in named_by_model or parameter.ndim < 2 or (in_mechanism and name not in maps)
+        spared = name in named_by_model | places or parameter.ndim < 2 or (in_mechanism and name not in maps)
         (free if spared else decayed).append(name)
     return decayed, free

@@ -33,6 +33,13 @@ def train_bar(
 
     Epochs that a resumed run has done already count as done when it reports its first step.
     """
+    with step_bar(epochs * steps_per_epoch, console, hidden=hidden) as (progress, task):
+        yield TrainBar(progress, task, epochs, steps_per_epoch)
+
+
+@contextmanager
+def step_bar(steps: int, console: Console | None, *, hidden: bool) -> Iterator[tuple[Progress, TaskID]]:
+    """The bar of ``steps`` steps, with the time gone and left."""
     progress = Progress(
         BarColumn(bar_width=24),
         TextColumn("{task.percentage:>3.0f} %"),
@@ -45,5 +52,4 @@ def train_bar(
         disable=hidden,
     )
     with progress:
-        task = progress.add_task("starting", total=epochs * steps_per_epoch)
-        yield TrainBar(progress, task, epochs, steps_per_epoch)
+        yield progress, progress.add_task("starting", total=steps)

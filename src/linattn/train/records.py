@@ -33,6 +33,10 @@ class TrainResult:
     def of(cls, epochs: list[EpochRecord]) -> "TrainResult":
         return cls(list(epochs), epochs[-1].top1, sum(record.seconds for record in epochs))
 
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> "TrainResult":
+        return cls.of([EpochRecord(**record) for record in content["epochs"]])
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -23,8 +23,18 @@ def learning_rate(step: int, steps_per_epoch: int, config: TrainConfig) -> float
     """
     total = config.epochs * steps_per_epoch
     warmup = round(config.warmup_epochs * steps_per_epoch)
+    return warmed_cosine(step, total, warmup, config.lr, config.min_lr)
+
+
+def warmed_cosine(step: int, total: int, warmup: int, lr: float, min_lr: float) -> float:
+    """The rate of ``step`` of ``total``, of which ``warmup`` warm up; the formula of :func:`learning_rate`.
+
+    Example:
+        >>> [round(warmed_cosine(step, 4, 2, 1.0, 0.0), 2) for step in range(4)]
+        [0.5, 1.0, 0.5, 0.0]
+    """
     done = step + 1
     if done <= warmup:
-        return config.lr * done / warmup
+        return lr * done / warmup
     turn = math.pi * (done - warmup) / (total - warmup)
-    return config.min_lr + (config.lr - config.min_lr) * (1 + math.cos(turn)) / 2
+    return min_lr + (lr - min_lr) * (1 + math.cos(turn)) / 2

@@ -13,13 +13,12 @@ from linattn.support.options import OptionError, check_option
 from linattn.tasks.images import ImageData, ImageFolders
 from linattn.tasks.load import load_images
 from linattn.train.accelerator import create_accelerator
+from linattn.train.attempt import attempt
 from linattn.train.batches import create_batches
-from linattn.train.loop import DivergedError, ResumeError, train
+from linattn.train.loop import train
 from linattn.train.progress import train_bar
 from linattn.train.recipes import configure, default_recipe
 from linattn.train.records import TrainResult
-
-FINISHED, DIVERGED, INTERRUPTED = 0, 1, 130
 
 
 @dataclass(frozen=True)
@@ -47,9 +46,10 @@ def train_on_screen(job: TrainJob, console: Console) -> int:
     model = _create_host(job, data, config.seed)
     rank, processes = accelerator.process_index, accelerator.num_processes
     batches = create_batches(data, config, accelerator.device, rank=rank, processes=processes)
-    try:
+
+    def run() -> TrainResult:
         with train_bar(config.epochs, batches.steps_per_epoch, hidden=rank > 0) as bar:
-            result = train(
+            return train(
                 model,
                 batches,
                 config,
@@ -58,17 +58,11 @@ def train_on_screen(job: TrainJob, console: Console) -> int:
                 on_epoch=bar.on_epoch,
                 accelerator=accelerator,
             )
-    except ResumeError as error:
-        raise OptionError("output", str(error)) from error
-    except DivergedError as error:
-        console.print(f"[bold red]{error}[/]")
-        return DIVERGED
-    except KeyboardInterrupt:
-        console.print("[yellow]interrupted: finished epochs are kept, the same command goes on[/]")
-        return INTERRUPTED
-    if rank == 0:
+
+    result, code = attempt(run, console, "finished epochs are kept")
+    if rank == 0 and result is not None:
         _show(job, model, result, console)
-    return FINISHED
+    return code
 
 
 def _create_host(job: TrainJob, data: ImageData | ImageFolders, seed: int) -> VisionTransformer:

@@ -181,7 +181,8 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         if positions is None:
             positions = positions_of(mask, cu_seqlens, T, past, x.device)
         key_mask = None if mask is None else mask[:, past:].bool()
-        # Asked once for all layers: without padding every form is faster. A traced value cannot be asked.
-        if key_mask is not None and not torch.compiler.is_compiling() and bool(key_mask.all()):
+        # Asked once for all layers: without padding every form is faster. A traced or recorded value cannot be asked.
+        recorded = x.is_cuda and torch.cuda.is_current_stream_capturing()
+        if key_mask is not None and not (torch.compiler.is_compiling() or recorded) and bool(key_mask.all()):
             key_mask = None
         return Tokens(key_mask, cu_seqlens, rotations(positions, self.rotary_widths, self.config.rotary_base, x))

@@ -1,0 +1,67 @@
+"""``linattn compare --task ...``."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from linattn.cli.options import integers, names, numbers, option_errors
+from linattn.cli.text_options import TextOptions, takes_text_options
+from linattn.cli.train_text import DATA, SET, host_of, no_or, task_settings
+
+ONE_OF_MANY = ("mechanism", "hybrid", "canon", "width", "lr", "seed", "start")
+
+
+@takes_text_options(*ONE_OF_MANY)
+def text(
+    task: Annotated[str, typer.Option(help="text, mqar, listops, lra-text, ...; a wrong one lists all.")],
+    shared: TextOptions,
+    data: Annotated[Path | None, DATA] = None,
+    changed: Annotated[list[str], SET] = [],  # noqa: B006, typer copies it
+    mechanisms: Annotated[
+        str, typer.Option(help="With commas; layers that differ with slashes: gated*3/softmax.")
+    ] = "softmax,elu,gated,mlstm,zeros",
+    canon: Annotated[str, typer.Option(help="With commas: none, ABCD, AbCD; each mechanism with each.")] = "none",
+    widths: Annotated[str, typer.Option(help="Channels of the host, with commas; each mechanism in each.")] = "",
+    seeds: Annotated[int, typer.Option(help="Runs of each.")] = 2,
+    lr: Annotated[str, typer.Option(help="Learning rate; of several, each takes its best on held-out data.")] = "",
+    equal_parameters: Annotated[
+        bool, typer.Option(help="Make feed-forward parts as wide as it takes to have the parameters of the first.")
+    ] = False,
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time.  [default: one a core on a cpu, else 1]")] = None,
+) -> None:
+    """Train mechanisms on text or a task of sequences; table, CSV, charts and report.html. Started again, it goes on.
+
+    Exit code: 0 all right, 1 a run failed, 2 a bad option, 130 interrupted (finished runs are kept).
+    """
+    from linattn.compare.compare import compare
+    from linattn.compare.text.settings import TextCompareConfig
+    from linattn.compare.workers import default_jobs
+    from linattn.support.extras import need
+    from linattn.train.text.recipes import configure, create_task, recipe_settings
+
+    with option_errors():
+        need("a comparison of language models", "accelerate", "transformers", "safetensors")
+        lrs, channels = numbers("lr", lr), integers("widths", widths)
+        settings = recipe_settings(shared.recipe, task) | task_settings(data, changed)
+        made = create_task(task, settings)
+        changes = shared.changes() | {"lr": lrs[0] if len(lrs) == 1 else None}
+        train = configure(made, changes, shared.recipe, shared.tokens)
+        config = TextCompareConfig(
+            task,
+            settings,
+            names(mechanisms),
+            tuple(no_or(letters) for letters in names(canon)) or (None,),
+            channels or (None,),
+            replace(host_of(shared, made), mechanism="softmax"),
+            equal_parameters,
+            train,
+            seeds,
+            lrs if len(lrs) > 1 else (),
+            shared.output or Path("runs") / f"compare-{task}",
+            default_jobs(train.device) if jobs is None else jobs,
+        )
+        code = compare(config, Console())
+    raise typer.Exit(code)

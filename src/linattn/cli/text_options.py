@@ -1,0 +1,101 @@
+"""Options that all commands which train a language model share, written once."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+
+@dataclass(kw_only=True)
+class TextOptions:
+    """One field an option, as typer reads them from a signature."""
+
+    mechanism: Annotated[str, typer.Option(help="A name from `linattn mechanisms`, in every layer.")] = "softmax"
+    hybrid: Annotated[
+        str, typer.Option(help="Mechanisms by layer, over and over, such as gated*3,softmax; in place of the above.")
+    ] = ""
+    canon: Annotated[str, typer.Option(help="Canon layers: ABCD, AbCD, other letters of these, or none.")] = "none"
+    option: Annotated[
+        list[str], typer.Option(help="Of a mechanism: key=value or mechanism.key=value; may be given again.")
+    ] = field(default_factory=list)
+    size: Annotated[str, typer.Option(help="Host: pico, mqar, lra, mad, small, base or 135m.  [default: by task]")] = ""
+    width: Annotated[int | None, typer.Option(help="Channels of the host.")] = None
+    depth: Annotated[int | None, typer.Option(help="Blocks of the host.")] = None
+    heads: Annotated[int | None, typer.Option(help="Heads of the host.")] = None
+    mlp_width: Annotated[int | None, typer.Option(help="Channels inside the feed-forward parts.")] = None
+    rotary: Annotated[float | None, typer.Option(help="Share of a head that rotary positions turn.")] = None
+    attention_norm: Annotated[
+        str, typer.Option(help="Behind the mechanism: head_rms, rms, head_layer, layer, none; auto: none for softmax.")
+    ] = "auto"
+    dropout: Annotated[float, typer.Option(help="Of both branches of a block.")] = 0.0
+    recipe: Annotated[str, typer.Option(help="Settings of a paper: what is not given below.  [default: by task]")] = ""
+    steps: Annotated[int | None, typer.Option(help="Updates of the weights.")] = None
+    tokens: Annotated[int | None, typer.Option(help="Budget in tokens, in the place of steps.")] = None
+    batch_size: Annotated[int | None, typer.Option(help="Sequences of a step, over all processes.")] = None
+    accumulation: Annotated[int | None, typer.Option(help="Parts that a step is computed in, to save memory.")] = None
+    lr: Annotated[float | None, typer.Option(help="Highest learning rate.")] = None
+    min_lr: Annotated[float | None, typer.Option(help="Learning rate of the last step.")] = None
+    warmup_steps: Annotated[int | None, typer.Option(help="Steps in which the learning rate rises.")] = None
+    weight_decay: Annotated[float | None, typer.Option(help="On matrices.")] = None
+    clip_norm: Annotated[float | None, typer.Option(help="Longest gradient; 0: not clipped.")] = None
+    eval_every: Annotated[int | None, typer.Option(help="Steps between evaluations; 0: one at the end.")] = None
+    eval_batch_size: Annotated[int | None, typer.Option(help="Sequences evaluated at a time.")] = None
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.  [default: cuda where there is one]")] = ""
+    precision: Annotated[str, typer.Option(help="fp32 or bf16.  [default: bf16 on cuda]")] = ""
+    compile: Annotated[bool | None, typer.Option(help="Compile the blocks.  [default: on cuda]")] = None
+    graphs: Annotated[bool | None, typer.Option(help="Replay steps as CUDA graphs.  [default: no]")] = None
+    seed: Annotated[int, typer.Option(help="Of first weights, order and draws.")] = 0
+    checkpoint_seconds: Annotated[float | None, typer.Option(help="Longest time between two checkpoints.")] = None
+    start: Annotated[Path | None, typer.Option(help="Folder of a trained model whose weights to start from.")] = None
+    output: Annotated[
+        Path | None, typer.Option(help="Folder.  [default: runs/train/<task>-<mechanism>-seed<seed>]")
+    ] = None
+
+    def changes(self) -> dict[str, Any]:
+        """Fields of ``TextConfig``; None where the recipe decides."""
+        import torch
+
+        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        on_gpu = device.startswith("cuda")
+        same = ("steps", "batch_size", "accumulation", "lr", "min_lr", "warmup_steps", "weight_decay", "clip_norm",
+                "eval_every", "eval_batch_size", "seed", "checkpoint_seconds", "graphs")  # fmt: skip
+        return {name: getattr(self, name) for name in same} | {
+            "device": device,
+            "precision": self.precision or ("bf16" if on_gpu else "fp32"),
+            "compile": on_gpu if self.compile is None else self.compile,
+        }
+
+
+def takes_text_options(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make ``command(own options, shared: TextOptions)`` a command with its own and the shared options.
+
+    ``without`` are shared ones that it has not; they keep their default.
+    """
+    taken = [f for f in fields(TextOptions) if f.name not in without]
+    hints = get_type_hints(TextOptions, include_extras=True)
+
+    def wrap(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command).parameters.values() if p.name != "shared"]
+        defaults: dict[str, Any] = {f.name: [] if f.name == "option" else f.default for f in taken}
+        kind = inspect.Parameter.KEYWORD_ONLY
+        shared = [
+            inspect.Parameter(name, kind, annotation=hints[name], default=default) for name, default in defaults.items()
+        ]
+
+        @wraps(command)
+        def run(**given: Any) -> None:
+            values = {name: given.pop(name) for name in defaults}
+            command(**given, shared=TextOptions(**values))
+
+        both = [p.replace(kind=kind) for p in own] + shared
+        own_hints = get_type_hints(command, include_extras=True)
+        run.__annotations__ = {p.name: own_hints.get(p.name, hints.get(p.name)) for p in both}
+        run.__signature__ = inspect.Signature(both)  # type: ignore[attr-defined]
+        del run.__wrapped__  # typer would read the signature of what is inside
+        return run
+
+    return wrap

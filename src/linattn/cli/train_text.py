@@ -1,0 +1,108 @@
+"""``linattn train lm``, ``linattn train mlm`` and ``linattn train task``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from linattn.cli.options import option_errors, settings
+from linattn.cli.text_options import TextOptions, takes_text_options
+
+if TYPE_CHECKING:
+    from linattn.train.text.hosts import HostOptions
+
+DATA = typer.Option(help="Text file, .gz, folder of .txt, .jsonl; for tasks what each of them says.")
+SET = typer.Option("--set", help="A setting of the task: key=value; may be given again.")
+
+
+@takes_text_options()
+def lm(
+    data: Annotated[Path, DATA],
+    shared: TextOptions,
+    length: Annotated[int | None, typer.Option(help="Tokens of a training window.")] = None,
+    tokenizer: Annotated[str, typer.Option(help="Folder or name of a tokenizer.  [default: bytes]")] = "",
+    changed: Annotated[list[str], SET] = [],  # noqa: B006, typer copies it
+) -> None:
+    """Train a language model on a text: next tokens. Started again with the same options, it goes on.
+
+    `linattn generate` then writes with it. Exit code: 0 all right, 1 the training diverged, 2 a bad option,
+    130 interrupted (the same command goes on).
+    """
+    _train("text", data, shared, changed, length=length, tokenizer=tokenizer or None)
+
+
+@takes_text_options()
+def mlm(
+    data: Annotated[Path, DATA],
+    shared: TextOptions,
+    length: Annotated[int | None, typer.Option(help="Tokens of a training window.")] = None,
+    tokenizer: Annotated[str, typer.Option(help="Folder or name of a tokenizer.  [default: bytes]")] = "",
+    changed: Annotated[list[str], SET] = [],  # noqa: B006
+) -> None:
+    """Train an encoder on a text: masked tokens. Started again with the same options, it goes on.
+
+    Exit code: 0 all right, 1 the training diverged, 2 a bad option, 130 interrupted (the same command goes on).
+    """
+    _train("masked-text", data, shared, changed, length=length, tokenizer=tokenizer or None)
+
+
+@takes_text_options()
+def task(
+    name: Annotated[str, typer.Argument(help="mqar, listops, regbench, mad-recall, ...; a wrong one lists all.")],
+    shared: TextOptions,
+    data: Annotated[Path | None, DATA] = None,
+    changed: Annotated[list[str], SET] = [],  # noqa: B006
+) -> None:
+    """Train on a task of sequences, drawn or from files. Started again with the same options, it goes on.
+
+    Exit code: 0 all right, 1 the training diverged, 2 a bad option, 130 interrupted (the same command goes on).
+    """
+    _train(name, data, shared, changed)
+
+
+def _train(name: str, data: Path | None, shared: TextOptions, changed: list[str], **own: Any) -> None:
+    from linattn.train.text.recipes import create_task
+    from linattn.train.text.screen import TextJob, train_text_on_screen
+
+    with option_errors():
+        made = create_task(name, task_settings(data, changed, **own), shared.recipe)
+        host = host_of(shared, made)
+        label = (shared.hybrid or shared.mechanism).replace("*", "x").replace(",", "-").replace("/", "-")
+        label += "" if host.canon is None else f"-{host.canon}"
+        folder = shared.output or Path("runs/train") / f"{made.name}-{label}-seed{shared.seed}"
+        job = TextJob(made, host, folder, shared.recipe, shared.changes(), shared.tokens, shared.start)
+        code = train_text_on_screen(job, Console())
+    raise typer.Exit(code)
+
+
+def task_settings(data: Path | None, changed: list[str], **own: Any) -> dict[str, Any]:
+    """What a task is told: by options of its own, and by ``--set``."""
+    given = {key: value for key, value in own.items() if value is not None}
+    return given | ({} if data is None else {"data": str(data)}) | settings("set", changed)
+
+
+def host_of(shared: TextOptions, made: Any) -> "HostOptions":
+    """The host that the options describe, for a task."""
+    from linattn.train.text.hosts import HostOptions
+    from linattn.train.text.pattern import parse_options
+    from linattn.train.text.recipes import size_of
+
+    return HostOptions(
+        shared.size or size_of(made),
+        shared.hybrid or shared.mechanism,
+        no_or(shared.canon),
+        parse_options(shared.option),
+        shared.width,
+        shared.depth,
+        shared.heads,
+        shared.mlp_width,
+        shared.rotary,
+        no_or(shared.attention_norm),
+        shared.dropout,
+    )
+
+
+def no_or(text: str) -> str | None:
+    """``none`` and nothing are None."""
+    return None if text in ("", "none") else text

@@ -1,0 +1,1 @@
+"""Comparisons on tasks of sequences."""

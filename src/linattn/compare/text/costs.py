@@ -1,0 +1,101 @@
+"""What each mechanism costs in a language model: parameters, state, speed, memory."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linattn.bench.memory import peak_bytes
+from linattn.bench.timing import measure_in_turns
+from linattn.compare.subject import OnWork
+from linattn.mechanisms.base import Mechanism
+from linattn.support.compiling import compile_blocks
+from linattn.tasks.text import SequenceTask
+from linattn.train.accelerator import matrix_products
+from linattn.train.text.config import TextConfig
+from linattn.train.text.feed import Feed, Part
+from linattn.train.text.hosts import HostOptions, count_parameters, create_host
+from linattn.train.text.network import TextNetwork
+
+MIN_SECONDS, MIN_REPEATS = 0.5, 3
+
+
+def measure_costs(
+    hosts: Mapping[str, HostOptions], task: SequenceTask, config: TextConfig, on_work: OnWork
+) -> dict[str, dict[str, Any]]:
+    """Cost of each host by name. Times are taken in turns, so that a busy moment hits all alike."""
+    device = torch.device(config.device)
+    part = next(iter(Feed(task, config, device).train())).parts[0]
+    costs: dict[str, dict[str, Any]] = {}
+    networks: dict[str, TextNetwork] = {}
+    for name, host in hosts.items():
+        on_work(f"{name}: parameters, state, memory")
+        model = create_host(host, task, 0).to(device)
+        networks[name] = TextNetwork(model, task)
+        own = [module for module in model.modules() if isinstance(module, Mechanism)]
+        costs[name] = {
+            "parameters": count_parameters(model),
+            "mechanism_parameters": sum(mechanism.num_parameters for mechanism in own),
+            "state_bytes": state_bytes(model, own, part.batch.inputs[:1], config.precision),
+        }
+        if config.compile:
+            compile_blocks(networks[name])  # what is timed and weighed is what was trained
+        step = training_step(networks[name], part, config.precision)
+        if device.type == "cuda":
+            step()  # the first pass lets libraries take workspaces that stay: these are not the model's
+        costs[name]["peak_bytes_train"] = peak_bytes(step, device)
+    tokens = part.batch.inputs.numel()
+    for key, make in (("tokens_per_second_forward", forward), ("tokens_per_second_train", training_step)):
+        on_work("tokens per second, " + ("training" if make is training_step else "forward"))
+        calls = {name: make(network, part, config.precision) for name, network in networks.items()}
+        with matrix_products(config.precision):
+            timings = measure_in_turns(calls, device, min_seconds=MIN_SECONDS, min_repeats=MIN_REPEATS)
+        for name, timing in timings.items():
+            costs[name][key] = tokens / timing.median
+    return costs
+
+
+@torch.no_grad()
+def state_bytes(model: Any, mechanisms: list[Mechanism], sequence: Tensor, precision: str) -> int | None:
+    """What is kept of one ``sequence (1, T)`` to go on from, over all layers; None where there is no such thing.
+
+    A causal model is asked for its cache, which also has what Canon layers remember. An encoder's state is what its
+    mechanisms say, in fp32.
+    """
+    if any(mechanism.info.state == "none" for mechanism in mechanisms):
+        return None
+    if not model.config.causal:
+        return sum(4 * mechanism.state_size(sequence.shape[1]) for mechanism in mechanisms)
+    model.eval()
+    with torch.autocast(sequence.device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
+        cache = model.model(sequence, use_cache=True).past_key_values
+    return sum(_bytes(layer.state) for layer in cache.layers)
+
+
+def _bytes(state: Any) -> int:
+    if isinstance(state, Tensor):
+        return state.numel() * state.itemsize
+    return sum(map(_bytes, state)) if isinstance(state, tuple) else 0
+
+
+def forward(network: TextNetwork, part: Part, precision: str) -> Callable[[], object]:
+    def call() -> object:
+        network.eval()
+        with torch.no_grad(), torch.autocast(part.batch.inputs.device.type, torch.bfloat16, precision == "bf16"):
+            return network(part.batch, part.rows)
+
+    return call
+
+
+def training_step(network: TextNetwork, part: Part, precision: str) -> Callable[[], object]:
+    """Forward, loss and backward, without the optimiser's step; gradients are returned, not stored."""
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+
+    def call() -> object:
+        network.train()
+        with torch.autocast(part.batch.inputs.device.type, torch.bfloat16, precision == "bf16"):
+            loss, _ = network(part.batch, part.rows)
+        return torch.autograd.grad(loss, parameters, allow_unused=True)
+
+    return call

@@ -1,0 +1,107 @@
+"""A comparison on a task of sequences: every choice, checked before any work is done."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from linattn.mechanisms.registry import list_mechanisms
+from linattn.support.options import OptionError, check_option
+from linattn.train.text.config import TextConfig
+from linattn.train.text.hosts import HostOptions
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A mechanism, or a pattern of several, with Canon layers or without, in a host of one width."""
+
+    pattern: str
+    canon: str | None
+    width: int | None
+
+    @property
+    def series(self) -> str:
+        """What it is called whatever its width."""
+        return self.pattern if self.canon is None else f"{self.pattern}+{self.canon}"
+
+    @property
+    def name(self) -> str:
+        return self.series if self.width is None else f"{self.series} {self.width}"
+
+
+@dataclass(frozen=True)
+class TextCompareConfig:
+    """Mechanisms with and without Canon layers, in hosts of some widths, on one task with one budget."""
+
+    task: str = "mqar"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of the task."""
+    patterns: tuple[str, ...] = ("softmax", "elu", "gated", "mlstm", "zeros")
+    canons: tuple[str | None, ...] = (None,)
+    widths: tuple[int | None, ...] = (None,)
+    host: HostOptions = field(default_factory=HostOptions)
+    """Of all of them; mechanism, Canon layers and width are replaced by those above."""
+    equal_parameters: bool = False
+    """Choose the width of each feed-forward part so that all have about as many parameters as the first."""
+    train: TextConfig = field(default_factory=TextConfig)
+    """Of every run; its seed and learning rate are replaced by those below."""
+    seeds: int = 2
+    lrs: tuple[float, ...] = ()
+    """Several: each mechanism takes the one that is best on held-out data. None: that of ``train``."""
+    output: Path = Path("runs/compare")
+    jobs: int = 1
+    """Runs at a time; more than one trains each in a process of its own with one thread."""
+
+    @cached_property
+    def contenders(self) -> dict[str, Contender]:
+        """By name: side by side with and without Canon, width after width."""
+        found = [Contender(p, c, w) for w in self.widths for p in self.patterns for c in self.canons]
+        return {contender.name: contender for contender in found}
+
+    @property
+    def mechanisms(self) -> tuple[str, ...]:
+        return tuple(self.contenders)
+
+    def host_of(self, name: str) -> HostOptions:
+        """The host of a contender, before parameters are made equal."""
+        contender = self.contenders[name]
+        found = replace(self.host, mechanism=contender.pattern, canon=contender.canon, width=contender.width)
+        own = {key: value for key, value in self.host.options.items() if key in ("", *found.names)}
+        return replace(found, options=own)
+
+    def check(self) -> None:
+        """Raise an OptionError that names the option and what is allowed."""
+        if not self.patterns:
+            raise OptionError("mechanisms", f"name at least one of {', '.join(list_mechanisms())}")
+        for option, values in (("mechanisms", self.patterns), ("canon", self.canons), ("widths", self.widths)):
+            if len(set(values)) < len(values):
+                raise OptionError(option, f"each may be named once, got {', '.join(map(str, values))}")
+        for option in ("seeds", "jobs"):
+            if getattr(self, option) < 1:
+                raise OptionError(option, f"must be an integer >= 1, got {getattr(self, option)}")
+        if any(not lr > 0 for lr in self.lrs):
+            raise OptionError("lr", f"must be greater than 0, got {', '.join(map(str, self.lrs))}")
+        for name in self.contenders:
+            for mechanism in self.host_of(name).names:
+                check_option("mechanisms", mechanism, list_mechanisms())
+        used = {mechanism for name in self.contenders for mechanism in self.host_of(name).names}
+        for name in self.host.options:
+            if name and name not in used:
+                raise OptionError("option", f"{name}.* is given, but {name} is not compared")
+        self.train.check()
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What all runs of a folder have in common; mechanisms, widths and seeds may be added to a folder later."""
+        train = {name: value for name, value in self.train.fingerprint().items() if name not in ("seed", "lr")}
+        sweep = sorted(set(self.lrs)) if self.lrs else [self.train.lr]
+        left_out = ("mechanism", "canon", "width", "options")
+        host = {name: value for name, value in asdict(self.host).items() if name not in left_out}
+        return {
+            "task": self.task,
+            "settings": {name: str(value) for name, value in sorted(self.settings.items())},
+            "lr": sweep,
+            "equal_parameters": self.equal_parameters and self.mechanisms[0],
+            **host,
+            **train,
+        }

@@ -1,0 +1,154 @@
+"""A comparison on sequences: a language model around each mechanism."""
+
+from dataclasses import asdict, fields, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from linattn.compare.cells import Cell, train_config
+from linattn.compare.subject import OnRecord, OnStep, OnWork, Outcome, Subject, Trainer
+from linattn.compare.text.costs import measure_costs
+from linattn.compare.text.settings import TextCompareConfig
+from linattn.report.metric import Metric
+from linattn.report.numbers import counted
+from linattn.support.machine import describe_run
+from linattn.support.options import OptionError
+from linattn.tasks.text import SequenceTask, text_task
+from linattn.train.text.hosts import HostOptions, count_parameters, create_host, with_parameters
+from linattn.train.text.loop import task_settings, train_text
+
+VALIDATION_SHARE = 0.1  # of labelled training data, held out while learning rates are chosen
+PERCENT = ("accuracy", "exact_match", "legal")
+
+
+class Texts(Subject):
+    """The metric of a task."""
+
+    def __init__(self, config: TextCompareConfig) -> None:
+        self.config, self.rounds = config, config.train.rounds
+        self.task = text_task(config.task, **config.settings)
+        metric, percent = self.task.metric, self.task.metric in PERCENT
+        name, decimals = metric.replace("_", " "), 2 if percent else 4
+        self.metric = Metric("score", name, "%" if percent else "", decimals, self.task.higher_is_better)
+
+    @cached_property
+    def hosts(self) -> dict[str, HostOptions]:
+        """By name, with equal parameters where these are asked for: as many as the first has."""
+        plain = {name: self.config.host_of(name) for name in self.config.mechanisms}
+        if not self.config.equal_parameters:
+            return plain
+        found: dict[str, HostOptions] = {}
+        wanted: dict[int | None, int] = {}  # by width: models of several widths are not to be equal
+        for name, host in plain.items():
+            if host.width not in wanted:
+                wanted[host.width] = count_parameters(create_host(host, self.task, 0))
+                found[name] = host
+            else:
+                found[name] = with_parameters(host, self.task, wanted[host.width])
+        return found
+
+    def check(self) -> None:
+        for name in self.config.mechanisms:
+            try:
+                create_host(self.config.host_of(name), self.task, 0)
+            except OptionError as error:
+                option = "mechanisms" if error.option == "mechanism" else error.option
+                raise OptionError(option, f"{name}: {error.message}") from error
+        _ = self.hosts  # parameters that cannot be made equal are told here
+
+    def describe(self) -> dict[str, Any]:
+        config, task = self.config, self.task
+        model = create_host(self.hosts[config.mechanisms[0]], task, 0).config
+        widths = [width for width in config.widths if width is not None]
+        host = {
+            "size": config.host.size,
+            "tokens": task.length,
+            "width": widths or model.hidden_size,
+            "depth": model.num_hidden_layers,
+            "heads": model.num_attention_heads,
+            "equal_parameters": config.equal_parameters,
+            "dropout": config.host.dropout,
+            "options": {name or "all": dict(options) for name, options in config.host.options.items()},
+        }
+        train = {name: value for name, value in asdict(config.train).items() if name not in ("seed", "lr")}
+        return {
+            **describe_run(torch.device(config.train.device)),
+            "kind": "text",
+            "metric": asdict(self.metric),
+            "data": task_settings(task) | {"kind": task.kind},
+            "host": host,
+            "train": train | {"betas": list(config.train.betas)},
+            "seeds": list(range(config.seeds)),
+            "lrs": sorted(set(config.lrs)) or [config.train.lr],
+        }
+
+    def announce(self, meta: dict[str, Any]) -> str:
+        host, train = meta["host"], self.config.train
+        width = ", ".join(map(str, host["width"])) if isinstance(host["width"], list) else host["width"]
+        return (
+            f"{self.task.name}, {host['size']} model of depth {host['depth']} and width {width} at "
+            f"{host['tokens']:,} tokens, {counted(train.steps, 'step')} of {counted(train.batch_size, 'sequence')} on "
+            f"{meta['device']}"
+        )
+
+    def trainer(self, on_step: OnStep, on_record: OnRecord) -> Trainer:
+        return TextTrainer(self, on_step, on_record)
+
+    def costs(self, mechanisms: list[str], on_work: OnWork) -> dict[str, dict[str, Any]]:
+        hosts = {name: self.hosts[name] for name in mechanisms}
+        return measure_costs(hosts, self.task, self.config.train, on_work)
+
+    def details(self, mechanism: str) -> dict[str, Any]:
+        contender = self.config.contenders[mechanism]
+        return {"pattern": contender.pattern, "canon": contender.canon, "width": contender.width,
+                "series": contender.series}  # fmt: skip
+
+    def step_words(self, epoch: int, step: int) -> str:
+        return f"step {epoch * self.config.train.round_steps + step:,} of {self.config.train.steps:,}"
+
+
+class TextTrainer(Trainer):
+    """Holds the task, so that all runs see the same."""
+
+    def __init__(self, texts: Texts, on_step: OnStep, on_record: OnRecord) -> None:
+        super().__init__(texts.config)
+        self.texts, self.on_step, self.on_record = texts, on_step, on_record
+        self._held_out: tuple[SequenceTask, SequenceTask] | None = None
+
+    def train(self, cell: Cell) -> Outcome:
+        texts = self.texts
+        config = train_config(texts.config, cell)
+        task, test = (texts.task, None) if not cell.validation else self._validation()
+        found = train_text(
+            create_host(texts.hosts[cell.mechanism], texts.task, cell.seed),
+            task,
+            config,
+            cell.folder(texts.config.output),
+            test=test,
+            on_step=lambda epoch, step, loss, accuracy: self.on_step(cell, epoch, step, loss, accuracy),
+            on_record=lambda record: self.on_record(cell, record.score, -(-record.step // config.round_steps)),
+        )
+        return Outcome(found.score, found.seconds, [asdict(record) for record in found.records])
+
+    def _validation(self) -> tuple[SequenceTask, SequenceTask]:
+        if self._held_out is None:
+            self._held_out = validation(self.texts.task)
+        return self._held_out
+
+
+def validation(task: Any) -> tuple[SequenceTask, SequenceTask]:
+    """What to train on and what to judge by while settings are chosen; the test data is in neither.
+
+    A text has a part of its own for this. Of labelled examples a share is kept back. What is drawn is drawn again, from
+    other numbers.
+    """
+    known = {field.name for field in fields(task)}
+    if "hold_out" in known:
+        kept = replace(task, hold_out=task.hold_out or VALIDATION_SHARE, evaluate="valid")
+        return kept, kept
+    if "evaluate" in known:
+        return task, replace(task, evaluate="valid")
+    if "data_seed" in known:
+        return task, replace(task, data_seed=task.data_seed + 1)
+    raise OptionError("lr", f"several of them are compared on held-out data, and {task.name} has none: name one")

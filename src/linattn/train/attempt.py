@@ -1,0 +1,27 @@
+"""How a training run ends, as a command tells it: words and an exit code."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from rich.console import Console
+
+from linattn.support.options import OptionError
+from linattn.train.checkpoint import ResumeError
+from linattn.train.records import DivergedError
+
+FINISHED, DIVERGED, INTERRUPTED = 0, 1, 130
+Result = TypeVar("Result")
+
+
+def attempt(train: Callable[[], Result], console: Console, kept: str) -> tuple[Result | None, int]:
+    """The result of ``train`` and the exit code; ``kept`` says what outlasts a Ctrl-C. A wrong folder is an option."""
+    try:
+        return train(), FINISHED
+    except ResumeError as error:
+        raise OptionError("output", str(error)) from error
+    except DivergedError as error:
+        console.print(f"[bold red]{error}[/]")
+        return None, DIVERGED
+    except KeyboardInterrupt:
+        console.print(f"[yellow]interrupted: {kept}, the same command goes on[/]")
+        return None, INTERRUPTED

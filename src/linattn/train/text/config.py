@@ -1,0 +1,95 @@
+"""All that decides how a language model is trained, in one frozen value."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, get_args
+
+from linattn.support.options import OptionError, check_device, check_option
+from linattn.train.checks import check_graphs, check_integer, check_number
+from linattn.train.config import Precision
+
+# Fields that leave every weight as it is: a run may be resumed with others.
+_WITHOUT_EFFECT = ("checkpoint_seconds", "graphs")
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """How to train; the same config and the same seed on the same device kind give the same weights.
+
+    Example:
+        >>> TextConfig(steps=100, warmup_steps=10).check()
+        >>> TextConfig(steps=100, warmup_steps=200).check()
+        Traceback (most recent call last):
+        linattn.support.options.OptionError: warmup_steps: must not exceed steps = 100, got 200
+    """
+
+    steps: int = 1000
+    """Updates of the weights."""
+    batch_size: int = 32
+    """Sequences of one step, over all processes together."""
+    accumulation: int = 1
+    """Parts that a step's sequences are computed in, one after another: less memory, the same step."""
+    lr: float = 1e-3
+    """Highest learning rate, reached at the end of the warm-up."""
+    min_lr: float = 1e-5
+    """Learning rate where the cosine ends."""
+    warmup_steps: int = 100
+    weight_decay: float = 0.1
+    """On matrices; embeddings, norms, biases and a mechanism's own parameters are left alone."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip_norm: float | None = 1.0
+    """Longest gradient, over all parameters; None: not clipped."""
+    eval_every: int = 0
+    """Steps between two evaluations; 0: one at the end."""
+    eval_batch_size: int | None = None
+    """Sequences evaluated at a time; None: as many as are trained at a time."""
+    precision: Precision = "fp32"
+    """``bf16`` computes in autocast; weights and optimiser stay fp32."""
+    compile: bool = False
+    graphs: bool | None = False
+    """Replay steps as CUDA graphs, which saves the host most of its work; None: on a GPU, where it is possible."""
+    seed: int = 0
+    device: str = "cpu"
+    checkpoint_seconds: float = 300.0
+    """Longest time between two checkpoints; each evaluation ends in one anyway."""
+
+    @property
+    def round_steps(self) -> int:
+        """Steps from one evaluation to the next."""
+        return min(self.eval_every, self.steps) or self.steps
+
+    @property
+    def rounds(self) -> int:
+        return -(-self.steps // self.round_steps)
+
+    def check(self) -> None:
+        """Raise ``OptionError`` for the first field that makes no sense, before any work is done."""
+        for name in ("steps", "batch_size", "accumulation"):
+            check_integer(name, getattr(self, name), 1)
+        for name in ("warmup_steps", "eval_every", "seed"):
+            check_integer(name, getattr(self, name), 0)
+        if self.eval_batch_size is not None:
+            check_integer("eval_batch_size", self.eval_batch_size, 1)
+        if self.batch_size % self.accumulation:
+            raise OptionError("accumulation", f"must divide batch_size = {self.batch_size}, got {self.accumulation}")
+        check_number("lr", self.lr, above=0)
+        check_number("min_lr", self.min_lr, least=0)
+        if self.min_lr > self.lr:
+            raise OptionError("min_lr", f"must not exceed lr = {self.lr:g}, got {self.min_lr:g}")
+        if self.warmup_steps > self.steps:
+            raise OptionError("warmup_steps", f"must not exceed steps = {self.steps}, got {self.warmup_steps}")
+        check_number("weight_decay", self.weight_decay, least=0)
+        if not isinstance(self.betas, tuple) or len(self.betas) != 2:
+            raise OptionError("betas", f"must be two numbers, got {self.betas!r}")
+        for beta in self.betas:
+            check_number("betas", beta, least=0, below=1)
+        if self.clip_norm is not None:
+            check_number("clip_norm", self.clip_norm, above=0)
+        check_option("precision", self.precision, get_args(Precision))
+        check_number("checkpoint_seconds", self.checkpoint_seconds, above=0)
+        check_device(self.device)
+        check_graphs(self.graphs, self.device)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What a resumed run must have in common with the one it goes on with; of the device only its kind counts."""
+        fields = {name: value for name, value in asdict(self).items() if name not in _WITHOUT_EFFECT}
+        return {**fields, "betas": list(self.betas), "device": self.device.split(":")[0]}

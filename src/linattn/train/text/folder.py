@@ -1,0 +1,64 @@
+"""The folder of a run on text: at its end a checkpoint as transformers knows them."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+from torch import Tensor, nn
+
+from linattn.train.checkpoint import RunFolder
+
+WEIGHTS = "model.safetensors"
+
+
+class TextFolder(RunFolder):
+    """``config.json`` and ``model.safetensors`` beside ``result.json`` and the log: ``from_pretrained`` reads it."""
+
+    @property
+    def weights(self) -> Path:
+        return self.path / WEIGHTS
+
+    def remove_halves(self) -> None:
+        super().remove_halves()
+        for half in self.path.glob(".model-*"):
+            rmtree(half, ignore_errors=True)
+
+    def save_weights(self, model: nn.Module) -> None:
+        """All files are written aside and then put in their places; the result, which counts, comes after them."""
+        network: Any = model  # a TextNetwork
+        tokenizer = getattr(getattr(network.task, "encoder", None), "tokenizer", None)
+        self.path.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(dir=self.path, prefix=".model-"))
+        try:
+            with _without_bars():
+                network.model.save_pretrained(aside)
+                if tokenizer is not None:
+                    tokenizer.save_pretrained(aside)
+            for file in sorted(aside.iterdir()):
+                os.replace(file, self.path / file.name)
+        finally:
+            rmtree(aside, ignore_errors=True)
+
+    def load_weights(self) -> dict[str, Tensor]:
+        """As ``load_state_dict`` of the language model takes them; tied weights are there once."""
+        from safetensors.torch import load_file
+
+        return load_file(self.weights)
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Transformers shows a bar for every file, in the middle of ours."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -1,0 +1,158 @@
+"""A language model around any mechanisms, sized for a task."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from linattn.support.options import OptionError, check_option
+from linattn.tasks.text import SequenceTask
+from linattn.train.text.pattern import layer_names, layer_options
+from linattn.train.text.sizes import SIZES
+
+# They divide by what they sum; without a norm behind it the output of the others grows with what they remember.
+NORMED_THEMSELVES = {"softmax", "zeros_softmax"}
+AUTOMATIC = "auto"
+
+
+@dataclass(frozen=True)
+class HostOptions:
+    """The host of a run. None: as ``size`` has it."""
+
+    size: str = "pico"
+    mechanism: str = "softmax"
+    """A name, or a pattern of several such as ``gated*3,softmax``."""
+    canon: str | None = None
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Of mechanisms, by name; of all of them under the empty one."""
+    width: int | None = None
+    depth: int | None = None
+    heads: int | None = None
+    mlp_width: int | None = None
+    rotary: float | None = None
+    attention_norm: str | None = AUTOMATIC
+    """Behind the mechanism; ``auto``: by head, except where all layers are softmax."""
+    dropout: float = 0.0
+
+    def check(self) -> None:
+        """Raise ``OptionError`` for what is wrong whatever the task."""
+        check_option("size", self.size, SIZES)
+        for name in ("width", "depth", "heads", "mlp_width"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise OptionError(name, f"must be an integer >= 1, got {value}")
+        layer_options(self.names, self.options)
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """What ``LinearAttentionConfig`` is told about widths and depths."""
+        found = SIZES[self.size]()
+        if self.width is not None:
+            scaled = found.get("intermediate_size")
+            if scaled is not None:
+                found["intermediate_size"] = max(1, scaled * self.width // found["hidden_size"])
+            found["hidden_size"] = self.width
+        changed = {"num_hidden_layers": self.depth, "num_attention_heads": self.heads,
+                   "intermediate_size": self.mlp_width, "rotary": self.rotary}  # fmt: skip
+        if self.heads is not None:
+            found.pop("num_key_value_heads", None)
+        return found | {name: value for name, value in changed.items() if value is not None}
+
+    @property
+    def names(self) -> list[str]:
+        """The mechanism of each layer."""
+        several = any(mark in self.mechanism for mark in ",/*")
+        return layer_names(self.mechanism, self.shape["num_hidden_layers"], "hybrid" if several else "mechanism")
+
+    @property
+    def norm(self) -> str | None:
+        if self.attention_norm != AUTOMATIC:
+            return self.attention_norm
+        return None if set(self.names) <= NORMED_THEMSELVES else "head_rms"
+
+
+def create_host(host: HostOptions, task: SequenceTask, seed: int) -> Any:
+    """A model of ``linattn.models.language`` with the head that ``task`` needs, in fp32 on the CPU.
+
+    All that mechanisms do not own starts the same beside each of them, also beside one that draws numbers for itself.
+
+    Example:
+        >>> from linattn.tasks.text import text_task
+        >>> model = create_host(HostOptions("mqar", "elu", width=32), text_task("mqar", vocab=64), seed=0)
+        >>> type(model).__name__, model.config.hidden_size
+        ('LinearAttentionForCausalLM', 32)
+    """
+    from linattn.models import language
+
+    host.check()
+    causal = task.kind == "causal"
+    options: dict[str, Any] = host.shape | {
+        "vocab_size": task.vocabulary, "causal": causal, "mechanism": host.names, "canon": host.canon or None,
+        "mechanism_options": layer_options(host.names, host.options), "attention_norm": host.norm,
+        "dropout": host.dropout,
+    }  # fmt: skip
+    if task.kind == "classification":
+        options |= {"num_labels": task.classes, "pooling": task.pooling}
+    kinds = {"causal": "CausalLM", "masked": "MaskedLM", "classification": "SequenceClassification"}
+    head = getattr(language, f"LinearAttentionFor{kinds[task.kind]}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model = head(language.LinearAttentionConfig(**options))
+        except (ValueError, TypeError, KeyError) as error:
+            raise _named(error, host) from error
+        torch.manual_seed(seed)
+        _start_alike(model)
+    return model
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Each once, tied ones too."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def with_parameters(host: HostOptions, task: SequenceTask, wanted: int, multiple: int = 8) -> HostOptions:
+    """The same host with the width of its feed-forward parts chosen so that it has about ``wanted`` parameters.
+
+    A mechanism that brings parameters of its own is not to win by having more of them. The width is a multiple of
+    ``multiple``; what remains is less than one such step.
+    """
+    model = create_host(host, task, 0)
+    width = model.config.intermediate_size
+    more = create_host(replace(host, mlp_width=width + multiple), task, 0)
+    here = count_parameters(model)
+    step = count_parameters(more) - here
+    found = width + multiple * round((wanted - here) / step)
+    if found < multiple:
+        raise OptionError(
+            "mechanism", f"{host.mechanism} has more parameters without a feed-forward part than {wanted:,}"
+        )
+    return replace(host, mlp_width=found)
+
+
+@torch.no_grad()
+def _start_alike(model: Any) -> None:
+    """Draw again what the host owns, in an order that no mechanism can shift."""
+    deviation = model.config.initializer_range
+    for name, module in model.named_modules():
+        if ".mechanism" in name:
+            continue
+        if isinstance(module, nn.Linear | nn.Embedding):
+            module.weight.normal_(0.0, deviation)
+        elif "canon" in name.rpartition(".")[2]:
+            module.reset_parameters()
+
+
+def _named(error: Exception, host: HostOptions) -> OptionError:
+    """A model names its argument; on the command line it is an option."""
+    message = str(error).strip("\"'")
+    options = {"canon": "canon", "rotary": "rotary", "dropout": "dropout", "attention_norm": "attention_norm",
+               "num_heads": "heads", "mechanism": "mechanism"}  # fmt: skip
+    first = message.split("=")[0].split()[0] if message else ""
+    if "has no option" in message:
+        return OptionError("option", message)
+    if first in options:
+        return OptionError(options[first], message)
+    return OptionError("option" if host.options else "mechanism", f"{host.mechanism} does not fit this host: {message}")

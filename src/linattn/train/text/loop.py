@@ -1,0 +1,105 @@
+"""Training of a language model on a task of sequences."""
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from linattn.support.extras import need
+from linattn.tasks.text import SequenceTask
+from linattn.train.accelerator import check_accelerator, create_accelerator
+from linattn.train.checkpoint import model_digest
+from linattn.train.loop import go_through
+from linattn.train.rounds import OnStep
+from linattn.train.text.config import TextConfig
+from linattn.train.text.feed import Feed
+from linattn.train.text.folder import TextFolder
+from linattn.train.text.network import TextNetwork
+from linattn.train.text.records import StepRecord, TextResult
+from linattn.train.text.run import TextRun
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator  # type: ignore[import-untyped]
+
+
+def train_text(
+    model: Any,
+    task: SequenceTask,
+    config: TextConfig,
+    folder: Path,
+    *,
+    test: SequenceTask | None = None,
+    start: str | None = None,
+    on_step: OnStep | None = None,
+    on_record: Callable[[StepRecord], None] | None = None,
+    accelerator: "Accelerator | None" = None,
+) -> TextResult:
+    """Train ``model``, or go on where the run in ``folder`` was stopped; a finished one is returned at once.
+
+    A step depends on the weights, the optimiser, the seed and its own number alone, so that a run that was killed and
+    started again ends in the same weights as one that was not. For that the model must start the same: make it with
+    ``linattn.train.text.hosts.create_host``, or seed torch before. Afterwards it is in ``eval`` mode, and ``folder``
+    is a checkpoint that ``from_pretrained`` and ``linattn generate`` read. How far "the same" goes on a GPU is said at
+    ``linattn.train.loop.train``.
+
+    Args:
+        model: of ``linattn.models.language``, with the head that the task's kind needs.
+        folder: of this run alone.
+        test: a task whose test sequences are evaluated in the place of ``task``'s own, to choose settings by.
+        start: what the weights come from, where they are not drawn; a resumed run must name the same.
+        on_step: called with the round, steps done in it, mean loss and accuracy (percent) of the round so far.
+        on_record: called with each evaluation's record, when it is on disk.
+        accelerator: of ``create_accelerator``, where the caller needs it too (None: made here).
+
+    Raises:
+        OptionError: the config makes no sense; nothing was done.
+        ResumeError: the folder holds another run; says what differs.
+        DivergedError: the loss is not finite; says where.
+    """
+    need("training a language model", "accelerate", "transformers", "safetensors")
+    config.check()
+    accelerator = accelerator or create_accelerator(config)
+    check_accelerator(accelerator, config)
+    network, files = TextNetwork(model, task), TextFolder(Path(folder))
+    processes = accelerator.num_processes
+    fingerprint = config.fingerprint() | {
+        "model": model_digest(model), "task": task_settings(task), "processes": processes,
+        "test": None if test is None else task_settings(test), "start": start,
+    }  # fmt: skip
+    finished = files.load_result(fingerprint)
+    if finished is not None:
+        model.to(accelerator.device).load_state_dict(files.load_weights(), strict=not model.config.tie_word_embeddings)
+        model.eval()
+        return TextResult.from_dict(finished)
+    feed = Feed(task, config, accelerator.device, rank=accelerator.process_index, processes=processes, test=test)
+    run = TextRun(network, feed, config, accelerator)
+    try:
+        go_through(run, config.rounds, files, fingerprint, config.precision, on_step=on_step, on_epoch=on_record)
+        result = TextResult.of(run.epochs, task.metric)
+        if accelerator.is_main_process:
+            files.save_result(network, result.as_dict(), fingerprint)
+        accelerator.wait_for_everyone()
+    finally:
+        run.close()
+    return result
+
+
+def task_settings(task: SequenceTask) -> dict[str, Any]:
+    """What a task is told apart by, ready for JSON: its name, its shape and its settings.
+
+    Example:
+        >>> from linattn.tasks.text import text_task
+        >>> task_settings(text_task("mqar", vocab=64))["vocab"]
+        64
+    """
+    found: dict[str, Any] = {"name": task.name, "vocabulary": task.vocabulary, "length": task.length}
+    if is_dataclass(task):
+        plain = {field.name: getattr(task, field.name) for field in fields(task) if field.init}
+        found |= {name: _plain(value) for name, value in plain.items()}
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -1,0 +1,52 @@
+"""A language model as training calls it: sequences in, sums out."""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.tasks.text import Sequences, SequenceTask
+
+
+class TextNetwork(nn.Module):
+    """``forward``: the summed cross-entropy of the scored targets, and how many of them the largest logit hits.
+
+    ``model`` is one of ``linattn.models.language``, with the head that fits the task. Logits are computed where
+    something is scored and nowhere else: of a long sequence with few answers they would cost more than the model.
+    """
+
+    def __init__(self, model: Any, task: SequenceTask) -> None:
+        super().__init__()
+        self.model, self.task = model, task
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """What is compiled one by one."""
+        layers: nn.ModuleList = self.model.model.layers
+        return layers
+
+    def forward(self, batch: Sequences, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """``rows``: indices of the scored targets among all ``B T`` of them; None: all are scored."""
+        if self.task.kind == "classification":
+            logits, targets = self.logits(batch), batch.targets
+            logits = logits.reshape(targets.numel(), -1)
+        else:
+            hidden, targets = self._hidden(batch).flatten(0, 1), batch.targets
+            logits = self.model.lm_head(hidden if rows is None else hidden[rows])
+        targets = targets.flatten() if rows is None else targets.flatten()[rows]
+        loss = F.cross_entropy(logits.float(), targets, reduction="sum")
+        return loss, (logits.detach().argmax(-1) == targets).sum()
+
+    def logits(self, batch: Sequences) -> Tensor:
+        """Of every place, as ``SequenceTask.score`` takes them."""
+        if self.task.kind == "classification":
+            found: Tensor = self.model(batch.inputs, attention_mask=batch.key_mask).logits
+            return found
+        return self.model.lm_head(self._hidden(batch))
+
+    def _hidden(self, batch: Sequences) -> Tensor:
+        out = self.model.model(
+            batch.inputs, attention_mask=batch.key_mask, cu_seqlens=batch.cu_seqlens, use_cache=False
+        )
+        hidden: Tensor = out.last_hidden_state
+        return hidden

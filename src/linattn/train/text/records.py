@@ -1,0 +1,63 @@
+"""What a run on text tells: one record an evaluation, and the result."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from linattn.train.records import DivergedError
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """An evaluation on the test sequences after ``step`` steps."""
+
+    step: int
+    lr: float
+    """Of the last step."""
+    train_loss: float
+    """Nats, mean over what was trained on since the record before."""
+    score: float
+    """The metric that the task is compared by."""
+    metrics: dict[str, float]
+    """All that the task measures; ``loss`` in nats."""
+    tokens: int
+    """Trained on so far, padding counted."""
+    seconds: float
+    """Of training alone, since the record before: evaluation and files are not counted."""
+
+
+@dataclass(frozen=True)
+class TextResult:
+    records: list[StepRecord]
+    metric: str
+    score: float
+    """Of the last step, not of the best: to pick a step by test data would be a leak."""
+    seconds: float
+    """Of training alone, over all steps, those before a resume included."""
+
+    @classmethod
+    def of(cls, records: list[StepRecord], metric: str) -> "TextResult":
+        return cls(list(records), metric, records[-1].score, sum(record.seconds for record in records))
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> "TextResult":
+        return cls.of([StepRecord(**record) for record in content["records"]], content["metric"])
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of training, over the whole run: what starts up and compiles is counted."""
+        return self.records[-1].tokens / max(self.seconds, 1e-9)
+
+
+class TextDivergedError(DivergedError):
+    """The loss is no number any more, after a count of steps."""
+
+    def __init__(self, step: int, lr: float, what: str = "training loss") -> None:
+        RuntimeError.__init__(
+            self,
+            f"the {what} is not finite: step {step}, learning rate {lr:g}. "
+            "A lower lr, more warmup_steps or a smaller clip_norm helps; checkpoint and log end before this step",
+        )
+        self.epoch, self.step, self.lr = 0, step, lr

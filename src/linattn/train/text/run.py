@@ -1,0 +1,112 @@
+"""The state of a training run on text and its steps."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from linattn.tasks.text import Sequences
+from linattn.train.meter import Reading
+from linattn.train.records import DivergedError
+from linattn.train.rounds import Rounds
+from linattn.train.schedule import warmed_cosine
+from linattn.train.seeds import seed_step
+from linattn.train.text.config import TextConfig
+from linattn.train.text.evaluate import evaluate
+from linattn.train.text.feed import Feed, Part, Step
+from linattn.train.text.network import TextNetwork
+from linattn.train.text.records import StepRecord, TextDivergedError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator  # type: ignore[import-untyped]
+
+
+class TextRun(Rounds[StepRecord]):
+    """Rounds of steps over sequences; each ends in an evaluation."""
+
+    def __init__(self, network: TextNetwork, feed: Feed, config: TextConfig, accelerator: "Accelerator") -> None:
+        super().__init__(network, config, accelerator)
+        self.feed, self.config, self.language = feed, config, network
+        self._going: Iterator[Step] | None = None
+
+    @property
+    def done(self) -> int:
+        """Steps before this round."""
+        return self.epoch * self.config.round_steps
+
+    @property
+    def steps(self) -> int:
+        return min(self.config.round_steps, self.config.steps - self.done)
+
+    def batches_from_here(self) -> Iterator[Step]:
+        """One iterator for all rounds: an evaluation does not throw away what was made ahead."""
+        if self._going is None:
+            self._going = self.feed.train(self.done + self.step)
+        return self._going
+
+    def train_step(self, batches: Iterator[Step]) -> None:
+        # What a step draws (dropout) depends on nothing but its number.
+        seed_step(self.config.seed, 0, self.done + self.step, self.accelerator.process_index)
+        parts, total = next(batches)
+        self.set_learning_rate()
+        self.meter.count(sum(part.scored for part in parts))
+        # Processes average their gradients, and each brings a sum over its share of all that is scored.
+        factor = self.accelerator.num_processes / max(total, 1)
+        if self.captured is not None and parts[0].batch.cu_seqlens is not None:
+            self.captured.stop("sequences laid end to end are cut elsewhere in every batch")
+        if self.captured is None or self.captured.stopped is not None:
+            self._update(parts, factor)
+            return
+        (part,) = parts
+        batch, device = part.batch, self.accelerator.device
+        self.apply(batch.inputs, batch.targets, batch.key_mask, part.rows, torch.full((), factor, device=device))
+
+    def update(  # type: ignore[override]
+        self, inputs: Tensor, targets: Tensor, key_mask: Tensor | None, rows: Tensor | None, factor: Tensor
+    ) -> None:
+        """A step of one part, from tensors alone: ``factor ()`` is what the summed loss is multiplied by."""
+        self._update([Part(Sequences(inputs, targets, key_mask), rows, 0)], factor)
+
+    def _update(self, parts: list[Part], factor: float | Tensor) -> None:
+        config, accelerator = self.config, self.accelerator
+        losses, right = [], []
+        for number, part in enumerate(parts, 1):
+            apart = number < len(parts) and accelerator.num_processes > 1
+            with accelerator.no_sync(self.network) if apart else nullcontext():
+                loss, hits = self.network(part.batch, part.rows)
+                accelerator.backward(loss * factor)
+            losses.append(loss.detach())
+            right.append(hits)
+        self.meter.add_sums(torch.stack(losses).sum(), torch.stack(right).sum())
+        if config.clip_norm is not None:
+            accelerator.clip_grad_norm_(self.network.parameters(), config.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def learning_rate(self, step: int) -> float:
+        config = self.config
+        return warmed_cosine(self.done + step, config.steps, config.warmup_steps, config.lr, config.min_lr)
+
+    def evaluate(self, reading: Reading, lr: float) -> StepRecord:
+        metrics = evaluate(self.language, self.feed.test(), self.accelerator)
+        if not isfinite(metrics["loss"]):
+            raise self.diverged(self.step, lr, "test loss")
+        step = self.done + self.step
+        tokens = step * self.config.batch_size * self.feed.task.length
+        score = metrics[self.feed.task.metric]
+        return StepRecord(step, lr, reading.loss, score, metrics, tokens, self.seconds)
+
+    def record_of(self, fields: dict[str, Any]) -> StepRecord:
+        return StepRecord(**fields)
+
+    def diverged(self, step: int, lr: float, what: str = "training loss") -> DivergedError:
+        return TextDivergedError(self.done + step, lr, what)
+
+    def close(self) -> None:
+        going = self._going
+        if going is not None:
+            going.close()  # type: ignore[attr-defined]  # a generator: its threads end with it
+        super().close()

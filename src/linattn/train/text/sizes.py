@@ -1,0 +1,60 @@
+"""Hosts of a language model by size: functions that return what ``LinearAttentionConfig`` takes."""
+
+from collections.abc import Callable
+from typing import Any
+
+
+def pico() -> dict[str, Any]:
+    """For tests: learns a small task in seconds on one core."""
+    return {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+
+
+def mqar(width: int = 64) -> dict[str, Any]:
+    """For associative recall, after Zoology: two layers of one head, so that ``width`` alone decides the state.
+
+    Zoology has no feed-forward part. A block here has one, as narrow as the model.
+    """
+    return {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": 1, "intermediate_size": width}
+
+
+def lra() -> dict[str, Any]:
+    """For the Long Range Arena, as the papers on linear attention size it in PyTorch: 2 layers of 64 channels."""
+    return {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 128,
+        "mlp": "gelu",
+    }
+
+
+def mad() -> dict[str, Any]:
+    """For the MAD suite: two pairs of mixer and SwiGLU, 128 channels, without positions."""
+    return {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 8, "rotary": 0.0}
+
+
+def small() -> dict[str, Any]:
+    """For bytes of text: 14 M parameters in 8 layers."""
+    return {"hidden_size": 384, "num_hidden_layers": 8, "num_attention_heads": 6}
+
+
+def base() -> dict[str, Any]:
+    """12 layers of 768 channels: 85 M parameters without embeddings, as GPT-2's and BERT's smallest."""
+    return {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+
+
+def m135() -> dict[str, Any]:
+    """135 M parameters with 49,152 tokens, in the shape of SmolLM2: deep and narrow, heads in groups of three."""
+    return {
+        "hidden_size": 576,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "intermediate_size": 1536,
+        "tie_word_embeddings": True,
+    }
+
+
+SIZES: dict[str, Callable[[], dict[str, Any]]] = {
+    "pico": pico, "mqar": mqar, "lra": lra, "mad": mad, "small": small, "base": base, "135m": m135,
+}  # fmt: skip

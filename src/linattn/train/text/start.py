@@ -1,0 +1,28 @@
+"""Weights of another run to start from."""
+
+from pathlib import Path
+from typing import Any
+
+from linattn.support.options import OptionError
+from linattn.train.text.folder import WEIGHTS
+
+
+def take_weights(model: Any, folder: Path) -> list[str]:
+    """Copy what ``folder`` has of ``model``'s parameters; returns the names of those that it has not: a new head.
+
+    A body that does not fit is refused: half of it would be no start.
+    """
+    from safetensors.torch import load_file
+
+    path = folder / WEIGHTS
+    if not path.is_file():
+        raise OptionError("start", f"must be the folder of a trained model with {WEIGHTS}, got {folder}")
+    found, own = load_file(path), model.state_dict()
+    body = {name: value for name, value in found.items() if name.startswith("model.")}
+    wrong = [name for name in own if name.startswith("model.") and name not in body]
+    wrong += [name for name, value in body.items() if name not in own or own[name].shape != value.shape]
+    if wrong:
+        raise OptionError("start", f"{folder} holds another model: {', '.join(sorted(set(wrong))[:3])} does not fit")
+    same = {name: value for name, value in found.items() if name in own and own[name].shape == value.shape}
+    model.load_state_dict(same, strict=False)
+    return [name for name in own if name not in same]

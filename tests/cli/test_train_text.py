@@ -1,0 +1,102 @@
+"""Language models from the command line: trained, resumed, made to write; and what a user is told."""
+
+import json
+from json import loads
+
+import pytest
+from typer.testing import CliRunner
+
+from linattn.cli.main import app
+from linattn.support import extras
+
+SHAPE = ["--device", "cpu", "--size", "pico", "--width", "16", "--depth", "2", "--batch-size", "4"]
+TINY = [*SHAPE, "--steps", "2"]
+MQAR = ["--set", "vocab=32", "--set", "length=16", "--set", "test_examples=8"]
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "200", "TERM": "dumb"})
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "a.txt"
+    path.write_text("The quick brown fox jumps over the lazy dog. " * 30)
+    return path
+
+
+def test_a_language_model_is_trained_and_writes(text, tmp_path):
+    folder = tmp_path / "lm"
+    arguments = ["train", "lm", "--data", text, "--length", 32, *SHAPE, "--hybrid", "gated,softmax"]
+    arguments += ["--canon", "AbCD"]
+    arguments += ["--option", "gated.gate=head", "--tokens", 3 * 4 * 32, "--output", folder]
+    result = call(*arguments)
+    assert result.exit_code == 0, result.output
+    told = loads((folder / "result.json").read_text())
+    assert f"gated,softmax on text: {told['score']:.4f} bits per byte after 3 steps" in result.output
+    config = loads((folder / "config.json").read_text())
+    assert config["mechanism"] == ["gated", "softmax"]
+    assert config["mechanism_options"] == [{"gate": "head"}, {}]
+    assert (config["canon"], config["vocab_size"]) == ("AbCD", 256)
+    again = call(*arguments)
+    assert again.output == result.output, "finished: told again, not trained again"
+    written = call("generate", folder, "--prompt", "The qu", "--max-new-tokens", "4", "--device", "cpu")
+    assert written.exit_code == 0, written.output
+    assert written.stdout.startswith("The qu")
+    # and an encoder on the same text
+    other = call(
+        "train", "mlm", "--data", text, "--length", "16", *TINY, "--mechanism", "lion", "--output", tmp_path / "m"
+    )
+    assert other.exit_code == 0, other.output
+    assert "% right" in other.output
+    assert loads((tmp_path / "m" / "config.json").read_text())["architectures"] == ["LinearAttentionForMaskedLM"]
+
+
+def test_a_task_is_trained_from_weights_of_another_run(tmp_path):
+    first = call("train", "task", "mqar", *MQAR, *TINY, "--eval-every", "1", "--output", tmp_path / "a")
+    assert first.exit_code == 0, first.output
+    lines = (tmp_path / "a" / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2]
+    second = call("train", "task", "mqar", *MQAR, *TINY, "--start", tmp_path / "a", "--output", tmp_path / "b")
+    assert second.exit_code == 0, second.output
+    assert loads((tmp_path / "b" / "result.json").read_text())["fingerprint"]["start"] == str(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["train", "task", "chess"], ["--task", "mqar", "listops"]),
+        (["train", "task", "mqar", "--set", "vocab"], ["--set", "key=value"]),
+        (["train", "task", "mqar", "--set", "colour=1"], ["--colour", "no such setting", "pairs"]),
+        (["train", "task", "mqar", *MQAR, "--mechanism", "nobody"], ["--mechanism", "nobody"]),
+        (["train", "task", "mqar", *MQAR, "--hybrid", "gated*x"], ["--hybrid", "gated*3,softmax"]),
+        (["train", "task", "mqar", *MQAR, "--canon", "AQ"], ["--canon", "'Q'"]),
+        (["train", "task", "mqar", *MQAR, "--size", "huge"], ["--size", "pico"]),
+        (["train", "task", "mqar", *MQAR, "--steps", "0"], ["--steps", "at least 1"]),
+        (["train", "task", "mqar", *MQAR, "--recipe", "secret"], ["--recipe", "listops"]),
+        (["train", "lm", "--data", "nowhere.txt"], ["--data", "does not exist"]),
+        (["train", "--epochs", "0"], ["--epochs", "at least 1"]),  # images, as before there was anything else
+        (["train", "lm"], ["--data"]),
+        (["compare", "--task", "chess"], ["--task", "mqar"]),
+        (["compare", "--task", "mqar", *MQAR, "--mechanisms", "nobody"], ["--mechanisms", "nobody"]),
+        (["compare", "--task", "mqar", *MQAR, "--mechanisms", "agent"], ["--mechanisms", "agent"]),
+        (["compare", "--task", "mqar", *MQAR, "--canon", "ABCD,ABCD"], ["--canon", "once"]),
+        (["compare", "--task", "mqar", *MQAR, "--option", "lion.decay=fixed"], ["--option", "lion is not compared"]),
+        (["compare", "--task", "mqar", *MQAR, "--widths", "a"], ["--widths", "integers"]),
+    ],
+)
+def test_a_bad_option_is_named_without_a_traceback(arguments, parts, tmp_path):
+    result = call(*arguments, "--device", "cpu", "--output", tmp_path / "x")
+    assert result.exit_code == 2, result.output
+    assert "Traceback" not in result.output
+    assert all(part in result.output for part in parts), result.output
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_missing_extra_is_told_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    for command in (["train", "task", "mqar"], ["compare", "--task", "mqar"]):
+        result = call(*command, *MQAR, "--device", "cpu", "--output", tmp_path / "x")
+        assert result.exit_code == 2
+        assert "pip install 'linattn[" in result.output
+    assert not (tmp_path / "x").exists()

@@ -1,0 +1,107 @@
+"""Hosts, patterns of layers, recipes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.train.text.small_text import HOST, TASK
+
+from linattn.support.options import OptionError
+from linattn.tasks.text import text_task
+from linattn.train.text.ahead import ahead
+from linattn.train.text.hosts import HostOptions, count_parameters, create_host, with_parameters
+from linattn.train.text.pattern import layer_names, parse_options
+from linattn.train.text.recipes import configure, create_task, recipe_of, size_of
+from linattn.train.text.start import take_weights
+
+
+def test_what_mechanisms_do_not_own_starts_the_same_beside_each():
+    """zeros and gated draw numbers for themselves, which must not shift those of the host."""
+    hosts = [
+        replace(HOST, mechanism=name, canon="ABCD", attention_norm="head_rms") for name in ("elu", "zeros", "gated")
+    ]
+    plain, *others = (dict(create_host(host, TASK, 3).named_parameters()) for host in hosts)
+    for other in others:
+        assert {name for name in other if ".mechanism." not in name} == set(plain)
+        assert all(torch.equal(value, other[name]) for name, value in plain.items())
+    again = dict(create_host(hosts[0], TASK, 4).named_parameters())
+    assert not torch.equal(again["lm_head.weight"], plain["lm_head.weight"])
+    assert plain["model.layers.0.canon_a.weight"].abs().max() > 0.3, "Canon starts large"
+
+
+def test_layers_are_those_of_the_pattern():
+    host = HostOptions("pico", "gated*2,softmax", depth=4, options=parse_options(["gated.gate=head"]))
+    model = create_host(host, TASK, 0)
+    assert model.config.mechanism == ["gated", "gated", "softmax", "gated"]
+    assert [layer.attn.mechanism.gate for layer in model.model.layers if layer.attn.mechanism.info.name == "gated"] == [
+        "head"
+    ] * 3
+    assert model.config.attention_norm == "head_rms"
+    assert create_host(HostOptions("pico", "softmax"), TASK, 0).config.attention_norm is None
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: layer_names("gated*,softmax", 4), "hybrid: must look like"),
+        (lambda: layer_names("gated*5", 4), "names 5 layers, but the model has 4"),
+        (lambda: parse_options(["gate"]), "option: must look like"),
+        (lambda: create_host(replace(HOST, mechanism="gated/elu", depth=2, options={"": {"gate": "head"}}), TASK, 0),
+         "say whose it is"),
+        (lambda: create_host(replace(HOST, options={"gated": {"gate": "head"}}), TASK, 0), "the layers are elu"),
+        (lambda: create_host(replace(HOST, options={"": {"gate": "head"}}), TASK, 0), "option: .* no option 'gate'"),
+        (lambda: create_host(replace(HOST, canon="AX"), TASK, 0), "canon: canon must be made of"),
+        (lambda: create_host(replace(HOST, heads=3), TASK, 0), "heads: num_heads must divide"),
+        (lambda: create_host(replace(HOST, mechanism="agent"), TASK, 0), "mechanism: mechanism 'agent' is only"),
+        (lambda: create_host(replace(HOST, mechanism="nobody"), TASK, 0), "nobody"),
+        (lambda: configure(TASK, {"steps": 3}, tokens=100), "tokens: gives the budget"),
+        (lambda: configure(TASK, {}, "secret"), "recipe: must be one of"),
+    ],
+)  # fmt: skip
+def test_a_wrong_option_is_named(make, words):
+    with pytest.raises(OptionError, match=words):
+        make()
+
+
+def test_parameters_are_made_equal():
+    wanted = count_parameters(create_host(replace(HOST, mechanism="softmax", mlp_width=64), TASK, 0))
+    host = replace(HOST, mechanism="zeros", mlp_width=64)
+    before = count_parameters(create_host(host, TASK, 0))
+    found = with_parameters(host, TASK, wanted, multiple=4)
+    after = count_parameters(create_host(found, TASK, 0))
+    assert before - wanted > 3 * 16 * 4, "zeros has a map of its own"
+    assert abs(after - wanted) <= 3 * 16 * 4 / 2
+
+
+def test_recipes_are_those_of_the_papers():
+    config = configure(text_task("mqar", length=512, pairs=64), {})
+    assert (config.steps, config.batch_size, config.weight_decay) == (64 * 100_000 // 128, 128, 0.1)
+    short = configure(text_task("listops"), {"steps": 500, "lr": 1e-3, "clip_norm": 0})
+    assert (short.warmup_steps, short.min_lr, short.clip_norm) == (100, 0.0, None)
+    assert recipe_of(text_task("passkey")) == "language"
+    assert size_of(text_task("listops")) == "lra"
+    assert create_task("mqar", {"pairs": 3}, "mqar-64").train_examples == 100_000
+
+
+def test_weights_of_another_run_are_taken_whole_or_not_at_all(tmp_path):
+    first = create_host(HOST, TASK, 1)
+    first.save_pretrained(tmp_path)
+    model = create_host(HOST, TASK, 2)
+    assert take_weights(model, tmp_path) == []
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), first.parameters(), strict=True))
+    with pytest.raises(OptionError, match=r"start: .* holds another model"):
+        take_weights(create_host(replace(HOST, depth=2), TASK, 0), tmp_path)
+    with pytest.raises(OptionError, match="start: must be the folder"):
+        take_weights(model, tmp_path / "nowhere")
+
+
+def test_what_is_made_ahead_comes_in_order_and_so_do_errors():
+    def make(number):
+        if number == 6:
+            raise RuntimeError("six")
+        return number
+
+    items = ahead(make, 3, threads=2)
+    assert [next(items) for _ in range(3)] == [3, 4, 5]
+    with pytest.raises(RuntimeError, match="six"):
+        next(items)
