@@ -8,6 +8,7 @@ from torch import Tensor
 
 from linattn.bench.memory import peak_bytes
 from linattn.bench.timing import measure_in_turns
+from linattn.compare.measure import groups_to_measure
 from linattn.compare.subject import OnWork
 from linattn.mechanisms.base import Mechanism
 from linattn.support.compiling import compile_blocks
@@ -24,9 +25,21 @@ MIN_SECONDS, MIN_REPEATS = 0.5, 3
 def measure_costs(
     hosts: Mapping[str, HostOptions], task: SequenceTask, config: TextConfig, on_work: OnWork
 ) -> dict[str, dict[str, Any]]:
-    """Cost of each host by name. Times are taken in turns, so that a busy moment hits all alike."""
+    """Cost of each host by name; which are measured together is as for images."""
     device = torch.device(config.device)
     part = next(iter(Feed(task, config, device).train())).parts[0]
+    costs: dict[str, dict[str, Any]] = {}
+    for names in groups_to_measure(list(hosts), device):
+        if config.compile:
+            torch.compiler.reset()
+        costs |= _measure_together({name: hosts[name] for name in names}, task, config, part, on_work)
+    return costs
+
+
+def _measure_together(
+    hosts: Mapping[str, HostOptions], task: SequenceTask, config: TextConfig, part: Part, on_work: OnWork
+) -> dict[str, dict[str, Any]]:
+    device = part.batch.inputs.device
     costs: dict[str, dict[str, Any]] = {}
     networks: dict[str, TextNetwork] = {}
     for name, host in hosts.items():
