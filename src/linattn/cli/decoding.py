@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from linattn.cli.measure_options import Chart, Name, Output, Quick, Resume, Seconds, Seed
 from linattn.cli.options import integers, names, option_errors
 
 
@@ -33,17 +34,13 @@ def decoding(
     ] = 0,
     steps: Annotated[int, typer.Option(help="Tokens that are timed for a row.")] = 16,
     piece: Annotated[int, typer.Option(help="Tokens of a context that are read at a time.")] = 8192,
-    seconds: Annotated[float, typer.Option(help="Begin nothing after that; --resume goes on.")] = 540.0,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Keep the rows of the file that is there, measure what it lacks.")
-    ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A tiny model: shows that everything runs.")] = False,
-    chart: Annotated[bool, typer.Option(help="Draw a PNG beside the JSON (needs the extra report).")] = True,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder of the results.  [default: results/<device>, with --quick runs/bench]")
-    ] = None,
-    name: Annotated[str, typer.Option(help="Name of the files.")] = "decoding",
-    seed: Annotated[int, typer.Option(help="Of weights and text.")] = 0,
+    seconds: Seconds = 540.0,
+    resume: Resume = False,
+    quick: Quick = False,
+    chart: Chart = True,
+    output: Output = None,
+    name: Name = "decoding",
+    seed: Seed = 0,
 ) -> None:
     """Time and memory of a decoded token against the context, for a language model of 135 million parameters.
 

@@ -77,7 +77,7 @@ def compare(
     """
     import torch
 
-    from linattn.compare.graph.run import compare_graphs
+    from linattn.compare.compare import compare as run
     from linattn.compare.graph.settings import GraphCompareConfig
 
     set_threads(threads)
@@ -98,7 +98,7 @@ def compare(
         config = GraphCompareConfig(
             data, names(models), task, hidden, _by_model(option), changes, seeds, lrs if len(lrs) > 1 else (), folder
         )
-        code = compare_graphs(config, Console())
+        code = run(config, Console())
     raise typer.Exit(code)
 
 

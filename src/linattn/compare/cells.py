@@ -1,5 +1,6 @@
 """The runs of a comparison: one mechanism with one seed and one learning rate each, in a folder of its own."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,11 +63,19 @@ def final_cells(config: "Comparing", lrs: dict[str, float]) -> list[Cell]:
     return sorted(cells, key=lambda cell: config.mechanisms.index(cell.mechanism)) if config.train.compile else cells
 
 
-def best_lrs(config: "Comparing", swept: list[CellResult], higher: bool = True) -> dict[str, float]:
-    """For each mechanism the learning rate of the best validation score; the smaller one of equals."""
+def best_lrs(
+    config: "Comparing",
+    swept: list[CellResult],
+    higher: bool = True,
+    recipe_lr: Callable[[str], float | None] | None = None,
+) -> dict[str, float]:
+    """For each mechanism the learning rate of the best validation score; the smaller one of equals.
+
+    Without a sweep the one that was named, or that of its recipe, or that of the config.
+    """
     sign = 1 if higher else -1
-    only = config.lrs[0] if config.lrs else config.train.lr
-    lrs = dict.fromkeys(config.mechanisms, only)
+    given = config.lrs[0] if config.lrs else None
+    lrs = {name: given or (recipe_lr and recipe_lr(name)) or config.train.lr for name in config.mechanisms}
     for name in config.mechanisms:
         found = [r for r in swept if r.cell.mechanism == name and r.score is not None]
         if found:

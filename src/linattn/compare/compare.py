@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from linattn.compare.cells import Cell, CellResult, best_lrs, final_cells, sweep_cells
+from linattn.compare.graph.settings import GraphCompareConfig
+from linattn.compare.graph.subject import Graphs
 from linattn.compare.images import Images
 from linattn.compare.results import Results
 from linattn.compare.screen import Screen, final_table
@@ -21,20 +23,27 @@ from linattn.report.numbers import counted
 from linattn.support.extras import need
 from linattn.support.files import write_json
 from linattn.support.options import OptionError
+from linattn.tasks.graph import load_graph
 from linattn.tasks.load import load_images
 
 RIGHT, FAILED, INTERRUPTED = 0, 1, 130
+AnyConfig = CompareConfig | TextCompareConfig | GraphCompareConfig
 
 
-def compare(config: CompareConfig | TextCompareConfig, console: Console) -> int:
+def create_subject(config: AnyConfig) -> Subject:
+    """What the config is about, with its data loaded."""
+    if isinstance(config, GraphCompareConfig):
+        return Graphs(config, load_graph(config.data))
+    need("a comparison", "accelerate")
+    if isinstance(config, TextCompareConfig):
+        return Texts(config)
+    return Images(config, load_images(config.data, image_size=config.image_size))
+
+
+def compare(config: AnyConfig, console: Console) -> int:
     """Run the comparison, or go on with it; returns the exit code: 1 if a run failed, 130 after Ctrl-C."""
     config.check()
-    need("a comparison", "accelerate")
-    subject: Subject
-    if isinstance(config, TextCompareConfig):
-        subject = Texts(config)
-    else:
-        subject = Images(config, load_images(config.data, image_size=config.image_size))
+    subject = create_subject(config)
     subject.check()
     same_settings(config)
     results = Results(config, subject, subject.describe())
@@ -54,12 +63,13 @@ def compare(config: CompareConfig | TextCompareConfig, console: Console) -> int:
     try:
         with screen.shown():
             run(sweep_cells(config), results.swept)
-            results.lrs = best_lrs(config, results.swept, subject.metric.higher)
+            results.lrs = best_lrs(config, results.swept, subject.metric.higher, subject.recipe_lr)
             run(final_cells(config, results.lrs), results.final)
             trained = [r.cell for r in results.final if r.status == "done" and r.cell.seed == 0]
             # What failed in training would fail here too, and take the results of the others with it.
             names = [cell.mechanism for cell in trained]
             key = results.meta["train"] | {"mechanisms": names, "device": results.meta["device"]}
+            key["details"] = [subject.details(name) for name in names]
             results.costs = remembered(config.output / "costs.json", key, lambda: subject.costs(names, screen.on_work))
             results.save()  # the looks at attention take long, and one that fails is not to take this with it
             results.attention, examples = subject.attention(trained, screen.on_work)
@@ -72,7 +82,7 @@ def compare(config: CompareConfig | TextCompareConfig, console: Console) -> int:
     results.save()
     if examples is not None:
         write_json(config.output / "examples.json", examples)
-    finish(config.output, console)
+    finish(config.output, console, subject.has_report)
     return RIGHT if all(result.status == "done" for result in results.final) else FAILED
 
 
@@ -89,15 +99,19 @@ def announce(config: Comparing, results: Results, console: Console) -> None:
     )
 
 
-def finish(folder: Path, console: Console) -> None:
-    """Tables on the screen, CSV files, and the report where charts can be drawn."""
+def finish(folder: Path, console: Console, has_report: bool = True) -> None:
+    """Tables on the screen, CSV files, and the report where there is one and charts can be drawn."""
     results: dict[str, Any] = loads((folder / "results.json").read_text())
     write_csv(results, folder / "results.csv")
     console.print(final_table(results))
-    console.print(ranking_sentence(results), soft_wrap=True)
+    if has_report:
+        console.print(ranking_sentence(results), soft_wrap=True)
     for row in results["rows"]:
         if row["status"] == "failed":
             console.print(f"failed: {row['mechanism']}, seed {row['seed']}: {row['reason']}", soft_wrap=True)
+    if not has_report:
+        console.print(f"results: {folder / 'results.json'}", soft_wrap=True)
+        return
     if find_spec("matplotlib") is None:
         console.print("No report: its charts need matplotlib, pip install 'linattn[report]', then linattn report")
         return

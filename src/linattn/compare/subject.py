@@ -1,4 +1,4 @@
-"""What mechanisms are compared on: images or sequences, behind one face."""
+"""What is compared on what: mechanisms on images or sequences, models on graphs, behind one face."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -82,6 +82,8 @@ class Subject(ABC):
     metric = Metric()
     rounds: int
     """Evaluations of a run."""
+    has_report = True
+    """Whether charts and a page are drawn of it, and mechanisms are ranked in words."""
 
     @abstractmethod
     def check(self) -> None:
@@ -105,6 +107,10 @@ class Subject(ABC):
     def attention(self, cells: list[Cell], on_work: OnWork) -> tuple[dict[str, dict[str, Any]], dict[str, Any] | None]:
         """What attention does after training, by name, and examples to be drawn; nothing where it is not looked at."""
         return {}, None
+
+    def recipe_lr(self, mechanism: str) -> float | None:
+        """The learning rate where none was named; None: that of the config, for all."""
+        return None
 
     def details(self, mechanism: str) -> dict[str, Any]:
         """What the results say about a mechanism besides what was measured."""

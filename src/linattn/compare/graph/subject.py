@@ -26,6 +26,8 @@ METRICS = {"nodes": Metric("score", "accuracy"), "links": Metric("score", "ROC A
 class Graphs(Subject):
     """One graph, and the options of every model on it."""
 
+    has_report = False
+
     def __init__(self, config: GraphCompareConfig, data: GraphData) -> None:
         self.config, self.data = config, data
         self.metric = METRICS[config.task]
@@ -110,6 +112,9 @@ class Graphs(Subject):
             peak = peak_bytes(step, torch.device(config.device))
             found[name] = {"parameters": parameters, "peak_bytes_train": peak}
         return found
+
+    def recipe_lr(self, mechanism: str) -> float:
+        return self.config.train_of(mechanism, self.data.name, 0).lr
 
     def details(self, mechanism: str) -> dict[str, Any]:
         recipe = self.config.recipe(mechanism, self.data.name)
