@@ -2,108 +2,18 @@
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from linattn import linear_attention_with_state
-from linattn.ops.triton import bidirectional_config as config
-from linattn.ops.triton import bidirectional_launch as launch
 from linattn.ops.triton.bidirectional import attend_all
-from linattn.ops.triton.bidirectional_config import Config
-from linattn.ops.triton.bidirectional_library import bidirectional
-from linattn.ops.types import LinearState
 from linattn.testing.poison import poisoned_allocations
+from ops.triton.bidirectional_case import check, evaluate, inputs, on_all_paths, take_path
 from ops.triton.device import DEVICE
-
-PATHS = ["short", "long", "wide"]
-NAMES = ["output", "kv", "k", "dq", "dk", "dv", "d_kv", "d_k"]
 
 
 @pytest.fixture
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Makes small shapes take the path of large ones, in several segments."""
-    if request.param != "short":
-        monkeypatch.setattr(config, "SHORT", -1)
-        monkeypatch.setattr(config, "TILES_PER_SEGMENT", 1)
-    if request.param == "wide":
-        monkeypatch.setattr(config, "WIDE", dict.fromkeys(config.WIDE, 0))
+    take_path(request.param, monkeypatch)
     return request.param
-
-
-on_all_paths = pytest.mark.parametrize("path", PATHS, indirect=True)
-
-
-def inputs(
-    dtype: torch.dtype = torch.float32, B: int = 2, H: int = 2, H_kv: int = 2, Tq: int = 70, Tk: int = 70,
-    K: int = 16, V: int = 16, positive: bool = True, state: bool = False, n: int | None = None,
-) -> dict:  # fmt: skip
-    g = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=g, dtype=torch.float64)
-
-    q, k, v = draw(B, H, Tq, K), draw(B, H_kv, Tk, K), draw(B, H_kv, Tk, V) + 0.5
-    if positive:
-        q, k = q.abs(), k.abs()
-    q, k, v = (x.to(dtype).to(DEVICE) for x in (q, k, v))
-    n = B if n is None else n
-    initial = LinearState(draw(n, H_kv, K, V), draw(n, H_kv, K).abs()) if state else None
-    if initial is not None:
-        initial = LinearState(*(x.float().to(DEVICE) for x in initial))
-    return {"q": q, "k": k, "v": v, "initial": initial}
-
-
-def seeds_of(q: Tensor, v: Tensor, n: int, H_kv: int) -> tuple[Tensor, Tensor, Tensor]:
-    g = torch.Generator().manual_seed(1)
-    K, V = q.shape[3], v.shape[3]
-    shapes = (*q.shape[:3], V), (n, H_kv, K, V), (n, H_kv, K)
-    do, d_kv, d_z = (torch.randn(*s, generator=g).to(DEVICE) for s in shapes)
-    return do.to(v.dtype), d_kv, d_z
-
-
-def evaluate(case: dict, how: str, with_state: bool, **options) -> list[Tensor]:
-    """Output and state, and the gradients of all inputs through both; ``how`` is kernel, plain or exact."""
-    kind = torch.float64 if how == "exact" else None
-    leaves = [case[name].detach().to(kind or case[name].dtype) for name in "qkv"]
-    start = case["initial"]
-    if start is not None:
-        leaves += [x.detach().to(kind or x.dtype) for x in start]
-    # Strided inputs stay strided: requires_grad_ on detached views.
-    leaves = [x.requires_grad_() for x in leaves]
-    q, k, v, *rest = leaves
-    start = LinearState(*rest) if rest else None
-    if how == "kernel":
-        output, state = attend_all(
-            q, k, v, initial=start, out_dtype=v.dtype, need_state=with_state, eps=1e-6, **options
-        )
-    else:
-        # The plain way to do it in linear time too: its sums cancel where those of the kernels do.
-        impl = "reference" if how == "exact" else "chunked"
-        output, state = linear_attention_with_state(q, k, v, initial_state=start, impl=impl, validate=False, **options)
-    cu = options.get("cu_seqlens")
-    n = q.shape[0] if cu is None else len(cu) - 1
-    outputs = [output, *state] if with_state else [output]
-    seeds = seeds_of(q, v, n, k.shape[1])[: len(outputs)]
-    seeds = [s.to(o.dtype) for s, o in zip(seeds, outputs, strict=True)]
-    grads = torch.autograd.grad(outputs, leaves, seeds, materialize_grads=True)
-    return [x.detach() for x in (*outputs, *grads)]
-
-
-def check(case: dict, with_state: bool = False, normalizer: str | None = "sum", **options) -> None:
-    found, plain, exact = (
-        evaluate(case, how, with_state, normalizer=normalizer, **options) for how in ("kernel", "plain", "exact")
-    )
-    names = [x for x in NAMES if (with_state or x not in ("kv", "k")) and (case["initial"] or "d_" not in x)]
-    eps = torch.finfo(case["q"].dtype).eps
-    # In fp32 both err by the order of their sums alone: neither bounds the other.
-    factor = 4 if case["q"].dtype == torch.float32 else 2
-    for name, x, p, e in zip(names, found, plain, exact, strict=True):
-        assert x.shape == e.shape
-        assert x.dtype == p.dtype
-        if e.numel() == 0:
-            continue
-        error, allowed = (x - e).abs().max().item(), factor * ((p - e).abs().max() + eps * e.abs().max()).item()
-        assert error <= allowed, f"{name}: {error:.2e} > {allowed:.2e}"
 
 
 @on_all_paths
@@ -241,43 +151,6 @@ def test_memory_is_written_before_it_is_read_and_runs_repeat(path: str) -> None:
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("path", ["short", "long"], indirect=True)
-def test_operator_is_registered_properly(path: str) -> None:
-    case = inputs(B=1, Tq=10, Tk=10, state=True)
-    start = torch.cat([case["initial"].kv.flatten(2), case["initial"].k], -1).requires_grad_()
-    leaves = [case[name].requires_grad_() for name in "qkv"]
-    tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
-    maps = *[None] * 6, -1, -1, 1, 1
-    options = 1, 1e-6, torch.float32
-    torch.library.opcheck(bidirectional, (*leaves, None, None, start, *options, True, *maps), test_utils=tests)
-    torch.library.opcheck(bidirectional, (*leaves, None, None, None, *options, False, *maps), test_utils=tests[:3])
-
-
-def test_the_gradient_of_a_state_that_was_not_stored_is_not_read() -> None:
-    """A caller that sums all outputs hands over an empty gradient with it, which lies nowhere."""
-    leaves = [inputs(B=1, Tq=10, Tk=10)[name].requires_grad_() for name in "qkv"]
-    options = None, None, None, 1, 1e-6, torch.float32, False, *[None] * 6, -1, -1, 1, 1
-    output, state = bidirectional(*leaves, *options)
-    assert state.numel() == 0
-    with_state = torch.autograd.grad([output.sum(), state.sum()], leaves)
-    output, _ = bidirectional(*leaves, *options)
-    assert all(torch.equal(a, b) for a, b in zip(with_state, torch.autograd.grad(output.sum(), leaves), strict=True))
-
-
-def test_compiles_into_one_graph() -> None:
-    case = inputs(B=1, Tq=20, Tk=20)
-
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend_all(q.relu(), k.relu(), v, normalizer="sum", eps=1e-6, out_dtype=v.dtype)[0]
-
-    leaves = [case[name].requires_grad_() for name in "qkv"]
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")(*leaves)
-    eager = call(*leaves)
-    assert torch.equal(compiled, eager)
-    for a, b in zip(torch.autograd.grad(compiled.sum(), leaves), torch.autograd.grad(eager.sum(), leaves), strict=True):
-        assert torch.equal(a, b)
-
-
 @pytest.mark.parametrize("path", ["long"], indirect=True)
 def test_half_precision_keeps_the_gradient_of_the_queries_over_many_tokens(path: str) -> None:
     """dq is what is left when terms as large as the mean of v cancel: an 11-bit state would drown it."""
@@ -292,62 +165,3 @@ def test_fp32_states_lose_nothing_over_many_tokens(path: str) -> None:
     found, exact = (evaluate(case, how, True, normalizer="sum") for how in ("kernel", "exact"))
     for x, e in zip(found[1:3], exact[1:3], strict=True):
         assert (x - e).abs().max() <= 3 * torch.finfo(torch.float32).eps * e.abs().max()
-
-
-CONFIGS = [Config(16, 4, 1), Config(32, 4, 2, split=False), Config(64, 8, 3, registers=168, programs=2)]
-
-
-@on_all_paths
-@pytest.mark.parametrize("settings", CONFIGS)
-def test_every_config_computes_the_same(settings: Config, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "short_config", lambda x, backward=False: settings)
-    monkeypatch.setattr(launch, "long_config", lambda x, kernel: settings)
-    check(inputs(B=1, H=2, H_kv=1, Tq=40, Tk=130, state=True), with_state=True)
-
-
-@pytest.mark.parametrize(("rows", "tiles"), [(128, 49), (96, 256), (12, 1094), (1, 5000), (500, 60), (2000, 20)])
-@pytest.mark.parametrize("programs", [3, 4])
-def test_segments_give_all_multiprocessors_the_same(rows: int, tiles: int, programs: int) -> None:
-    processors = 132
-    segments = config._segments(rows, tiles, max(1, tiles // 8), programs, processors)
-    most = -(-rows * segments // processors) * -(-tiles // segments)
-    # One program more than the others have, or tiles that are no multiple: at most a tenth where there is a choice.
-    assert most <= 1.1 * rows * tiles / processors + (tiles if rows >= processors else 0)
-    assert segments == 1 or rows * segments <= programs * processors
-
-
-def test_the_direct_way_is_the_operator() -> None:
-    """Eager calls go past the dispatcher; where a mode watches, the operator is called."""
-    case = inputs(B=1, Tq=20, Tk=20)
-    leaves = [case[name].requires_grad_() for name in "qkv"]
-    options = {"normalizer": "sum", "eps": 1e-6, "out_dtype": torch.float32}
-    seen = []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            seen.append(str(func))
-            return func(*args, **kwargs or {})
-
-    direct, _ = attend_all(*leaves, **options)
-    grads = torch.autograd.grad(direct.sum(), leaves)
-    with Watch():
-        watched, _ = attend_all(*leaves, **options)
-        again = torch.autograd.grad(watched.sum(), leaves)
-    assert torch.equal(direct, watched)
-    assert all(torch.equal(a, b) for a, b in zip(grads, again, strict=True))
-    assert {"linattn.bidirectional.default", "linattn.bidirectional_backward.default"} <= set(seen)
-    with torch.no_grad():
-        assert torch.equal(attend_all(*leaves, **options)[0], direct)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter is too slow for these shapes")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(
-    ("B", "H", "H_kv", "T", "K", "V"),
-    [(8, 6, 6, 196, 64, 64), (2, 4, 2, 1000, 128, 128), (1, 2, 2, 2000, 64, 64), (1, 2, 1, 700, 256, 256),
-     (2, 2, 2, 300, 128, 64), (1, 2, 2, 600, 100, 36), (1, 1, 1, 600, 32, 256)],
-)  # fmt: skip
-def test_large_shapes(dtype: torch.dtype, B: int, H: int, H_kv: int, T: int, K: int, V: int) -> None:
-    check(inputs(dtype, B, H, H_kv, T, T, K, V, state=True), with_state=True)
-    check(inputs(dtype, B, H, H_kv, T, T, K, V))

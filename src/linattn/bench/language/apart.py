@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from linattn.bench.children import Line, in_parallel, supervise
+from linattn.bench.apart import rows_apart
+from linattn.bench.children import Line, in_parallel
 from linattn.bench.kernels.warm import ALONE
 from linattn.bench.language.rows import LanguageResult, LanguageRow
 from linattn.bench.language.settings import LanguageConfig
 from linattn.support.machine import cores
 
-MOST_CHILDREN = 10
 SILENT_SECONDS = 300.0
 WARM_SHARE = 0.4  # of the time at the most
 Measure = Callable[..., LanguageResult[Any]]
@@ -39,38 +39,21 @@ def run_apart(
     target: Callable[..., None] = measure_in_child,
 ) -> LanguageResult[Any]:
     """``measure(config, result, ...)`` in a child; after a crash another child goes on behind the row that was it."""
-    deadline = time.perf_counter() + config.seconds
-    under_way: list[LanguageRow] = []
-    children: list[int] = []
 
-    def arguments() -> tuple[Any, ...]:
-        children.append(1)
-        return measure, replace(config, seconds=max(deadline - time.perf_counter(), 1e-3)), result
-
-    def heard(kind: str, value: Any) -> None:
-        if kind == "row":
-            result.put(value)
-            on_row(value)
-        elif kind == "work":
-            on_work(value)
-        elif kind == "begin":
-            under_way.append(value)
-
-    def died(reason: str) -> bool:
-        if not under_way:
-            raise RuntimeError(f"nothing was measured: {reason}")
-        row = under_way[-1]
+    def failed(row: LanguageRow) -> list[LanguageRow]:
         old = result.find(row.key)
-        if old is None or old.run != result.run:
-            row.status, row.reason = "failed", reason
-            result.put(row)
-            on_row(row)
-        return len(children) < MOST_CHILDREN and time.perf_counter() < deadline
+        return [row] if old is None or old.run != result.run else []
 
-    try:
-        supervise(target, arguments, heard, died, silent_seconds=SILENT_SECONDS)
-    except KeyboardInterrupt:
-        result.interrupted = True
+    rows_apart(
+        target,
+        lambda left: (measure, replace(config, seconds=left), result),
+        result,
+        config.seconds,
+        on_row=on_row,
+        on_work=on_work,
+        failed=failed,
+        silent_seconds=SILENT_SECONDS,
+    )
     return result
 
 

@@ -1,5 +1,6 @@
 """Rows of a measure, and the result that collects them: kept over runs, written as one JSON object."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Generic, Literal, TypeVar
@@ -13,7 +14,7 @@ NOT_MEASURED = ("out of memory", "left out", "failed")
 
 
 @dataclass
-class LanguageRow:
+class LanguageRow(ABC):
     """One mechanism in one setting; heirs say which numbers of theirs are its key."""
 
     mechanism: str
@@ -32,8 +33,8 @@ class LanguageRow:
     run: int = 0  # which of meta's runs measured it
 
     @property
-    def key(self) -> tuple[Any, ...]:
-        raise NotImplementedError
+    @abstractmethod
+    def key(self) -> tuple[Any, ...]: ...
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.key))

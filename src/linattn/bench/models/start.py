@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from linattn.bench.children import Line, in_parallel, supervise
+from linattn.bench.apart import rows_apart
+from linattn.bench.children import Line, in_parallel
 from linattn.bench.kernels.warm import ALONE
 from linattn.bench.models.cases import ModelCase
 from linattn.bench.models.hosts import create_host, draw_batch
-from linattn.bench.models.rows import ModelsResult
+from linattn.bench.models.rows import ModelRow, ModelsResult
 from linattn.bench.models.run import FIRST_SECONDS, OnRow, OnWork, new_row, plan_of, run_models
 from linattn.bench.models.settings import ModelsConfig
 from linattn.bench.models.steps import REDUCED, compile_host, flash_only, make_step
 
 WARM_SHARE = 0.4  # of the time at the most
-MOST_CHILDREN = 10
 
 
 def race_in_child(line: Line, config: ModelsConfig, result: ModelsResult) -> None:
@@ -39,42 +39,29 @@ def run_apart(
     target: Callable[..., None] = race_in_child,
 ) -> ModelsResult:
     """:func:`run_models` in a process of its own, after several have filled the caches of compiled code."""
-    deadline = time.perf_counter() + config.seconds
-    under_way: list[tuple[str, str, str]] = []
-    children: list[int] = []
 
-    def arguments() -> tuple[Any, ...]:
-        children.append(1)
-        return replace(config, seconds=max(deadline - time.perf_counter(), 1e-3)), result
-
-    def heard(kind: str, value: Any) -> None:
-        if kind == "row":
-            result.put(value)
-            on_row(value)
-        elif kind == "work":
-            on_work(value)
-        elif kind == "begin":
-            under_way.append(value)
-
-    def died(reason: str) -> bool:
-        if not under_way:
-            raise RuntimeError(f"nothing was measured: {reason}")
-        key = under_way[-1]
-        old = result.find(*key)
-        if old is None or old.run != result.run:
-            case = next(c for c in config.selected() if c.name == key[0])
-            row = new_row(case, *key[1:], result.run)
-            row.status, row.reason = "failed", reason
-            result.put(row)
-            on_row(row)
-        return len(children) < MOST_CHILDREN and time.perf_counter() < deadline
-
-    try:
+    def before() -> None:
         if config.processes:
             warm(config, result, WARM_SHARE * config.seconds, on_work)
-        supervise(target, arguments, heard, died, silent_seconds=FIRST_SECONDS + 60)
-    except KeyboardInterrupt:
-        result.interrupted = True
+
+    def failed(key: tuple[str, str, str]) -> list[ModelRow]:
+        old = result.find(*key)
+        if old is not None and old.run == result.run:
+            return []
+        case = next(c for c in config.selected() if c.name == key[0])
+        return [new_row(case, *key[1:], result.run)]
+
+    rows_apart(
+        target,
+        lambda left: (replace(config, seconds=left), result),
+        result,
+        config.seconds,
+        on_row=on_row,
+        on_work=on_work,
+        failed=failed,
+        silent_seconds=FIRST_SECONDS + 60,
+        before=before,
+    )
     return result
 
 
