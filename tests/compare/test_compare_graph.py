@@ -48,6 +48,14 @@ def test_results_have_every_run_and_its_spread(compared):
     assert float(lines[0]["score_mean"]) == results["mechanisms"][0]["score_mean"]
 
 
+def test_without_a_rate_each_model_takes_that_of_its_recipe(tmp_path):
+    found = graph("compare", *COMMON, "--models", "sgc,gcn", "--seeds", 1, "--output", tmp_path)
+    assert found.exit_code == 0, found.output
+    rates = {row["mechanism"]: row["lr"] for row in json.loads((tmp_path / "results.json").read_text())["rows"]}
+    assert rates == {name: graph_recipe(name, "nodes", "communities-120-3").train["lr"] for name in ("sgc", "gcn")}
+    assert rates["sgc"] != rates["gcn"]
+
+
 def test_the_space_is_searched_where_nobody_names_it(compared):
     q, p = compared[2]["mechanisms"][2]["options"]["signature"]
     assert q + p == 16
