@@ -24,7 +24,7 @@ SLOWEST = 15
 PROGRESS = 30  # seconds between two lines about it
 SOME_FAILED, NOTHING_CHOSEN = 1, 5  # pytest's exit status
 SHOWN_LINES = 20
-SHOWN = 20  # failures with their last lines; of more only the name is worth reading
+SHOWN = 40  # failures with their last lines; of more only the name is worth reading
 OF_A_GPU = re.compile(r"\bgpu\b|\bPLACES\b")  # in every file with such tests, besides those of kernels
 
 

@@ -84,9 +84,9 @@ def on_images(folder, mechanism, batches=None, **changes):
     return torch.cat([p.detach().flatten().cpu() for p in model.parameters()]) - start
 
 
-def on_text(folder, mechanism, **changes):
+def on_text(folder, mechanism, dropout=0.0, **changes):
     torch._dynamo.reset()
-    host = HostOptions("pico", mechanism, canon="B", width=64, depth=2, dropout=0.1)
+    host = HostOptions("pico", mechanism, canon="B", width=64, depth=2, dropout=dropout)
     start = small_text.create_host(host, small_text.TASK, 0)
     model, _ = small_text.run(folder, replace(TEXT, **changes), host)
     pairs = zip(model.parameters(), start.parameters(), strict=True)
@@ -124,6 +124,17 @@ def test_text_trains_the_same(mechanism, tmp_path, replays):
         graph = on_text(tmp_path / "graph", mechanism, graphs=True)
     assert len(replays) == STEPS
     assert_same_training(graph, eager, exact)
+
+
+def test_replays_drop_what_steps_drop(tmp_path, replays):
+    """No fp32 run to compare with here: there other elements are dropped."""
+    eager, again = (on_text(tmp_path / name, "gated", dropout=0.1) for name in ("eager", "again"))
+    without = on_text(tmp_path / "without", "gated")
+    graph = on_text(tmp_path / "graph", "gated", dropout=0.1, graphs=True)
+    assert len(replays) == STEPS
+    dropped = (eager - without).norm()
+    assert (eager - again).norm() < 0.1 * dropped, "else this says nothing"
+    assert (graph - eager).norm() < 0.1 * dropped
 
 
 @pytest.mark.parametrize("after", [None, False], ids=["with graphs", "without"])

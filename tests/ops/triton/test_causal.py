@@ -34,16 +34,34 @@ def test_the_steepest_decay_in_factors(both: bool, index: str) -> None:
     assert all(x.isfinite().all() for x in found.values())
 
 
-@pytest.mark.parametrize("norm", [None, "sum"])
-@pytest.mark.parametrize("decay", ["token", "head"])
-def test_the_gradient_of_a_learned_decay_keeps_its_digits(decay: str, norm: str | None) -> None:
-    """A difference of dots that two walks make, over more than one mark: nothing it is made of may be rounded."""
-    case = Case(T=320, K=32, V=32, H=1, dtype=torch.bfloat16, decay=decay, norm=norm)
+@pytest.mark.parametrize("options", [
+    {"decay": "token", "norm": None},
+    {"decay": "head", "norm": None},
+    {"decay": "token", "norm": "sum", "state": True},
+    {"decay": "head", "norm": "sum", "T": 130, "H": 2, "K": 48, "V": 160},  # in parts of values
+    {"decay": "token", "norm": "abs_max_one", "both": True, "index": "key", "H": 2},
+    {"decay": "strong", "norm": "sum"},
+])  # fmt: skip
+def test_the_gradient_of_a_learned_decay_keeps_its_digits(options: dict) -> None:
+    """A difference of dots that two walks make, over more than one mark: nothing it is made of may be rounded.
+
+    Nor may the output, which is, for the share of the denominator.
+    """
+    case = Case(**{"T": 320, "K": 32, "V": 32, "H": 1, "dtype": torch.bfloat16, **options})
     found, exact = case.kernels()["da"].double(), case.reference(torch.float64)["da"]
-    # Through a normaliser it goes by the output, which is bf16.
-    allowed = 2**-7 if norm == "sum" else 2**-10
+    # The interpreter does not round what goes into a product; a GPU does, in two parts.
+    allowed = 2e-5 if DEVICE == "cpu" else 2**-9
     assert (found - exact).norm() <= allowed * exact.norm()
-    assert (found.sum() - exact.sum()).abs() <= allowed * exact.sum().abs()
+    assert (found.sum(-1) - exact.sum(-1)).norm() <= allowed * exact.sum(-1).norm()
+
+
+def test_the_gradient_of_a_learned_decay_in_fp32() -> None:
+    """As good as plain PyTorch: rounding of the dots does not gather over a stretch."""
+    case = Case(T=300, K=32, V=32, H=1, decay="token", norm=None)
+    exact, plain, found = (
+        x["da"].double() for x in (case.reference(torch.float64), case.reference(torch.float32), case.kernels())
+    )
+    assert (found - exact).norm() <= 2 * (plain - exact).norm() + 2**-23 * exact.norm()
 
 
 def test_sums_beyond_fp16_stay_finite() -> None:

@@ -69,15 +69,23 @@ def test_gates_of_all_sizes(gate):
     check(draw(gate=gate))
 
 
-@pytest.mark.parametrize("kind", ["steep", "closed", "segments"])
+@pytest.mark.parametrize("kind", ["steep", "closed", "segments", "parts"])
 def test_chunks(kind, monkeypatch):
     """A decay that no factor in fp32 holds cuts chunks short, one that forgets everything to single tokens."""
-    tensors = draw(length=150 if kind == "segments" else 70, rows=1, state=True)
+    # Parts are of two bf16 numbers. The interpreter, which cannot multiply them, is told to take fp32 in parts.
+    wide = kind == "parts" and DEVICE == "cuda"
+    size = {"width": 128, "values": 64, "dtype": torch.bfloat16} if wide else {}
+    tensors = draw(length=150 if kind == "segments" else 70, rows=1, state=True, **size)
     if kind == "steep":
         tensors["log_decay"] *= 40
     if kind == "closed":
         tensors["log_decay"][..., [7, 40, 41]] = -torch.inf
         tensors["log_input"][..., [3, 9, 41]] = -torch.inf
+    if kind == "parts":
+        tensors["log_decay"][..., 35:] *= 40
+    if kind == "parts" and not wide:  # which only wide heads in bf16 take by themselves
+        trial = {exponential_config.OUTPUT: 8, exponential_config.D_Q: 16, exponential_config.D_K: 16}
+        monkeypatch.setattr(exponential_config, "TRIAL", {role: {"parts": n} for role, n in trial.items()})
     if kind == "segments":
         monkeypatch.setattr(exponential_config, "TRIAL_SEGMENTS", [2])
     with poisoned_allocations():
@@ -87,6 +95,16 @@ def test_chunks(kind, monkeypatch):
 def test_a_denominator_that_is_a_small_difference_keeps_its_digits():
     """Signed keys: rounded to bf16 with their gates, as the kernel once took them, they use twice the budget."""
     check(draw(length=70, rows=1, dtype=torch.bfloat16, signed=True, gate=1.0))
+
+
+def test_strong_decays_have_a_gradient_through_a_rounded_output():
+    """q . dq taken as 0 while k . dk knows an output rounded to bf16: the decays got twice their budget and more."""
+    tensors = draw(length=100, rows=1, dtype=torch.bfloat16, width=32, values=32, gate=1.0)
+    tensors["log_decay"] *= 30
+    found, plain = (run(tensors, impl) for impl in ("triton", "reference"))
+    exact = run({name: x.double() for name, x in tensors.items()}, "reference")
+    name = "d log_decay"
+    assert_within({name: found[name]}, {name: exact[name]}, {name: plain[name]}, inputs=torch.bfloat16)
 
 
 def test_it_starts_from_a_state_with_a_unit():

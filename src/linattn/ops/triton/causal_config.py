@@ -34,7 +34,12 @@ FP32_PRODUCTS = "ieee"
 TRIAL: dict[str, dict[str, int]] = {}
 # What a GPU is asked to compare in bf16.
 CANDIDATES: dict[int, tuple[dict[str, int], ...]] = {
-    64: tuple({"BW": 64, "warps": 4, "stages": stages} for stages in (2, 3)),
+    64: (
+        {"BW": 64, "warps": 4, "stages": 2, "lean": 0, "parts": 0},
+        {"BW": 64, "warps": 4, "stages": 3, "lean": 0, "parts": 0},
+        {"BW": 64, "warps": 4, "stages": 3, "lean": 1, "parts": 0},
+        {"BW": 64, "warps": 4, "stages": 3, "lean": 1, "parts": 8},
+    ),
     128: (
         {"BW": 64, "warps": 4, "stages": 2, "lean": 0, "parts": 0},
         {"BW": 64, "warps": 4, "stages": 3, "lean": 0, "parts": 0},
@@ -58,10 +63,13 @@ def pick(role: str, X: int, W: int, dtype: torch.dtype, device: torch.device, *,
         config = Config(L=32, BW=min(padded(W), 32 if BX <= 128 else 16), warps=8, stages=1, per_sm=1)
     elif dtype == torch.float16:
         # State and scores may leave the range of fp16: tf32 products, with operands of twice the size.
-        config = Config(L=32, BW=min(padded(W), 64 if BX <= 128 else 32), warps=4, stages=1, per_sm=2)
+        # The gradients of a learned decay multiply in three parts: a program has a multiprocessor to itself.
+        warps = 8 if decay and role in ("dq", "dk") else 4
+        config = Config(L=32, BW=min(padded(W), 64 if BX <= 128 else 32), warps=warps, stages=1, per_sm=2)
     # Three stages: with two the compiler asks for the next chunk at the end of one and waits for it at once.
     elif wide <= 64:
-        config = Config(L=64, BW=padded(W), warps=4, stages=3, per_sm=2)
+        # Lean with a decay: else its gradients leave no room for a second program beside the first.
+        config = Config(L=64, BW=padded(W), warps=4, stages=3, per_sm=2, lean=int(decay))
     elif BX <= 128 and role == "states":
         config = Config(L=64, BW=min(padded(W), 128), warps=8, stages=3, per_sm=1)
     elif BX <= 128:

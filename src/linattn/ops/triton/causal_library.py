@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from linattn.ops.triton.causal_passes import Border, Passes, State
-from linattn.ops.triton.causal_widths import reachable
+from linattn.ops.triton.causal_passes import Border, Gates, Marks, Passes, State
+from linattn.ops.triton.causal_widths import reachable, reachable_gradient
 
 
 @torch.library.custom_op("linattn::triton_causal", mutates_args=())
@@ -15,18 +15,20 @@ def triton_causal(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Output, row sums (empty with norm 0) and the state after the last token (empty unless needed).
 
-    norm: 0 none, 1 sum, 2 abs_max_one. both: the strict sweep against time is added before the division.
+    norm: 0 none, 1 sum, 2 abs_max_one. both: the strict sweep against time is added before the division, and its own
+    row sums come after those of both.
     """
     p = _passes(q, k, v, log_decay, key_mask, cu_seqlens, key_index, norm, eps)
     N, H, HS, T, K, V = p.sizes
     initial = _state(kv, z)
     out = torch.empty(q.shape[0], H, T, V, dtype=out_dtype, device=q.device)
-    den = _fp32(q, *q.shape[:3]) if norm else None
+    sums = _fp32(q, 1 + both, *q.shape[:3]) if norm else None
+    den = None if sums is None else sums[0]
     prev = prev_den = None
     if both:
         # Sums without their division may leave the range of fp16.
         prev = _fp32(q, *out.shape) if out_dtype == torch.float16 else out
-        prev_den = None if den is None else torch.empty_like(den)
+        prev_den = None if sums is None else sums[1]
         decay = p.potentials(True)
         border = p.borders(p.k, p.v, None, decay, reverse=True, with_z=norm > 0, with_last=False)
         p.sweep("output", p.q, p.k, p.v, prev, border, decay, against=True, den=prev_den, divide=False, z=norm > 0)
@@ -39,7 +41,7 @@ def triton_causal(
         "output", p.q, p.k, p.v, out, border, decay, against=False, den=den, prev=prev, prev_den=prev_den,
         z=with_z, last=own_last or (None, None),
     )  # fmt: skip
-    return out, _fp32(q, 0) if den is None else den, *(last or own_last or (_fp32(q, 0), _fp32(q, 0)))
+    return out, _fp32(q, 0) if sums is None else sums, *(last or own_last or (_fp32(q, 0), _fp32(q, 0)))
 
 
 @torch.library.custom_op("linattn::triton_causal_backward", mutates_args=())
@@ -50,25 +52,32 @@ def triton_causal_backward(
     key_index: bool, norm: int, eps: float, both: bool, need_decay: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v, the initial state's kv and z, and log_decay; empty where there is nothing."""
-    p = _passes(q, k, v, log_decay, key_mask, cu_seqlens, key_index, norm, eps)
+    need_decay = need_decay and log_decay is not None
+    p = _passes(q, k, v, log_decay, key_mask, cu_seqlens, key_index, norm, eps, need_decay)
     N, _, HS, T, K, V = p.sizes
-    q, k, v, d_out = p.q, p.k, p.v, reachable(d_out)
+    q, k, v, d_out = p.q, p.k, p.v, reachable_gradient(d_out)
     initial, d_last = _state(kv, z), _state(d_kv, d_z)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     d_first = (_fp32(q, N, HS, K, V), _fp32(q, N, HS, K)) if initial is not None else None
-    need_decay = need_decay and log_decay is not None
     da = _fp32(q, k.shape[0], HS, T) if need_decay else _fp32(q, 0)
-    rows = p.normalizer_gradient(out, d_out, den) if norm else None
+    rows = p.normalizer_gradient(out, d_out, den[0]) if norm else None
     with_z = norm > 0 or d_last is not None
-    for turn, against in enumerate((False, True) if both else (False,)):
+    turns: list[tuple[Gates | None, Tensor | None, Marks | None]] = []
+    for against in (False, True) if both else (False,):
         decay = p.potentials(against)
         marks = p.marks(with_z) if need_decay else None
         states = p.borders(k, v, initial, decay, reverse=against, with_z=with_z, with_last=False)
-        add_q, add_k, add_v = (dq, dk, dv) if turn else (None, None, None)
         q_dots = p.sweep(
             "dq", d_out, v, k, dq, states, decay, against=against, rows=rows,
-            u=q if need_decay else None, prev=add_q, z=with_z, marks=marks,
+            u=q if need_decay else None, prev=dq if against else None, z=with_z, marks=marks,
         )  # fmt: skip
+        turns.append((decay, q_dots, marks))
+    if rows is not None and turns[0][1] is not None:
+        p.correct_denominator(rows, den, turns[0][1], turns[1][1] if both else None)
+    for against in (False, True) if both else (False,):
+        decay, q_dots, marks = turns.pop(0)
+        d_marks = p.marks(with_z) if need_decay else None
+        add_k, add_v = (dk, dv) if against else (None, None)
         grads = p.borders(
             q, d_out, d_last, decay, reverse=not against, with_z=with_z, with_last=d_first is not None,
             rows=rows,
@@ -76,25 +85,26 @@ def triton_causal_backward(
         own_first = d_first if grads.last is None else None
         k_dots = p.sweep(
             "dk", v, d_out, q, dk, grads, decay, against=against, rows=rows,
-            u=k if need_decay else None, prev=add_k, z=with_z, marks=marks,
+            u=k if need_decay else None, prev=add_k, z=with_z, marks=d_marks,
             last=(None, own_first[1] if own_first is not None and with_z else None),
         )  # fmt: skip
         p.sweep(
             "dv", k, q, d_out, dv, grads, decay, against=against, rows=rows, prev=add_v,
             last=(own_first[0] if own_first is not None else None, None),
         )  # fmt: skip
-        if q_dots is not None and k_dots is not None and marks is not None:
-            p.decay_gradient(da, q_dots, k_dots, marks, against=against, add=turn > 0)
+        if q_dots is not None and k_dots is not None and marks is not None and d_marks is not None:
+            p.decay_gradient(da, q_dots, k_dots, marks, d_marks, against=against, start=initial is not None)
+        del q_dots, k_dots, marks, d_marks  # the states of a turn are large
         d_first = _first(d_first, grads, with_z)
     if need_decay and log_decay is not None and log_decay.ndim == 1:
-        da = da.sum((0, 2))
+        da = da.sum((0, 2), dtype=torch.float64).to(da.dtype)  # many numbers, which cancel
     return dq, dk, dv, *(d_first or (_fp32(q, 0), _fp32(q, 0))), da
 
 
 @triton_causal.register_fake
 def _(q, k, v, kv, z, log_decay, key_mask, cu_seqlens, key_index, norm, eps, out_dtype, need_state, both):  # type: ignore[no-untyped-def]
     out = q.new_empty(*q.shape[:3], v.shape[3], dtype=out_dtype)
-    den = _fp32(q, *q.shape[:3]) if norm else _fp32(q, 0)
+    den = _fp32(q, 1 + both, *q.shape[:3]) if norm else _fp32(q, 0)
     if not need_state:
         return out, den, _fp32(q, 0), _fp32(q, 0)
     N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -131,11 +141,11 @@ triton_causal.register_autograd(_gradients, setup_context=_remember)
 
 def _passes(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, key_mask: Tensor | None, cu_seqlens: Tensor | None,
-    key_index: bool, norm: int, eps: float,
+    key_index: bool, norm: int, eps: float, learned: bool = False,
 ) -> Passes:  # fmt: skip
     mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
     cu = None if cu_seqlens is None else cu_seqlens.contiguous()
-    return Passes(reachable(q), reachable(k), reachable(v), log_decay, mask, cu, key_index, norm, eps)
+    return Passes(reachable(q), reachable(k), reachable(v), log_decay, mask, cu, key_index, norm, eps, learned)
 
 
 def _state(kv: Tensor | None, z: Tensor | None) -> State | None:

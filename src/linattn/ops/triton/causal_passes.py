@@ -1,5 +1,6 @@
 """The passes of causal attention: which kernel meets which tensors. ``causal_library`` makes them operators."""
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,12 +31,12 @@ class Border:
 
 @dataclass(frozen=True)
 class Marks:
-    """States at the end of every stretch of tokens, and their gradients: kv and z of both."""
+    """States, or their gradients, at the end of every stretch of tokens."""
 
     stretch: int
     places: int
-    states: tuple[Tensor, Tensor | None]  # (rows HS places, V, K) and (.., K)
-    grads: tuple[Tensor, Tensor | None]
+    kv: Tensor  # (rows HS places, V, K)
+    z: Tensor | None  # (.., K)
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Passes:
     key_index: bool
     norm: int  # 0 none, 1 sum, 2 abs_max_one
     eps: float
+    learned: bool = False  # the decay gets a gradient
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int, int]:
@@ -65,7 +67,7 @@ class Passes:
         config = self._config("output", K, V)
         programs = N * H * -(-V // config.BW)
         # Whole stretches: see marks.
-        unit = _stretch(config.L, K, V) if self.log_decay is not None else config.L
+        unit = self._stretch(config.L) if self.log_decay is not None else config.L
         return config.L, *segments(T, programs, config, unit, self.q.device)
 
     @cached_property
@@ -74,15 +76,14 @@ class Passes:
         N, T, L = self.sizes[0], self.sizes[3], self.cut[0]
         return -(-T // L) if self.cu is None else T // L + N + 1
 
-    @cached_property
-    def _dot_type(self) -> dict[str, Any]:
+    def _dot_type(self, role: str) -> dict[str, Any]:
         """bf16 multiplies as it is. A state or score may be too large for fp16, and fp32 wants all its digits."""
         # The interpreter multiplies the bits of bf16 as integers.
         bf16 = self.q.dtype == torch.bfloat16 and not interpreted()
-        return {
-            "BF16": bf16,
-            "PREC": causal_config.FP32_PRODUCTS if self.q.dtype == torch.float32 else "tf32",
-        }
+        precision = causal_config.FP32_PRODUCTS if self.q.dtype == torch.float32 else "tf32"
+        if self.learned and self.q.dtype == torch.float16 and role in ("dq", "dk", "states"):
+            precision = "tf32x3"  # value and rest of state and weights, as the kernels have them in bf16
+        return {"BF16": bf16, "PREC": precision}
 
     @property
     def _split(self) -> bool:
@@ -100,7 +101,7 @@ class Passes:
         a = self.log_decay
         if a.ndim == 1:
             a = a[None, :, None].expand(B, HS, T)
-        gates, keeps = self._new(3 + self._split, B, HS, T), self._new(B * HS, self._chunks)
+        gates, keeps = self._with_room(3 + self._split, B, HS, T), self._new(B * HS, self._chunks)
         per_program = 8
         blocks = -(-T // (L * per_program))
         _launch(
@@ -140,7 +141,7 @@ class Passes:
             Y=K, W=V, BY=padded(K), BW=config.BW, L=L, TILES=tiles, LOOP=loop, REVERSE=reverse,
             DECAY=decay is not None, PACKED=self.cu is not None, MASK=mask is not None,
             SCALE=rows is not None, Z=z_gain, LAST=with_last,
-            num_warps=config.warps, num_stages=config.stages, STAGES=config.stages, **self._dot_type,
+            num_warps=config.warps, num_stages=config.stages, STAGES=config.stages, **self._dot_type("states"),
         )  # fmt: skip
         last = (self._new(N, HS, K, V), self._new(N, HS, K)) if with_last else None
         for part, start, end in zip((kv, z), initial or (None, None), last or (None, None), strict=True):
@@ -167,7 +168,9 @@ class Passes:
         # A sum over the features of x: where the state of all of them is too large, part by part.
         part = SPLIT_AT if role in ("dq", "dk") and X > SPLIT_AT and self.q.dtype == torch.bfloat16 else X
         tiles = -(-W // self._config(role, part, W).BW)
-        dots = None if u is None else self._new(-(-X // part) * tiles, x.shape[0], x.shape[1], T)
+        # With what the diagonal gives, where the denominator's gradient is to be corrected by it.
+        planes = 3 if role == "dq" and self.norm > 0 and not against else 1
+        dots = None if u is None else self._new(planes, -(-X // part) * tiles, x.shape[0], x.shape[1], T)
         for n, lo in enumerate(range(0, X, part)):
             if n > 0:  # what belongs to no feature was in the first
                 prev, z, last = out, False, (None, None)
@@ -176,7 +179,7 @@ class Passes:
                 self._sweep(
                     mild, role, x[..., lo : lo + part], y[..., lo : lo + part], w, out, border.state, lo, decay,
                     against=against, den=den, rows=rows, extra=n == 0, u=u, prev=prev, prev_den=prev_den, divide=divide,
-                    z=z, marks=marks, last=last, dots=None if dots is None else dots[n * tiles :],
+                    z=z, marks=marks, last=last, dots=None if dots is None else dots[:, n * tiles :],
                 )  # fmt: skip
         return dots
 
@@ -196,12 +199,11 @@ class Passes:
         tiles = -(-W // config.BW)
         natural = role in ("output", "dv")
         scale, e = rows or (None, None)
-        kept = (None, None) if marks is None else marks.grads if keys else marks.states
         _launch(
             sweep, N * heads * NSEG * tiles,
             x, *x.stride(), y, *y.stride(), w, *w.stride(), u, *(u.stride() if u is not None else (0, 0, 0, 0)),
-            out, den, prev_den, prev, scale, e, dots, 0 if dots is None else dots.stride(0),
-            None if kept[0] is None else kept[0][:, lo:], kept[1],
+            out, den, prev_den, prev, scale, e, dots, *((0, 0) if dots is None else (dots.stride(1), dots.stride(0))),
+            None if marks is None else marks.kv[:, lo:], None if marks is None else marks.z,
             *(decay or (None, 0, None)), self.key_mask, 0 if self.key_mask is None else self.key_mask.stride(0),
             self.cu,
             None if start is None else start[0][..., lo:], *((V, 1) if natural else (1, V)),
@@ -216,40 +218,40 @@ class Passes:
             SCALE=0 if rows is None else 2 if keys else 1,
             EXTRA=0 if rows is None or role == "dv" or not extra else 2 if keys else 1,
             ZCOL=role == "output" and z, ZROW=0 if natural or not z else 2 if keys else 1, S0=start is not None,
-            S1=last[0] is not None, Z1=last[1] is not None, DOTS=u is not None,
+            S1=last[0] is not None, Z1=last[1] is not None,
+            DOTS=0 if dots is None else 2 if dots.shape[0] == 3 else 1,
             MARK=marks is not None, CK=1 if marks is None else marks.stretch // L,
             ADD=prev is not None, SPLIT=self._split, STAGES=config.stages, LEAN=config.lean > 0,
             PARTS=config.parts if role == "output" and z else 0,
-            num_warps=config.warps, num_stages=config.stages, **self._dot_type,
+            num_warps=config.warps, num_stages=config.stages, **self._dot_type(role),
         )  # fmt: skip
 
     def decay_gradient(
-        self, da: Tensor, q_dots: Tensor, k_dots: Tensor, marks: Marks, *, against: bool, add: bool
-    ) -> None:
+        self, da: Tensor, q_dots: Tensor, k_dots: Tensor, marks: Marks, d_marks: Marks, *, against: bool,
+        start: bool,
+    ) -> None:  # fmt: skip
+        """Into da (B, HS, T), from the dots of one direction's sweeps and the states that they kept."""
         from linattn.ops.triton.kernels.causal_decay_gradient import decay_gradient
 
         N, H, HS, T, K, V = self.sizes
         stretches = -(-T // marks.stretch)
         _launch(
-            decay_gradient, N * HS * stretches, q_dots, q_dots.stride(0), k_dots, k_dots.stride(0),
-            marks.states[0], marks.grads[0], marks.states[1], marks.grads[1], self.cu, da, T, stretches, marks.places,
-            HS,
-            QT=q_dots.shape[0], KT=k_dots.shape[0], G=H // HS, STRETCH=marks.stretch, SIZE=K * V, K=K,
-            BLOCK=min(4096, padded(K * V)), BK=padded(K), Z=marks.states[1] is not None,
-            EXCLUSIVE=self.key_index != against, NEGATE=against, ADD=add, PACKED=self.cu is not None, num_warps=4,
+            decay_gradient, N * HS * stretches, q_dots, q_dots.stride(1), k_dots, k_dots.stride(1),
+            marks.kv, d_marks.kv, marks.z, d_marks.z, self.cu, da, T, stretches, marks.places, HS,
+            QT=q_dots.shape[1], KT=k_dots.shape[1], G=H // HS, STRETCH=marks.stretch, SIZE=K * V, K=K,
+            BLOCK=min(4096, padded(K * V)), BK=padded(K), Z=marks.z is not None,
+            EXCLUSIVE=self.key_index != against, NEGATE=against, ADD=against, PACKED=self.cu is not None, START=start,
+            num_warps=4,
         )  # fmt: skip
 
     def marks(self, with_z: bool) -> Marks:
-        """Room for the states that re-anchor the decay's gradient."""
+        """Room for the states, or their gradients, that re-anchor the decay's gradient."""
         N, _, HS, T, K, V = self.sizes
-        stretch = _stretch(self.cut[0], K, V)
+        stretch = self._stretch(self.cut[0])
         rows, places = (N, -(-T // stretch)) if self.cu is None else (1, T // stretch + N + 1)
         # fp32, as all states: rounded to bf16, they alone put a decay per head off by 5 %.
-        states, grads = (
-            (self._new(rows * HS * places, V, K), self._new(rows * HS * places, K) if with_z else None)
-            for _ in range(2)
-        )
-        return Marks(stretch, places, states, grads)
+        z = self._new(rows * HS * places, K) if with_z else None
+        return Marks(stretch, places, self._new(rows * HS * places, V, K), z)
 
     def normalizer_gradient(self, out: Tensor, d_out: Tensor, den: Tensor) -> Rows:
         from linattn.ops.triton.kernels.normalizer_gradient import normalizer_gradient
@@ -263,16 +265,37 @@ class Passes:
         )  # fmt: skip
         return scale, e
 
+    def correct_denominator(self, rows: Rows, den: Tensor, along: Tensor, against: Tensor | None) -> None:
+        """The row sums' gradient and the dots that were made with it, in place: see the kernel."""
+        from linattn.ops.triton.kernels.causal_correction import correct_denominator
+
+        tiles = -(-self.sizes[4] // self._config("dq", min(self.sizes[5], SPLIT_AT), self.sizes[4]).BW)
+        block = 256
+        _launch(
+            correct_denominator, -(-den[0].numel() // block), along, along.stride(0), along.stride(1),
+            against, 0 if against is None else against.stride(1), den[0], None if against is None else den[1], *rows,
+            den[0].numel(),
+            TILES=along.shape[1], KEY_TILES=tiles, NORM=self.norm, AGAINST=against is not None, BLOCK=block,
+            num_warps=4,
+        )  # fmt: skip
+
+    def _stretch(self, L: int) -> int:
+        """Tokens between two marks: with all of them kept in fp32, an eighth of the memory of q, k, v and the output.
+
+        A quarter with inputs in fp32, of whose digits the sums between two marks may take none.
+        """
+        return max(2 * L, (2 if self.q.dtype == torch.float32 else 8) * padded(max(self.sizes[4:])))
+
     def _config(self, role: str, X: int, W: int) -> Config:
         return pick(role, X, W, self.q.dtype, self.q.device, decay=self.log_decay is not None)
 
+    def _with_room(self, *shape: int) -> Tensor:
+        """A tensor with a chunk of memory after its end: sweeps read whole chunks and choose after."""
+        size = math.prod(shape)
+        return self._new(size + self.cut[0])[:size].view(shape)
+
     def _new(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self.q.device)
-
-
-def _stretch(L: int, K: int, V: int) -> int:
-    """Tokens between two marks: in fp32 they take an eighth of the memory of q, k, v and the output in 16 bits."""
-    return max(2 * L, 4 * padded(max(K, V)))
 
 
 def _launch(kernel: Any, programs: int, *args: Any, **options: Any) -> None:

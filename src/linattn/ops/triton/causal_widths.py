@@ -31,3 +31,11 @@ def reachable(x: Tensor) -> Tensor:
     far = max(x.stride()[2:]) * 256 >= 2**30
     odd = x.itemsize == 2 and (x.stride(3) != 1 or x.data_ptr() % 16 != 0 or any(s % 8 for s in x.stride()[:3]))
     return x.clone(memory_format=torch.contiguous_format) if far or odd else x
+
+
+def reachable_gradient(x: Tensor) -> Tensor:
+    """:func:`reachable`, and as it is from every loss: that of a sum is one number, expanded.
+
+    Kernels compiled for strides of 0 would sum in another order, and come on top of those of other losses.
+    """
+    return x.contiguous() if 0 in x.stride() else reachable(x)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from linattn.ops.triton.causal_widths import reachable
+from linattn.ops.triton.causal_widths import reachable, reachable_gradient
 
 
 @torch.library.custom_op("linattn::triton_channel_decay", mutates_args=())
@@ -37,7 +37,7 @@ def channel_decay_backward(
     inputs = Inputs(reachable(q), reachable(k), reachable(v), reachable(log_decay), _bytes(key_mask), cu_seqlens, shift)
     d_kv, d_z = (None if t is None else t.contiguous() for t in (d_kv, d_z))
     with _on(q):
-        return launch.backward(inputs, kv, z, o, den, kv_1, z_1, reachable(d_o), d_kv, d_z, normalizer, eps)
+        return launch.backward(inputs, kv, z, o, den, kv_1, z_1, reachable_gradient(d_o), d_kv, d_z, normalizer, eps)
 
 
 @channel_decay.register_fake

@@ -10,12 +10,18 @@ from linattn.ops.triton.support import multiprocessors, padded
 
 @dataclass(frozen=True)
 class Tiles:
-    """Of one walk: L tokens, BW columns."""
+    """Of one walk: L tokens, BW columns.
+
+    lean: 1 to do without the buffer for products that outlast their round. parts: pieces in which sums of keys are
+    kept, as many as threads side by side hold tokens, so that no round sums across threads; 0 to sum in each round.
+    """
 
     L: int
     BW: int
     warps: int
     stages: int
+    lean: int = 0
+    parts: int = 0
 
 
 OUTPUT, D_Q, D_K, D_V = range(4)  # walks
@@ -36,11 +42,14 @@ def pick(role: int, X: int, W: int, dtype: torch.dtype, device: torch.device) ->
     elif dtype == torch.float16:
         # State and scores may leave the range of fp16: tf32 products, with operands of twice the size.
         tiles = Tiles(L=32, BW=min(padded(W), 64 if BX <= 128 else 32), warps=4, stages=1)
-    elif BX <= 64:
-        tiles = Tiles(L=64, BW=min(padded(W), 64), warps=4, stages=3)
     elif BX <= 128:
-        # With three stages two programs of a gradient would not fit on a multiprocessor of Hopper.
-        tiles = Tiles(L=64, BW=min(padded(W), 64), warps=4, stages=3 if role == OUTPUT else 2)
+        # With three stages two programs of dk, which reads four tensors, would not fit on a multiprocessor of Hopper.
+        stages = 2 if BX == 128 and role == D_K else 3
+        tiles = Tiles(L=64, BW=min(padded(W), 64), warps=4, stages=stages, lean=1)
+        if role == OUTPUT and BX >= 64:
+            tiles = replace(tiles, parts=1024 // BX)
+        if role in (D_Q, D_K) and tiles.BW == 64:
+            tiles = replace(tiles, parts=16)
     else:
         tiles = Tiles(L=64, BW=min(padded(W), 64), warps=8, stages=2)
     return _fitting(replace(tiles, **TRIAL.get(role, {})), BX, dtype, shared_memory(device))
@@ -51,7 +60,7 @@ def _fitting(tiles: Tiles, BX: int, dtype: torch.dtype, limit: int) -> Tiles:
     size = 2 if dtype == torch.bfloat16 else 4
     while True:
         # x, y, w and u of each stage; the state and the scores as operands, a tile on its way out.
-        tokens = tiles.L * (2 * BX + 2 * tiles.BW) * dtype.itemsize * tiles.stages
+        tokens = tiles.L * (2 * BX + 2 * tiles.BW) * dtype.itemsize * max(1, tiles.stages - tiles.lean)
         used = tokens + (BX * tiles.BW + tiles.L * tiles.L + tiles.L * tiles.BW) * size
         if used <= limit or tiles.BW <= 16:
             return tiles

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from linattn.ops.triton.causal_widths import reachable
+from linattn.ops.triton.causal_widths import reachable, reachable_gradient
 from linattn.ops.triton.exponential_config import D_K, D_Q, D_V, OUTPUT
 from linattn.ops.triton.exponential_passes import Passes, State, Units
 
@@ -12,7 +12,7 @@ from linattn.ops.triton.exponential_passes import Passes, State, Units
 def triton_exponential(
     q: Tensor, k: Tensor, v: Tensor, log_input: Tensor, log_decay: Tensor, kv: Tensor | None, z: Tensor | None,
     log_scale: Tensor | None, cu_seqlens: Tensor | None, scale: float, out_dtype: torch.dtype, need_state: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Output, state after the last token (empty unless needed) and its unit (fp64); row sums and the gates' factors."""
     p = _passes(q, k, v, log_input, log_decay, cu_seqlens)
     N, H, HS, T, K, V = p.sizes
@@ -20,24 +20,23 @@ def triton_exponential(
     out = torch.empty(q.shape[0], H, T, V, dtype=out_dtype, device=q.device)
     den = _fp32(q, *q.shape[:3])
     last = (_fp32(q, N, HS, K, V), _fp32(q, N, HS, K)) if need_state else None
-    initial = p.borders(p.k, p.v, units.column, den, units, _state(kv, z), last, reverse=False)
+    initial = p.borders(p.k, p.v, units.gates, units, _state(kv, z), last, reverse=False)
     p.walk(OUTPUT, None, out, units, den, start=initial, end=last)
-    return out, *(last or (_fp32(q, 0), _fp32(q, 0))), units.last, den, *units[:4]
+    return out, *(last or (_fp32(q, 0), _fp32(q, 0))), units.last, den, *units[:3]
 
 
 @torch.library.custom_op("linattn::triton_exponential_backward", mutates_args=())
 def triton_exponential_backward(
     d_out: Tensor, d_kv: Tensor | None, d_z: Tensor | None,
     q: Tensor, k: Tensor, v: Tensor, log_input: Tensor, log_decay: Tensor, kv: Tensor | None, z: Tensor | None,
-    cu_seqlens: Tensor | None, out: Tensor, den: Tensor, column: Tensor, floor: Tensor, keep: Tensor, spans: Tensor,
-    need_gates: bool,
+    cu_seqlens: Tensor | None, out: Tensor, den: Tensor, gates: Tensor, keep: Tensor, spans: Tensor, need_gates: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v, both gates and the initial state's kv and z; empty where there is nothing."""
     p = _passes(q, k, v, log_input, log_decay, cu_seqlens)
     N, H, HS, T, K, V = p.sizes
-    units = Units(column, floor, keep, spans, den)
-    d_out, initial = reachable(d_out), _state(kv, z)
-    r, e, a = p.rows(out, d_out, den, floor)
+    units = Units(gates, keep, spans, den)
+    d_out, initial = reachable_gradient(d_out), _state(kv, z)
+    rows, a = p.rows(out, d_out, den, gates)
     marks = p.marks() if need_gates else None
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     # Query heads that share a key head give it a gradient each, to be summed before they are rounded.
@@ -46,19 +45,20 @@ def triton_exponential_backward(
     d_first = (_fp32(q, N, H, K, V), _fp32(q, N, H, K)) if initial is not None else None
     # A walk of dk has its state turned.
     turned = (_fp32(q, N, H, V, K), d_first[1]) if d_first is not None else None
-    states = p.borders(p.k, p.v, column, den, units, initial, None, reverse=False)
-    grads = p.borders(p.q, d_out, r, e, units, _of_first(_state(d_kv, d_z), H), d_first, reverse=True)
-    p.walk(D_Q, d_out, dq, units, den, r=r, e=e, start=states, marks=marks)
-    b = p.walk(D_K, d_out, dk, units, den, r=r, e=e, start=grads, end=turned, marks=marks)
-    p.walk(D_V, d_out, dv, units, den, r=r, e=e, start=grads, end=d_first)
-    gates = (_fp32(q, 0), _fp32(q, 0))
+    states = p.borders(p.k, p.v, gates, units, initial, None, reverse=False)
+    grads = p.borders(p.q, d_out, rows, units, _of_first(_state(d_kv, d_z), H), d_first, reverse=True)
+    p.walk(D_Q, d_out, dq, units, den, rows=rows, start=states, marks=marks, dots=a if need_gates else None)
+    b = p.dots(D_K) if need_gates else None
+    p.walk(D_K, d_out, dk, units, den, rows=rows, start=grads, end=turned, marks=marks, dots=b)
+    p.walk(D_V, d_out, dv, units, den, rows=rows, start=grads, end=d_first)
+    d_gates = (_fp32(q, 0), _fp32(q, 0))
     if marks is not None and b is not None:
-        gates = p.gate_gradients(a, b, marks.flows)
+        d_gates = p.gate_gradients(a, b, marks.flows)
     dk, dv = (_summed(x, HS, like.dtype) for x, like in ((dk, k), (dv, v)))
     first = (_fp32(q, 0), _fp32(q, 0))
     if d_first is not None:
         first = _summed(d_first[0], HS, torch.float32), _summed(d_first[1], HS, torch.float32)
-    return dq, dk, dv, *gates, *first
+    return dq, dk, dv, *d_gates, *first
 
 
 @triton_exponential.register_fake
@@ -67,7 +67,7 @@ def _(q, k, v, log_input, log_decay, kv, z, log_scale, cu_seqlens, scale, out_dt
     N, _, HS, _, K, V = p.sizes
     out = q.new_empty(*q.shape[:3], V, dtype=out_dtype)
     last = (_fp32(q, N, HS, K, V), _fp32(q, N, HS, K)) if need_state else (_fp32(q, 0), _fp32(q, 0))
-    factors = (_fp32(q, *log_input.shape) for _ in range(3))
+    factors = _fp32(q, *log_input.shape, 2), _fp32(q, *log_input.shape)
     spans = q.new_empty(log_input.shape[0] * HS, p.places(p.length), dtype=torch.int32)
     return out, *last, q.new_empty(N, HS, dtype=torch.float64), _fp32(q, *q.shape[:3]), *factors, spans
 

@@ -18,6 +18,8 @@ State = tuple[Tensor, Tensor]  # kv (.., K, V) and z (.., K), fp32 and contiguou
 BLOCK = 512
 # Of the sum of decays from a token to the end of its chunk: e^-60 leaves fp32 and bf16 e^-27 for lesser weights.
 STEEPEST = -60.0
+# The same, for chunks that share the unit of the last of them.
+GENTLE = -40.0
 # Of the exponent of the denominator's floor: 1 / floor leaves fp32 room for sums of 1e8.
 FLOOR = -70.0, 80.0
 
@@ -25,8 +27,7 @@ FLOOR = -70.0, 80.0
 class Units(NamedTuple):
     """See the kernel of the same name."""
 
-    column: Tensor
-    floor: Tensor
+    gates: Tensor
     keep: Tensor
     spans: Tensor
     last: Tensor
@@ -81,23 +82,23 @@ class Passes:
         block = max(self.length, min(BLOCK, 1 << (T - 1).bit_length()))
         blocks = -(-T // block)
         i, f = self.log_input, self.log_decay
-        gates = (i, *i.stride(), f, *f.stride(), self.cu)
+        inputs = (i, *i.stride(), f, *f.stride(), self.cu)
         sums, bests = (self._new(N, HS, blocks, dtype=torch.float64) for _ in range(2))
-        column, floor, keep = (self._new(i.shape[0], HS, T) for _ in range(3))
+        gates, keep = self._new(i.shape[0], HS, T, 2), self._new(i.shape[0], HS, T)
         spans = self._new(i.shape[0] * HS, self.places(self.length), dtype=torch.int32)
         last = self._new(N, HS, dtype=torch.float64)
         packed = {"PACKED": self.cu is not None, "BLOCK": block, "num_warps": 4}
-        launch(block_maps, N * HS * blocks, *gates, sums, bests, T, HS, blocks, **packed)
+        launch(block_maps, N * HS * blocks, *inputs, sums, bests, T, HS, blocks, **packed)
         launch(
-            units, N * HS * blocks, *gates, None if start is None else start.contiguous(), sums, bests,
-            column, floor, keep, spans, last, T, HS, blocks, spans.shape[1], scale,
-            L=self.length, START=start is not None, STRONGEST=STRONGEST_DECAY, STEEPEST=STEEPEST,
+            units, N * HS * blocks, *inputs, None if start is None else start.contiguous(), sums, bests,
+            gates, keep, spans, last, T, HS, blocks, spans.shape[1], scale,
+            L=self.length, START=start is not None, STRONGEST=STRONGEST_DECAY, STEEPEST=STEEPEST, GENTLE=GENTLE,
             LEAST=FLOOR[0], MOST=FLOOR[1], **packed,
         )  # fmt: skip
-        return Units(column, floor, keep, spans, last)
+        return Units(gates, keep, spans, last)
 
     def borders(
-        self, y: Tensor, w: Tensor, column: Tensor, e: Tensor, units: Units, start: State | None, end: State | None,
+        self, y: Tensor, w: Tensor, pairs: Tensor, units: Units, start: State | None, end: State | None,
         *, reverse: bool,
     ) -> State | None:  # fmt: skip
         """States at the start of every segment, against time their gradients at its end; end: after the last one."""
@@ -112,10 +113,11 @@ class Passes:
         columns = -(-V // tiles.BW)
         kv, z, kepts = (self._new(N, heads, NSEG, *size) for size in ((K, V), (K,), ()))
         launch(
-            states, N * heads * NSEG * columns, y, *y.stride(), w, *w.stride(), column, e, units.keep, units.spans,
+            states, N * heads * NSEG * columns, y, *y.stride(), w, *w.stride(), pairs, units.keep, units.spans,
             self.cu, kv, z, kepts, T, segment, NSEG, heads, units.spans.shape[1],
             K=K, V=V, BK=padded(K), BW=tiles.BW, L=self.length, TILES=columns, GROUP=heads // HS, REVERSE=reverse,
-            PACKED=self.cu is not None, num_warps=tiles.warps, num_stages=1, **self._dot_type,
+            PACKED=self.cu is not None, num_warps=tiles.warps, num_stages=1,
+            **self._dot_type | {"PREC": "tf32x3" if self.q.dtype == torch.float16 else self._dot_type["PREC"]},
         )  # fmt: skip
         for part, first, last in zip((kv, z), start or (None, None), end or (None, None), strict=True):
             size = part[0, 0, 0].numel()
@@ -128,10 +130,11 @@ class Passes:
         return kv, z
 
     def walk(
-        self, role: int, d_out: Tensor | None, out: Tensor, units: Units, den: Tensor, *, r: Tensor | None = None,
-        e: Tensor | None = None, start: State | None = None, end: State | None = None, marks: Marks | None = None,
-    ) -> Tensor | None:  # fmt: skip
-        """One walk, see the kernel; k . dk by tiles of columns where gradients of gates are wanted."""
+        self, role: int, d_out: Tensor | None, out: Tensor, units: Units, den: Tensor, *, rows: Tensor | None = None,
+        start: State | None = None, end: State | None = None, marks: Marks | None = None,
+        dots: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """One walk, see the kernel. dots: q . dq, which steep walks alone put there, or k . dk."""
         from linattn.ops.triton.kernels.exponential_walk import walk
 
         q, k, v = self.q, self.k, self.v
@@ -142,7 +145,7 @@ class Passes:
         tiles = self._tiles(role)
         columns = -(-W // tiles.BW)
         kept = marks if role in (D_Q, D_K) else None
-        dots = self._new(columns, q.shape[0], H, T) if kept is not None and role == D_K else None
+        u = q if role == D_Q else k
         natural = role in (OUTPUT, D_V)  # the state as it is given, rows of keys
         segment, NSEG = self.cut
         kv, z = start or (None, None)
@@ -150,19 +153,25 @@ class Passes:
         kv_end, z_end = end if end is not None and NSEG == 1 else (None, None)
         for steep in (False, True):
             launch(
-                walk, N * H * NSEG * columns, x, *x.stride(), y, *y.stride(), w, *w.stride(), k, *k.stride(),
-                out, den, *units[:4], den if r is None else r, den if e is None else e,
+                walk, N * H * NSEG * columns, x, *x.stride(), y, *y.stride(), w, *w.stride(), u, *u.stride(),
+                out, den, *units[:3], den if rows is None else rows,
                 den if dots is None else dots, 0 if dots is None else dots.stride(0),
                 *(kept or (None, None, None)), 0 if kept is None else kept.flows.stride(0), self.cu,
                 kv, *((V, 1) if natural else (1, V)), kv_end, z, z_end,
                 T, segment, NSEG, H, HS, units.spans.shape[1], self.places(self.stretch),
                 X=X, W=W, BX=padded(X), BW=tiles.BW, L=self.length, TILES=columns, GROUP=H // HS, ROLE=role,
                 STEEP=steep, PACKED=self.cu is not None, S0=start is not None, S1=kv_end is not None,
-                MARK=kept is not None, CK=self.stretch // self.length, DOTS=dots is not None,
-                STAGES=1 if steep else tiles.stages, num_warps=tiles.warps, num_stages=1 if steep else tiles.stages,
+                MARK=kept is not None, CK=self.stretch // self.length, DOTS=dots is not None and (steep or role == D_K),
+                EVEN=self.cu is None and T % self.length == 0,
+                X_T=_fixed(x), Y_T=_fixed(y), W_T=_fixed(w), U_T=_fixed(u),
+                LEAN=tiles.lean, PARTS=tiles.parts, STAGES=1 if steep else tiles.stages,
+                num_warps=tiles.warps, num_stages=1 if steep else tiles.stages,
                 **self._dot_type,
             )  # fmt: skip
-        return dots
+
+    def dots(self, role: int) -> Tensor:
+        """Room for a token's number of each tile of columns of keys."""
+        return self._new(-(-self.sizes[4] // self._tiles(role).BW), *self.q.shape[:3])
 
     def marks(self) -> Marks:
         _, H, HS, _, K, V = self.sizes
@@ -171,18 +180,18 @@ class Passes:
         states, z = self._new(lines * HS * places, V, K), self._new(lines * HS * places, K)
         return Marks(states, z, self._new(columns, lines * H, places))
 
-    def rows(self, out: Tensor, d_out: Tensor, den: Tensor, floor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """r, e and q . dq."""
+    def rows(self, out: Tensor, d_out: Tensor, den: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
+        """r and e, and q . dq."""
         from linattn.ops.triton.kernels.exponential_rows import rows
 
         _, H, HS, T, _, V = self.sizes
-        r, e, a = (torch.empty_like(den) for _ in range(3))
+        found, a = self._new(*den.shape, 2), self.dots(D_Q)
         block = max(1, 4096 // padded(V))
         launch(
-            rows, -(-den.numel() // block), out, d_out, *d_out.stride(), den, floor, r, e, a, T, H, den.numel(),
-            V=V, BV=padded(V), C=block, GROUP=H // HS, num_warps=4,
+            rows, -(-den.numel() // block), out, d_out, *d_out.stride(), den, gates, found, a, T, H, den.numel(),
+            TILES=a.shape[0], V=V, BV=padded(V), C=block, GROUP=H // HS, num_warps=4,
         )  # fmt: skip
-        return r, e, a
+        return found, a
 
     def gate_gradients(self, a: Tensor, b: Tensor, flows: Tensor) -> tuple[Tensor, Tensor]:
         from linattn.ops.triton.kernels.exponential_rows import gates
@@ -191,9 +200,9 @@ class Passes:
         d_i, d_f = (self._new(*self.log_input.shape) for _ in range(2))
         stretches, f = -(-T // self.stretch), self.log_decay
         launch(
-            gates, N * HS * stretches, a, b, b.stride(0), flows, flows.stride(0), f, *f.stride(), self.cu, d_i, d_f,
-            T, H, HS, stretches, flows.shape[2],
-            TILES=b.shape[0], GROUP=H // HS, STRETCH=self.stretch, PACKED=self.cu is not None,
+            gates, N * HS * stretches, a, a.stride(0), b, b.stride(0), flows, flows.stride(0), f, *f.stride(), self.cu,
+            d_i, d_f, T, H, HS, stretches, flows.shape[2],
+            A_TILES=a.shape[0], TILES=b.shape[0], GROUP=H // HS, STRETCH=self.stretch, PACKED=self.cu is not None,
             STRONGEST=STRONGEST_DECAY, num_warps=4,
         )  # fmt: skip
         return d_i, d_f
@@ -228,3 +237,8 @@ def launch(kernel: Any, programs: int, *args: Any, **options: Any) -> None:
 def _on(device: torch.device) -> AbstractContextManager[object]:
     """Triton launches on the current device, which need not be that of the tensors."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _fixed(x: Tensor) -> int:
+    """Numbers from token to token, for the compiler to count with; 0 where that could change with T."""
+    return x.stride(2) if x.stride(3) == 1 and x.itemsize == 2 else 0

@@ -4,7 +4,8 @@
 
 Inside a chunk a pair's weight is exp(f_i - f_j). FACTORED: where no chunk of the walk decays by more than exp(-60), it
 is a factor 1 / write_i on the row and write_j on w, the same w that the state takes: no exponential of a pair, and y
-goes into both products as it was loaded. Else (and beyond bf16) the exponentials of all pairs are taken.
+goes into both products as it was loaded. The row's factor waits for the output, where what comes from before the chunk
+has it too: read_i = keep / write_i. Else (and beyond bf16) the exponentials of all pairs are taken.
 
 RESTS: what is rounded to bf16 for a product (state, weights, w with its factor) is multiplied in two parts, value and
 rest. The gradient of a decay needs it: it is a difference of dots that two walks make, rounded apart.
@@ -14,6 +15,7 @@ import triton
 import triton.language as tl
 
 from linattn.ops.triton.kernels.causal_parts import (
+    add_product,
     from_before,
     held_no_longer,
     inside,
@@ -28,7 +30,7 @@ from linattn.ops.triton.kernels.causal_parts import (
 def chunk(
     step, count, S, S_dt, S_rest, zc, zr,
     x, x_t, y, y_b, y_h, y_t, y_d, w, w_b, w_h, w_t, w_d, u, u_b, u_h, u_t, u_d, xo, yo, wo,
-    out, den, prev_den, prev, scale, e, dots, marks, z_marks, gates, plane, keeps, key_mask,
+    out, den, prev_den, prev, scale, e, dots, dots_plane, marks, z_marks, gates, plane, keeps, key_mask,
     b, h, hs, row, tile, start, end, T, HS, chunk0, place0, size, eps,
     X: tl.constexpr, W: tl.constexpr, BX: tl.constexpr, BW: tl.constexpr, L: tl.constexpr,
     DIV: tl.constexpr, LOOP: tl.constexpr, REVERSE: tl.constexpr, DIAG: tl.constexpr,
@@ -39,7 +41,7 @@ def chunk(
     PARTS: tl.constexpr,
 ):  # fmt: skip
     Z_APART: tl.constexpr = ZCOL and PARTS == 0
-    RESTS: tl.constexpr = DOTS and S_dt.dtype == tl.bfloat16
+    RESTS: tl.constexpr = DOTS > 0 and S_dt.dtype == tl.bfloat16
     i = tl.arange(0, L)
     ex = tl.arange(0, BX)
     ew = (tile * BW).to(tl.int32) + tl.arange(0, BW)
@@ -53,7 +55,7 @@ def chunk(
     c = count - 1 - step if REVERSE else step
     t0 = c.to(tl.int64) * L
     at = start + t0
-    ok = at + i < end
+    ok = i < tl.minimum(end - at, L).to(tl.int32)
     x_rows = ok
     y_rows = ok
     if MASK_X:
@@ -70,10 +72,11 @@ def chunk(
     keep = tl.full([], 1.0, tl.float32)
     if DECAY:
         gate = gates + at + i
-        read = tl.load(gate + (2 if REVERSE else 1) * plane, mask=ok, other=0.0)
-        write = tl.load(gate + (1 if REVERSE else 2) * plane, mask=ok, other=1.0)
+        # Beyond the last token there is room to read: a mask of a load made ahead would be carried along, bit by bit.
+        write = tl.where(ok, tl.load(gate + (1 if REVERSE else 2) * plane), 1.0)
         keep = tl.load(keeps + chunk0 + c)
         if not FACTORED:
+            read = tl.load(gate + (2 if REVERSE else 1) * plane, mask=ok, other=0.0)
             hi = tl.load(gate, mask=ok, other=0.0)
             if SPLIT:
                 lo = tl.load(gate + 3 * plane, mask=ok, other=0.0)
@@ -84,19 +87,21 @@ def chunk(
         reading = read * r
     if EXTRA == 1:
         ei = tl.load(e + row * T + at + i, mask=ok, other=0.0)
+    if FACTORED:
+        row_factor = r / write if SCALE == 1 else 1.0 / write
     if LEAN:
         held_no_longer(xv)
     sums = tl.zeros([L], tl.float32)
     if DEN and PARTS == 0:
         sums = tl.sum(xv.to(tl.float32) * zc[None, :], axis=1)
         if DECAY:
-            sums = sums * read
+            sums = sums * (keep if FACTORED else read)
     without = tl.zeros([L], tl.float32)
-    uo = i[:, None] * u_t + ew[None, :] * u_d if DOTS else 0
+    uo = i[:, None] * u_t + ew[None, :] * u_d if DOTS > 0 else 0
     acc = tl.zeros([L, BW], tl.float32)
     if LOOP > 1:
         acc, S, zc, zr = from_before(
-            xv, S, S_dt, S_rest, zc, zr, reading, ei, keep, PREC, DECAY, SCALE, EXTRA, Z_APART, ZROW, RESTS
+            xv, S, S_dt, S_rest, zc, zr, reading, ei, keep, PREC, DECAY, FACTORED, SCALE, EXTRA, Z_APART, ZROW, RESTS
         )
         if DIAG == 1 and not FACTORED:
             own = tl.zeros([L, BW], tl.float32)
@@ -117,8 +122,6 @@ def chunk(
         if SCALE == 2:
             r = tl.load(scale + (b * (HS * LOOP) + hy) * T + at + i, mask=ok, other=0.0)
             factor = write * r
-        if FACTORED:
-            back = 1.0 / write
         whole = wv.to(tl.float32)
         if FACTORED or SCALE == 2:
             whole = whole * (factor if FACTORED else r)[:, None]
@@ -143,14 +146,16 @@ def chunk(
             ej = tl.load(e + (b * (HS * LOOP) + hy) * T + at + i, mask=ok, other=0.0)
             if ZROW == 2:
                 more_r = tl.sum(wv.to(tl.float32) * (factor * ej)[:, None], axis=0)
-        if DOTS and (LOOP == 1 or (DIAG == 1 and FACTORED)):
+        if DOTS > 0 and (LOOP == 1 or (DIAG == 1 and FACTORED)):
             uv = tl.load(u + b * u_b + h * u_h + at * u_t + uo, mask=inside(x_rows, w_ok, W, BW), other=0.0)
         if DIAG == 1 and FACTORED:
             on_diagonal = tl.sum(uv.to(tl.float32) * (whole if RESTS else taken.to(tl.float32)), axis=1)
+        elif DOTS == 2:
+            on_diagonal = tl.sum(uv.to(tl.float32) * wv.to(tl.float32), axis=1)
         if DEN and PARTS > 0:
             sums = tl.sum(tl.dot(xv, z_dt, input_precision=PREC), axis=1)
-            if DECAY:
-                sums = sums * (back if FACTORED else read)
+            if DECAY and not FACTORED:
+                sums = sums * read
         P = tl.dot(xv, yv, input_precision=PREC)
         if EXTRA == 1:
             P += ei[:, None]
@@ -168,33 +173,38 @@ def chunk(
                 gap += lo[None, :] - lo[:, None] if REVERSE else lo[:, None] - lo[None, :]
             P = P * tl.exp(tl.where(seen, tl.minimum(gap, 0.0), float("-inf")))
         P = tl.where(seen, P, 0.0)
-        if FACTORED:
-            if DEN:
-                sums += tl.sum(P * write[None, :], axis=1) * back
-            P = P * (back * r if SCALE == 1 else back)[:, None]
-        else:
-            if DEN:
-                sums += tl.sum(P, axis=1)
-            if SCALE == 1:
-                P = P * r[:, None]
+        if DEN:
+            sums += tl.sum(P * write[None, :] if FACTORED else P, axis=1)
+        if SCALE == 1 and not FACTORED:
+            P = P * r[:, None]
         weights = P.to(DT)
         weights_rest = rest_of(P, weights) if RESTS else weights
         if DIAG == 1 and FACTORED:
             # Taken off again, as it was rounded: then nothing of w has to wait for the product.
             rounded = P if RESTS else weights.to(tl.float32)
             own_weight = tl.sum(tl.where(i[:, None] == i[None, :], rounded, 0.0), axis=1)
+            own_weight = own_weight * row_factor
             without -= own_weight * on_diagonal
+        if DOTS == 2:
+            # The diagonal's share of u . out, and u . w on it: see correct_denominator.
+            alone = (own_weight if FACTORED else diagonal) * on_diagonal
+            tl.store(dots + dots_plane + row * T + at + i, alone, mask=ok)
+            alike = on_diagonal / write if FACTORED else on_diagonal
+            tl.store(dots + 2 * dots_plane + row * T + at + i, alike, mask=ok)
 
         if LOOP == 1:
             acc, S, zc, zr = from_before(
-                xv, S, S_dt, S_rest, zc, zr, reading, ei, keep, PREC, DECAY, SCALE, EXTRA, Z_APART, ZROW, RESTS
-            )
+                xv, S, S_dt, S_rest, zc, zr, reading, ei, keep, PREC, DECAY, FACTORED, SCALE, EXTRA, Z_APART, ZROW,
+                RESTS,
+            )  # fmt: skip
         acc = tl.dot(weights, taken, acc, input_precision=PREC)
         if RESTS:
             acc = tl.dot(weights_rest, taken, acc, input_precision=PREC)
             if FACTORED or SCALE == 2:
                 acc = tl.dot(weights, taken_rest, acc, input_precision=PREC)
-        if DOTS and LOOP == 1:
+        if FACTORED and LOOP == 1:
+            acc = acc * row_factor[:, None]
+        if DOTS > 0 and LOOP == 1:
             # Apart from the case of several groups, or the diagonal would need a tile of its own in registers.
             tl.store(dots + row * T + at + i, without + tl.sum(uv.to(tl.float32) * acc, axis=1), mask=ok)
             if DIAG == 1 and not FACTORED:
@@ -210,7 +220,7 @@ def chunk(
             yv = decayed.to(DT)
             if RESTS:
                 S = tl.dot(rest_of(decayed, yv), taken, S, input_precision=PREC)
-        S = tl.dot(yv, taken, S, input_precision=PREC)
+        S = add_product(yv, taken, S, PREC)
         if RESTS and (FACTORED or SCALE == 2):
             S = tl.dot(yv, taken_rest, S, input_precision=PREC)
 
@@ -221,7 +231,9 @@ def chunk(
     if MARK and not REVERSE:
         if (c % CK == CK - 1) | (c == count - 1):
             keep_mark(S, zr, marks, z_marks, place0 + c // CK, size, ex, ew, h % DIV, X, W, ZROW > 0)
-    if DOTS and LOOP > 1:
+    if FACTORED and LOOP > 1:
+        acc = acc * row_factor[:, None]
+    if DOTS > 0 and LOOP > 1:
         us = tl.load(u + b * u_b + h * u_h + at * u_t + uo, mask=inside(x_rows, w_ok, W, BW), other=0.0)
         tl.store(dots + row * T + at + i, without + tl.sum(us.to(tl.float32) * acc, axis=1), mask=ok)
         if DIAG == 1 and not FACTORED:
@@ -231,6 +243,8 @@ def chunk(
     if ADD:
         acc += tl.load(prev + place, mask=w_rows, other=0.0).to(tl.float32)
     if DEN:
+        if FACTORED:
+            sums = sums * row_factor
         if ADD:
             sums += tl.load(prev_den + row * T + at + i, mask=ok, other=0.0)
         if tile == 0:

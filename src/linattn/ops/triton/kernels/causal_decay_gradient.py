@@ -4,17 +4,43 @@
 A pair's weight is exp(f_t - f_s), so through the potentials token t gets q_t . dq_t - k_t . dk_t; a log decay gets the
 sum over the potentials that hold it. A sum along the whole sequence would gather rounding, most of all in the sum over
 tokens that a decay per head gets, so it starts anew at the end of every stretch from <state, gradient of the state>.
+The end of the stretch before says what it must come to at its start. What it misses that by is rounding, and is taken
+off where rounding was: in proportion to the sizes of the dots. Where they are 0, behind all that the loss sees, the
+gradient is 0 and stays so.
 
     q_dots (QT, B, HS G, T)   k_dots (KT, B, HS, T): fp32, in tiles of columns that are summed here in order
     marks, d_marks (HS places, SIZE) and z_marks, dz_marks (.., K): state and gradient, which the sweeps kept; stretch j
            of packed sequence n, which starts at token s, lies at s // stretch + n + j
     da     (B, HS, T) fp32
 
-EXCLUSIVE: f_t does not hold a_t. With NEGATE the pairs run against time. With ADD the result is added to da.
+EXCLUSIVE: f_t does not hold a_t. With NEGATE the pairs run against time. With ADD the result is added to da. START: a
+state came in before the first token, which no mark tells of.
 """
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def across(
+    marks, d_marks, z_marks, dz_marks, place, begun, end,
+    SIZE: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, BK: tl.constexpr, Z: tl.constexpr,
+):  # fmt: skip
+    """<state, gradient of the state> at a mark: all pairs with a token on either side. 0 unless begun < end."""
+    products = tl.zeros([BLOCK], tl.float32)
+    for block in range(0, SIZE, BLOCK):
+        es = block + tl.arange(0, BLOCK)
+        some = (es < SIZE) & (begun + 0 * es < end)
+        products += tl.load(marks + place * SIZE + es, mask=some, other=0.0) * tl.load(
+            d_marks + place * SIZE + es, mask=some, other=0.0
+        )
+    found = tl.sum(products, axis=0).to(tl.float64)
+    if Z:
+        ek = tl.arange(0, BK)
+        some = (ek < K) & (begun + 0 * ek < end)
+        keys = tl.load(z_marks + place * K + ek, mask=some, other=0.0)
+        found += tl.sum(keys * tl.load(dz_marks + place * K + ek, mask=some, other=0.0), axis=0).to(tl.float64)
+    return found
 
 
 @triton.jit(do_not_specialize=["T", "stretches", "places", "HS", "q_tile", "k_tile"])
@@ -22,7 +48,7 @@ def decay_gradient(
     q_dots, q_tile, k_dots, k_tile, marks, d_marks, z_marks, dz_marks, cu, da, T, stretches, places, HS,
     QT: tl.constexpr, KT: tl.constexpr, G: tl.constexpr, STRETCH: tl.constexpr, SIZE: tl.constexpr, K: tl.constexpr,
     BLOCK: tl.constexpr, BK: tl.constexpr, Z: tl.constexpr,
-    EXCLUSIVE: tl.constexpr, NEGATE: tl.constexpr, ADD: tl.constexpr, PACKED: tl.constexpr,
+    EXCLUSIVE: tl.constexpr, NEGATE: tl.constexpr, ADD: tl.constexpr, PACKED: tl.constexpr, START: tl.constexpr,
 ):  # fmt: skip
     # A program has one sequence, key head and stretch.
     pid = tl.program_id(0).to(tl.int64)
@@ -44,30 +70,34 @@ def decay_gradient(
     ok = t < last
     # fp64: the sums cancel, and there are few numbers.
     own = tl.zeros([STRETCH], tl.float64)
+    size = tl.zeros([STRETCH], tl.float64)
     begun = first + j * STRETCH
-    products = tl.zeros([BLOCK], tl.float32)
-    for block in range(0, SIZE, BLOCK):
-        es = block + tl.arange(0, BLOCK)
-        there = (es < SIZE) & (begun + 0 * es < last)
-        kept = tl.load(marks + place * SIZE + es, mask=there, other=0.0).to(tl.float32)
-        products += kept * tl.load(d_marks + place * SIZE + es, mask=there, other=0.0).to(tl.float32)
-    after = tl.sum(products, axis=0).to(tl.float64)
-    if Z:
-        ek = tl.arange(0, BK)
-        some = (ek < K) & (begun + 0 * ek < last)
-        keys = tl.load(z_marks + place * K + ek, mask=some, other=0.0)
-        after += tl.sum(keys * tl.load(dz_marks + place * K + ek, mask=some, other=0.0), axis=0).to(tl.float64)
+    after = across(marks, d_marks, z_marks, dz_marks, place, begun, last, SIZE, K, BLOCK, BK, Z)
+    earlier = tl.where(j > 0, last, begun)
+    before = across(marks, d_marks, z_marks, dz_marks, place - 1, begun, earlier, SIZE, K, BLOCK, BK, Z)
     for tile in range(QT):
         for group in range(G):
             at = tile * q_tile + ((b * HS + hs) * G + group) * T + t
-            own += tl.load(q_dots + at, mask=ok, other=0.0).to(tl.float64)
+            dot = tl.load(q_dots + at, mask=ok, other=0.0).to(tl.float64)
+            own += dot
+            size += tl.abs(dot)
     for tile in range(KT):
-        own -= tl.load(k_dots + tile * k_tile + (b * HS + hs) * T + t, mask=ok, other=0.0).to(tl.float64)
+        dot = tl.load(k_dots + tile * k_tile + (b * HS + hs) * T + t, mask=ok, other=0.0).to(tl.float64)
+        own -= dot
+        size += tl.abs(dot)
     if NEGATE:
         own = -own
-    found = after + tl.sum(own, axis=0) - tl.cumsum(own, axis=0)
-    if not EXCLUSIVE:
-        found += own
+    # Summed from the end: sums of zeros are zeros.
+    later = tl.cumsum(own, axis=0, reverse=True)
+    sizes = tl.cumsum(size, axis=0, reverse=True)
+    whole = tl.sum(size, axis=0)
+    missed = after + tl.sum(own, axis=0) - before
+    if START:
+        missed = tl.where(j > 0, missed, 0.0)
+    if EXCLUSIVE:
+        later -= own
+        sizes -= size
+    found = after + later - missed * (sizes / tl.where(whole > 0.0, whole, 1.0))
     at = (b * HS + hs) * T + t
     if ADD:
         found += tl.load(da + at, mask=ok, other=0.0).to(tl.float64)

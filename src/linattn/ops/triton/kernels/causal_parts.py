@@ -9,6 +9,10 @@ All other names                                                  see causal_swee
 import triton
 import triton.language as tl
 
+from linattn.ops.triton.support import interpreted
+
+INTERPRETED: tl.constexpr = tl.constexpr(interpreted())
+
 
 @triton.jit
 def inside(rows, columns, width: tl.constexpr, block: tl.constexpr):
@@ -21,12 +25,27 @@ def inside(rows, columns, width: tl.constexpr, block: tl.constexpr):
 
 
 @triton.jit
+def add_product(a, b, sums, PREC: tl.constexpr):
+    """sums + a b. In fp32 the product is made first: added one by one, its terms would each be rounded as sums is."""
+    if PREC == "ieee" and not INTERPRETED:
+        # Seen by the compiler, the addition would be taken into the product again.
+        product = tl.dot(a, b, input_precision=PREC)
+        found = sums + tl.inline_asm_elementwise("mov.f32 $0, $1;", "=f,f", [product], tl.float32, True, 1)
+    else:
+        found = tl.dot(a, b, sums, input_precision=PREC)
+    return found
+
+
+@triton.jit
 def from_before(
     xv, S, S_dt, S_rest, zc, zr, reading, e, keep, PREC: tl.constexpr,
-    DECAY: tl.constexpr, SCALE: tl.constexpr, EXTRA: tl.constexpr, ZCOL: tl.constexpr, ZROW: tl.constexpr,
-    RESTS: tl.constexpr,
+    DECAY: tl.constexpr, FACTORED: tl.constexpr, SCALE: tl.constexpr, EXTRA: tl.constexpr, ZCOL: tl.constexpr,
+    ZROW: tl.constexpr, RESTS: tl.constexpr,
 ):  # fmt: skip
-    """What a chunk's tokens get from before the chunk (L, BW), and the state and its key sums decayed by the chunk."""
+    """What a chunk's tokens get from before the chunk (L, BW), and the state and its key sums decayed by the chunk.
+
+    FACTORED: the former without the factor of its row.
+    """
     acc = tl.dot(xv, S_dt, input_precision=PREC)
     if RESTS:
         acc = tl.dot(xv, S_rest, acc, input_precision=PREC)
@@ -34,7 +53,9 @@ def from_before(
         acc += e[:, None] * zr[None, :]
     if ZROW == 2:
         acc += zr[None, :]
-    if DECAY or SCALE == 1:
+    if FACTORED:
+        acc = acc * keep
+    elif DECAY or SCALE == 1:
         acc = acc * reading[:, None]
     if DECAY:
         S = S * keep

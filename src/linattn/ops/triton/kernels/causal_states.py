@@ -17,6 +17,8 @@ the next chunk arrives, and it does where its result is used for more than the n
 import triton
 import triton.language as tl
 
+from linattn.ops.triton.kernels.causal_parts import add_product
+
 
 @triton.jit(do_not_specialize=["T", "segment", "NSEG", "HS", "chunks", "one", "mask_b", "plane"])
 def states(
@@ -97,7 +99,7 @@ def states(
                 zs += tl.sum(yv.to(tl.float32) * (writing * ej)[None, :], axis=1)
             if DECAY or SCALE:
                 wv = (wv.to(tl.float32) * writing[:, None]).to(DT)
-            S = tl.dot(yv, wv, S, input_precision=PREC)
+            S = add_product(yv, wv, S, PREC)
     state = (n * HS + hs) * NSEG + seg
     tl.store(s + state * Y * W + ey[:, None] * W + ew[None, :], S, mask=y_ok[:, None] & w_ok[None, :])
     if tile == 0:

@@ -17,7 +17,8 @@ with the normaliser n and r e = d loss / d row sum. In a sweep against time (LIO
     gates (.., B, HS, T), keeps (.., chunks)   what the decay does inside a chunk, see potentials
     s0    start state, X x W with strides s0_x, s0_w, one per (sequence, key head, segment); s1 where the walk ends
     z0    start of the keys' sum: X numbers for the output, W numbers (ZROW) for dq and dk; z1 where it ends
-    dots  (TILES, B, HX, T) fp32: u_i . out_i without the diagonal, which no decay touches
+    dots  (TILES, B, HX, T) fp32: u_i . out_i without the diagonal, which no decay touches; with DOTS = 2 (planes, ..),
+          then what the diagonal gave it, and u_i . w_i
     marks (HS places, X, W), z_marks (.., W): the state (dq), or its gradient (dk), at the end of every CK chunks
     prev, prev_den   what another sweep gave, to be added
 
@@ -35,13 +36,13 @@ from linattn.ops.triton.kernels.causal_parts import rest_of, weakest
 
 # Numbers that change from call to call: no kernel of its own for each that is 1 or a multiple of 16.
 SIZES = ["T", "segment", "NSEG", "HX", "HS", "chunks", "places", "size", "eps"]
-STRIDES = ["dots_tile", "mask_b", "plane"]
+STRIDES = ["dots_tile", "dots_plane", "mask_b", "plane"]
 
 
 @triton.jit(do_not_specialize=SIZES + STRIDES)
 def sweep(
     x, x_b, x_h, x_t, x_d, y, y_b, y_h, y_t, y_d, w, w_b, w_h, w_t, w_d, u, u_b, u_h, u_t, u_d,
-    out, den, prev_den, prev, scale, e, dots, dots_tile, marks, z_marks, gates, plane, keeps,
+    out, den, prev_den, prev, scale, e, dots, dots_tile, dots_plane, marks, z_marks, gates, plane, keeps,
     key_mask, mask_b, cu, s0, s0_x, s0_w, s1, z0, z1,
     T, segment, NSEG, HX, HS, chunks, places, size, eps,
     X: tl.constexpr, W: tl.constexpr, BX: tl.constexpr, BW: tl.constexpr, L: tl.constexpr, TILES: tl.constexpr,
@@ -126,7 +127,7 @@ def sweep(
         gates += (b * HS + hs) * T
     if MASK_X or MASK_Y:
         key_mask += b * mask_b
-    if DOTS:
+    if DOTS > 0:
         dots += tile * dots_tile
 
     # Its copy for products is made at the end of a chunk, see there.
@@ -137,7 +138,7 @@ def sweep(
         S, S_dt, S_rest, zc, zr = chunk(
             step, count, S, S_dt, S_rest, zc, zr,
             x, x_t, y, y_b, y_h, y_t, y_d, w, w_b, w_h, w_t, w_d, u, u_b, u_h, u_t, u_d, xo, yo, wo,
-            out, den, prev_den, prev, scale, e, dots, marks, z_marks, gates, plane, keeps, key_mask,
+            out, den, prev_den, prev, scale, e, dots, dots_plane, marks, z_marks, gates, plane, keeps, key_mask,
             b, h, hs, row, tile, start, end, T, HS, chunk0, place0, size, eps,
             X, W, BX, BW, L, DIV, LOOP, REVERSE, DIAG, DECAY, MILD == 1, MASK_Y, MASK_X, DEN, NORM, SCALE, EXTRA,
             ZCOL, ZROW, DOTS, MARK, CK, ADD, DT, PREC, SPLIT, LEAN and BF16, PARTS,

@@ -2,15 +2,17 @@
 """What belongs to tokens in the gradient of exponential attention: of the denominator before the walks, of gates after.
 
 rows:  o = N / n, n = max(|D|, floor). r = 1 / n; e with r e the gradient of D; a = q . dq, which is 0 where n = |D|, as
-       the length of q cancels, and do . o where n is the floor.
+       the length of q cancels, and do . o where n is the floor. The first of TILES parts, the others are 0: where
+       decays are steep the walk of dq puts its own there, which fit the e that has been made of a rounded o.
 
-       o (B, H, T, V) contiguous    d_o like it, any strides    den, r, e, a (B, H, T) fp32    floor (B, HS, T) fp32
+       o (B, H, T, V) contiguous    d_o like it, any strides    den (B, H, T), a (TILES, B, H, T) fp32
+       pairs (B, HS, T, 2) fp32, of which the second is the floor    found (B, H, T, 2) fp32: r and e
 
 gates: b = k . dk is the gradient of the log input. A pair's weight holds f_t for every t from behind its key to its
        query, so that of the log decays is the sum of a - b from the token on. A sum along the whole sequence would
        gather rounding: it starts anew at the end of every stretch from <state, gradient of the state>, the flows.
 
-       a (B, H, T)   b (TILES, B, H, T)   flows (TILES, rows places), one row a query head   f (B, HS, T), any strides
+       a, b (TILES, B, H, T)   flows (TILES, rows places), one row a query head   f (B, HS, T), any strides
        d_i, d_f (B, HS, T) fp32
 """
 
@@ -20,8 +22,8 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["T", "H", "count"])
 def rows(
-    o, d_o, g_b, g_h, g_t, g_d, den, floor, r, e, a, T, H, count,
-    V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr,
+    o, d_o, g_b, g_h, g_t, g_d, den, pairs, found, a, T, H, count,
+    TILES: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * C + tl.arange(0, C)
     live, d = row < count, tl.arange(0, BV)
@@ -31,17 +33,22 @@ def rows(
     place = (b * g_b + h * g_h + t * g_t)[:, None] + d[None, :] * g_d
     along = tl.sum(x * tl.load(d_o + place, mask=here, other=0.0).to(tl.float32), axis=1)
     total = tl.load(den + row, mask=live, other=1.0)
-    lowest = tl.load(floor + (row // T) // GROUP * T + t, mask=live, other=1.0)
+    lowest = tl.load(pairs + 2 * ((row // T) // GROUP * T + t) + 1, mask=live, other=1.0)
     free = tl.abs(total) >= lowest
-    tl.store(r + row, 1.0 / tl.maximum(tl.abs(total), lowest), mask=live)
-    tl.store(e + row, tl.where(free, tl.where(total > 0, -along, along), 0.0), mask=live)
+    r = 1.0 / tl.maximum(tl.abs(total), lowest)
+    e = tl.where(free, tl.where(total > 0, -along, along), 0.0)
+    pair = tl.arange(0, 2)[None, :]
+    tl.store(found + 2 * row[:, None] + pair, tl.join(r, e), mask=live[:, None])
     tl.store(a + row, tl.where(free, 0.0, along), mask=live)
+    for tile in range(1, TILES):
+        tl.store(a + tile * count.to(tl.int64) + row, tl.zeros([C], tl.float32), mask=live)
 
 
-@triton.jit(do_not_specialize=["T", "H", "HS", "stretches", "places", "b_tile", "flows_tile"])
+@triton.jit(do_not_specialize=["T", "H", "HS", "stretches", "places", "a_tile", "b_tile", "flows_tile"])
 def gates(
-    a, b, b_tile, flows, flows_tile, f, f_b, f_h, f_t, cu, d_i, d_f, T, H, HS, stretches, places,
-    TILES: tl.constexpr, GROUP: tl.constexpr, STRETCH: tl.constexpr, PACKED: tl.constexpr, STRONGEST: tl.constexpr,
+    a, a_tile, b, b_tile, flows, flows_tile, f, f_b, f_h, f_t, cu, d_i, d_f, T, H, HS, stretches, places,
+    A_TILES: tl.constexpr, TILES: tl.constexpr, GROUP: tl.constexpr, STRETCH: tl.constexpr, PACKED: tl.constexpr,
+    STRONGEST: tl.constexpr,
 ):  # fmt: skip
     # A program has one sequence, key head and stretch.
     pid = tl.program_id(0).to(tl.int64)
@@ -67,12 +74,13 @@ def gates(
     after = tl.full([], 0.0, tl.float64)
     for group in range(GROUP):
         head = line * H + hs * GROUP + group
-        as_query += tl.load(a + head * T + t, mask=ok, other=0.0).to(tl.float64)
+        for tile in range(A_TILES):
+            as_query += tl.load(a + tile * a_tile + head * T + t, mask=ok, other=0.0).to(tl.float64)
         for tile in range(TILES):
             as_key += tl.load(b + tile * b_tile + head * T + t, mask=ok, other=0.0).to(tl.float64)
             after += tl.load(flows + tile * flows_tile + head * places + place, mask=some, other=0.0).to(tl.float64)
     own = as_query - as_key
-    found = after + tl.sum(own, axis=0) - tl.cumsum(own, axis=0) + own
+    found = after + tl.cumsum(own, axis=0, reverse=True)  # sums of zeros are zeros
     decay = tl.load(f + line * f_b + hs * f_h + t * f_t, mask=ok, other=0.0)
     at = (line * HS + hs) * T + t
     tl.store(d_i + at, as_key.to(tl.float32), mask=ok)

@@ -4,7 +4,8 @@
     along (REVERSE = 0)    S = keep S + sum_j c_j k_j v_j^T            z = keep z + sum_j c_j k_j
     against                S = keep (S + sum_j r_j q_j do_j^T)         z = keep (z + sum_j r_j e_j q_j)
 
-chunk by chunk. y, w (B, heads, T, K or V); column c (B, HS, T) or r (B, H, T); other names: exponential_walk.
+chunk by chunk. y, w (B, heads, T, K or V); pairs (B, HS, T, 2), of which the first is c,
+or (B, H, T, 2), r and e; other names: exponential_walk.
 
     s (N, heads, NSEG, K, V)   z (.., NSEG, K)   kepts (.., NSEG)   fp32; heads: of keys, against time of queries
 
@@ -14,12 +15,12 @@ A program has one sequence, head, segment and tile of BW columns.
 import triton
 import triton.language as tl
 
-from linattn.ops.triton.kernels.causal_parts import inside
+from linattn.ops.triton.kernels.causal_parts import add_product, inside
 
 
 @triton.jit(do_not_specialize=["T", "segment", "NSEG", "heads", "places"])
 def states(
-    y, y_b, y_h, y_t, y_d, w, w_b, w_h, w_t, w_d, column, e, keep, spans, cu, s, z, kepts,
+    y, y_b, y_h, y_t, y_d, w, w_b, w_h, w_t, w_d, pairs, keep, spans, cu, s, z, kepts,
     T, segment, NSEG, heads, places,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BW: tl.constexpr, L: tl.constexpr, TILES: tl.constexpr,
     GROUP: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr, BF16: tl.constexpr, PREC: tl.constexpr,
@@ -57,8 +58,7 @@ def states(
     w_ok = ew < V
     y += b * y_b + h * y_h
     w += b * w_b + h * w_h
-    column += (b * heads + h) * T
-    e += (b * heads + h) * T
+    pairs += (b * heads + h) * T * 2
     keep += (b * HS + hs) * T
     yo = ek[:, None] * y_d + i[None, :] * y_t
     wo = i[:, None] * w_t + ew[None, :] * w_d
@@ -75,17 +75,17 @@ def states(
             y_ok = ok[None, :] if K == BK else k_ok[:, None] & ok[None, :]
             yv = tl.load(y + at * y_t + yo, mask=y_ok, other=0.0).to(DT)
             wv = tl.load(w + at * w_t + wo, mask=inside(ok, w_ok, V, BW), other=0.0).to(tl.float32)
-            own = tl.load(column + at + i, mask=ok, other=0.0)
+            own = tl.load(pairs + 2 * (at + i), mask=ok, other=0.0)
             of_sum = own
             if REVERSE:
-                of_sum = own * tl.load(e + at + i, mask=ok, other=0.0)
+                of_sum = own * tl.load(pairs + 2 * (at + i) + 1, mask=ok, other=0.0)
             keeps = tl.load(keep + at + lo, mask=at + lo < end, other=1.0)
             kept *= keeps
             if not REVERSE:
                 S = S * keeps
                 zs = zs * keeps
             zs += tl.sum(yv.to(tl.float32) * of_sum[None, :], axis=1)
-            S = tl.dot(yv, (wv * own[:, None]).to(DT), S, input_precision=PREC)
+            S = add_product(yv, (wv * own[:, None]).to(DT), S, PREC)
             if REVERSE:
                 S = S * keeps
                 zs = zs * keeps

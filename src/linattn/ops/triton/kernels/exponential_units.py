@@ -3,14 +3,16 @@
 
     m_t = max(m_{t-1} + f_t, i_t)                  running maximum, the unit of the sums after token t is e^{m_t}
     g_t = f_t + m_{t-1} - m_t <= 0                 what a token does to sums that are measured in it
-    rho_t = g_{t+1} + ... + g_E <= 0               from token t to the last of its chunk, E
+    rho_t = g_{t+1} + ... + g_E <= 0               from token t to the last of its chunk, E, or of a few slow chunks
 
     column_t = e^{rho_t + i_t - m_t}               of its key and value, in the unit of the chunk's end
     floor_t  = e^{rho_t - m_t} / scale             the 1 of max(|q . n|, 1), in the same unit
-    keep     = e^{g_A + ... + g_E}                 what the chunk A..E leaves of a state
+    keep     = e^{g_A + ... + g_E}                 what the chunk A..E leaves of a state, from unit to unit: 1 between
+                                                   slow chunks, of which the first has it all
 
     i, f          (B, HS, T) log input and log decay, any strides      start  (N, HS) fp64, m before the first token
-    column, floor, keep  (B, HS, T) fp32, the last equal in a chunk    last   (N, HS) fp64, m after the last token
+    gates         (B, HS, T, 2) fp32: column and floor of a token      last   (N, HS) fp64, m after the last token
+    keep          (B, HS, T) fp32, equal in a chunk
     spans         (rows, places) int32: tokens of a chunk in each tile of L. L, unless e^{rho} would leave fp32; then
                   L / 8; then 1, where rho = 0. Tile j of packed sequence n, which starts at s: place s // L + n + j
     sums, bests   (rows, blocks) fp64: each block of tokens as a map m -> max(m + sum, best)
@@ -43,9 +45,10 @@ def gates_at(i, i_t, f, f_t, t, ok):
 
 @triton.jit
 def exp_of(x):
-    """e^x in fp32 for x in fp64: fp32 cuts digits off x that e^x shows."""
-    high = x.to(tl.float32)
-    return tl.exp(high) * (1.0 + (x - high.to(tl.float64)).to(tl.float32))
+    """e^x in fp32 for x in fp64: 2^whole 2^fraction, as fp32 cuts digits off x that e^x shows."""
+    power = tl.maximum(x, -200.0) * 1.4426950408889634
+    whole = tl.floor(power + 0.5)
+    return tl.exp2(whole.to(tl.float32)) * tl.exp2((power - whole).to(tl.float32))
 
 
 @triton.jit
@@ -89,13 +92,15 @@ def to_the_end(g, CHUNKS: tl.constexpr, SPAN: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T", "HS", "blocks", "places", "scale"])
 def units(
-    i, i_b, i_h, i_t, f, f_b, f_h, f_t, cu, start, sums, bests, column, floor, keep, spans, last,
+    i, i_b, i_h, i_t, f, f_b, f_h, f_t, cu, start, sums, bests, gates, keep, spans, last,
     T, HS, blocks, places, scale,
     BLOCK: tl.constexpr, L: tl.constexpr, PACKED: tl.constexpr, START: tl.constexpr, STRONGEST: tl.constexpr,
-    STEEPEST: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
+    STEEPEST: tl.constexpr, GENTLE: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
-    # STRONGEST: the least g. STEEPEST: the least rho of a chunk. LEAST, MOST: of the exponent of a floor.
+    # STRONGEST: the least g. STEEPEST: the least rho of a chunk. GENTLE: that of tiles that share a unit. LEAST,
+    # MOST: of the exponent of a floor.
     TILES: tl.constexpr = BLOCK // L
+    SHARED: tl.constexpr = min(4, TILES)
     FINE: tl.constexpr = L // 8
     pid = tl.program_id(0).to(tl.int64)
     block, hs, n, b, first, end = sequence_of(pid, cu, T, HS, blocks, PACKED)
@@ -131,15 +136,23 @@ def units(
     steep = (tl.min(rho, axis=1) < STEEPEST)[:, None]
     steeper = steep & (tl.min(fine, axis=1) < STEEPEST)[:, None]
     own = tl.reshape(g, [TILES, L])
+    # Where decays are slow, some tiles share the unit of the last of them: a state is then seldom put into another one.
+    far, far_whole = to_the_end(g, TILES // SHARED, SHARED * L)
+    gentle = tl.min(far, axis=1)[:, None] + 0.0 * far >= GENTLE
+    far, gentle = tl.reshape(far, [TILES, L]), tl.reshape(gentle.to(tl.int32), [TILES, L]) > 0
+    far_whole = tl.where((tl.arange(0, TILES) % SHARED == 0)[:, None], tl.reshape(far_whole, [TILES, L]), 0.0)
     rho = tl.where(steeper, 0.0, tl.where(steep, fine, rho))
     whole = tl.where(steeper, own, tl.where(steep, fine_whole, whole))
+    rho, whole = tl.where(gentle, far, rho), tl.where(gentle, far_whole, whole)
 
     mt = tl.reshape(mt, [TILES, L])
     t = tl.reshape(t, [TILES, L])
     ok = t < end
     at = (b * HS + hs) * T + t
-    tl.store(column + at, exp_of(rho + tl.reshape(gain, [TILES, L])), mask=ok)
-    tl.store(floor + at, exp_of(tl.minimum(tl.maximum(rho - mt, LEAST), MOST)) / scale, mask=ok)
+    column = exp_of(rho + tl.reshape(gain, [TILES, L]))
+    floor = exp_of(tl.minimum(tl.maximum(rho - mt, LEAST), MOST)) / scale
+    pair = tl.arange(0, 2)[None, None, :]
+    tl.store(gates + 2 * at[:, :, None] + pair, tl.join(column, floor), mask=ok[:, :, None])
     tl.store(keep + at, exp_of(whole), mask=ok)
     tl.store(last + n * HS + hs + 0 * t, tl.where(mt < 0.5 * CLOSED, float("-inf"), mt), mask=t == end - 1)
 

@@ -21,8 +21,8 @@ with r = 1 / n and r e the gradient of D. What is rounded for a product is w wit
 q and k go into products as they are: rounded with a factor they would spoil a denominator that is a small difference.
 
     x, y, w (B, heads, T, X or W)   out (B, H, T, W) contiguous   den (B, H, T) fp32: D, made by walk 0
-    column, keep, floor (B, HS, T), spans: of exponential_units   r, e (B, H, T) fp32
-    u     (B, heads, T, W) with dots (TILES, B, H, T): u_i . out_i of each tile of columns (walk 2, u = k)
+    gates (B, HS, T, 2), keep (B, HS, T), spans: of exponential_units   rows (B, H, T, 2) fp32: r and e
+    u     (B, heads, T, W) with dots (TILES, B, H, T): u_i . out_i of each tile of columns (walk 2, u = k; 1, u = q)
     marks (rows places, X, W), z_marks (.., W) fp32: state and z at the end of every CK tiles; walk 1 keeps them
     flows (TILES, rows places) fp32: their product with the gradient of the state, which walk 2 makes
     s0    start state, X x W with strides s0_x, s0_w, of (sequence, head, segment); s1 where the walk ends, of
@@ -52,13 +52,24 @@ def shortest(spans, count, L: tl.constexpr):
 @triton.jit(do_not_specialize=["T", "segment", "NSEG", "H", "HS", "places", "mark_places", "dots_tile", "flows_tile"])
 def walk(
     x, x_b, x_h, x_t, x_d, y, y_b, y_h, y_t, y_d, w, w_b, w_h, w_t, w_d, u, u_b, u_h, u_t, u_d,
-    out, den, column, floor, keep, spans, r, e, dots, dots_tile, marks, z_marks, flows, flows_tile, cu,
+    out, den, gates, keep, spans, rows, dots, dots_tile, marks, z_marks, flows, flows_tile, cu,
     s0, s0_x, s0_w, s1, z0, z1, T, segment, NSEG, H, HS, places, mark_places,
     X: tl.constexpr, W: tl.constexpr, BX: tl.constexpr, BW: tl.constexpr, L: tl.constexpr, TILES: tl.constexpr,
     GROUP: tl.constexpr, ROLE: tl.constexpr, STEEP: tl.constexpr, PACKED: tl.constexpr,
     S0: tl.constexpr, S1: tl.constexpr, MARK: tl.constexpr, CK: tl.constexpr, DOTS: tl.constexpr,
-    BF16: tl.constexpr, PREC: tl.constexpr, STAGES: tl.constexpr,
+    BF16: tl.constexpr, PREC: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
+    X_T: tl.constexpr, Y_T: tl.constexpr, W_T: tl.constexpr, U_T: tl.constexpr,
+    LEAN: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
+    # X_T, ..: strides of tokens that the compiler may know, 0 where not. LEAN, PARTS: see exponential_config.
+    if X_T > 0:
+        x_t = X_T
+    if Y_T > 0:
+        y_t = Y_T
+    if W_T > 0:
+        w_t = W_T
+    if U_T > 0:
+        u_t = U_T
     DT: tl.constexpr = tl.bfloat16 if BF16 else tl.float32
     REVERSE: tl.constexpr = ROLE >= 2
     pid = tl.program_id(0).to(tl.int64)
@@ -98,58 +109,67 @@ def walk(
     w_ok = ew < W
     S = tl.zeros([BX, BW], tl.float32)
     # Of keys, X numbers for D and W for gradients. In registers: a column of a product would be too narrow for one.
-    zc = tl.zeros([BX], tl.float32)
-    zr = tl.zeros([BW], tl.float32)
+    zc = tl.zeros([BX, PARTS], tl.float32) if PARTS > 0 and ROLE == 0 else tl.zeros([BX], tl.float32)
+    zr = tl.zeros([PARTS, BW], tl.float32) if PARTS > 0 and ROLE > 0 else tl.zeros([BW], tl.float32)
     owner = n * H + h if REVERSE else n * HS + hs
     if S0:
         state = owner * NSEG + seg
         sp = s0 + state * X * W + ex[:, None] * s0_x + ew[None, :] * s0_w
         S += tl.load(sp, mask=x_ok[:, None] & w_ok[None, :], other=0.0)
         if ROLE == 0:
-            zc += tl.load(z0 + state * X + ex, mask=x_ok, other=0.0)
+            begun = tl.load(z0 + state * X + ex, mask=x_ok, other=0.0)
+            if PARTS > 0:
+                zc += tl.where(tl.arange(0, PARTS)[None, :] == 0, begun[:, None], 0.0)
+            else:
+                zc += begun
         elif ROLE < 3:
-            zr += tl.load(z0 + state * W + ew, mask=w_ok, other=0.0)
+            begun = tl.load(z0 + state * W + ew, mask=w_ok, other=0.0)
+            if PARTS > 0:
+                zr += tl.where(tl.arange(0, PARTS)[:, None] == 0, begun[None, :], 0.0)
+            else:
+                zr += begun
 
     i = tl.arange(0, L)
-    row = (b * H + h) * T
-    gate = (b * HS + hs) * T
-    column += gate
-    floor += gate
+    row = (b * H + h) * T + start
+    gate = (b * HS + hs) * T + start
+    gates += 2 * gate
     keep += gate
     hx = hs if REVERSE else h
     hy = h if REVERSE else hs
-    x += b * x_b + hx * x_h
-    y += b * y_b + hy * y_h
-    w += b * w_b + hy * w_h
-    u += b * u_b + hs * u_h
-    out += row * W
+    x += b * x_b + hx * x_h + start * x_t
+    y += b * y_b + hy * y_h + start * y_t
+    w += b * w_b + hy * w_h + start * w_t + tile * BW * w_d
+    u += b * u_b + hx * u_h + start * u_t + tile * BW * u_d
+    out += row * W + tile * BW
     den += row
-    r += row
-    e += row
+    rows += 2 * row
     dots += tile * dots_tile + row
+    column_of = tl.arange(0, BW)
     xo = i[:, None] * x_t + ex[None, :] * x_d
     yo = ex[:, None] * y_d + i[None, :] * y_t
-    wo = i[:, None] * w_t + ew[None, :] * w_d
-    uo = i[:, None] * u_t + ew[None, :] * u_d
+    wo = i[:, None] * w_t + column_of[None, :] * w_d
+    uo = i[:, None] * u_t + column_of[None, :] * u_d
     if not REVERSE:
         if S0:
-            kept = tl.load(keep + start, mask=start < end, other=1.0)
+            kept = tl.load(keep, mask=start < end, other=1.0)
             S = S * kept
             zc = zc * kept
             zr = zr * kept
 
+    end -= start  # tokens are counted from the start from here on
     # Its copy for products is made at the end of a chunk, see there.
     S_dt = S.to(DT)
     # Told the stages here, the compiler fetches all loads ahead, not only those of matrix products.
     for step in tl.range(0, count, num_stages=STAGES):
         c = count - 1 - step if REVERSE else step
-        at = start + c.to(tl.int64) * L
+        at = c.to(tl.int64) * L
         if MARK and REVERSE:
             if (c % CK == CK - 1) | (c == count - 1):
                 there = x_ok[:, None] & w_ok[None, :]
                 mark = marks + (mark0 + c // CK) * X * W + ex[:, None] * W + ew[None, :]
                 flow = tl.sum(tl.sum(tl.load(mark, mask=there, other=0.0) * S, axis=1), axis=0)
-                flow += tl.sum(tl.load(z_marks + (mark0 + c // CK) * W + ew, mask=w_ok, other=0.0) * zr, axis=0)
+                sums = tl.sum(zr, axis=0) if PARTS > 0 else zr
+                flow += tl.sum(tl.load(z_marks + (mark0 + c // CK) * W + ew, mask=w_ok, other=0.0) * sums, axis=0)
                 tl.store(flows + flow0 + c // CK, flow)
         if STEEP:
             span = tl.load(spans + c)
@@ -157,14 +177,14 @@ def walk(
                 lo = (L // span - 1 - part if REVERSE else part) * span
                 S, S_dt, zc, zr = chunk(
                     at, lo, lo + span, S, S_dt, zc, zr, x, x_t, y, y_t, w, w_t, u, u_t, xo, yo, wo, uo,
-                    out, den, column, floor, keep, r, e, dots, marks, z_marks, mark0, c, count, tile, end, h,
-                    X, W, BX, BW, L, GROUP, ROLE, True, MARK, CK, DOTS, DT, PREC,
+                    out, den, gates, keep, rows, dots, marks, z_marks, mark0, c, count, tile, end, h,
+                    X, W, BX, BW, L, GROUP, ROLE, True, EVEN, MARK, CK, DOTS, DT, PREC, LEAN and BF16, PARTS,
                 )  # fmt: skip
         else:
             S, S_dt, zc, zr = chunk(
                 at, 0, L, S, S_dt, zc, zr, x, x_t, y, y_t, w, w_t, u, u_t, xo, yo, wo, uo,
-                out, den, column, floor, keep, r, e, dots, marks, z_marks, mark0, c, count, tile, end, h,
-                X, W, BX, BW, L, GROUP, ROLE, False, MARK, CK, DOTS, DT, PREC,
+                out, den, gates, keep, rows, dots, marks, z_marks, mark0, c, count, tile, end, h,
+                X, W, BX, BW, L, GROUP, ROLE, False, EVEN, MARK, CK, DOTS, DT, PREC, LEAN and BF16, PARTS,
             )  # fmt: skip
 
     if S1:
@@ -172,6 +192,6 @@ def walk(
             tl.store(s1 + owner * X * W + ex[:, None] * W + ew[None, :], S, mask=x_ok[:, None] & w_ok[None, :])
             if ROLE == 0:
                 if tile == 0:
-                    tl.store(z1 + owner * X + ex, zc, mask=x_ok)
+                    tl.store(z1 + owner * X + ex, tl.sum(zc, axis=1) if PARTS > 0 else zc, mask=x_ok)
             if ROLE == 2:
-                tl.store(z1 + owner * W + ew, zr, mask=w_ok)
+                tl.store(z1 + owner * W + ew, tl.sum(zr, axis=0) if PARTS > 0 else zr, mask=w_ok)
