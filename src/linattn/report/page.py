@@ -1,22 +1,17 @@
 """The page: one HTML file that needs nothing else."""
 
-from importlib.resources import files
 from typing import Any
 
 from linattn.report.charts import charts_of
 from linattn.report.charts_maps import map_grid, map_names
 from linattn.report.details import failures, layer_details, run_details, sweep_details
-from linattn.report.markup import Markup, element, join, unbroken
+from linattn.report.frame import chart_section, document, table_section
+from linattn.report.markup import Markup, element, unbroken
 from linattn.report.numbers import MISSING
-from linattn.report.panel import Chart, key, svg
 from linattn.report.read import Comparison
 from linattn.report.setting import how_it_was_made, setting_sentence
-from linattn.report.style import COLORS, OUTLINES, REFERENCE_COLOR, Style
 from linattn.report.summary import ranking_sentence
 from linattn.report.table import results_table
-
-# Nothing may be fetched: a page that tried would be stopped by the browser, and the test in a browser would see it.
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
 def page(results: dict[str, Any], examples: dict[str, Any] | None) -> str:
@@ -24,28 +19,17 @@ def page(results: dict[str, Any], examples: dict[str, Any] | None) -> str:
     comparison = Comparison(results)
     name = str(comparison.part("data").get("name") or "unnamed data")
     title = f"Attention mechanisms compared on {name}"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", title),
-        element("style", Markup(_colors() + _resource("page.css"))),
-    )
-    parts = [
+    return document(
+        title,
         _opening(comparison, title, ranking_sentence(results)),
         _results(comparison),
         failures(comparison),
-        *(_chart_section(chart) for chart in charts_of(comparison)),
+        *(chart_section(chart) for chart in charts_of(comparison)),
         _maps(comparison, examples),
         _layers(comparison),
         _runs(comparison),
         how_it_was_made(comparison),
-    ]
-    main = element("main", *(part for part in parts if part))
-    script = element("script", Markup(_resource("page.js")))
-    return "<!DOCTYPE html>\n" + element("html", head, element("body", main, script), lang="en") + "\n"
+    )
 
 
 def _opening(comparison: Comparison, title: str, summary: str) -> Markup:
@@ -69,25 +53,7 @@ def _results(comparison: Comparison) -> Markup:
             "State: bytes kept of one sequence to go on from, over all layers. Peak memory: of one training step. "
         )
     reading += f"{MISSING}: not measured, or the mechanism has none."
-    text = element("p", reading, class_="reading")
-    hint = element("p", "Swipe the table sideways for more columns.", class_="hint")
-    return element("section", element("h2", "Results"), hint, results_table(comparison), text, id="results")
-
-
-def _chart_section(chart: Chart) -> Markup:
-    panels = [element("div", svg(chart, i), class_="panel") for i in range(len(chart.panels))]
-    figure = element(
-        "figure",
-        *([_legend(chart.legend)] if chart.legend else []),
-        element("div", *panels, class_="panels"),
-        element("figcaption", chart.reading),
-    )
-    return element("section", element("h2", chart.title), figure, id=chart.name)
-
-
-def _legend(styles: dict[str, Style]) -> Markup:
-    items = [element("li", key(name, style, OUTLINES[style.marker])) for name, style in styles.items()]
-    return element("ul", *items, class_="legend")
+    return table_section("Results", "results", results_table(comparison), reading)
 
 
 def _maps(comparison: Comparison, examples: dict[str, Any] | None) -> Markup | None:
@@ -117,15 +83,3 @@ def _runs(comparison: Comparison) -> Markup | None:
         return None
     sweep = sweep_details(comparison)
     return element("section", element("h2", "Runs"), run_details(comparison), *([sweep] if sweep else []), id="runs")
-
-
-def _colors() -> Markup:
-    """The series' colours for both halves of the style sheet."""
-    pairs = list(enumerate((REFERENCE_COLOR, *COLORS)))
-    light = "".join(f"--series-{i}:{pair[0]};" for i, pair in pairs)
-    dark = "".join(f"--series-{i}:{pair[1]};" for i, pair in pairs)
-    return join(Markup(f":root{{{light}}}\n@media (prefers-color-scheme: dark) {{:root{{{dark}}}}}\n"))
-
-
-def _resource(name: str) -> str:
-    return files("linattn.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,10 +1,10 @@
 """What was compared, and how it was made."""
 
-import json
 from typing import Any
 
 from linattn.report.details import fold
-from linattn.report.markup import Markup, element, join
+from linattn.report.frame import made_section, pairs
+from linattn.report.markup import Markup
 from linattn.report.numbers import counted, listed
 from linattn.report.read import Comparison, number
 
@@ -49,13 +49,9 @@ def _size(data: dict[str, Any]) -> str:
 def how_it_was_made(comparison: Comparison) -> Markup:
     """The command, the machine and every setting."""
     meta = comparison.meta
-    machine = {key: meta[key] for key in ("date", "device", "cpu", "threads") if meta.get(key) is not None}
-    for package, version in (meta.get("versions") or {}).items():
-        machine[f"version of {package}"] = version
-    command = [element("pre", element("code", *_words(str(meta["command"]))))] if meta.get("command") else []
     seeds = {key: meta[key] for key in ("seeds", "lrs") if meta.get(key)}
     parts = [
-        fold(title, _pairs(values))
+        fold(title, pairs(values))
         for title, values in (
             ("Training settings", comparison.part("train") | seeds),
             ("Host", comparison.part("host")),
@@ -63,30 +59,4 @@ def how_it_was_made(comparison: Comparison) -> Markup:
         )
         if values
     ]
-    heading = element("h2", "How it was made")
-    return element("section", heading, *command, _pairs(machine), *parts, id="made")
-
-
-def _words(command: str) -> list[Markup]:
-    """Lines end between words, or after a comma: a dash at the end of a line would hide what belongs to it."""
-    found = []
-    for word in command.split(" "):
-        first, *rest = word.split(",")
-        parts = [first, *(part for text in rest for part in (",", element("wbr"), text))]
-        found.append(join(element("span", *parts), " "))
-    return found
-
-
-def _pairs(values: dict[str, Any]) -> Markup:
-    items = [element("div", element("dt", str(key)), element("dd", _value(value))) for key, value in values.items()]
-    return element("dl", *items)
-
-
-def _value(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_value, value))
-    if value is None or isinstance(value, bool):
-        return "none" if value is None else "yes" if value else "no"
-    return f"{value:g}" if isinstance(value, float) else json.dumps(value)
+    return made_section(meta, *parts)

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from linattn.report.charts import write_charts
+from linattn.report.frame import write_page
 from linattn.report.page import page
 from linattn.report.read import load_examples, load_results
 from linattn.support.extras import need
-from linattn.support.files import write_atomically
 
 
 def write_report(folder: Path) -> Path:
@@ -17,7 +17,4 @@ def write_report(folder: Path) -> Path:
     need("the report's charts", "matplotlib")
     results, examples = load_results(folder), load_examples(folder)
     write_charts(folder, results)
-    content = page(results, examples).encode()
-    path = folder / "report.html"
-    write_atomically(path, lambda temporary: temporary.write_bytes(content))
-    return path
+    return write_page(folder / "report.html", page(results, examples), {})[-1]

@@ -23,9 +23,12 @@ SMALL = {
     "listops": {"shortest": 5, "length": 60},
     "pathfinder": {"contour": 5, "distractors": 2},
     "passkey": {"length": 300},
+    "depo": {"letters": 9, "nodes": 5, "hops": 2, "length": 64},
+    "brevo": {"nodes": 5, "length": 64},
+    "mano": {"operations": 3, "length": 48},
 }
 FILES = {"text", "masked-text", "lra-text", "lra-image", "glue"}
-OTHERS = FILES | {"mqar-mix"}  # not drawn one by one: tried in files of their own
+OTHERS = FILES | {"mqar-mix", "capo", "lano"}  # tried in files of their own
 
 
 @pytest.fixture(scope="module", params=list(SMALL))

@@ -7,7 +7,8 @@ from typing import Any
 from linattn.support.options import OptionError, check_option
 from linattn.tasks.text.task import SequenceTask
 
-# Name -> module below linattn.tasks.text and class; a module is imported when its task is asked for.
+# Name -> module below linattn.tasks.text, or with a dot below linattn.tasks, and class; a module is imported when its
+# task is asked for.
 TASKS = {
     "text": ("language", "Text"),
     "masked-text": ("language", "MaskedText"),
@@ -26,6 +27,11 @@ TASKS = {
     "pathfinder": ("pathfinder", "Pathfinder"),
     "passkey": ("passkey", "Passkey"),
     "glue": ("glue", "Glue"),
+    "depo": ("synthetic.depo", "Depo"),
+    "brevo": ("synthetic.brevo", "Brevo"),
+    "capo": ("synthetic.capo", "Capo"),
+    "mano": ("synthetic.mano", "Mano"),
+    "lano": ("synthetic.lano", "Lano"),
 }
 
 
@@ -42,7 +48,8 @@ def text_tasks() -> list[str]:
 def task_class(name: str) -> type[SequenceTask]:
     check_option("task", name, TASKS)
     module, cls = TASKS[name]
-    found: type[SequenceTask] = getattr(import_module(f"linattn.tasks.text.{module}"), cls)
+    place = f"linattn.tasks.{module}" if "." in module else f"linattn.tasks.text.{module}"
+    found: type[SequenceTask] = getattr(import_module(place), cls)
     return found
 
 

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from linattn.support.options import check_option
+from linattn.tasks.synthetic.published import PUBLISHED
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class Standard:
             tries many or says nothing.
         examples: training examples of an epoch where the source has a number; None: as many as the files hold.
         source: where the numbers are from.
+        betas: of AdamW.
+        floor: share of the highest learning rate that it falls to.
     """
 
     task: str
@@ -37,6 +40,8 @@ class Standard:
     heads: int | None = None
     examples: int | None = None
     settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    betas: tuple[float, float] = (0.9, 0.999)
+    floor: float = 0.0
 
 
 ZOOLOGY = "Zoology, arXiv:2312.04927, figure 2 and its repository; no feed-forward"
@@ -114,6 +119,7 @@ STANDARDS: Mapping[str, Standard] = MappingProxyType({
         "glue", "LION (NeurIPS 2025), large: epochs 2 to 10 by task, 3 for MNLI and SST-2", 32, (1e-5,), (5e-6,),
         epochs=3, layers=24, width=(1024,), heads=16, settings={"length": 128},
     ),
+    **{name: Standard(**fields) for name, fields in PUBLISHED.items()},
 })  # fmt: skip
 
 

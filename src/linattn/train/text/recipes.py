@@ -20,7 +20,7 @@ def language() -> TextConfig:
 
 
 def published(standard: Standard) -> TextConfig:
-    """The numbers of a paper; of several learning rates one from the middle. All fall by a cosine, to 0.
+    """The numbers of a paper; of several learning rates one from the middle. All fall by a cosine.
 
     Example:
         >>> config = published(STANDARDS["listops"])
@@ -32,14 +32,15 @@ def published(standard: Standard) -> TextConfig:
         examples = standard.settings.get("train_examples", 50_000)
         steps = (standard.epochs or 1) * examples // batch
     warmup = standard.warmup if standard.warmup >= 1 else standard.warmup * steps
+    lr = standard.learning_rates[len(standard.learning_rates) // 2]
     return TextConfig(
         steps,
         batch,
-        lr=standard.learning_rates[len(standard.learning_rates) // 2],
-        min_lr=0.0,
+        lr=lr,
+        min_lr=standard.floor * lr,
         warmup_steps=round(warmup),
         weight_decay=standard.weight_decays[-1],
-        betas=(0.9, 0.98) if standard.task == "masked-text" else (0.9, 0.999),
+        betas=(0.9, 0.98) if standard.task == "masked-text" else standard.betas,
     )
 
 

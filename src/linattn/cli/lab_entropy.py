@@ -1,0 +1,84 @@
+"""``linattn lab entropy``."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from linattn.cli.lab_options import Chart, Name, Output, lab_folder
+from linattn.cli.options import Device, Threads, device_or_default, names, numbers, option_errors, set_threads
+
+
+def entropy(
+    mechanisms: Annotated[str, typer.Option(help="Names, with commas.  [default: all that are registered]")] = "",
+    hosts: Annotated[
+        str,
+        typer.Option(
+            help="Mechanisms to train a small vision transformer with, commas between them; all mechanisms get the "
+            "activations of the first one. all: every mechanism; none: random activations alone."
+        ),
+    ] = "softmax,relu,pola,nala,mirror",
+    data: Annotated[str, typer.Option(help="Of the hosts: as for `linattn train images`.")] = "digits",
+    size: Annotated[str, typer.Option(help="Of the hosts: digits, pico, nano, tiny, small or base.")] = "digits",
+    patch_size: Annotated[int, typer.Option(help="Pixels of a token's side.")] = 2,
+    epochs: Annotated[int, typer.Option(help="Of training a host.")] = 10,
+    images: Annotated[int, typer.Option(help="Test images to look at.")] = 32,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="In place of training: a folder of `linattn train`, or a language model for transformers."),
+    ] = None,
+    text: Annotated[Path | None, typer.Option(help="File that a language model reads.")] = None,
+    scales: Annotated[str, typer.Option(help="Factors of all queries, with commas, 1 among them.")] = "",
+    batch: Annotated[int, typer.Option(help="Sequences of random activations, or of text.")] = 2,
+    heads: Annotated[int, typer.Option(help="Of random activations.")] = 4,
+    head_dim: Annotated[int, typer.Option(help="Width of a head of random activations.")] = 32,
+    tokens: Annotated[int, typer.Option(help="Of random activations, or of text.")] = 64,
+    device: Device = "",
+    seed: Annotated[int, typer.Option(help="Of activations, weights and training.")] = 0,
+    threads: Threads = 0,
+    chart: Chart = True,
+    output: Output = None,
+    name: Name = "lab-entropy",
+    quick: Annotated[bool, typer.Option("--quick", help="One host, one epoch: shows that everything runs.")] = False,
+) -> None:
+    """How spread out attention is, and whether it sees the length of its queries, for every mechanism.
+
+    Theorems of NaLaFormer, PolaFormer and MirrorLA are checked first. Then the queries are made longer and shorter, on
+    random activations and on those of trained models, and the entropy of the rows of attention is measured.
+
+    Exit code: 0 all right, 1 a check failed, 2 a bad option or a package that is missing.
+    """
+    from linattn.lab.entropy.run import entropy_on_screen
+    from linattn.lab.entropy.settings import SCALES, EntropyConfig
+    from linattn.mechanisms.registry import list_mechanisms
+
+    set_threads(threads)
+    device = device_or_default(device)
+    chosen = {"all": tuple(list_mechanisms(bidirectional=True)), "none": ()}.get(hosts, names(hosts))
+    config = EntropyConfig(
+        mechanisms=names(mechanisms),
+        scales=numbers("scales", scales) or SCALES,
+        batch=batch,
+        heads=heads,
+        head_dim=head_dim,
+        tokens=tokens,
+        hosts=chosen,
+        data=data,
+        size=size,
+        patch_size=patch_size,
+        epochs=epochs,
+        images=images,
+        checkpoint=checkpoint,
+        text=text,
+        device=device,
+        seed=seed,
+    )
+    if quick:
+        config = replace(config, hosts=chosen[:1], epochs=1, images=4, batch=1, heads=2, head_dim=16, tokens=32)
+    with option_errors(", or use --no-chart"):
+        config.check()
+        folder = lab_folder(output, device, quick=quick)
+        code = entropy_on_screen(config, folder, name, chart, Console())
+    raise typer.Exit(code)

@@ -1,0 +1,93 @@
+"""``linattn lab synth``."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from linattn.cli.options import device_or_default, integers, names, numbers, option_errors
+from linattn.cli.text_options import TextOptions, takes_text_options
+from linattn.cli.train_text import SET, host_of, no_or, task_settings
+
+SET_HERE = ("mechanism", "hybrid", "canon", "width", "rotary", "lr", "seed", "start", "tokens")
+
+
+@takes_text_options(*SET_HERE)
+def synth(
+    task: Annotated[str, typer.Argument(help="depo, brevo, capo, mano or lano.")],
+    shared: TextOptions,
+    scale: Annotated[
+        str,
+        typer.Option(help="Of task, model and training: cpu or gpu, both minutes, or paper.  [default: by device]"),
+    ] = "",
+    changed: Annotated[list[str], SET] = [],  # noqa: B006, typer copies it
+    mechanisms: Annotated[
+        str, typer.Option(help="With commas; gated:none has positions of its own, softmax:rotary+none both.")
+    ] = "softmax,gated:none",
+    canon: Annotated[str, typer.Option(help="With commas: none, ABCD, AbCD; each mechanism with each.")] = "none,ABCD",
+    positions: Annotated[
+        str, typer.Option(help="With commas: rotary, quarter (of a head's channels), none.")
+    ] = "rotary,none",
+    widths: Annotated[str, typer.Option(help="Channels of the host, with commas.  [default: by scale]")] = "",
+    lr: Annotated[
+        str, typer.Option(help="Learning rates; each model takes its best on held-out data.  [default: by scale]")
+    ] = "",
+    seeds: Annotated[int, typer.Option(help="Runs of each.")] = 1,
+    samples: Annotated[
+        int, typer.Option(help="Sentences (lano) or answers (brevo) that each trained model writes, to be checked.")
+    ] = 0,
+    plan: Annotated[bool, typer.Option("--plan", help="Say how many runs and seconds it would be, and stop.")] = False,
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time.  [default: one a core on a cpu, else 1]")] = None,
+) -> None:
+    """Controlled tasks of Physics of Language Models 4.1: what a mechanism, positions and Canon layers are good for.
+
+    depo: hops along a cycle; brevo: sorting a graph; capo: facts about people; mano: arithmetic; lano: a grammar.
+    Trains every mechanism with every kind of positions and Canon layers through `linattn compare`, and writes
+    table.json, results.json and report.html. Started again, it goes on.
+
+    Exit code: 0 all right, 1 a run failed, 2 a bad option, 130 interrupted (finished runs are kept).
+    """
+    from linattn.compare.text.settings import TextCompareConfig
+    from linattn.compare.workers import default_jobs
+    from linattn.lab.synth.budgets import budget, shown_metrics
+    from linattn.lab.synth.run import run
+    from linattn.lab.synth.settings import SynthConfig
+    from linattn.train.text.recipes import configure, create_task, recipe_settings
+
+    with option_errors():
+        on_gpu = device_or_default(shared.device).startswith("cuda")
+        chosen = budget(task, scale or ("gpu" if on_gpu else "cpu"))
+        recipe = shared.recipe or chosen.recipe
+        settings = recipe_settings(recipe, task) | chosen.settings | task_settings(None, changed)
+        made = create_task(task, settings)
+        lrs = numbers("lr", lr) or chosen.lrs
+        given: dict[str, Any] = {name: value for name, value in shared.changes().items() if value is not None}
+        # Runs are short: compiling would take longer than it saves.
+        given |= {"compile": bool(shared.compile), "lr": lrs[0] if len(lrs) == 1 else None}
+        train = configure(made, chosen.train | given, recipe)
+        host = host_of(replace(shared, size=shared.size or chosen.host["size"]), made)
+        host = replace(
+            host,
+            mechanism="softmax",
+            depth=shared.depth or chosen.host["depth"],
+            heads=shared.heads or chosen.host["heads"],
+        )
+        compared = TextCompareConfig(
+            task,
+            settings,
+            names(mechanisms),
+            tuple(no_or(letters) for letters in names(canon)) or (None,),
+            integers("widths", widths) or chosen.widths,
+            host,
+            False,
+            train,
+            seeds,
+            lrs if len(lrs) > 1 else (),
+            shared.output or Path("runs") / f"lab-synth-{task}",
+            default_jobs(train.device) if jobs is None else jobs,
+        )
+        config = SynthConfig(compared, names(positions), shown_metrics(made, chosen), samples)
+        code = run(config, Console(), plan_only=plan)
+    raise typer.Exit(code)

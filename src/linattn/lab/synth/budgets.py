@@ -1,0 +1,97 @@
+"""Tasks, hosts and training of three sizes: minutes on a CPU, minutes on a GPU, and the paper's."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from linattn.support.options import check_option
+
+SCALES = ("cpu", "gpu", "paper")
+CPU_HOST = {"size": "small", "depth": 2, "heads": 2}
+GPU_HOST = {"size": "small", "depth": 4, "heads": 4}
+# Small models in short runs take higher rates than the paper's; the rest is its own.
+SMALL_TRAIN: dict[str, Any] = {"betas": (0.9, 0.98), "weight_decay": 0.03}
+PAPER_HOST = {"size": "base", "depth": 8, "heads": 8}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a run has at one scale.
+
+    Attributes:
+        settings: of the task.
+        train: fields of ``TextConfig`` that differ from those of the task's recipe.
+        host: fields of ``HostOptions``.
+        widths: of the hosts.
+        lrs: tried for all alike.
+        metrics: shown in the table, the first of them is what models are compared by.
+        recipe: whose settings hold where nothing else is said.
+    """
+
+    settings: dict[str, Any]
+    train: dict[str, Any]
+    metrics: tuple[str, ...]
+    host: dict[str, Any] = field(default_factory=lambda: dict(GPU_HOST))
+    widths: tuple[int, ...] = (128, 256)
+    lrs: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
+    recipe: str = ""
+
+
+CPU: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "depo": (
+        {"letters": 12, "word_length": (1, 1), "nodes": 5, "hops": 2, "length": 64, "test_examples": 64},
+        {"steps": 300, "batch_size": 16},
+    ),
+    "brevo": ({"nodes": 4, "length": 64, "test_examples": 64}, {"steps": 300, "batch_size": 16}),
+    "capo": ({"people": 100, "length": 94, "test_examples": 50}, {"steps": 200, "batch_size": 16}),
+    "mano": ({"operations": 1, "modulus": 5, "length": 64, "test_examples": 64}, {"steps": 300, "batch_size": 16}),
+    "lano": ({"root": 12, "length": 64, "test_examples": 64}, {"steps": 300, "batch_size": 16}),
+}
+GPU: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "depo": (
+        {"letters": 50, "word_length": (1, 2), "nodes": 24, "hops": 4, "length": 256, "test_examples": 512},
+        {"steps": 3000, "batch_size": 128},
+    ),
+    "brevo": ({"nodes": 16, "length": 256, "test_examples": 512}, {"steps": 3000, "batch_size": 128}),
+    "capo": ({"people": 10_000, "length": 256, "test_examples": 512}, {"steps": 3000, "batch_size": 64}),
+    "mano": ({"operations": 4, "length": 256, "test_examples": 512}, {"steps": 3000, "batch_size": 128}),
+    "lano": ({"root": 19, "length": 256, "test_examples": 128}, {"steps": 3000, "batch_size": 128}),
+}
+PAPER = {"depo": "depo1-225", "brevo": "brevo1-70", "capo": "capo-50k", "mano": "mano-10", "lano": "lano-f"}
+METRICS = {
+    "depo": ("accuracy",),  # and those of two numbers of hops, which depend on the settings
+    "brevo": ("exact_match", "legal"),
+    "capo": ("bits", "share"),
+    "mano": ("accuracy",),
+    "lano": ("kl", "legal"),
+}
+LAB_TASKS = tuple(METRICS)
+
+
+def budget(task: str, scale: str) -> Budget:
+    """
+    Example:
+        >>> budget("depo", "gpu").settings["nodes"], budget("depo", "paper").recipe
+        (24, 'depo1-225')
+    """
+    check_option("task", task, LAB_TASKS)
+    check_option("scale", scale, SCALES)
+    metrics = METRICS[task]
+    if scale == "paper":
+        return Budget({}, {}, metrics, PAPER_HOST, (512, 768), (), PAPER[task])
+    if scale == "cpu":
+        settings, train = CPU[task]
+        return Budget(settings, {**train, **SMALL_TRAIN}, metrics, CPU_HOST, (64,), (3e-3,))
+    settings, train = GPU[task]
+    return Budget(settings, {**train, **SMALL_TRAIN}, metrics)
+
+
+def shown_metrics(task: Any, chosen: Budget) -> tuple[str, ...]:
+    """Those of the budget; for Depo the accuracies of K and K/2 hops too, as in the paper's table.
+
+    Example:
+        >>> from linattn.tasks.text import text_task
+        >>> shown_metrics(text_task("depo", hops=8), budget("depo", "gpu"))
+        ('accuracy', 'accuracy_8', 'accuracy_4')
+    """
+    hops = getattr(task, "tested_hops", None)
+    return chosen.metrics if hops is None else (*chosen.metrics, *(f"accuracy_{k}" for k in hops[-1:-3:-1]))

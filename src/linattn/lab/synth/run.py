@@ -1,0 +1,56 @@
+"""``linattn lab synth``: comparisons, one results file, a report and a table like the paper's."""
+
+from importlib.util import find_spec
+from json import loads
+
+from rich.console import Console
+
+from linattn.compare.compare import FAILED, INTERRUPTED, RIGHT, compare
+from linattn.lab.synth.merge import merged
+from linattn.lab.synth.plan import make_plan
+from linattn.lab.synth.settings import SynthConfig
+from linattn.lab.synth.table import on_screen, paper_table
+from linattn.lab.synth.written import write_samples
+from linattn.report import write_csv, write_report
+from linattn.support.extras import need
+from linattn.support.files import write_json
+
+
+def run(config: SynthConfig, console: Console, *, plan_only: bool = False, measure: bool = True) -> int:
+    """Say how long it takes, train what is not trained yet, write; returns the exit code of the comparisons.
+
+    Files in ``config.output``: a folder for each kind of positions, ``results.json``, ``results.csv``, ``table.json``,
+    and with matplotlib ``report.html`` and ``charts``.
+    """
+    need("a laboratory of language models", "accelerate", "transformers", "safetensors")
+    for part in config.parts.values():
+        part.check()
+    if measure:
+        console.print(make_plan(config).words(), soft_wrap=True)
+    if plan_only:
+        return RIGHT
+    codes = []
+    for kind, part in config.parts.items():
+        console.rule(f"positions: {kind}")
+        codes.append(compare(part, console))
+        if codes[-1] == INTERRUPTED:
+            return INTERRUPTED
+    finish(config, console)
+    return FAILED if any(codes) else RIGHT
+
+
+def finish(config: SynthConfig, console: Console) -> None:
+    found = {kind: loads((part.output / "results.json").read_text()) for kind, part in config.parts.items()}
+    if config.samples:
+        for kind, part in config.parts.items():
+            write_samples(part, found[kind], config.samples, console)
+    results = merged(found)
+    write_json(config.output / "results.json", results)
+    write_csv(results, config.output / "results.csv")
+    rows = paper_table(results, config.metrics)
+    write_json(config.output / "table.json", {"meta": results["meta"], "rows": rows})
+    console.rule("all")
+    console.print(on_screen(rows))
+    if find_spec("matplotlib") is not None:
+        console.print(f"report: {write_report(config.output)}", soft_wrap=True)
+    console.print(f"table: {config.output / 'table.json'}", soft_wrap=True)

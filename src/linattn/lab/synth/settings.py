@@ -1,0 +1,64 @@
+"""What a laboratory run is: one comparison for each kind of positions."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from linattn.compare.text.settings import TextCompareConfig
+from linattn.support.options import OptionError, check_option
+
+# Kind of positions -> share of a head's channels that rotary positions turn.
+POSITIONS = {"rotary": 1.0, "quarter": 0.25, "none": 0.0}
+
+
+@dataclass(frozen=True)
+class SynthConfig:
+    """Mechanisms with and without Canon layers, with and without positions, at some widths, on one task.
+
+    Attributes:
+        shared: the comparison; its mechanisms may be written ``gated:none``, with kinds of positions of their own.
+        positions: of mechanisms that name none.
+        metrics: of the task, those the table shows; the first is what models are compared by.
+        samples: answers or sentences that trained models write, to be checked; 0: none.
+    """
+
+    shared: TextCompareConfig
+    positions: tuple[str, ...] = ("rotary", "none")
+    metrics: tuple[str, ...] = ("accuracy",)
+    samples: int = 0
+
+    @property
+    def output(self) -> Path:
+        return self.shared.output
+
+    @property
+    def parts(self) -> dict[str, TextCompareConfig]:
+        """A comparison for each kind of positions, in a folder of its own.
+
+        Example:
+            >>> config = SynthConfig(TextCompareConfig(patterns=("softmax", "gated:none")))
+            >>> {kind: part.patterns for kind, part in config.parts.items()}
+            {'rotary': ('softmax',), 'none': ('softmax', 'gated')}
+        """
+        patterns: dict[str, list[str]] = {}
+        for entry in self.shared.patterns:
+            pattern, _, own = entry.partition(":")
+            for kind in own.split("+") if own else self.positions:
+                check_option("positions", kind, POSITIONS)
+                patterns.setdefault(kind, []).append(pattern)
+        if not patterns:
+            raise OptionError("mechanisms", "name at least one, such as softmax or gated:none")
+        ordered = [kind for kind in POSITIONS if kind in patterns]
+        return {
+            kind: replace(
+                self.shared,
+                patterns=tuple(patterns[kind]),
+                host=replace(self.shared.host, rotary=POSITIONS[kind], options=self._options(patterns[kind])),
+                output=self.output / f"positions-{kind}",
+            )
+            for kind in ordered
+        }
+
+    def _options(self, patterns: list[str]) -> dict[str, dict[str, object]]:
+        """Those of mechanisms that are there: a comparison refuses what belongs to none of its own."""
+        there = {name.partition("*")[0] for pattern in patterns for name in pattern.split("/")}
+        return {name: dict(own) for name, own in self.shared.host.options.items() if not name or name in there}

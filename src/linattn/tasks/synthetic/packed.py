@@ -1,0 +1,97 @@
+"""Windows of instances laid end to end, each beginning with a whole one."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from linattn.support.options import OptionError
+from linattn.tasks.synthetic.ragged import Flags, Ints
+from linattn.tasks.text.batch import IGNORED, Sequences
+from linattn.tasks.text.generated import GeneratedTask
+
+MOST_ROUNDS = 1000  # of drawing more instances: far more than chance could ask for
+
+
+class Stream(NamedTuple):
+    """Instances end to end: ``tokens (S,)``, whether each is ``asked`` for, where each instance ``starts (M,)``."""
+
+    tokens: Ints
+    asked: Flags
+    starts: Ints
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedTask(GeneratedTask):
+    """A task whose windows hold several instances.
+
+    The first instance of a window is never cut; the last one may be, and what is cut off is thrown away. In a test an
+    instance that was cut is not scored. An instance that is longer than a window is left out.
+    """
+
+    kind = "causal"
+
+    @abstractmethod
+    def instances(self, rng: np.random.Generator, number: int, train: bool) -> Stream:
+        """``number`` instances; ``train`` of sizes as in training, else of the largest."""
+
+    @abstractmethod
+    def typical(self, train: bool) -> float:
+        """Tokens of an instance on average, roughly: how many are drawn at once, never what is in them."""
+
+    def check_length(self) -> None:
+        typical = self.typical(False)
+        if typical > self.length:
+            raise OptionError("length", f"must hold a test instance of about {typical:.0f} tokens, got {self.length}")
+
+    def draw(self, generator: torch.Generator, count: int, train: bool) -> Sequences:
+        rows, asked = self.windows(numpy_random(generator), count, train)
+        targets = np.where(asked[:, 1:], rows[:, 1:], IGNORED)
+        return Sequences(torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(targets))
+
+    def windows(self, rng: np.random.Generator, count: int, train: bool) -> tuple[Ints, Flags]:
+        """Tokens ``(count, length + 1)``, the last of them a target only, and which are asked for."""
+        width = self.length + 1
+        rows, asked = np.empty((count, width), np.int64), np.zeros((count, width), np.bool_)
+        done = 0
+        for _ in range(MOST_ROUNDS):
+            if done == count:
+                return rows, asked
+            each = self.length / self.typical(train) + 1  # and one that is cut
+            stream = self.instances(rng, int(1.08 * (count - done) * each) + 5, train)
+            begins = _begins(stream, self.length)[: count - done]
+            place = begins[:, None] + np.arange(width)
+            rows[done : done + len(begins)] = stream.tokens[place]
+            flags = stream.asked[place]
+            if not train:
+                flags &= np.arange(width) < _whole(stream, begins, width)[:, None]
+            asked[done : done + len(begins)] = flags
+            done += len(begins)
+        raise OptionError("length", f"must hold an instance, got {self.length}")
+
+
+def _begins(stream: Stream, length: int) -> Ints:
+    """Where windows begin: at an instance that fits, behind what the window before it has taken."""
+    ends = np.append(stream.starts[1:], len(stream.tokens))
+    fits = stream.starts[ends - stream.starts <= length]
+    found: list[int] = []
+    free = 0
+    while True:
+        number = int(np.searchsorted(fits, free))
+        if number == len(fits) or fits[number] + length + 1 > len(stream.tokens):
+            return np.array(found, np.int64)
+        found.append(int(fits[number]))
+        free = found[-1] + length
+
+
+def _whole(stream: Stream, begins: Ints, width: int) -> Ints:
+    """Tokens of each window that belong to whole instances."""
+    bounds = np.append(stream.starts, len(stream.tokens))
+    return bounds[np.searchsorted(bounds, begins + width, side="right") - 1] - begins
+
+
+def numpy_random(generator: torch.Generator) -> np.random.Generator:
+    """A generator of numpy, seeded by the next draw: its calls are several times faster for small arrays."""
+    return np.random.Generator(np.random.SFC64(int(torch.randint(2**62, (1,), generator=generator))))

@@ -1,0 +1,199 @@
+"""The laboratory of controlled tasks end to end: planned, trained through comparisons, merged, tabled; and resumed."""
+
+import json
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from linattn.cli.main import app
+from linattn.compare import compare as compare_module
+from linattn.compare.text import costs
+from linattn.compare.text import subject as text_subject
+from linattn.compare.text.settings import TextCompareConfig
+from linattn.lab.synth import plan
+from linattn.lab.synth import run as lab_run
+from linattn.lab.synth.budgets import LAB_TASKS, SCALES, budget, shown_metrics
+from linattn.lab.synth.merge import merged
+from linattn.lab.synth.plan import Plan, make_plan
+from linattn.lab.synth.run import run
+from linattn.lab.synth.settings import SynthConfig
+from linattn.lab.synth.table import paper_table
+from linattn.lab.synth.written import share_right
+from linattn.support.options import OptionError
+from linattn.tasks.text import text_task
+from linattn.train.text.config import TextConfig
+from linattn.train.text.hosts import HostOptions
+from linattn.train.text.recipes import create_task
+
+CONFIG = SynthConfig(
+    TextCompareConfig(
+        "brevo", {"nodes": 4, "length": 32, "test_examples": 8}, ("softmax", "elu:none"), (None, "AC"), (16,),
+        HostOptions("pico", depth=1, heads=1),
+        train=TextConfig(steps=2, batch_size=4, lr=1e-2, warmup_steps=0), seeds=1,
+    ),
+    metrics=("exact_match", "legal"),
+    samples=3,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    output = tmp_path_factory.mktemp("lab") / "brevo"
+    config = replace(CONFIG, shared=replace(CONFIG.shared, output=output))
+    patch, screen = pytest.MonkeyPatch(), StringIO()
+    patch.setattr(costs, "MIN_SECONDS", 0.0)
+    patch.setattr(compare_module, "finish", lambda *_: None)  # pages of the parts: comparisons have their own tests
+    assert run(config, Console(file=screen, width=160)) == 0
+    patch.undo()
+    return config, screen.getvalue()
+
+
+def test_every_contender_is_there_with_its_positions(whole):
+    config, text = whole
+    results = json.loads((config.output / "results.json").read_text())
+    names = ["softmax rotary 16", "softmax+AC rotary 16", "softmax none 16", "softmax+AC none 16", "elu none 16",
+             "elu+AC none 16"]  # fmt: skip
+    assert [entry["mechanism"] for entry in results["mechanisms"]] == names
+    assert sorted(row["mechanism"] for row in results["rows"]) == sorted(names)
+    assert results["meta"]["finished"]
+    rotary = json.loads((config.output / "positions-rotary" / "settings.json").read_text())
+    assert rotary["rotary"] == 1.0
+    page = (config.output / "report.html").read_text()
+    assert all(name in page for name in names)
+    assert text.startswith("6 runs x ")
+    assert "of 3 written are right" in text
+
+
+def test_the_table_has_what_the_runs_measured(whole):
+    config, text = whole
+    results = json.loads((config.output / "results.json").read_text())
+    table = json.loads((config.output / "table.json").read_text())["rows"]
+    assert [(row["mechanism"], row["positions"], row["canon"]) for row in table] == [
+        ("softmax", "rotary", "none"), ("softmax", "rotary", "AC"), ("softmax", "none", "none"),
+        ("softmax", "none", "AC"), ("elu", "none", "none"), ("elu", "none", "AC")]  # fmt: skip
+    measured = {row["mechanism"]: row["epochs"][-1]["metrics"] for row in results["rows"]}
+    for row in table:
+        canon = "" if row["canon"] == "none" else f"+{row['canon']}"
+        found = measured[f"{row['mechanism']}{canon} {row['positions']} 16"]
+        assert row["scores"]["16"]["legal"] == found["legal"]
+        assert row["scores"]["16"]["exact_match"] == found["exact_match"]
+        assert 0 <= row["scores"]["16"]["written"] <= 100
+        assert (row["gain"] is None) == (row["canon"] == "none")
+    assert "canon adds" in text
+
+
+def test_started_again_it_trains_nothing(whole, monkeypatch):
+    config, _ = whole
+    before = (config.output / "table.json").read_bytes()
+    seen = []
+    train = text_subject.train_text
+    monkeypatch.setattr(
+        text_subject, "train_text",
+        lambda *args, **options: seen.append(1) or train(*args, **options | {"on_step": pytest.fail}),
+    )  # fmt: skip
+    monkeypatch.setattr(compare_module, "finish", lambda *_: None)
+    monkeypatch.setattr(lab_run, "write_report", lambda folder: folder)
+    assert run(replace(config, samples=0), Console(file=StringIO()), measure=False) == 0
+    assert len(seen) == 6
+    now = json.loads((config.output / "table.json").read_text())["rows"]
+    then = json.loads(before)["rows"]
+    assert [{**row["scores"]["16"], "written": None} for row in now] == [
+        {**row["scores"]["16"], "written": None} for row in then
+    ]
+
+
+def test_gains_are_differences_and_means_are_over_seeds():
+    def part(kind):
+        entries = [{"mechanism": n, "pattern": "elu", "canon": c, "width": 8, "series": n[:-2], "parameters": 50}
+                   for n, c in (("elu 8", None), ("elu+A 8", "A"))]  # fmt: skip
+        scores = {"elu 8": (10, 20), "elu+A 8": (40, 60)}
+        rows = [{"mechanism": n, "seed": s, "epochs": [{"metrics": {"bits": x}}]} for n, xs in scores.items()
+                for s, x in enumerate(xs)]  # fmt: skip
+        return {"meta": {"host": {}, "finished": True}, "mechanisms": entries, "rows": rows}
+
+    plain, canon = paper_table(merged({"none": part("none")}), ("bits",))
+    assert plain["scores"]["8"] == {"bits": 15, "bits_per_parameter": 0.3}
+    assert canon["gain"] == {"8": 35}
+
+
+def test_the_plan_counts_runs_and_seconds(monkeypatch):
+    monkeypatch.setattr(plan, "seconds_of_runs", lambda part: dict.fromkeys(part.mechanisms, 10.0))
+    shared = replace(CONFIG.shared, lrs=(1e-3, 3e-3, 1e-2), seeds=2, jobs=4)
+    found = make_plan(replace(CONFIG, shared=shared))
+    assert found == Plan(6 * (3 + 2), 300.0, 4)
+    assert found.words() == (
+        "30 runs x 10.0 s of training = 300 s, 4 at a time: 75 s if they do not slow one another"
+    )  # fmt: skip
+
+
+def test_budgets_fit_their_tasks():
+    for task in LAB_TASKS:
+        for scale in SCALES:
+            chosen = budget(task, scale)
+            made = create_task(task, chosen.settings, chosen.recipe)
+            assert made.metric == chosen.metrics[0]
+            assert all(width % chosen.host["heads"] == 0 for width in chosen.widths)
+            assert len(shown_metrics(made, chosen)) == (3 if task == "depo" else len(chosen.metrics))
+
+
+def test_wrong_positions_and_samples_are_named():
+    with pytest.raises(OptionError, match="positions"):
+        _ = replace(CONFIG, positions=("alibi",)).parts
+    with pytest.raises(OptionError, match="samples"):
+        share_right(None, text_task("mano", operations=2, length=32), 2)
+
+
+class Writer:
+    """In the place of a model: writes what it was told to."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def generate(self, prompts, **_):
+        return torch.cat([prompts, torch.tensor(self.rows)], 1)
+
+
+def test_what_is_written_is_checked():
+    lano = text_task("lano", root=9, length=16)
+    rows = [[1, 2, 1, 0], [3, 3, 0, 0], [1, 2, 0, 0], [3, 3, 3, 3]]  # the last one has no end
+    assert share_right(Writer(rows), lano, 4) == 50
+    brevo = text_task("brevo", nodes=4, length=32)
+    questions = brevo.questions(20)
+    eos, size = brevo.bos + 3, 8
+    answers = []
+    for number, question in enumerate(questions):
+        mark = question.index(brevo.bos + 1)
+        edges = list(zip(question[1:mark:2], question[2:mark:2], strict=True))
+        order = []
+
+        def add(node, edges=edges, order=order):
+            for parent, child in edges:
+                if child == node and parent not in order:
+                    add(parent)
+            order.append(node)
+
+        add(question[mark + 1])
+        order = order[::-1] if number % 2 and len(order) > 1 else order
+        answers.append((order, [*order, *[eos] * (size - len(order))]))
+    right = sum(not number % 2 or len(order) == 1 for number, (order, _) in enumerate(answers))
+    assert share_right(Writer([row for _, row in answers]), brevo, 20) == 100 * right / 20
+    assert 0 < right < 20
+
+
+def test_the_command_plans_and_names_what_is_wrong(tmp_path):
+    words = ["lab", "synth", "mano", "--device", "cpu", "--scale", "cpu", "--mechanisms", "softmax", "--positions",
+             "none", "--depth", "1", "--widths", "16", "--steps", "5", "--output", str(tmp_path / "x"), "--plan",
+             "--set", "length=32"]  # fmt: skip
+    found = CliRunner().invoke(app, words)
+    assert found.exit_code == 0, found.output
+    assert found.output.startswith("2 runs x ")
+    assert not (tmp_path / "x").exists()
+    wrong = CliRunner().invoke(app, ["lab", "synth", "memo"])
+    assert wrong.exit_code == 2
+    assert "depo" in wrong.output
