@@ -36,7 +36,7 @@ __all__ = [
     "short_convolution_with_state",
 ]
 
-_FOLDERS = ("layers", "models")  # imported when they are first named: `import linattn` stays quick
+_FOLDERS = ("layers", "linearize", "models")  # imported when they are first named: `import linattn` stays quick
 
 
 def __getattr__(name: str) -> ModuleType:

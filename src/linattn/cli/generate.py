@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from linattn.cli.options import option_errors
+from linattn.cli.options import device_or_default, option_errors
 
 
 def generate(
@@ -21,27 +21,30 @@ def generate(
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.  [default: cuda where there is one]")] = "",
     precision: Annotated[str, typer.Option(help="fp32 or bf16.  [default: bf16 on cuda]")] = "",
 ) -> None:
-    """Go on from a prompt with a language model of this library. Without a tokenizer in its folder, tokens are bytes.
+    """Go on from a prompt with a language model of this library, or one that `linattn linearize` has written.
+
+    Without a tokenizer in its folder, tokens are bytes.
 
     Exit code: 0 all right, 2 a bad option or a package that is missing.
     """
-    import torch
 
     from linattn.support.extras import need
     from linattn.support.options import check_device, check_option
 
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device_or_default(device)
     precision = precision or ("bf16" if device.startswith("cuda") else "fp32")
     with option_errors():
         need("linattn generate", "transformers", "safetensors")
         check_device(device)
         check_option("precision", precision, ("fp32", "bf16"))
+        from linattn.linearize.model_folder import is_linearized, load_linearized_text
         from linattn.models.language import register_auto_classes
         from linattn.models.language.hf.text import Sampling, load_text_model
 
         register_auto_classes()
         sampling = Sampling(max_new_tokens, temperature, top_k, top_p, beams, prefill_chunk, seed)
         sampling.check()
-        answers = load_text_model(checkpoint, device, precision).complete(prompt, sampling)
+        read = load_linearized_text if is_linearized(checkpoint) else load_text_model
+        answers = read(checkpoint, device, precision).complete(prompt, sampling)
     for text, answer in zip(prompt, answers, strict=True):
         typer.echo(text + answer)

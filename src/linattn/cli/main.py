@@ -11,6 +11,9 @@ from linattn.cli.decoding import decoding
 from linattn.cli.doctor import doctor
 from linattn.cli.generate import generate
 from linattn.cli.graph import app as graph
+from linattn.cli.inspect import inspect
+from linattn.cli.lab import app as lab
+from linattn.cli.linearize import linearize
 from linattn.cli.mechanisms import mechanisms
 from linattn.cli.memory import memory
 from linattn.cli.report import report
@@ -42,8 +45,11 @@ def options(
 app.add_typer(compare, name="compare")
 app.add_typer(train, name="train")
 app.add_typer(graph, name="graph")
-for command in (generate, report, bench, kernels, models, memory, decoding, throughput, mechanisms, tour, doctor):
+app.add_typer(lab, name="lab")
+for command in (generate, linearize, inspect, report, mechanisms, tour, doctor):
     app.command()(command)
+for measure in (bench, kernels, models, memory, decoding, throughput):
+    app.command()(measure)
 
 
 if __name__ == "__main__":

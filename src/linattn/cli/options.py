@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+
+Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.  [default: cuda where there is one]")]
+Threads = Annotated[int, typer.Option(help="CPU threads; 0 leaves the choice to PyTorch.")]
 
 
 class DefaultGroup(TyperGroup):
@@ -55,6 +58,13 @@ def settings(option: str, texts: list[str]) -> dict[str, Any]:
         except (ValueError, SyntaxError):
             found[key.strip()] = value.strip()
     return found
+
+
+def device_or_default(device: str) -> str:
+    """What was asked for; else a GPU where there is one."""
+    import torch
+
+    return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def set_threads(threads: int) -> None:

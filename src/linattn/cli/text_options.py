@@ -9,6 +9,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from linattn.cli.options import device_or_default
+
 
 @dataclass(kw_only=True)
 class TextOptions:
@@ -57,9 +59,8 @@ class TextOptions:
 
     def changes(self) -> dict[str, Any]:
         """Fields of ``TextConfig``; None where the recipe decides."""
-        import torch
 
-        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        device = device_or_default(self.device)
         on_gpu = device.startswith("cuda")
         same = ("steps", "batch_size", "accumulation", "lr", "min_lr", "warmup_steps", "weight_decay", "clip_norm",
                 "eval_every", "eval_batch_size", "seed", "checkpoint_seconds", "graphs")  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from linattn.cli.options import DefaultGroup, option_errors
+from linattn.cli.options import DefaultGroup, device_or_default, option_errors
 from linattn.cli.train_text import lm, mlm, task
 
 
@@ -71,13 +71,12 @@ def images(
 
     Exit code: 0 all right, 1 the training diverged, 2 a bad option, 130 interrupted (the same command goes on).
     """
-    import torch
 
     from linattn.mechanisms.registry import list_mechanisms
     from linattn.support.options import check_option
     from linattn.train.screen import TrainJob, train_on_screen
 
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device_or_default(device)
     on_gpu = device.startswith("cuda")
     changes: dict[str, Any] = {
         "epochs": epochs,

@@ -9,6 +9,7 @@ EXTRAS = {
     "numpy": "train",
     "onnx": "export",
     "onnxscript": "export",
+    "peft": "hf",
     "sklearn": "train",
     "safetensors": "hf",
     "timm": "vision",

@@ -1,0 +1,181 @@
+"""``linattn linearize``."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from linattn.cli.options import Device, Threads, device_or_default, integers, option_errors, set_threads, settings
+
+TRAINING, TUNING, FIGURES = "Attention transfer", "Fine-tuning", "Evaluation"
+
+
+def linearize(
+    model: Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="Folder of a pretrained model of transformers.")],
+    out: Annotated[Path, typer.Option(help="Folder of the result; started again with the same options, it goes on.")],
+    method: Annotated[
+        str, typer.Option(help="still, lolcats, hedgehog, t2r, features, zeros_softmax or dof.")
+    ] = "still",
+    text: Annotated[
+        list[str], typer.Option(help="Text to train on: a file, a folder of .txt files, .jsonl; may be given again.")
+    ] = [],  # noqa: B006, typer copies it
+    option: Annotated[
+        list[str],
+        typer.Option(help="Of the method: key=value, such as window=128, mechanism=mirror; again for more."),
+    ] = [],  # noqa: B006
+    layers: Annotated[str, typer.Option(help="Numbers of the layers to convert, with commas.  [default: all]")] = "",
+    steps: Annotated[int | None, typer.Option(help="Updates.", rich_help_panel=TRAINING)] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="Tokens to read, in the place of steps.", rich_help_panel=TRAINING)
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Sequences of a step.", rich_help_panel=TRAINING)] = None,
+    length: Annotated[
+        int | None,
+        typer.Option(help="Tokens of a sequence.  [default: up to 1024]", rich_help_panel=TRAINING),
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Highest learning rate.", rich_help_panel=TRAINING)] = None,
+    loss: Annotated[str | None, typer.Option(help="mse or cross_entropy.", rich_help_panel=TRAINING)] = None,
+    layers_per_round: Annotated[
+        int | None, typer.Option(help="Layers that learn at a time.  [default: all]", rich_help_panel=TRAINING)
+    ] = None,
+    transfer: Annotated[bool, typer.Option(help="Do this stage.", rich_help_panel=TRAINING)] = True,
+    finetune_steps: Annotated[int | None, typer.Option(help="Updates.", rich_help_panel=TUNING)] = None,
+    finetune_tokens: Annotated[
+        int | None, typer.Option(help="Tokens to read, in the place of steps.", rich_help_panel=TUNING)
+    ] = None,
+    finetune_batch_size: Annotated[
+        int | None, typer.Option(help="Sequences of a step.", rich_help_panel=TUNING)
+    ] = None,
+    finetune_length: Annotated[
+        int | None, typer.Option(help="Tokens of a sequence.  [default: as above]", rich_help_panel=TUNING)
+    ] = None,
+    finetune_lr: Annotated[float | None, typer.Option(help="Highest learning rate.", rich_help_panel=TUNING)] = None,
+    rank: Annotated[int | None, typer.Option(help="Of the low-rank updates.", rich_help_panel=TUNING)] = None,
+    alpha: Annotated[float | None, typer.Option(help="They count alpha / rank times.", rich_help_panel=TUNING)] = None,
+    objective: Annotated[str | None, typer.Option(help="distill, next_token or mix.", rich_help_panel=TUNING)] = None,
+    targets: Annotated[
+        str,
+        typer.Option(
+            help="Names of the projections that get them, with commas.  [default: those of the attention]",
+            rich_help_panel=TUNING,
+        ),
+    ] = "",
+    train_cores: Annotated[
+        bool, typer.Option(help="Go on training what stage 1 has trained.", rich_help_panel=TUNING)
+    ] = False,
+    accumulation: Annotated[
+        int | None, typer.Option(help="Parts that a step is computed in.", rich_help_panel=TUNING)
+    ] = None,
+    finetune: Annotated[bool, typer.Option(help="Do this stage.", rich_help_panel=TUNING)] = True,
+    eval_text: Annotated[
+        list[str],
+        typer.Option(help="Texts to measure on.  [default: what is held out of --text]", rich_help_panel=FIGURES),
+    ] = [],  # noqa: B006
+    lengths: Annotated[
+        str,
+        typer.Option(
+            help="Windows of perplexity, with commas; texts of encoders are cut to them.", rich_help_panel=FIGURES
+        ),
+    ] = "",
+    windows: Annotated[int | None, typer.Option(help="Of each text, at most.", rich_help_panel=FIGURES)] = None,
+    texts: Annotated[int | None, typer.Option(help="At most.", rich_help_panel=FIGURES)] = None,
+    needle_lengths: Annotated[
+        str, typer.Option(help="Texts that hide a number, with commas; none.", rich_help_panel=FIGURES)
+    ] = "",
+    needle_count: Annotated[
+        int | None, typer.Option(help="Of them, for each length and depth.", rich_help_panel=FIGURES)
+    ] = None,
+    contexts: Annotated[
+        str, typer.Option(help="Tokens before those whose decoding is timed; none.", rich_help_panel=FIGURES)
+    ] = "",
+    new_tokens: Annotated[int | None, typer.Option(help="Of each sample.", rich_help_panel=FIGURES)] = None,
+    ablate: Annotated[bool, typer.Option(help="Measure with parts switched off too.", rich_help_panel=FIGURES)] = True,
+    probe: Annotated[
+        Path | None,
+        typer.Option(help="Of encoders: folder with labelled train.jsonl, test.jsonl.", rich_help_panel=FIGURES),
+    ] = None,
+    probe_texts: Annotated[
+        int | None, typer.Option(help="Of each class, at most.  [default: all]", rich_help_panel=FIGURES)
+    ] = None,
+    evaluate: Annotated[bool, typer.Option(help="Measure the teacher and each stage.", rich_help_panel=FIGURES)] = True,
+    page: Annotated[bool, typer.Option(help="Write report.html (extra report).", rich_help_panel=FIGURES)] = True,
+    results: Annotated[
+        Path | None, typer.Option(help="JSON file that gets all figures, as OUT/report.json.", rich_help_panel=FIGURES)
+    ] = None,
+    device: Device = "",
+    precision: Annotated[str, typer.Option(help="Of the weights: fp32 or bf16.  [default: bf16 on cuda]")] = "",
+    threads: Threads = 0,
+    seed: Annotated[int, typer.Option(help="Of first weights, order and draws.")] = 0,
+) -> None:
+    """Make a pretrained model linear: convert its attention, train what is new on text, and report what was lost.
+
+    The result is a model of transformers: `linattn generate` writes with it, and linattn.linearize.files loads it.
+
+    Exit code: 0 all right, 1 the training diverged, 2 a bad option, 130 interrupted (the same command goes on).
+    """
+    from linattn.linearize.finetune import FinetuneOptions
+    from linattn.linearize.job import Job
+    from linattn.linearize.job_run import linearize_folder
+    from linattn.linearize.transfer import TransferOptions
+
+    set_threads(threads)
+    device = device_or_default(device)
+    first = _given(
+        steps=steps, tokens=tokens, batch_size=batch_size, length=length, lr=lr, loss=loss,
+        layers_per_round=layers_per_round, seed=seed,
+    )  # fmt: skip
+    second = _given(
+        steps=finetune_steps, tokens=finetune_tokens, batch_size=finetune_batch_size,
+        length=finetune_length or length, lr=finetune_lr, rank=rank, alpha=alpha, objective=objective,
+        targets=tuple(filter(None, targets.split(","))) or None, train_cores=train_cores, accumulation=accumulation,
+        seed=seed,
+    )  # fmt: skip
+    figures = _given(
+        windows=windows, texts=texts, needle_count=needle_count, new_tokens=new_tokens, ablate=ablate,
+        probe_texts=probe_texts,
+    )  # fmt: skip
+    for name, given in (("lengths", lengths), ("needle_lengths", needle_lengths), ("contexts", contexts)):
+        if given:
+            figures[name] = () if given == "none" else integers(name.replace("_", "-"), given)
+    with option_errors():
+        job = Job(
+            model,
+            out,
+            method,
+            tuple(text),
+            tuple(eval_text),
+            TransferOptions(**first) if transfer else None,
+            FinetuneOptions(**second) if finetune else None,
+            figures | {"seed": seed} if evaluate else None,
+            probe,
+            integers("layers", layers) or None,
+            settings("option", option),
+            device,
+            precision or ("bf16" if device.startswith("cuda") else "fp32"),
+            page,
+            results,
+        )
+        with model_errors():
+            code = linearize_folder(job, Console())
+    raise typer.Exit(code)
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    """What was asked for; the rest stays as the stage has it."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+@contextmanager
+def model_errors() -> Iterator[None]:
+    """An error of the model's folder names the argument: it is no option."""
+    from linattn.support.options import OptionError
+
+    try:
+        yield
+    except OptionError as error:
+        if error.option != "model":
+            raise
+        raise typer.BadParameter(error.message, param_hint="MODEL_DIR") from error

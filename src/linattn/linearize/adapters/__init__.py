@@ -1,0 +1,46 @@
+"""Adapters: one small file a family of models; :func:`find_adapter` finds that of a model."""
+
+import importlib
+import pkgutil
+from functools import cache
+
+from torch import nn
+
+from linattn.linearize.adapters.base import Adapter
+
+_ADAPTERS: list[Adapter] = []
+
+HOW_TO_WRITE_ONE = """no adapter knows {family}. To write one, inherit linattn.linearize.adapters.base.Adapter:
+  model_types  names the family ({family_type!r}), or write matches(model)
+  sites        lists the attention modules by their dotted paths, with their shapes
+  project      makes q (B, H, T, D), k and v (B, H_kv, T, D) of the module's input, after norms and rotary positions
+  merge        makes of heads (B, H, T, D) what the module returns, with its output projection
+and hand it to linattn.linearize.adapters.register_adapter(YourAdapter()). Families known so far: {known}"""
+
+
+def register_adapter(adapter: Adapter) -> None:
+    """Let :func:`find_adapter` know a family; the one registered last is asked first."""
+    if not isinstance(adapter, Adapter):
+        raise TypeError(f"adapter must be an instance of Adapter, got {adapter!r}")
+    _ADAPTERS.insert(0, adapter)
+
+
+def find_adapter(model: nn.Module) -> Adapter:
+    """The adapter of the model's family; an unknown one is refused with how to write an adapter."""
+    _discover()
+    for adapter in _ADAPTERS:
+        if adapter.matches(model):
+            return adapter
+    kind = getattr(getattr(model, "config", None), "model_type", None)
+    known = ", ".join(sorted({name for adapter in _ADAPTERS for name in adapter.model_types}))
+    family = f"{type(model).__name__} (model_type {kind!r})"
+    raise ValueError(HOW_TO_WRITE_ONE.format(family=family, family_type=kind, known=known))
+
+
+@cache
+def _discover() -> None:
+    """Every other module of this folder has an ``ADAPTERS`` of its own."""
+    for module in pkgutil.iter_modules(__path__):
+        if module.name != "base":
+            found = importlib.import_module(f"{__name__}.{module.name}")
+            _ADAPTERS.extend(found.ADAPTERS)

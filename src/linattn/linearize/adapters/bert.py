@@ -1,0 +1,45 @@
+"""BERT and the encoders that share its layers: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA."""
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from linattn.linearize.adapters.base import Adapter, Projected, Site
+from linattn.linearize.heads import blocks, inside, join_heads, split_heads
+from linattn.linearize.plan import LayerShape
+
+LAYERS = ("BertLayer", "RobertaLayer", "XLMRobertaLayer", "CamembertLayer", "ElectraLayer")
+
+
+class BertAdapter(Adapter):
+    """``q, k, v = query(x), key(x), value(x)``; the output projection is a module of its own, beside the attention.
+
+    Bidirectional, or causal as a decoder (``config.is_decoder``), whose cross-attention is not touched.
+    """
+
+    model_types: ClassVar[tuple[str, ...]] = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
+    arguments: ClassVar[tuple[str, ...]] = ("hidden_states", "attention_mask", "past_key_values")
+    lora_targets: ClassVar[tuple[str, ...]] = ("query", "key", "value")
+
+    def sites(self, model: nn.Module) -> list[Site]:
+        found = []
+        for index, (name, block) in enumerate(blocks(model, *LAYERS)):
+            attention: Any = getattr(block.attention, "self")  # noqa: B009, the name is a word of the language
+            heads, width = attention.num_attention_heads, attention.attention_head_size
+            shape = LayerShape(heads, heads, width, attention.config.hidden_size, causal=attention.is_causal)
+            found.append(Site(inside(name, "attention", "self"), index, shape))
+        return found
+
+    def project(self, module: Any, hidden: Tensor, **kwargs: Any) -> Projected:
+        parts = (module.query(hidden), module.key(hidden), module.value(hidden))
+        return Projected(*(split_heads(part, module.attention_head_size) for part in parts))
+
+    def merge(self, module: Any, out: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
+        return join_heads(out), None
+
+    def cache(self, **kwargs: Any) -> Any:
+        cache = kwargs.get("past_key_values")
+        return getattr(cache, "self_attention_cache", cache)
+
+
+ADAPTERS = (BertAdapter(),)

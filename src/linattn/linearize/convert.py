@@ -1,0 +1,117 @@
+"""Conversion: the attention modules of a model are replaced in place, as a plan says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from linattn.linearize.adapters import find_adapter
+from linattn.linearize.adapters.base import Adapter, Site
+from linattn.linearize.attention import LinearizedAttention, linearized_layers
+from linattn.linearize.core import build_core
+from linattn.linearize.plan import Plan, plan
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What was done: the layers that were converted, and why the others were not."""
+
+    plan: Plan
+    converted: list[int]
+    kept: dict[int, str]
+    new_parameters: int
+
+
+def plan_model(model: nn.Module, method: str, *, layers: Sequence[int] | None = None, **options: Any) -> Plan:
+    """:func:`linattn.linearize.plan.plan` for the layers of a model; None: all that can be converted.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> from linattn.linearize.convert import plan_model
+        >>> config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        ...                      num_attention_heads=4, num_key_value_heads=2)
+        >>> sorted(plan_model(LlamaForCausalLM(config), "still", window=16).layers)
+        [0, 1]
+    """
+    sites = find_adapter(model).sites(model)
+    if not any(site.convertible for site in sites):
+        reasons = {site.why_not for site in sites}
+        raise ValueError(f"no layer of {type(model).__name__} can be converted: {'; '.join(map(str, reasons))}")
+    chosen = [site.layer_idx for site in sites if site.convertible] if layers is None else list(layers)
+    by_number = {site.layer_idx: site for site in sites}
+    for index in chosen:
+        if index in by_number:
+            _check_convertible(by_number[index])
+    return plan(method, [by_number[index].shape for index in sorted(by_number)], layers=chosen, **options)
+
+
+def convert(model: nn.Module, plan: Plan) -> Conversion:
+    """Replace the attention of the layers that ``plan`` names, in place.
+
+    The projections stay the same modules under the same names; what is new is ``core`` beside them, in fp32. The model
+    is still one of transformers: ``generate``, ``save_pretrained`` and ``state_dict`` work as before.
+    """
+    adapter = find_adapter(model)
+    if linearized_layers(model):
+        raise ValueError("the model is converted already; load it anew to convert it in another way")
+    sites = {site.layer_idx: site for site in adapter.sites(model)}
+    missing = plan.layers.keys() - sites.keys()
+    if missing:
+        raise ValueError(f"the plan names the layers {sorted(missing)}, but the model has {sorted(sites)}")
+    for index in plan.layers:
+        _check_convertible(sites[index])
+    # Every core is built before the first module is replaced: a plan that does not fit leaves the model as it was.
+    new = {index: _replacement(model, adapter, sites[index], plan) for index in sorted(plan.layers)}
+    for index, module in new.items():
+        model.set_submodule(sites[index].name, module)
+    _tell_transformers(model, plan)
+    if adapter.positions_from_mask:
+        decoder = getattr(model, "base_model", model)  # what is called whichever head or wrapper is around it
+        decoder.register_forward_pre_hook(positions_from_mask, with_kwargs=True)
+    kept = {i: site.why_not or "not named in the plan" for i, site in sites.items() if i not in plan.layers}
+    count = sum(p.numel() for module in new.values() for p in module.core.parameters())
+    return Conversion(plan, list(new), kept, count)
+
+
+def positions_from_mask(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Positions count real tokens, where a caller gives a mask ``(B, T)`` and no positions: as ``generate`` does it.
+
+    Features of rotated keys depend on where counting starts, so that padding in front would change what follows.
+    """
+    mask, given = kwargs.get("attention_mask"), kwargs.get("position_ids")
+    tokens = kwargs.get("input_ids", args[0] if args else None)
+    tokens = kwargs.get("inputs_embeds") if tokens is None else tokens
+    if given is None and tokens is not None and isinstance(mask, Tensor) and mask.ndim == 2:
+        positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
+        kwargs = kwargs | {"position_ids": positions[:, -tokens.shape[1] :].to(tokens.device)}
+    return args, kwargs
+
+
+def _check_convertible(site: Site) -> None:
+    if not site.convertible:
+        raise ValueError(f"layer {site.layer_idx} ({site.name}) cannot be converted: {site.why_not}")
+
+
+def _replacement(model: nn.Module, adapter: Adapter, site: Site, plan: Plan) -> LinearizedAttention:
+    module = model.get_submodule(site.name)
+    weight = next(module.parameters())
+    with torch.device(weight.device):
+        core = build_core(plan.layers[site.layer_idx], site.shape)
+    new = LinearizedAttention(module, core, adapter, site)
+    return new.train(module.training)
+
+
+def _tell_transformers(model: nn.Module, plan: Plan) -> None:
+    """The plan goes into the config, which is saved; masks arrive as ``(B, T)``; no assisted decoding."""
+    model.linearize_plan = plan  # type: ignore[assignment]  # for models that have no config
+    config: Any = getattr(model, "config", None)
+    if config is None or not hasattr(config, "model_type"):
+        return
+    from linattn.linearize.hf.interface import LINEARIZED, register_linearized
+
+    register_linearized()
+    config._attn_implementation = LINEARIZED
+    config.linearize = plan.to_dict()
+    model._is_stateful = True  # type: ignore[assignment]  # a state cannot go back: generate then refuses to try

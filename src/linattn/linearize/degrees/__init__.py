@@ -1,0 +1,26 @@
+"""How many features each layer needs: degrees of freedom of the attention kernel, and features made for it."""
+
+from linattn.linearize.degrees.allocate import allocate
+from linattn.linearize.degrees.gram import kernel_degrees
+from linattn.linearize.degrees.kernel import PositiveFeatures, normal_features
+from linattn.linearize.degrees.layers import install_features, learn_layers
+from linattn.linearize.degrees.learn import FeatureLearner, LearnOptions, learn_features
+from linattn.linearize.degrees.leverage import LeverageDensity, leverage_features
+from linattn.linearize.degrees.measure import DegreesOfFreedom, MeasuredLayer, degrees_of_freedom
+
+__all__ = [
+    "DegreesOfFreedom",
+    "FeatureLearner",
+    "LearnOptions",
+    "LeverageDensity",
+    "MeasuredLayer",
+    "PositiveFeatures",
+    "allocate",
+    "degrees_of_freedom",
+    "install_features",
+    "kernel_degrees",
+    "learn_features",
+    "learn_layers",
+    "leverage_features",
+    "normal_features",
+]

@@ -1,0 +1,70 @@
+"""A budget of feature dimensions, split between layers by their degrees of freedom."""
+
+import math
+from collections.abc import Mapping
+
+
+def allocate(
+    values: Mapping[int, float], cost: int, *, multiple: int = 16, smallest: int = 16, largest: int | None = None
+) -> dict[int, int]:
+    """Dimension of each layer, in proportion to ``values``, with mean ``cost``: the cost of that many for all alike.
+
+    Dimensions are multiples of ``multiple`` from ``smallest`` to ``largest``. What a clipped layer leaves over or takes
+    more than its share is made up by the others (water filling): the factor t solves
+    ``sum_s clip(t N_s, smallest, largest) = cost * layers``, then all are rounded down and what is left is given out
+    by multiples, the largest remainder first. Where ``cost * layers`` is no multiple itself, the rest stays unused:
+    never more than the budget is spent.
+
+    Example:
+        >>> allocate({0: 40.0, 1: 10.0, 2: 10.0, 3: 4.0}, 64)
+        {0: 160, 1: 48, 2: 32, 3: 16}
+        >>> allocate({0: 40.0, 1: 10.0, 2: 10.0, 3: 4.0}, 64, largest=96)
+        {0: 96, 1: 64, 2: 64, 3: 32}
+    """
+    low, high, units = _limits(values, cost, multiple, smallest, largest)
+    shares = dict(zip(values, _fill(list(values.values()), low, high, units), strict=True))
+    found = {layer: math.floor(share) for layer, share in shares.items()}
+    # The largest remainder first; of equal ones the larger value, then the earlier layer.
+    order = sorted(shares, key=lambda layer: (found[layer] - shares[layer], -values[layer]))
+    for layer in [layer for layer in order if found[layer] < high][: units - sum(found.values())]:
+        found[layer] += 1
+    return {layer: multiple * share for layer, share in found.items()}
+
+
+def _limits(
+    values: Mapping[int, float], cost: int, multiple: int, smallest: int, largest: int | None
+) -> tuple[int, int, int]:
+    """Lower and upper limit of a layer and the budget of all, in units of ``multiple``."""
+    for name, number in (("cost", cost), ("multiple", multiple), ("smallest", smallest), ("largest", largest)):
+        if number is not None and (not isinstance(number, int) or number < 1):
+            raise ValueError(f"{name} must be an integer >= 1, got {number!r}")
+    if not values:
+        raise ValueError("values must name at least one layer")
+    for layer, value in values.items():
+        if not (value > 0 and math.isfinite(value)):
+            raise ValueError(f"values must be finite and > 0, got {value!r} for layer {layer}")
+    units = cost * len(values) // multiple
+    low = -(-smallest // multiple)
+    high = units if largest is None else largest // multiple
+    if not low <= high or not low * len(values) <= units <= high * len(values):
+        allowed = f"from smallest={low * multiple} to largest={high * multiple if largest is not None else 'any'}"
+        raise ValueError(f"cost must lie {allowed} (multiples of {multiple}), got {cost}")
+    return low, high, units
+
+
+def _fill(values: list[float], low: int, high: int, units: int) -> list[float]:
+    """Shares ``clip(t v, low, high)`` whose sum is ``units``, by bisection on ``log t``: the sum grows with t."""
+
+    def shares(log_t: float) -> list[float]:
+        # In logarithms: t v itself may overflow where values differ by many orders.
+        logs = (min(max(log_t + math.log(value), math.log(low)), math.log(high)) for value in values)
+        return [min(max(math.exp(x), low), high) for x in logs]
+
+    below, above = math.log(low) - math.log(max(values)), math.log(high) - math.log(min(values))
+    for _ in range(200):
+        middle = (below + above) / 2
+        if sum(shares(middle)) < units:
+            below = middle
+        else:
+            above = middle
+    return shares(below)  # from below: rounded down, the sum cannot pass the budget

@@ -1,0 +1,62 @@
+"""Features of all layers of a model at once: learnt on its queries and keys, and put into a converted model."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from linattn.linearize.attention import linearized_layers
+from linattn.linearize.degrees.kernel import PositiveFeatures, log_features, scaled
+from linattn.linearize.degrees.learn import FeatureLearner, LearnOptions
+from linattn.linearize.degrees.measure import DegreesOfFreedom
+from linattn.linearize.degrees.observe import Batch, SeenPairs, watch
+from linattn.linearize.features import RandomFeatures
+
+
+def learn_layers(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    start: dict[int, PositiveFeatures],
+    measured: DegreesOfFreedom,
+    options: LearnOptions,
+) -> dict[int, FeatureLearner]:
+    """One pass of the model over a batch is one step of every layer of ``start``; the learners have the curves too.
+
+    Keys are centred as those of ``measured`` were.
+    """
+    device = next(model.parameters()).device
+    learners = {
+        index: FeatureLearner(PositiveFeatures(*(part.to(device) for part in features)), options)
+        for index, features in start.items()
+    }
+    centers = {index: measured.layers[index].center.to(device).unsqueeze(1) for index in start}
+
+    def see(pairs: SeenPairs) -> None:
+        if pairs.layer_idx in learners:
+            learners[pairs.layer_idx].step(pairs.q, pairs.k - centers[pairs.layer_idx], pairs.key_mask)
+
+    watch(model, batches, see, options.steps)
+    return learners
+
+
+@torch.no_grad()
+def install_features(model: nn.Module, features: dict[int, PositiveFeatures], measured: DegreesOfFreedom) -> None:
+    """Put them into the layers of a converted model whose plan says ``features="prf"``.
+
+    The unit of a head's key features is the median over keys of the largest one: far from it fp32 would overflow or
+    lose them.
+    """
+    layers = linearized_layers(model)
+    for index, own in features.items():
+        maps = getattr(layers[index].core, "features", None) if index in layers else None
+        if not isinstance(maps, RandomFeatures) or maps.z.shape != own.z.shape:
+            raise ValueError(
+                f"layer {index} must be converted with features='prf' and feature_dim={own.number}, it is "
+                f"{'not converted' if index not in layers else maps}"
+            )
+        layer = measured.layers[index]
+        maps.z.copy_(own.z)
+        maps.log_alpha.copy_(own.log_alpha)
+        maps.center.copy_(layer.center)
+        logs = log_features(scaled(layer.keys - layer.center.unsqueeze(1)), PositiveFeatures(*(x.cpu() for x in own)))
+        maps.log_unit.copy_(logs.amax(-1).median(-1).values)

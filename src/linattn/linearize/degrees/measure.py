@@ -1,0 +1,114 @@
+"""Degrees of freedom of every layer and head of a model."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from linattn.linearize.degrees.gram import kernel_degrees
+from linattn.linearize.degrees.kernel import PositiveFeatures, normal_features
+from linattn.linearize.degrees.leverage import leverage_features
+from linattn.linearize.degrees.observe import Batch, SeenPairs, watch
+from linattn.linearize.degrees.points import Reservoir
+from linattn.support.options import OptionError, check_option
+
+REDUCE = ("max", "p90", "mean")
+SAMPLINGS = ("normal", "leverage")
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredLayer:
+    """One layer: its degrees of freedom by key head, and the sample they were measured on."""
+
+    mean: Tensor  # (H_kv,), over draws
+    std: Tensor  # (H_kv,), between draws
+    points: Tensor  # (H_kv, J, D), the last draw, keys without their mean if ``center``
+    center: Tensor  # (H_kv, D), the mean key, or 0
+    keys: Tensor  # (H_kv, N, D), as they came
+
+
+@dataclass(frozen=True, eq=False)
+class DegreesOfFreedom:
+    """Of every layer, with the tolerance they were measured at."""
+
+    layers: dict[int, MeasuredLayer]
+    tolerance: float
+
+    def values(self, reduce: str = "max") -> dict[int, float]:
+        """One number a layer, for ``allocate``: of its heads the largest (the paper), 90th percentile or mean."""
+        check_option("reduce", reduce, REDUCE)
+        if reduce == "p90":
+            return {index: float(layer.mean.quantile(0.9)) for index, layer in self.layers.items()}
+        return {
+            index: float(layer.mean.max() if reduce == "max" else layer.mean.mean())
+            for index, layer in self.layers.items()
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, without the points."""
+        rows = [
+            {"layer": index, "degrees": layer.mean.tolist(), "std": layer.std.tolist()}
+            for index, layer in self.layers.items()
+        ]
+        return {"tolerance": self.tolerance, "layers": rows}
+
+    def start(self, dims: dict[int, int], seed: int = 0, sampling: str = "normal") -> dict[int, PositiveFeatures]:
+        """Features of the layers of ``dims``: ``z ~ N(0, I)``, or drawn by leverage scores at the same tolerance.
+
+        Leverage scores serve the kernel as it is, where the few points of large norm outweigh all others. Rows of
+        attention are divided by their sums, so that every query counts alike: for them, and for learning them from
+        there, few features (64 a head of a small Llama) drawn from N(0, I) were the better start.
+        """
+        check_option("sampling", sampling, SAMPLINGS)
+        generator = Generator().manual_seed(seed)
+        found = {}
+        for index, count in dims.items():
+            heads, _, dim = (points := self.layers[index].points).shape
+            if sampling == "normal":
+                found[index] = normal_features(heads, count, dim, generator)
+            else:
+                found[index] = leverage_features(points, count, self.tolerance, generator=generator)
+        return found
+
+
+def degrees_of_freedom(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    tolerance: float = 2**-8,
+    points: int = 1024,
+    draws: int = 3,
+    layers: Sequence[int] | None = None,
+    center: bool = False,
+    seed: int = 0,
+) -> DegreesOfFreedom:
+    """Of real queries and keys: ``draws`` disjoint draws of ``points`` of them for each layer and key head.
+
+    Args:
+        model: of transformers or timm, of a family that can be converted; or a converted one, seen as it was before.
+        batches: token ids ``(B, T)`` or pictures, or dicts of the model's arguments.
+        tolerance: lambda, in units of the largest eigenvalue; the paper has 2^-4 for GPT-2 and 2^-8 for Pythia-1B.
+        center: take the mean key from all keys first. Softmax attention does not change by it, its kernel does.
+    """
+    for name, number in (("points", points), ("draws", draws)):
+        if number < 1:
+            raise OptionError(name, f"must be an integer >= 1, got {number}")
+    found: dict[int, Reservoir] = {}
+
+    def see(pairs: SeenPairs) -> None:
+        if layers is None or pairs.layer_idx in layers:
+            reservoir = found.setdefault(pairs.layer_idx, Reservoir(points * draws, seed))
+            reservoir.add(pairs.q, pairs.k, pairs.key_mask)
+
+    watch(model, batches, see)
+    measured = {}
+    for index, reservoir in sorted(found.items()):
+        drawn, mean = reservoir.draws(draws, center=center), reservoir.key_mean()
+        values = torch.stack([kernel_degrees(draw, tolerance) for draw in drawn])
+        std = values.std(0, correction=int(draws > 1))
+        measured[index] = MeasuredLayer(
+            values.mean(0), std, drawn[-1], mean if center else torch.zeros_like(mean), reservoir.keys()
+        )
+    return DegreesOfFreedom(measured, tolerance)

@@ -1,0 +1,32 @@
+"""Random features that begin where the degrees of freedom say: how many a layer gets, and which."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from linattn.linearize.attention import linearized_layers
+from linattn.linearize.degrees import DegreesOfFreedom, allocate, degrees_of_freedom, install_features
+from linattn.linearize.features import RandomFeatures
+from linattn.linearize.stages import Batches
+
+MEASURED_BATCHES = 4
+
+
+def allocated(
+    model: nn.Module, batches: Batches, layers: Sequence[int], cost: int
+) -> tuple[DegreesOfFreedom, dict[int, int]]:
+    """Degrees of freedom on some batches, and the number of features of each layer, ``cost`` on average."""
+    degrees = degrees_of_freedom(model, [batches(step) for step in range(MEASURED_BATCHES)], layers=layers)
+    return degrees, allocate(degrees.values(), cost)
+
+
+def start_features(model: nn.Module, degrees: DegreesOfFreedom, seed: int) -> None:
+    """Draw the random features of a converted model by leverage scores; other features stay."""
+    found: dict[int, Any] = {}
+    for number, layer in linearized_layers(model).items():
+        features = getattr(layer.core, "features", None)
+        if isinstance(features, RandomFeatures):
+            found[number] = features
+    starts = degrees.start({number: features.num_features for number, features in found.items()}, seed)
+    install_features(model, starts, degrees)

@@ -1,0 +1,205 @@
+"""The same figures of a model at each stage of its conversion."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from json import loads
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from linattn.linearize.evaluate.ablation import FULL, ablations, needle_worth, perplexity_worth
+from linattn.linearize.evaluate.decoding import decoding
+from linattn.linearize.evaluate.embeddings import agreement, probe, sentence_vectors, sentences_of
+from linattn.linearize.evaluate.needle import NeedleRow, by_length, encoder, needle
+from linattn.linearize.evaluate.options import EvaluationOptions
+from linattn.linearize.evaluate.perplexity import Perplexity, perplexity
+from linattn.linearize.evaluate.samples import prompts_of, samples
+from linattn.support.files import write_json
+
+LONGEST_SENTENCE = 256
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Texts with classes, for a linear probe."""
+
+    train: Sequence[str]
+    train_labels: Sequence[int]
+    test: Sequence[str]
+    test_labels: Sequence[int]
+
+    def first(self, count: int) -> "Labelled":
+        """Of each class the first ``count`` texts, to train and to test on alike.
+
+        Example:
+            >>> Labelled(["a", "b", "c"], [1, 0, 1], ["d", "e"], [1, 0]).first(1)
+            Labelled(train=['a', 'b'], train_labels=[1, 0], test=['d', 'e'], test_labels=[1, 0])
+        """
+        return Labelled(*_first(self.train, self.train_labels, count), *_first(self.test, self.test_labels, count))
+
+
+def _first(texts: Sequence[str], labels: Sequence[int], count: int) -> tuple[list[str], list[int]]:
+    seen: Counter[int] = Counter()
+    kept = []
+    for place, label in enumerate(labels):
+        seen[label] += 1
+        if seen[label] <= count:
+            kept.append(place)
+    return [texts[place] for place in kept], [labels[place] for place in kept]
+
+
+@dataclass
+class Evaluator:
+    """Measures stages of a model on the same texts; with a ``path`` each is written when it is done, and not repeated.
+
+    Attributes:
+        tokenizer: the model's.
+        texts: that no stage was trained on.
+        causal: a language model; else an encoder, whose first stage is the teacher that others are compared to.
+        path: JSON file of finished stages; one that was written with other options or texts is begun anew.
+        tell: is handed a line on each figure.
+        labelled: for encoders, for a probe on frozen vectors.
+        pieces: ids of the texts, where they have marks that the texts as written have not; None: encoded here.
+    """
+
+    tokenizer: Any
+    texts: Sequence[str]
+    options: EvaluationOptions
+    causal: bool = True
+    path: Path | None = None
+    tell: Tell = print
+    labelled: Labelled | None = None
+    pieces: Sequence[list[int]] | None = None
+    stages: list[dict[str, Any]] = field(default_factory=list)
+    _teacher: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.texts = list(self.texts)[: self.options.texts]
+        self._encode = encoder(self.tokenizer)
+        pieces = self.pieces if self.pieces is not None else map(self._encode, self.texts) if self.causal else ()
+        self._ids = list(pieces)[: self.options.texts]
+        self._done: dict[str, Any] = {}
+        if self.path is not None and self.path.is_file():
+            kept = loads(self.path.read_text())
+            if kept.get("fingerprint") == self._fingerprint():
+                self._done = kept["stages"]
+
+    def stage(self, name: str, model: Any, *, full: bool = True) -> dict[str, Any]:
+        """Figures of the model now, kept under ``name``; if not in ``full``, without speed, samples and probe."""
+        if not self.causal and self._teacher is None:
+            self._teacher = self._vectors(model)  # later stages are compared to it: never read from a file
+        if name not in self._done:
+            self._keep(name, self._language(model, full) if self.causal else self._encoder(model, full))
+        found = {"name": name, **self._done[name]}
+        self.stages.append(found)
+        return found
+
+    def ablation(self, model: Any) -> dict[str, Any] | None:
+        """Perplexity and needles with parts switched off, and what each part is worth."""
+        if not self.causal or not self.options.ablate:
+            return None
+        if "ablation" not in self._done:
+            found = ablations(model, lambda each: (self._perplexities(each), self._needles(each)))
+            if set(found) == {FULL}:
+                return None
+            self._keep("ablation", _worth(found))
+        return dict(self._done["ablation"])
+
+    def _keep(self, name: str, figures: dict[str, Any]) -> None:
+        self._done[name] = figures
+        if self.path is not None:
+            write_json(self.path, {"fingerprint": self._fingerprint(), "stages": self._done})
+
+    def _fingerprint(self) -> str:
+        text = "\0".join([repr(self.options), str(self.causal), *self.texts])
+        return blake2b(text.encode(), digest_size=12).hexdigest()
+
+    def _language(self, model: Any, full: bool) -> dict[str, Any]:
+        options = self.options
+        perplexities, rows = self._perplexities(model), self._needles(model)
+        found: dict[str, Any] = {
+            "perplexity": [each.as_dict() for each in perplexities],
+            "needle": [row.as_dict() for row in rows],
+            "needle_by_length": by_length(rows),
+        }
+        if not full:
+            return found
+        speed = decoding(
+            model,
+            options.contexts,
+            text=[i for ids in self._ids for i in ids] or None,
+            steps=options.steps,
+            seconds=options.seconds,
+            progress=lambda row: self.tell(f"context {row.context:,}: {row.tokens_per_second:,.1f} tokens/s"),
+        )
+        prompts = prompts_of(self.texts, options.prompts)
+        written = samples(model, self.tokenizer, prompts, max_new_tokens=options.new_tokens)
+        return found | {
+            "decoding": [row.as_dict() for row in speed],
+            "samples": [{"prompt": prompt, "text": text} for prompt, text in zip(prompts, written, strict=True)],
+        }
+
+    def _perplexities(self, model: Any) -> list[Perplexity]:
+        found = []
+        for length in self.options.lengths:
+            batch = self.options.batch_size
+            found.append(perplexity(model, self._ids, length, windows=self.options.windows, batch_size=batch))
+            self.tell(f"perplexity {found[-1].perplexity:.3f} on windows of {length:,} tokens")
+        return found
+
+    def _needles(self, model: Any) -> list[NeedleRow]:
+        options = self.options
+        rows = needle(
+            model,
+            self._encode,
+            options.needle_lengths,
+            count=options.needle_count,
+            digits=options.needle_digits,
+            seed=options.seed,
+        )
+        for mean in by_length(rows):
+            self.tell(f"needles found at {mean['length']:,} tokens: {100 * mean['found']:.0f} %")
+        return rows
+
+    def _vectors(self, model: Any) -> Tensor:
+        sentences = sentences_of(self.texts, self.options.sentences)
+        return sentence_vectors(model, self.tokenizer, sentences, length=self._longest)
+
+    @property
+    def _longest(self) -> int:
+        """Tokens that the texts of an encoder are cut to."""
+        return max(self.options.lengths, default=LONGEST_SENTENCE)
+
+    def _encoder(self, model: Any, full: bool) -> dict[str, Any]:
+        assert self._teacher is not None
+        found: dict[str, Any] = {"agreement": agreement(self._vectors(model), self._teacher).as_dict()}
+        self.tell(f"cosine to the teacher's vectors {found['agreement']['mean']:.4f}")
+        if self.labelled is not None and full:
+            train, test = (
+                sentence_vectors(model, self.tokenizer, texts, length=self._longest)
+                for texts in (self.labelled.train, self.labelled.test)
+            )
+            found["probe"] = probe(train, self.labelled.train_labels, test, self.labelled.test_labels)
+            # What a probe that learned nothing would have: a figure near it says nothing about the vectors.
+            labels = self.labelled.test_labels
+            found["probe_largest_class"] = 100 * max(Counter(labels).values()) / len(labels)
+            self.tell(f"probe {found['probe']:.2f} %, the largest class alone {found['probe_largest_class']:.2f} %")
+        return found
+
+
+def _worth(found: dict[str, tuple[list[Perplexity], list[NeedleRow]]]) -> dict[str, Any]:
+    variants = {
+        name: {
+            "perplexity": [each.as_dict() for each in perplexities],
+            "needle_by_length": by_length(rows),
+        }
+        for name, (perplexities, rows) in found.items()
+    }
+    worth = needle_worth({name: rows for name, (_, rows) in found.items()})
+    for i in range(len(found[FULL][0])):
+        worth += perplexity_worth({name: perplexities[i] for name, (perplexities, _) in found.items()})
+    return {"variants": variants, "worth": [each.as_dict() for each in worth]}

@@ -1,0 +1,88 @@
+"""What is measured of a model, and how much of it."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from linattn.support.options import OptionError
+
+LONGEST = 1024  # tokens of a window where nothing else is asked for
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """Each empty list leaves its figure out.
+
+    Attributes:
+        lengths: tokens of the windows of perplexity; an encoder's texts are cut to the largest.
+        windows: of each text, at most.
+        texts: at most.
+        needle_lengths: tokens of the texts that hide a number.
+        needle_count: of them, for each length and each of five depths.
+        needle_digits: of the number.
+        contexts: tokens before those whose decoding is timed.
+        steps: tokens that are decoded at each context.
+        seconds: after so many no further context is begun.
+        prompts: texts that models go on from.
+        new_tokens: that they write.
+        sentences: whose vectors are compared (encoders).
+        probe_texts: that a probe gets of each class, at most, to train and to test on; None: all.
+        ablate: measure again with parts of the attention switched off.
+        batch_size: windows that a model sees at once.
+        seed: of the needles.
+    """
+
+    lengths: tuple[int, ...] = ()
+    windows: int = 1
+    texts: int = 20
+    needle_lengths: tuple[int, ...] = ()
+    needle_count: int = 2
+    needle_digits: int = 5
+    contexts: tuple[int, ...] = ()
+    steps: int = 16
+    seconds: float = 120.0
+    prompts: int = 3
+    new_tokens: int = 60
+    sentences: int = 500
+    probe_texts: int | None = None
+    ablate: bool = True
+    batch_size: int = 1
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raise OptionError that names the option and what is allowed."""
+        least = {"windows": 1, "texts": 1, "needle_count": 1, "needle_digits": 1, "steps": 2, "prompts": 0,
+                 "new_tokens": 1, "sentences": 0, "batch_size": 1}  # fmt: skip
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise OptionError(name, f"must be an integer >= {low}, got {getattr(self, name)}")
+        if self.probe_texts is not None and self.probe_texts < 1:
+            raise OptionError("probe_texts", f"must be an integer >= 1, got {self.probe_texts}")
+        for name, low in (("lengths", 2), ("needle_lengths", 64), ("contexts", 1)):
+            for value in getattr(self, name):
+                if value < low:
+                    raise OptionError(name, f"must be integers >= {low}, got {value}")
+        for before, after in zip(sorted(self.contexts), sorted(self.contexts)[1:], strict=False):
+            if after - before <= self.steps:
+                raise OptionError(
+                    "contexts", f"must be more than the {self.steps} steps apart, got {before} and {after}"
+                )
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def suited(cls, positions: int | None, gpu: bool, changes: Mapping[str, Any]) -> "EvaluationOptions":
+        """Figures that suit a model that was trained on up to ``positions`` tokens; ``changes`` that are None are not.
+
+        Example:
+            >>> EvaluationOptions.suited(256, False, {"windows": 3, "steps": None}).needle_lengths
+            (128, 256)
+        """
+        longest = min(positions or LONGEST, LONGEST)
+        furthest = 32768 if gpu else 4 * longest
+        contexts = [longest]
+        while contexts[-1] * 2 <= furthest:
+            contexts.append(contexts[-1] * 2)
+        suited = cls(lengths=(longest,), needle_lengths=(longest // 2, longest), contexts=tuple(contexts))
+        return replace(suited, **{name: value for name, value in changes.items() if value is not None})

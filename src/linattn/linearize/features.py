@@ -1,0 +1,202 @@
+"""Learned features of the linear part: ``(B, H, T, D) -> (B, H, T, F)``, per head, not negative, in fp32 inside.
+
+Queries and keys have maps of their own, except for random features, which stand for one kernel.
+"""
+
+import math
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linattn.ops.packing import compute_dtype
+from linattn.ops.prepare import without_autocast
+
+LARGEST_EXPONENT = 40.0  # of each of two factors: their product stays finite in fp32
+
+
+class FeaturePair(Protocol):
+    """Features of queries and keys, and how wide they are."""
+
+    num_features: int
+
+    def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+class SeparateMaps(nn.Module):
+    """One map for the queries and one for the keys."""
+
+    def __init__(self, query_map: "HeadMap", key_map: "HeadMap") -> None:
+        super().__init__()
+        self.query_map, self.key_map = query_map, key_map
+        self.num_features = key_map.num_features
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return self.query_map(q), self.key_map(k)
+
+
+class HeadMap(nn.Module):
+    """What the learned maps share: ``W (H, D, F)``, and arithmetic that is not in 16 bits."""
+
+    signs = 1  # how many features each column of W makes
+
+    def __init__(self, num_heads: int, head_dim: int, feature_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_heads, head_dim, feature_dim))
+        self.num_features = self.signs * feature_dim
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Uniform in ``+-D^-0.5``, as a linear layer starts."""
+        bound = self.weight.shape[1] ** -0.5
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    def start_at_identity(self) -> None:
+        """The first columns pass the channels on; further ones, where there are any, start as they did."""
+        with torch.no_grad():
+            D, width = self.weight.shape[1:]
+            self.weight[..., : min(D, width)] = torch.eye(D, width)[:, : min(D, width)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        with without_autocast(x):
+            x = x.to(compute_dtype(x))
+            return self.mapped(x, self.weight.to(x.dtype))
+
+    def mapped(self, x: Tensor, weight: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        num_heads, head_dim, feature_dim = self.weight.shape
+        return f"num_heads={num_heads}, head_dim={head_dim}, feature_dim={feature_dim}"
+
+
+class NPMap(HeadMap):
+    """STILL's: the direction is learned, the norm is the input's own.
+
+    ``phi(x) = [softmax(u), softmax(-u)]``, ``u = |x| f(x) / |f(x)|``, ``f(x) = (x - 2 (x . n) n) W``, or ``x W``
+
+    W starts as the identity, or as the reflection by n, which undoes it: at the start u = x.
+    """
+
+    signs = 2
+
+    def __init__(self, num_heads: int, head_dim: int, feature_dim: int, *, householder: bool = False) -> None:
+        super().__init__(num_heads, head_dim, feature_dim)
+        self.normal = nn.Parameter(torch.randn(num_heads, head_dim)) if householder else None
+        self.start_at_identity()
+        if self.normal is not None:
+            with torch.no_grad():
+                self.weight.copy_(self._reflected(self.weight.mT.clone()).mT)
+
+    def mapped(self, x: Tensor, weight: Tensor) -> Tensor:
+        f = self._reflected(x) @ weight
+        u = F.normalize(f, dim=-1) * torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return both_signs(u)
+
+    def _reflected(self, x: Tensor) -> Tensor:
+        if self.normal is None:
+            return x
+        n = F.normalize(self.normal.to(x.dtype), dim=-1).unsqueeze(-1)  # (H, D, 1)
+        return x - 2 * (x @ n) * n.mT
+
+
+class HedgehogMap(HeadMap):
+    """``phi(x) = [softmax(x W), softmax(-x W)]``; W starts as the identity where F = D, else as in LoLCATs."""
+
+    signs = 2
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.weight.shape[1] == self.weight.shape[2]:
+            self.start_at_identity()
+
+    def mapped(self, x: Tensor, weight: Tensor) -> Tensor:
+        return both_signs(x @ weight)
+
+
+class T2RMap(HeadMap):
+    """``phi(x) = relu(x W + b)``; b starts at 0."""
+
+    def __init__(self, num_heads: int, head_dim: int, feature_dim: int) -> None:
+        super().__init__(num_heads, head_dim, feature_dim)
+        self.bias = nn.Parameter(torch.zeros(num_heads, 1, feature_dim))
+
+    def mapped(self, x: Tensor, weight: Tensor) -> Tensor:
+        return (x @ weight + self.bias.to(x.dtype)).relu()
+
+
+class RandomFeatures(nn.Module):
+    """Positive random features of the kernel ``exp(q . k / sqrt(D))``, learned: one set for queries and keys.
+
+    ``phi(x)_m = sqrt(alpha_m / M) exp(z_m . x / D^{1/4} - |x|^2 / (2 sqrt(D)))``
+
+    ``z (H_kv, M, D)`` starts normal and ``log_alpha (H_kv, M)`` at 0. Query heads share the z of their key head.
+
+    Softmax attention stays what it is when a constant c is taken from all keys, and features of short vectors
+    vary less: ``center (H_kv, D)`` is that constant and ``log_unit (H_kv,)`` a scale of the keys' features, both 0
+    until :meth:`calibrate` sets them. The queries' features make up for both.
+
+    Args:
+        relative: queries in units of their own largest feature. Only for attention whose denominator has the same
+            factor, so that it cancels, and never beside exact logits: there features have their true values, and are
+            compared to ``e^s`` (``units="one"``). Keys always have the same unit: a state cannot change it later.
+    """
+
+    center: Tensor
+    log_unit: Tensor
+
+    def __init__(self, num_kv_heads: int, head_dim: int, count: int, *, relative: bool = False) -> None:
+        super().__init__()
+        self.z = nn.Parameter(torch.randn(num_kv_heads, count, head_dim))
+        self.log_alpha = nn.Parameter(torch.zeros(num_kv_heads, count))
+        self.register_buffer("center", torch.zeros(num_kv_heads, head_dim))
+        self.register_buffer("log_unit", torch.zeros(num_kv_heads))
+        self.relative, self.num_features = relative, count
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return self.queries(q), self.keys(k)
+
+    def queries(self, q: Tensor) -> Tensor:
+        """``(B, H, T, D) -> (B, H, T, M)``."""
+        with without_autocast(q):
+            grouped = q.to(compute_dtype(q)).unflatten(1, (self.z.shape[0], -1))
+            shift = torch.einsum("bghtd,gd->bght", grouped, self.center.to(grouped)) * q.shape[-1] ** -0.5
+            logs = self._logs(grouped) + (shift + self.log_unit.to(grouped)[:, None, None]).unsqueeze(-1)
+            if self.relative:
+                logs = logs - logs.detach().amax(-1, keepdim=True)
+            return logs.clamp(max=LARGEST_EXPONENT).exp().flatten(1, 2)
+
+    def keys(self, k: Tensor) -> Tensor:
+        """``(B, H_kv, T, D) -> (B, H_kv, T, M)``."""
+        with without_autocast(k):
+            k = k.to(compute_dtype(k))
+            return self.key_logs(k).clamp(max=LARGEST_EXPONENT).exp()
+
+    def key_logs(self, k: Tensor) -> Tensor:
+        centred = k - self.center.to(k)[:, None]
+        return self._logs(centred.unsqueeze(2)).squeeze(2) - self.log_unit.to(k)[:, None, None]
+
+    @torch.no_grad()
+    def calibrate(self, k: Tensor, key_mask: Tensor | None = None) -> None:
+        """Take the constant and the unit from keys ``(B, H_kv, T, D)`` of real text; z and alpha stay."""
+        flat = k.to(compute_dtype(k)).transpose(0, 1).flatten(1, 2)  # (H_kv, B T, D)
+        if key_mask is not None:
+            flat = flat[:, key_mask.flatten()]
+        self.center.copy_(flat.mean(1))
+        self.log_unit.zero_()
+        self.log_unit.copy_(self.key_logs(flat.unsqueeze(0)).amax(-1)[0].median(-1).values)
+
+    def _logs(self, x: Tensor) -> Tensor:
+        """Logarithms of the features of ``(B, H_kv, G, T, D)``."""
+        y = x * x.shape[-1] ** -0.25
+        half = (self.log_alpha.to(y) - math.log(self.num_features)) / 2
+        return y @ self.z.to(y).mT[:, None] - y.square().sum(-1, keepdim=True) / 2 + half[:, None, None]
+
+    def extra_repr(self) -> str:
+        return f"num_kv_heads={self.z.shape[0]}, num_features={self.num_features}, relative={self.relative}"
+
+
+def both_signs(u: Tensor) -> Tensor:
+    """``[softmax(u), softmax(-u)]``."""
+    return torch.cat([u.softmax(-1), (-u).softmax(-1)], dim=-1)

@@ -1,0 +1,1 @@
+"""What inherits from classes of transformers. Every module here imports it: name them when needed."""

@@ -1,0 +1,45 @@
+"""The state of a converted layer in a cache of transformers, in the place of its keys and values."""
+
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from linattn.models.language.hf.cache import StateLayer
+
+
+class CoreLayer(StateLayer):
+    """What the core of one layer remembers, and how many tokens it has seen, padding counted."""
+
+    state: Any
+
+    def advance(self, state: Any, tokens: int) -> None:
+        """The state after ``tokens`` more."""
+        self.state, self.length = state, self.length + tokens
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        raise TypeError(
+            "this cache holds the states of converted layers, and exact attention needs all keys and values: begin "
+            "with an empty cache after a change of mode"
+        )
+
+
+def core_layer(cache: Any, layer_idx: int) -> CoreLayer:
+    """The layer of ``cache`` for a converted attention; on first use it takes the place of transformers' own."""
+    if not isinstance(cache, Cache):
+        raise TypeError(f"past_key_values must be a Cache of transformers, got {type(cache).__name__}")
+    if getattr(cache, "offloading", False):
+        raise ValueError("cache_implementation='offloaded' moves keys and values, and a state has none; use None")
+    while len(cache.layers) <= layer_idx:  # a DynamicCache() without a config grows as layers come
+        new: Any = cache.layer_class_to_replicate
+        if new is None:
+            raise ValueError(f"past_key_values has {len(cache.layers)} layers, but the model has layer {layer_idx}")
+        cache.layers.append(new())
+    layer: Any = cache.layers[layer_idx]
+    if isinstance(layer, CoreLayer):
+        return layer
+    if layer.is_initialized and layer.get_seq_length():
+        raise ValueError("past_key_values holds keys and values of exact attention; begin with an empty cache")
+    own = CoreLayer()
+    cache.layers[layer_idx] = own
+    return own

@@ -1,0 +1,236 @@
+"""A pretrained model made linear: conversion, attention transfer, fine-tuning, and what each did to its quality."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from linattn.linearize.adapters import find_adapter
+from linattn.linearize.convert import convert, plan_model
+from linattn.linearize.degrees_start import allocated, start_features
+from linattn.linearize.finetune import FinetuneOptions, finetune
+from linattn.linearize.plan import Plan
+from linattn.linearize.quality import Quality
+from linattn.linearize.run_data import Data, tokens_of
+from linattn.linearize.stages import Batch, Batches, is_main, stage_bar
+from linattn.linearize.text import Source
+from linattn.linearize.transfer import LayerCurve, TransferOptions, transfer
+from linattn.support.files import write_json
+from linattn.support.options import OptionError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator  # type: ignore[import-untyped]
+
+OnStage = Callable[[str, nn.Module], None]
+
+
+@dataclass(frozen=True)
+class StageFigures:
+    """One of teacher, converted, transfer and finetune.
+
+    Attributes:
+        quality: on held-out data after it; None without any.
+        tokens: that it was trained on; None where batches are no text.
+    """
+
+    name: str
+    quality: float | None
+    seconds: float
+    tokens: int | None = 0
+
+
+@dataclass
+class LinearizeReport:
+    """What a conversion did; a converted model has it as ``linearize_report``.
+
+    Attributes:
+        metric: what ``quality`` is: ``"perplexity"``, less is better, or ``"cosine"`` to the teacher's answers.
+        curves: of stage 1, by layer.
+        losses: of stage 2, by step.
+    """
+
+    method: str
+    plan: dict[str, Any]
+    metric: str | None = None
+    stages: list[StageFigures] = field(default_factory=list)
+    curves: list[LayerCurve] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    degrees: dict[str, Any] | None = None
+
+    def quality(self, stage: str) -> float | None:
+        """Of one stage; None if it did not run."""
+        return next((figures.quality for figures in self.stages if figures.name == stage), None)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def linearize(
+    model: Any,
+    method: str = "still",
+    *,
+    text: Source | Sequence[Source] | None = None,
+    tokenizer: Any = None,
+    batches: Batches | None = None,
+    held_out: Sequence[Batch] = (),
+    transfer: TransferOptions | None = TransferOptions(),  # noqa: B008, frozen
+    finetune: FinetuneOptions | None = FinetuneOptions(),  # noqa: B008, frozen
+    folder: str | Path | None = None,
+    layers: Sequence[int] | None = None,
+    progress: bool = False,
+    on_stage: OnStage | None = None,
+    accelerator: "Accelerator | None" = None,
+    **method_options: Any,
+) -> Any:
+    """Replace the attention of a pretrained model, in place, and train what is new on text.
+
+    Stages: conversion; attention transfer (each layer learns the softmax it replaces); low-rank fine-tuning against the
+    model it was, merged at the end. Without text or batches it is the conversion alone.
+
+    Args:
+        model: of transformers or timm, of a family that has an adapter.
+        method: one of ``linattn.linearize.plan.METHODS``.
+        text: text files, folders of them or jsonl files; a tenth is held out.
+        tokenizer: the model's; None: read from where the model came from.
+        batches: instead of a text, the arguments of the model by step: pictures, for instance.
+        held_out: batches that quality is measured on, with ``batches``.
+        transfer, finetune: options of the stages; None leaves a stage out.
+        folder: of this run alone: what is finished is kept there, and the same call goes on where it was stopped.
+        layers: numbers of the layers to convert; None: all that can be.
+        progress: show a bar.
+        on_stage: called after each stage with its name (teacher, converted, transfer, finetune) and the model.
+        accelerator: of ``linattn.train.accelerator.create_accelerator``, for other devices and several processes.
+        method_options: fields of ``linattn.linearize.plan.LayerPlan`` that differ from the method's own; of
+            ``"features"`` the mechanism and its options; of ``"dof"`` also ``cost``, the mean number of features.
+
+    Returns:
+        The model, with ``linearize_report``.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> import linattn
+        >>> config = LlamaConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        ...                      vocab_size=64)
+        >>> model = linattn.linearize(LlamaForCausalLM(config), method="lolcats", window=16)
+        >>> model.linearize_report.plan["layers"]["0"]["window"]
+        16
+    """
+    stages = [stage for stage in (transfer, finetune) if stage is not None]
+    for stage in stages:
+        stage.check()
+    if text is not None and batches is not None:
+        raise OptionError("text", "and batches are two ways to say the same: give one of them")
+    folder = None if folder is None else Path(folder)
+    data = None if batches is None else Data.of_batches(batches, held_out)
+    if text is not None:
+        data = Data.of_text(model, text, tokenizer, stages)
+    job = _Job(model, folder, progress, on_stage, accelerator)
+    return job.run(method, layers, method_options, data, transfer, finetune)
+
+
+class _Job:
+    """One model, from stage to stage."""
+
+    def __init__(
+        self,
+        model: Any,
+        folder: Path | None,
+        progress: bool,
+        on_stage: OnStage | None,
+        accelerator: "Accelerator | None",
+    ) -> None:
+        self.model, self.folder, self.on_stage, self.accelerator = model, folder, on_stage, accelerator
+        self.hidden = not (progress and is_main(accelerator))
+        self.quality: Quality | None = None
+        self.report: LinearizeReport | None = None
+
+    def run(
+        self,
+        method: str,
+        layers: Sequence[int] | None,
+        options: Mapping[str, Any],
+        data: Data | None,
+        first: TransferOptions | None,
+        second: FinetuneOptions | None,
+    ) -> Any:
+        if self.accelerator is not None:
+            self.model.to(self.accelerator.device)
+        seed = next((stage.seed for stage in (first, second) if stage is not None), 0)
+        begun = perf_counter()
+        probe = None if data is None else data.batches(data.sized(first or second or TransferOptions()))
+        chosen, degrees = _planned(self.model, method, layers, dict(options), probe)
+        self.report = LinearizeReport(method, chosen.to_dict(), degrees=None if degrees is None else degrees.to_dict())
+        if data is not None and data.held_out:
+            self.quality = Quality(self.model, data.held_out)
+            self.report.metric = self.quality.metric
+        self._done("teacher", begun)
+        begun = perf_counter()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)  # a run that is resumed starts from the same features
+            convert(self.model, chosen)
+        if degrees is not None:
+            start_features(self.model, degrees, seed)
+        self._done("converted", begun)
+        if data is not None and first is not None:
+            self._transfer(data, data.sized(first))
+        if data is not None and second is not None:
+            self._finetune(data, data.sized(second))
+        self.model.linearize_report = self.report
+        return self.model
+
+    def _transfer(self, data: Data, options: TransferOptions) -> None:
+        assert self.report is not None
+        begun = perf_counter()
+        with stage_bar("transfer", hidden=self.hidden) as bar:
+            self.report.curves = transfer(
+                self.model, data.batches(options), options, self._under("transfer"), held_out=data.held_out,
+                progress=bar, accelerator=self.accelerator,
+            )  # fmt: skip
+        self._done("transfer", begun, tokens_of(options))
+
+    def _finetune(self, data: Data, options: FinetuneOptions) -> None:
+        assert self.report is not None
+        begun = perf_counter()
+        with stage_bar("fine-tuning", hidden=self.hidden) as bar:
+            result = finetune(
+                self.model, data.batches(options), options, self._under("finetune"), progress=bar,
+                accelerator=self.accelerator,
+            )  # fmt: skip
+        self.report.losses = result.losses
+        self._done("finetune", begun, tokens_of(options))
+
+    def _done(self, name: str, begun: float, tokens: int | None = 0) -> None:
+        """Look at the model, and write down what is known."""
+        assert self.report is not None
+        seconds = perf_counter() - begun
+        quality = None if self.quality is None else self.quality.of(self.model)
+        self.report.stages.append(StageFigures(name, quality, seconds, tokens))
+        if self.folder is not None and is_main(self.accelerator):
+            write_json(self.folder / "linearize_report.json", self.report.as_dict())
+        if self.on_stage is not None:
+            self.on_stage(name, self.model)
+
+    def _under(self, name: str) -> Path | None:
+        return None if self.folder is None else self.folder / name
+
+
+def _planned(
+    model: Any, method: str, layers: Sequence[int] | None, options: dict[str, Any], batches: Batches | None
+) -> tuple[Plan, Any]:
+    """The plan, and the degrees of freedom it was made by, if it was."""
+    degrees = None
+    if method == "dof":
+        cost = options.pop("cost", None)
+        if cost is None:
+            cost = find_adapter(model).sites(model)[0].shape.head_dim
+        shared = "feature_dim" not in options
+        options.setdefault("feature_dim", cost)
+        if batches is not None:  # measured for dimensions that are given too: features start in units of real keys
+            numbers = sorted(plan_model(model, method, layers=layers, **options).layers)
+            degrees, dims = allocated(model, batches, numbers, cost)
+            options["feature_dim"] = dims if shared else options["feature_dim"]
+    return plan_model(model, method, layers=layers, **options), degrees

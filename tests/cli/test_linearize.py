@@ -1,0 +1,141 @@
+import json
+import shutil
+
+import pytest
+from tests.linearize.tiny_folder import model_folder, text_file
+from tests.report.html_page import parse
+from typer.testing import CliRunner
+
+from linattn.cli.main import app
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "200", "TERM": "dumb"})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return model_folder(tmp_path_factory.mktemp("models") / "tiny", num_hidden_layers=2, max_position_embeddings=128)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return text_file(tmp_path_factory.mktemp("texts") / "words.txt")
+
+
+SMALL = [
+    "--steps", 3, "--batch-size", 2, "--length", 64, "--finetune-steps", 2, "--finetune-batch-size", 2, "--rank", 2,
+    "--device", "cpu", "--option", "window=16", "--needle-lengths", "none", "--contexts", "64,128", "--texts", 2,
+    "--lengths", 64, "--new-tokens", 4,
+]  # fmt: skip
+
+
+def test_a_model_is_converted_reported_written_with_and_not_done_twice(folder, text, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    results = tmp_path / "results" / "tiny.json"
+    result = call("linearize", folder, "--text", text, "--out", out, *SMALL, "--results", results)
+    assert result.exit_code == 0, result.output
+    assert results.read_bytes() == (out / "report.json").read_bytes()
+    report = json.loads((out / "report.json").read_text())
+    assert [stage["name"] for stage in report["stages"]] == ["teacher", "converted", "transfer", "finetune"]
+    assert [curve["layer"] for curve in report["transfer"]] == [0, 1]
+    assert len(report["finetune"]) == 2
+    teacher, last = report["stages"][0], report["stages"][-1]
+    assert [row["context"] for row in last["decoding"]] == [64, 128]
+    assert teacher["decoding"][1]["cache_bytes"] == 2 * teacher["decoding"][0]["cache_bytes"]
+    assert "decoding" not in report["stages"][1]
+    assert set(report["ablation"]["variants"]) >= {"as converted", "window alone"}
+    assert report["meta"]["training_tokens"] == (3 * 2 + 2 * 2) * 64
+    assert report["meta"]["settings"]["model"] == "tiny"  # not where it lay
+    assert parse((out / "report.html").read_text()).find("section", id="stages")
+    written = call("generate", out, "--prompt", "river stone", "--max-new-tokens", 5, "--device", "cpu")
+    assert written.exit_code == 0, written.output
+    assert written.output.startswith("river stone")
+
+    from linattn.linearize.evaluate import evaluator
+
+    monkeypatch.setattr(evaluator, "perplexity", None)  # every stage was measured: nothing may be measured again
+    weights = (out / "model.safetensors").read_bytes()
+    again = call("linearize", folder, "--text", text, "--out", out, *SMALL)
+    assert again.exit_code == 0, again.output
+    assert (out / "model.safetensors").read_bytes() == weights
+    other = call("linearize", folder, "--text", text, "--out", out, *SMALL, "--lr", 0.5)
+    assert other.exit_code == 2
+    assert "--out" in other.output
+    assert "another transfer" in other.output
+    assert "converted already" in call("linearize", out, "--out", tmp_path / "twice").output
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (["--method", "magic"], "--method"),
+        (["--option", "window=-1"], "--method"),
+        (["--option", "colour=red"], "colour"),
+        (["--method", "features", "--option", "mechanism=relu", "--option", "power=3"], "power"),
+        (["--layers", "7"], "0 to 1"),
+        (["--length", "100000"], "--length"),
+        (["--text", "nowhere.txt"], "--text"),
+        (["--finetune-lr", "0"], "--finetune-lr"),
+        (["--rank", "0"], "--rank"),
+        (["--lengths", "1"], "--lengths"),
+        (["--device", "tpu"], "--device"),
+        (["--probe", "."], "--probe"),
+    ],
+)
+def test_a_wrong_option_is_named_before_any_work(folder, text, tmp_path, change, named):
+    out = tmp_path / "out"
+    result = call("linearize", folder, "--text", text, "--out", out, *change)
+    assert result.exit_code == 2, result.output
+    assert named in result.output
+    assert not out.exists()
+
+
+def test_text_is_needed_to_measure_on(folder, tmp_path):
+    result = call("linearize", folder, "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "--eval-text" in result.output
+    bare = call("linearize", folder, "--out", tmp_path / "out", "--no-evaluate", "--no-page", "--device", "cpu")
+    assert bare.exit_code == 0, bare.output
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_a_wrong_folder_is_named_before_any_work(folder, text, tmp_path):
+    missing = call("linearize", tmp_path / "nowhere", "--text", text, "--out", tmp_path / "out")
+    assert missing.exit_code == 2
+    assert "MODEL_DIR" in missing.output
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    full = call("linearize", folder, "--text", text, "--out", tmp_path / "mine")
+    assert full.exit_code == 2
+    assert "holds something else" in full.output
+    strange = tmp_path / "strange"
+    shutil.copytree(folder, strange)
+    config = {"model_type": "mamba", "architectures": ["MambaForCausalLM"], "num_hidden_layers": 1, "hidden_size": 16}
+    (strange / "config.json").write_text(json.dumps(config))
+    unknown = call("linearize", strange, "--text", text, "--out", tmp_path / "out")
+    assert unknown.exit_code == 2
+    assert "adapter" in unknown.output
+    bare = tmp_path / "bare"
+    shutil.copytree(folder, bare)
+    for file in bare.glob("tokenizer*"):
+        file.unlink()
+    assert "tokenizer" in call("inspect", bare, "--text", text).output
+
+
+def test_a_diagnosis_fits_the_screen_and_is_written(folder, text, tmp_path):
+    arguments = ["--steps", 1, "--length", 48, "--held-out", 1, "--points", 16, "--window", 8, "--device", "cpu"]
+    run = CliRunner().invoke(
+        app,
+        [str(a) for a in ("inspect", folder, "--text", text, "--output", tmp_path, *arguments)],
+        env={"COLUMNS": "80", "TERM": "dumb"},
+    )
+    assert run.exit_code == 0, run.output
+    assert "…" not in run.output
+    layers = json.loads((tmp_path / "inspect.json").read_text())["layers"]
+    assert [layer["layer"] for layer in layers] == [0, 1]
+    assert all(layer["choice"] in run.output for layer in layers)
+    assert (tmp_path / "charts" / "freedom.png").is_file()
+    wrong = call("inspect", folder, "--text", text, "--output", tmp_path, "--candidates", "magic")
+    assert wrong.exit_code == 2
+    assert "window+salient" in wrong.output

@@ -1,0 +1,113 @@
+"""One call: conversion, both stages, figures after each, and the same again after a kill."""
+
+import json
+
+import pytest
+import torch
+from tests.linearize.tiny import Letters, llama, same
+
+import linattn
+from linattn.linearize.finetune import FinetuneOptions
+from linattn.linearize.stage_run import average_gradients
+from linattn.linearize.stages import shared
+from linattn.linearize.transfer import TransferOptions
+from linattn.support.options import OptionError
+
+FIRST = TransferOptions(steps=6, batch_size=2, lr=0.03, checkpoint_steps=2)
+SECOND = FinetuneOptions(steps=6, batch_size=2, lr=3e-3, checkpoint_steps=2)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    draw = torch.Generator().manual_seed(0)
+    path.write_text("".join(chr(97 + i) for i in torch.randint(26, (3000,), generator=draw).tolist()))
+    return path
+
+
+def run(text, **options):
+    options = {"transfer": FIRST, "finetune": SECOND, "window": 8, **options}
+    return linattn.linearize(llama(), "lolcats", text=text, tokenizer=Letters(), **options)
+
+
+def test_figures_of_every_stage_and_a_run_that_was_stopped(text, tmp_path):
+    stages = []
+    whole = run(text, on_stage=lambda name, model: stages.append(name))
+    report = whole.linearize_report
+    assert stages == [figures.name for figures in report.stages] == ["teacher", "converted", "transfer", "finetune"]
+    assert report.metric == "perplexity"
+    assert len(report.losses) == 6
+    for curve in report.curves:
+        assert curve.after < curve.before
+    from linattn.linearize.evaluate.perplexity import perplexity
+    from linattn.linearize.text import read_text
+
+    held_out = read_text(text, Letters()).held_out
+    assert report.quality("teacher") == pytest.approx(
+        perplexity(llama(), [held_out[: 4 * 64]], 64).perplexity, rel=1e-5
+    )
+    assert report.quality("converted") != report.quality("teacher")
+
+    def stop(name, model):
+        if name == "transfer":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(text, folder=tmp_path, on_stage=stop)
+    known = json.loads((tmp_path / "linearize_report.json").read_text())
+    assert [figures["name"] for figures in known["stages"]] == ["teacher", "converted", "transfer"]
+    resumed = run(text, folder=tmp_path)
+    assert same(dict(resumed.state_dict()), dict(whole.state_dict()))
+    assert [figures.quality for figures in resumed.linearize_report.stages] == [each.quality for each in report.stages]
+
+
+def test_conversion_alone_and_what_makes_no_sense(text):
+    model = linattn.linearize(llama(), "still", layers=[1], window=8)
+    assert list(model.linearize_report.plan["layers"]) == ["1"]
+    assert model.linearize_report.curves == []
+    with pytest.raises(OptionError, match="tokenizer: is needed to read text"):
+        linattn.linearize(llama(), text=text)
+    with pytest.raises(OptionError, match="lr: must be a number above 0"):
+        run(text, transfer=TransferOptions(lr=0))
+    with pytest.raises(OptionError, match="text: and batches are two ways"):
+        run(text, batches=lambda step: {})
+    with pytest.raises(OptionError, match="tokens of the training part"):
+        run(text, transfer=TransferOptions(length=5000))
+
+
+def test_tokens_are_counted_in_steps(text):
+    report = run(text, transfer=TransferOptions(tokens=300, batch_size=2), finetune=None).linearize_report
+    assert len(report.curves[0].losses) == 3  # of 2 x 64 tokens
+    assert [figures.tokens for figures in report.stages] == [0, 0, 384]
+
+
+def test_degrees_of_freedom_split_the_cost(text):
+    options = {"method": "dof", "window": 0, "units": "one", "cost": 32}
+    model = linattn.linearize(llama(), text=text, tokenizer=Letters(), transfer=FIRST, finetune=None, **options)
+    report = model.linearize_report
+    dims = [layer["feature_dim"] for layer in report.plan["layers"].values()]
+    assert sum(dims) == 2 * 32
+    assert len(report.degrees["layers"]) == 2
+    assert all(curve.after < 1.5 * curve.before for curve in report.curves)
+
+
+def test_processes_share_a_batch_and_average_their_gradients():
+    class Two:
+        """The second of two processes; the first has twice its gradients."""
+
+        num_processes, process_index = 2, 1
+
+        def reduce(self, tensor, how):
+            assert how == "mean"
+            return (tensor + 2 * tensor) / 2
+
+    batch = {"input_ids": torch.arange(8).view(4, 2)}
+    assert shared(batch, torch.device("cpu"), Two())["input_ids"].tolist() == [[2, 3], [6, 7]]
+    with pytest.raises(OptionError, match="batch_size: must be a multiple of the 2 processes, got 3"):
+        shared({"input_ids": torch.zeros(3, 1)}, torch.device("cpu"), Two())
+    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((2, 2), (3,), (1,))]
+    for number, parameter in enumerate(parameters[:2]):
+        parameter.grad = torch.full_like(parameter, number + 1.0)
+    average_gradients(parameters, Two())
+    assert [parameter.grad.unique().item() for parameter in parameters[:2]] == [1.5, 3.0]
+    assert parameters[2].grad is None
