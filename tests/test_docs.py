@@ -2,14 +2,19 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer.main
+
+from linattn.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.S | re.M)
+SHELL_BLOCK = re.compile(r"^```bash\n(.*?)^```", re.S | re.M)
 
 
 def run(*command: str, cwd: Path) -> str:
@@ -54,6 +59,44 @@ def test_the_page_on_comparisons_runs():
         exec(compile(block, f"docs/compare.md, example {number + 1}", "exec"), names)
     assert names["heat"].shape == (4, 4)
     assert len(names["result"].epochs) == 1
+
+
+def test_the_page_on_pretrained_models_runs(tmp_path, monkeypatch):
+    pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for number, block in enumerate(PYTHON_BLOCK.findall((ROOT / "docs" / "linearize.md").read_text())):
+        exec(compile(block, f"docs/linearize.md, example {number + 1}", "exec"), names)
+    assert [stage.name for stage in names["report"].stages] == ["teacher", "converted", "transfer", "finetune"]
+    assert names["written"].shape == (2, 52)
+    assert names["plain"].config._attn_implementation == "linattn_elu"
+
+
+def documented_commands():
+    """``linattn ...`` of every shell block, by page."""
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for block in SHELL_BLOCK.findall(page.read_text()):
+            for line in block.splitlines():
+                words = shlex.split(line, comments=True)
+                if words[:1] == ["linattn"]:
+                    yield f"{page.name}: {line}", words[1:]
+
+
+def test_documented_commands_have_the_options_they_are_written_with():
+    seen = 0
+    for where, words in documented_commands():
+        command = typer.main.get_command(app)
+        while hasattr(command, "commands"):
+            meant = "text" if "--task" in words else getattr(command, "default", "")  # as `compare` has it
+            named = words[0] if words and words[0] in command.commands else meant
+            assert named in command.commands, where
+            words = words[1:] if words[:1] == [named] else words
+            command = command.commands[named]
+        known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+        given = {word.partition("=")[0] for word in words if word.startswith("--")}
+        assert given <= known, f"{where}: {sorted(given - known)}"
+        seen += 1
+    assert seen > 10
 
 
 def test_the_mechanism_of_the_guide_keeps_the_contracts(tmp_path):
