@@ -17,6 +17,8 @@ from linattn.testing.violation import ROUNDINGS, Standard, largest
 HEADS, HEAD_DIM, BATCH = 2, 8, 2
 # Longer than a chunk of 64, so that every block form has a boundary inside, and not a multiple of it.
 LENGTH = 70
+# A gradient this small beside its usual size is what is left of terms that cancel.
+CANCELLED = 1e-2
 
 
 def _moved(t: Tensor, eps: float, seed: int) -> Tensor:
@@ -119,22 +121,22 @@ class Subject:
                     raise
         return found
 
-    def plain(self, like: Mechanism) -> list[Mechanism]:
-        """``like`` in the forms of plain PyTorch, the definition first."""
+    def plain(self, like: Mechanism, impls: tuple[str, ...] = ("reference", "chunked")) -> list[Mechanism]:
+        """``like`` in forms of plain PyTorch, the definition first."""
         grouped = like.num_heads != like.num_kv_heads
-        found = [*self.forms(like.causal, grouped=grouped, impls=("reference", "chunked")).values()]
+        found = [*self.forms(like.causal, grouped=grouped, impls=impls).values()]
         weights = like.state_dict()
         for other in found:
             other.load_state_dict(weights)
         return found
 
     def standard(
-        self, built: Mechanism, inputs: Inputs, call: Call | None = None, *, gradients: bool = True
+        self, built: Mechanism, inputs: Inputs, call: Call | None = None, *, gradients: bool = True, steps: bool = False
     ) -> Standard:
         """What ``call`` gives on these inputs, gradients included, for results to be held to.
 
         In fp64 that is what the mechanism itself gives. In lower precision it is the definition in fp64, and what the
-        same precision costs plain PyTorch.
+        same precision costs plain PyTorch; for what is made in ``steps``, also token by token.
         """
         call = call or attend
 
@@ -144,18 +146,26 @@ class Subject:
         if self.exact:
             return Standard(run(built, inputs))
         plain = self.plain(built)
+        by_token = self.plain(built, ("recurrent",)) if steps else []
         exact, wide = copy.deepcopy(plain[0]).double(), inputs.change(Tensor.double)
         eps = torch.finfo(self.dtype).eps
         moved = [wide.change(partial(_moved, eps=ROUNDINGS * eps, seed=seed)) for seed in (5, 6)]
-        terms: dict[str, float] = {}
-        if gradients and inputs.k.shape[2] == 1:
-            # One token alone: under a normaliser what its query and key get cancels. Beside a second token it does not.
-            two = evaluate(exact, self.inputs(built, 2).change(Tensor.double), attend)
-            terms = {name: largest(two[name]) for name in ("gradient of q", "gradient of k")}
+        expected = run(exact, wide)
+        rests = self._rests(built, exact, expected, eps) if gradients and inputs.k.shape[2] == 1 else {}
         tokens = inputs.k.shape[0] * inputs.k.shape[2]
         summed = {f"gradient of {name}": tokens for name in trainable(built)}
-        costs = [run(form, inputs) for form in plain] + [run(exact, other) for other in moved]
-        return Standard(run(exact, wide), costs, eps, summed, terms)
+        costs = [run(form, inputs) for form in plain + by_token] + [run(exact, other) for other in moved]
+        return Standard(expected, costs, eps, summed, rests)
+
+    def _rests(self, built: Mechanism, exact: Mechanism, found: Results, eps: float) -> dict[str, float]:
+        """Of one token alone: under a normaliser what its query and key get cancels, beside a second token it does not.
+
+        Such a gradient is a sum over channels of a difference between sums over channels.
+        """
+        two = evaluate(exact, self.inputs(built, 2).change(Tensor.double), attend)
+        sizes = {name: largest(two[name]) for name in ("gradient of q", "gradient of k") if name in two}
+        roundings = 2 * built.head_dim
+        return {n: roundings * eps * size for n, size in sizes.items() if largest(found[n]) < CANCELLED * size}
 
     def groupings(self, causal: bool) -> list[bool]:
         """[False, True] where fewer key heads than query heads are possible, else [False]."""

@@ -45,7 +45,7 @@ def check_hand_over(mechanism: str | type[Mechanism] | Subject) -> list[str]:
         case = f"step by step{', grouped heads' if grouped else ''}"
         inputs = subject.inputs(built, STEPS)
         found = evaluate(built, inputs, step_by_step)
-        subject.standard(built, inputs, attend_with_state).hold("hand_over", case, found)
+        subject.standard(built, inputs, attend_with_state, steps=True).hold("hand_over", case, found)
         passed.append(case)
     if subject.info.state == "constant":
         passed.append(_packed(subject, "packed pieces"))

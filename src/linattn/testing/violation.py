@@ -8,8 +8,6 @@ from torch import Tensor
 
 # On the way of one number through an attention: its map, a product, a sum, a division.
 ROUNDINGS = 4
-# A gradient this small beside its terms is what is left of them when they cancel.
-CANCELLED = 1e-2
 # What rounding alone may do to fp64 results of size 1 that are summed in different orders.
 EXACT = 1e-10
 
@@ -63,8 +61,8 @@ class Standard:
     # What is summed over so many tokens: a kernel that sums a decay's gradient along the sequence errs alike at all of
     # them, plain PyTorch at each by itself, and such errors grow by the root of the number more.
     summed: Mapping[str, int] = field(default_factory=dict)
-    # How large the terms of a gradient are, where they cancel.
-    terms: Mapping[str, float] = field(default_factory=dict)
+    # What the rounding of its terms leaves of a gradient where they cancel.
+    rests: Mapping[str, float] = field(default_factory=dict)
 
     def hold(self, contract: str, case: str, found: Mapping[str, Tensor], allowed: float = EXACT) -> None:
         """``err(found) <= 2 (err(plain) + eps max(abs(expected), 1))`` for every tensor, times the root of its tokens.
@@ -78,10 +76,8 @@ class Standard:
             return
         _same_shapes(contract, case, found, self.expected)
         for name, value in self.expected.items():
-            cost = max(distance(other[name], value) for other in self.plain)
+            cost = max(self.rests.get(name, 0.0), *(distance(other[name], value) for other in self.plain))
             size = largest(value)
-            if size < CANCELLED * self.terms.get(name, 0.0):
-                cost = max(cost, ROUNDINGS * self.eps * self.terms[name])
             budget = 2 * (cost + self.eps * max(1.0, size)) * self.summed.get(name, 1) ** 0.5
             error = distance(found[name], value)
             if not error <= budget:

@@ -7,9 +7,9 @@ from torch import Tensor
 ROUNDINGS = 4 * torch.finfo(torch.float32).eps
 
 
-def moved(x: Tensor) -> Tensor:
+def moved(x: Tensor, seed: int = 3) -> Tensor:
     """``x`` in fp64, each number moved by a few roundings of fp32."""
-    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return x.double() * (1 + ROUNDINGS * noise.to(x.device))
 
 

@@ -6,13 +6,19 @@ import torch.nn.functional as F
 
 from linattn import exponential_attention, exponential_attention_step, exponential_attention_with_state
 from linattn.ops.exponential_types import ExponentialState
-from linattn.ops.triton import exponential_config
+from linattn.ops.triton import exponential, exponential_config
 from linattn.ops.triton.exponential_library import triton_exponential
 from linattn.testing.poison import poisoned_allocations
 from ops.triton.budget import assert_within, moved
 from ops.triton.device import DEVICE
 
 B, H, H_KV, T = 2, 2, 1, 19
+
+
+@pytest.fixture(autouse=True)
+def _all_dtypes(monkeypatch):
+    """Also those that are refused on a GPU until these tests have passed there."""
+    monkeypatch.setattr(exponential, "UNPROVED", ())
 
 
 def draw(
@@ -69,6 +75,12 @@ def test_gates_of_all_sizes(gate):
     check(draw(gate=gate))
 
 
+@pytest.fixture
+def apart(monkeypatch):
+    """Row sums in a kernel of their own, which only wide heads in bf16 take by themselves."""
+    monkeypatch.setitem(exponential_config.TRIAL, exponential_config.OUTPUT, {"apart": 1})
+
+
 @pytest.mark.parametrize("kind", ["steep", "closed", "segments", "parts"])
 def test_chunks(kind, monkeypatch):
     """A decay that no factor in fp32 holds cuts chunks short, one that forgets everything to single tokens."""
@@ -92,9 +104,23 @@ def test_chunks(kind, monkeypatch):
         check(tensors)
 
 
-def test_a_denominator_that_is_a_small_difference_keeps_its_digits():
+@pytest.mark.parametrize("rows", ["inside", "apart"])
+def test_a_denominator_that_is_a_small_difference_keeps_its_digits(rows, request):
     """Signed keys: rounded to bf16 with their gates, as the kernel once took them, they use twice the budget."""
+    if rows == "apart":
+        request.getfixturevalue("apart")
     check(draw(length=70, rows=1, dtype=torch.bfloat16, signed=True, gate=1.0))
+
+
+def test_row_sums_apart(apart, monkeypatch):
+    """From a state, into segments of which one is steep and makes its own; packed, with an empty sequence."""
+    tensors = draw(length=150, rows=1, state=True, width=48)
+    tensors["log_decay"][..., 140:] *= 40
+    with poisoned_allocations():
+        monkeypatch.setattr(exponential_config, "TRIAL_SEGMENTS", [2])
+        check(tensors)
+        monkeypatch.setattr(exponential_config, "TRIAL_SEGMENTS", [])
+        check(draw(rows=1, state=True, sequences=3), cu_seqlens=torch.tensor([0, 5, 5, T], device=DEVICE))
 
 
 def test_strong_decays_have_a_gradient_through_a_rounded_output():

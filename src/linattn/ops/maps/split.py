@@ -23,7 +23,9 @@ def split_signs(x: Tensor) -> Tensor:
 
 def swap_halves(x: Tensor) -> Tensor:
     """``[a, b] -> [b, a]`` on the last axis."""
-    return x.roll(x.shape[-1] // 2, dims=-1)
+    # Not by roll: compiled by inductor for a GPU (torch 2.11), its gradient was wrong.
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([b, a], dim=-1)
 
 
 def _as_flows(same: Tensor, second: Tensor, dim: int) -> Tensor:

@@ -16,7 +16,8 @@ class Config:
     """Of one sweep: L tokens in a chunk, BW columns in a tile; programs that one multiprocessor holds at once.
 
     lean: 1 to do without the buffer for products that outlast their round. parts: pieces in which the sum of keys is
-    kept, so that no round sums across threads and q meets it in a matrix product; 0 to sum in registers.
+    kept, so that no round sums across threads and q meets it in a matrix product; 0 to sum in registers. apart: 1 to
+    make the row sums of the output in a kernel of their own ("rows": BW features, parts tokens one after another).
     """
 
     L: int
@@ -26,11 +27,12 @@ class Config:
     per_sm: int = 1
     lean: int = 0
     parts: int = 0
+    apart: int = 0
 
 
 # How fp32 inputs multiply: "ieee" outside the tensor cores, or "tf32x3", three products of parts inside them.
 FP32_PRODUCTS = "ieee"
-# What a measurement wants to try, by role ("output", "dq", "dk", "dv", "states"): fields of Config.
+# What a measurement wants to try, by role ("output", "dq", "dk", "dv", "states", "rows"): fields of Config.
 TRIAL: dict[str, dict[str, int]] = {}
 # What a GPU is asked to compare in bf16.
 CANDIDATES: dict[int, tuple[dict[str, int], ...]] = {
@@ -44,10 +46,12 @@ CANDIDATES: dict[int, tuple[dict[str, int], ...]] = {
         {"BW": 64, "warps": 4, "stages": 2, "lean": 0, "parts": 0},
         {"BW": 64, "warps": 4, "stages": 3, "lean": 0, "parts": 0},
         {"BW": 64, "warps": 4, "stages": 2, "lean": 1, "parts": 8},
-        {"BW": 64, "warps": 4, "stages": 3, "lean": 1, "parts": 8},
+        {"BW": 64, "warps": 4, "stages": 3, "lean": 1, "parts": 8, "apart": 0},
+        {"BW": 64, "warps": 4, "stages": 3, "lean": 1, "parts": 8, "apart": 1},
     ),
     256: (
-        {"BW": 64, "warps": 8, "stages": 2},
+        {"BW": 64, "warps": 8, "stages": 2, "apart": 0},
+        {"BW": 64, "warps": 8, "stages": 2, "apart": 1},
         {"BW": 32, "warps": 8, "stages": 2},
     ),
 }
@@ -81,8 +85,20 @@ def pick(role: str, X: int, W: int, dtype: torch.dtype, device: torch.device, *,
         config = Config(L=64, BW=min(padded(W), 64), warps=4, stages=stages, per_sm=2, lean=1, parts=parts)
     else:
         config = Config(L=64, BW=min(padded(W), 64), warps=8, stages=2, per_sm=1)
+    # In the walk itself, what row sums need would spill: the state leaves no registers. And every tile makes them anew.
+    apart = role == "output" and dtype == torch.bfloat16 and BX >= 128 and W > config.BW
+    config = replace(config, apart=int(apart))
     config = replace(config, **TRIAL.get(role, {}))
     return _fitting(config, BX, dtype, shared_memory(device))
+
+
+def row_tiles(K: int, L: int) -> Config:
+    """One warp, whose lanes are L / parts strips of tokens and a few features: no other warp has to be waited for."""
+    if padded(K) >= 64 and L >= 64:
+        config = Config(L=L, BW=64, warps=1, stages=3, parts=16)
+    else:
+        config = Config(L=L, BW=min(padded(K), 32), warps=1, stages=4, parts=8)
+    return replace(config, **TRIAL.get("rows", {}))
 
 
 def _fitting(config: Config, BX: int, dtype: torch.dtype, limit: int) -> Config:

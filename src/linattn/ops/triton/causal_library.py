@@ -24,22 +24,27 @@ def triton_causal(
     out = torch.empty(q.shape[0], H, T, V, dtype=out_dtype, device=q.device)
     sums = _fp32(q, 1 + both, *q.shape[:3]) if norm else None
     den = None if sums is None else sums[0]
-    prev = prev_den = None
+    prev = prev_den = made = None
+    decay, with_z = p.potentials(False), norm > 0 or need_state
+    border = p.borders(p.k, p.v, initial, decay, reverse=False, with_z=with_z, with_last=need_state)
+    last = border.last
+    own_last = (_fp32(q, N, HS, K, V), _fp32(q, N, HS, K)) if need_state and last is None else None
+    turns = [(border, decay)]
+    if both:
+        decay = p.potentials(True)
+        turns.append((p.borders(p.k, p.v, None, decay, reverse=True, with_z=norm > 0, with_last=False), decay))
+    if sums is not None:
+        made = p.row_factors(sums, turns, None if own_last is None else own_last[1])
     if both:
         # Sums without their division may leave the range of fp16.
         prev = _fp32(q, *out.shape) if out_dtype == torch.float16 else out
         prev_den = None if sums is None else sums[1]
-        decay = p.potentials(True)
-        border = p.borders(p.k, p.v, None, decay, reverse=True, with_z=norm > 0, with_last=False)
-        p.sweep("output", p.q, p.k, p.v, prev, border, decay, against=True, den=prev_den, divide=False, z=norm > 0)
-    decay = p.potentials(False)
-    with_z = norm > 0 or need_state
-    border = p.borders(p.k, p.v, initial, decay, reverse=False, with_z=with_z, with_last=need_state)
-    last = border.last
-    own_last = (_fp32(q, N, HS, K, V), _fp32(q, N, HS, K)) if need_state and last is None else None
+        p.sweep(
+            "output", p.q, p.k, p.v, prev, *turns[1], against=True, den=prev_den, divide=False, z=norm > 0, made=made
+        )  # fmt: skip
     p.sweep(
-        "output", p.q, p.k, p.v, out, border, decay, against=False, den=den, prev=prev, prev_den=prev_den,
-        z=with_z, last=own_last or (None, None),
+        "output", p.q, p.k, p.v, out, *turns[0], against=False, den=den, prev=prev, prev_den=prev_den,
+        z=with_z, last=own_last or (None, None), made=made,
     )  # fmt: skip
     return out, _fp32(q, 0) if sums is None else sums, *(last or own_last or (_fp32(q, 0), _fp32(q, 0)))
 

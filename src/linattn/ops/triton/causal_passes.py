@@ -11,6 +11,7 @@ from torch import Tensor
 
 from linattn.ops.triton import causal_config
 from linattn.ops.triton.causal_config import Config, pick, segments
+from linattn.ops.triton.row_sums import Walk, row_factors, row_sums
 from linattn.ops.triton.support import interpreted, padded
 
 # Features of x that one sweep of a gradient takes in bf16: a larger state fills no product well.
@@ -161,9 +162,12 @@ class Passes:
         decay: Gates | None, *, against: bool, den: Tensor | None = None, rows: Rows | None = None,
         u: Tensor | None = None, prev: Tensor | None = None,
         prev_den: Tensor | None = None, divide: bool = True, z: bool = False, marks: Marks | None = None,
-        last: tuple[Tensor | None, Tensor | None] = (None, None),
+        last: tuple[Tensor | None, Tensor | None] = (None, None), made: Tensor | None = None,
     ) -> Tensor | None:  # fmt: skip
-        """One walk, see the kernel; u . out by tiles of columns, where u is given. z: sums of keys are wanted."""
+        """One walk, see the kernel; u . out by tiles of columns, where u is given. z: sums of keys are wanted.
+
+        made: of row_factors, for walks that are mild enough; others make their row sums themselves.
+        """
         X, W, T = x.shape[3], w.shape[3], x.shape[2]
         # A sum over the features of x: where the state of all of them is too large, part by part.
         part = SPLIT_AT if role in ("dq", "dk") and X > SPLIT_AT and self.q.dtype == torch.bfloat16 else X
@@ -175,11 +179,12 @@ class Passes:
             if n > 0:  # what belongs to no feature was in the first
                 prev, z, last = out, False, (None, None)
             # Once for the decays that are mild enough for its short form, once for the others: see the kernel.
-            for mild in (0,) if decay is None or self._split else (1, 2):
+            for mild in (0,) if decay is None or (self._split and made is None) else (1, 2):
                 self._sweep(
                     mild, role, x[..., lo : lo + part], y[..., lo : lo + part], w, out, border.state, lo, decay,
                     against=against, den=den, rows=rows, extra=n == 0, u=u, prev=prev, prev_den=prev_den, divide=divide,
                     z=z, marks=marks, last=last, dots=None if dots is None else dots[:, n * tiles :],
+                    made=made if mild < 2 else None,
                 )  # fmt: skip
         return dots
 
@@ -187,7 +192,7 @@ class Passes:
         self, mild: int, role: str, x: Tensor, y: Tensor, w: Tensor, out: Tensor, start: State | None, lo: int,
         decay: Gates | None, *, against: bool, den: Tensor | None, rows: Rows | None, extra: bool, u: Tensor | None,
         prev: Tensor | None, prev_den: Tensor | None, divide: bool, z: bool, marks: Marks | None,
-        last: tuple[Tensor | None, Tensor | None], dots: Tensor | None,
+        last: tuple[Tensor | None, Tensor | None], dots: Tensor | None, made: Tensor | None,
     ) -> None:  # fmt: skip
         from linattn.ops.triton.kernels.causal_sweep import sweep
 
@@ -199,6 +204,8 @@ class Passes:
         tiles = -(-W // config.BW)
         natural = role in ("output", "dv")
         scale, e = rows or (None, None)
+        if made is not None:
+            scale, den, prev_den, z, last = made, None, None, False, (last[0], None)
         _launch(
             sweep, N * heads * NSEG * tiles,
             x, *x.stride(), y, *y.stride(), w, *w.stride(), u, *(u.stride() if u is not None else (0, 0, 0, 0)),
@@ -215,7 +222,7 @@ class Passes:
             DECAY=decay is not None, MILD=mild, PACKED=self.cu is not None,
             MASK_Y=self.key_mask is not None and not keys, MASK_X=self.key_mask is not None and keys,
             DEN=den is not None, NORM=self.norm if den is not None and divide else 0,
-            SCALE=0 if rows is None else 2 if keys else 1,
+            SCALE=3 if made is not None else 0 if rows is None else 2 if keys else 1,
             EXTRA=0 if rows is None or role == "dv" or not extra else 2 if keys else 1,
             ZCOL=role == "output" and z, ZROW=0 if natural or not z else 2 if keys else 1, S0=start is not None,
             S1=last[0] is not None, Z1=last[1] is not None,
@@ -225,6 +232,24 @@ class Passes:
             PARTS=config.parts if role == "output" and z else 0,
             num_warps=config.warps, num_stages=config.stages, **self._dot_type(role),
         )  # fmt: skip
+
+    def row_factors(self, sums: Tensor, turns: list[tuple[Border, Gates | None]], last: Tensor | None) -> Tensor | None:
+        """1 / n (B, H, T), where row sums have a kernel of their own, and sums and the last sum of keys in place.
+
+        turns: along time and, where there is one, against it.
+        """
+        if not self._config("output", *self.sizes[4:]).apart:
+            return None
+        walks, parts = [], []
+        for against, (border, decay) in enumerate(turns):
+            gates, _, keeps = decay or (None, 0, None)
+            walk = Walk(
+                self.cut, self._chunks, int(decay is not None), None if gates is None else gates[2 - against], keeps,
+                None, None if border.state is None else border.state[1], None if against else last, against > 0,
+            )  # fmt: skip
+            walks.append(walk)
+            parts.append(row_sums(_launch, self.q, self.k, walk, key_mask=self.key_mask, cu=self.cu))
+        return row_factors(_launch, sums, walks, parts, self.sizes[2], norm=self.norm, eps=self.eps)
 
     def decay_gradient(
         self, da: Tensor, q_dots: Tensor, k_dots: Tensor, marks: Marks, d_marks: Marks, *, against: bool,

@@ -14,6 +14,7 @@ class Tiles:
 
     lean: 1 to do without the buffer for products that outlast their round. parts: pieces in which sums of keys are
     kept, as many as threads side by side hold tokens, so that no round sums across threads; 0 to sum in each round.
+    apart: 1 to make the output's row sums in a kernel of their own.
     """
 
     L: int
@@ -22,6 +23,7 @@ class Tiles:
     stages: int
     lean: int = 0
     parts: int = 0
+    apart: int = 0
 
 
 OUTPUT, D_Q, D_K, D_V = range(4)  # walks
@@ -52,6 +54,8 @@ def pick(role: int, X: int, W: int, dtype: torch.dtype, device: torch.device) ->
             tiles = replace(tiles, parts=16)
     else:
         tiles = Tiles(L=64, BW=min(padded(W), 64), warps=8, stages=2)
+    # What row sums need in the walk itself would spill, and every tile makes them anew.
+    tiles = replace(tiles, apart=int(role == OUTPUT and dtype == torch.bfloat16 and BX >= 128 and W > tiles.BW))
     return _fitting(replace(tiles, **TRIAL.get(role, {})), BX, dtype, shared_memory(device))
 
 

@@ -21,7 +21,8 @@ def triton_exponential(
     den = _fp32(q, *q.shape[:3])
     last = (_fp32(q, N, HS, K, V), _fp32(q, N, HS, K)) if need_state else None
     initial = p.borders(p.k, p.v, units.gates, units, _state(kv, z), last, reverse=False)
-    p.walk(OUTPUT, None, out, units, den, start=initial, end=last)
+    made = p.row_factors(units, den, initial, last)
+    p.walk(OUTPUT, None, out, units, den, start=initial, end=last, made=made)
     return out, *(last or (_fp32(q, 0), _fp32(q, 0))), units.last, den, *units[:3]
 
 

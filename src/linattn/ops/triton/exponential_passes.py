@@ -10,7 +10,8 @@ from torch import Tensor
 
 from linattn.ops.prepare import STRONGEST_DECAY
 from linattn.ops.triton.exponential_config import D_K, D_Q, D_V, OUTPUT, Tiles, pick, segments
-from linattn.ops.triton.support import interpreted, padded
+from linattn.ops.triton.row_sums import Walk, row_factors, row_sums
+from linattn.ops.triton.support import interpreted, known_stride, padded
 
 State = tuple[Tensor, Tensor]  # kv (.., K, V) and z (.., K), fp32 and contiguous
 
@@ -132,9 +133,12 @@ class Passes:
     def walk(
         self, role: int, d_out: Tensor | None, out: Tensor, units: Units, den: Tensor, *, rows: Tensor | None = None,
         start: State | None = None, end: State | None = None, marks: Marks | None = None,
-        dots: Tensor | None = None,
+        dots: Tensor | None = None, made: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """One walk, see the kernel. dots: q . dq, which steep walks alone put there, or k . dk."""
+        """One walk, see the kernel. dots: q . dq, which steep walks alone put there, or k . dk.
+
+        made: of row_factors, for walks that are not steep.
+        """
         from linattn.ops.triton.kernels.exponential_walk import walk
 
         q, k, v = self.q, self.k, self.v
@@ -152,6 +156,8 @@ class Passes:
         # With several segments the scan over their states has written it.
         kv_end, z_end = end if end is not None and NSEG == 1 else (None, None)
         for steep in (False, True):
+            if made is not None:
+                rows = None if steep else made
             launch(
                 walk, N * H * NSEG * columns, x, *x.stride(), y, *y.stride(), w, *w.stride(), u, *u.stride(),
                 out, den, *units[:3], den if rows is None else rows,
@@ -163,11 +169,26 @@ class Passes:
                 STEEP=steep, PACKED=self.cu is not None, S0=start is not None, S1=kv_end is not None,
                 MARK=kept is not None, CK=self.stretch // self.length, DOTS=dots is not None and (steep or role == D_K),
                 EVEN=self.cu is None and T % self.length == 0,
-                X_T=_fixed(x), Y_T=_fixed(y), W_T=_fixed(w), U_T=_fixed(u),
-                LEAN=tiles.lean, PARTS=tiles.parts, STAGES=1 if steep else tiles.stages,
+                X_T=known_stride(x), Y_T=known_stride(y), W_T=known_stride(w), U_T=known_stride(u),
+                LEAN=tiles.lean, PARTS=tiles.parts, MADE=made is not None and not steep,
+                STAGES=1 if steep else tiles.stages,
                 num_warps=tiles.warps, num_stages=1 if steep else tiles.stages,
                 **self._dot_type,
             )  # fmt: skip
+
+    def row_factors(self, units: Units, den: Tensor, start: State | None, end: State | None) -> Tensor | None:
+        """1 / n (B, H, T) of walks that are not steep, their row sums into den, the sum of keys after the last token.
+
+        None where walks make their row sums themselves.
+        """
+        if not self._tiles(OUTPUT).apart:
+            return None
+        last = end[1] if end is not None and self.cut[1] == 1 else None
+        walk = Walk(
+            (self.length, *self.cut), units.spans.shape[1], 2, *units[:3], None if start is None else start[1], last
+        )
+        parts = row_sums(launch, self.q, self.k, walk, key_mask=None, cu=self.cu)
+        return row_factors(launch, den, [walk], [parts], self.sizes[2], norm=0, eps=0.0)
 
     def dots(self, role: int) -> Tensor:
         """Room for a token's number of each tile of columns of keys."""
@@ -237,8 +258,3 @@ def launch(kernel: Any, programs: int, *args: Any, **options: Any) -> None:
 def _on(device: torch.device) -> AbstractContextManager[object]:
     """Triton launches on the current device, which need not be that of the tensors."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def _fixed(x: Tensor) -> int:
-    """Numbers from token to token, for the compiler to count with; 0 where that could change with T."""
-    return x.stride(2) if x.stride(3) == 1 and x.itemsize == 2 else 0

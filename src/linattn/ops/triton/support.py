@@ -113,6 +113,11 @@ def padded(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
+def known_stride(x: Tensor) -> int:
+    """Numbers from token to token, for the compiler to count with; 0 where that could change with T."""
+    return x.stride(2) if x.stride(3) == 1 and x.itemsize == 2 else 0
+
+
 @cache
 def multiprocessors(device: torch.device) -> int:
     """Of the GPU; 2 for the interpreter, so that long sequences are cut there too."""

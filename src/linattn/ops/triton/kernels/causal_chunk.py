@@ -82,13 +82,14 @@ def chunk(
                 lo = tl.load(gate + 3 * plane, mask=ok, other=0.0)
     reading = read
     ei = tl.zeros([L], tl.float32)
-    if SCALE == 1:
+    if SCALE == 1 or SCALE == 3:
         r = tl.load(scale + row * T + at + i, mask=ok, other=0.0)
+    if SCALE == 1:
         reading = read * r
     if EXTRA == 1:
         ei = tl.load(e + row * T + at + i, mask=ok, other=0.0)
     if FACTORED:
-        row_factor = r / write if SCALE == 1 else 1.0 / write
+        row_factor = r / write if SCALE == 1 or SCALE == 3 else 1.0 / write
     if LEAN:
         held_no_longer(xv)
     sums = tl.zeros([L], tl.float32)
@@ -240,6 +241,8 @@ def chunk(
             acc += own
     place = (row * T + at) * W + i[:, None] * W + ew[None, :]
     w_rows = inside(ok, w_ok, W, BW)
+    if SCALE == 3 and not FACTORED:
+        acc = acc * r[:, None]
     if ADD:
         acc += tl.load(prev + place, mask=w_rows, other=0.0).to(tl.float32)
     if DEN:

@@ -28,9 +28,9 @@ def inside(rows, columns, width: tl.constexpr, block: tl.constexpr):
 def add_product(a, b, sums, PREC: tl.constexpr):
     """sums + a b. In fp32 the product is made first: added one by one, its terms would each be rounded as sums is."""
     if PREC == "ieee" and not INTERPRETED:
-        # Seen by the compiler, the addition would be taken into the product again.
+        # Seen by the compiler, the addition would be taken into the product again, or into one that made sums.
         product = tl.dot(a, b, input_precision=PREC)
-        found = sums + tl.inline_asm_elementwise("mov.f32 $0, $1;", "=f,f", [product], tl.float32, True, 1)
+        found = tl.inline_asm_elementwise("add.rn.f32 $0, $1, $2;", "=f,f,f", [sums, product], tl.float32, True, 1)
     else:
         found = tl.dot(a, b, sums, input_precision=PREC)
     return found
@@ -124,3 +124,25 @@ def weakest(keeps, count):
         at = j + tl.arange(0, 64)
         least = tl.minimum(least, tl.load(keeps + at, mask=at < count, other=1.0))
     return tl.min(least, axis=0)
+
+
+@triton.jit
+def shortest(spans, count, L: tl.constexpr):
+    """Tokens of the shortest chunk."""
+    least = tl.full([64], L, tl.int32)
+    for j in range(0, count, 64):
+        at = j + tl.arange(0, 64)
+        least = tl.minimum(least, tl.load(spans + at, mask=at < count, other=L))
+    return tl.min(least, axis=0)
+
+
+@triton.jit
+def unpacked(tile):
+    """In fp32. Two numbers of bf16 in two instructions: the compiler takes one more for the upper one."""
+    if tile.dtype == tl.bfloat16:
+        found = tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [tile], tl.float32, True, 2
+        )
+    else:
+        found = tile.to(tl.float32)
+    return found

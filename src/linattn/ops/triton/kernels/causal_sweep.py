@@ -55,7 +55,8 @@ def sweep(
     PARTS: tl.constexpr,
 ):  # fmt: skip
     # DEN: row sums are made, and NORM divides by them: 0 not, 1 sum, 2 abs_max_one.
-    # SCALE: r of 1 rows, 2 columns. EXTRA: e of 1 rows, 2 columns. SPLIT: differences of f in two fp32 parts.
+    # SCALE: r of 1 rows, 2 columns, 3 rows of the output, whose row sums another kernel made.
+    # EXTRA: e of 1 rows, 2 columns. SPLIT: differences of f in two fp32 parts.
     # MILD: 1 walks whose decay is mild enough for factors and no others, 2 those others, 0 all, without factors.
     # MARK: states are kept. BF16: products in bf16, else in fp32.
     # ZROW: 1 read with e of the row, where there is one (dq), 2 read with 1 (dk).

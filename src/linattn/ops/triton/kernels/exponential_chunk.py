@@ -12,19 +12,8 @@ from linattn.ops.triton.kernels.causal_parts import (
     rest_of,
     spread,
     sum_in_parts,
+    unpacked,
 )
-
-
-@triton.jit
-def unpacked(tile):
-    """In fp32. Two numbers of bf16 in two instructions: the compiler takes one more for the upper one."""
-    if tile.dtype == tl.bfloat16:
-        found = tl.inline_asm_elementwise(
-            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [tile], tl.float32, True, 2
-        )
-    else:
-        found = tile.to(tl.float32)
-    return found
 
 
 @triton.jit
@@ -53,11 +42,15 @@ def chunk(
     X: tl.constexpr, W: tl.constexpr, BX: tl.constexpr, BW: tl.constexpr, L: tl.constexpr,
     GROUP: tl.constexpr, ROLE: tl.constexpr, PART: tl.constexpr, EVEN: tl.constexpr, MARK: tl.constexpr,
     CK: tl.constexpr, DOTS: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr, LEAN: tl.constexpr, PARTS: tl.constexpr,
+    MADE: tl.constexpr,
 ):  # fmt: skip
     # PART: the chunk is tokens lo to hi of a tile of L, not all of it. EVEN: no tile ends beyond the sequence.
     REVERSE: tl.constexpr = ROLE >= 2
-    # A gradient through the denominator is a small difference of what comes from the state and from its sum of keys.
-    FROM_STATE: tl.constexpr = "tf32x3" if PREC == "tf32" and (ROLE == 1 or ROLE == 2) else PREC
+    SUMS: tl.constexpr = ROLE == 0 and not MADE
+    # A gradient through the denominator is a small difference of what comes from the state and from its sum of keys,
+    # and of what comes from the output: no weight of that one is rounded.
+    FROM_STATE: tl.constexpr = "tf32x3" if PREC == "tf32" and ROLE <= 2 else PREC
+    OF_WEIGHTS: tl.constexpr = "tf32x3" if PREC == "tf32" and ROLE == 0 else PREC
     i = tl.arange(0, L)
     ex = tl.arange(0, BX)
     ew = (tile * BW).to(tl.int32) + tl.arange(0, BW)
@@ -73,7 +66,7 @@ def chunk(
     wv = tl.load(w + at * w_t + wo, mask=inside(ok, w_ok, W, BW), other=0.0).to(DT)
     if LEAN:
         held_no_longer(xv)
-        if ROLE > 0:
+        if not SUMS:
             held_no_longer(yv)
     # In pairs: as many numbers as threads are fetched once for all that needs them, fewer once for each.
     pair = (at + i)[:, None] * 2 + tl.arange(0, 2)[None, :]
@@ -84,7 +77,9 @@ def chunk(
         if REVERSE:
             own = inverse
 
-    if ROLE == 0:
+    if MADE:
+        inverse = tl.load(rows + at + i, mask=ok, other=0.0)
+    if SUMS:
         keys = unpacked(yv) * own[None, :]
         more = sum_in_parts(keys, PARTS) if PARTS > 0 else tl.sum(keys, axis=1)
         if PARTS > 0:
@@ -108,7 +103,7 @@ def chunk(
     if ROLE == 2:
         P += slope[None, :]
     P = tl.where(seen, P, 0.0)
-    if ROLE == 0:
+    if SUMS:
         sums += tl.sum(P * own[None, :], axis=1)
     weights = P.to(DT)
     if DOTS:
@@ -125,8 +120,8 @@ def chunk(
     if DOTS:
         pairs += tl.sum(unpacked(uv) * acc, axis=1)
         tl.store(dots + at + i, pairs * (mine if REVERSE else inverse), mask=ok)
-    acc = tl.dot(weights, taken, acc, input_precision=PREC)
-    if ROLE == 0:
+    acc = tl.dot(weights, taken, acc, input_precision=OF_WEIGHTS)
+    if SUMS:
         acc = acc * (1.0 / tl.maximum(tl.abs(sums), tl.where(ok, lowest, 1.0)))[:, None]
         if tile == 0:
             tl.store(den + at + i, sums, mask=ok)
@@ -137,7 +132,7 @@ def chunk(
 
     # What the chunk leaves behind; then what the next one keeps of it, or against time this one.
     S = add_product(yv, taken, S, FROM_STATE)
-    if ROLE == 0:
+    if SUMS:
         zc += more
     if ROLE == 1 or ROLE == 2:
         zr += more
@@ -154,8 +149,9 @@ def chunk(
         zr = zr * kept
     elif kept != 1.0:
         S = S * kept
-        zc = zc * kept
-        zr = zr * kept
+        if not MADE:
+            zc = zc * kept
+            zr = zr * kept
     # Used in the chunk that made it, the state is waited for: no product is still reading when the next operands
     # arrive in the same place.
     return S, S.to(DT), zc, zr

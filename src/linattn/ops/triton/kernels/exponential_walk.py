@@ -36,17 +36,8 @@ STEEP walks where some tile falls into several chunks; the other knows that a ch
 import triton
 import triton.language as tl
 
+from linattn.ops.triton.kernels.causal_parts import shortest
 from linattn.ops.triton.kernels.exponential_chunk import chunk
-
-
-@triton.jit
-def shortest(spans, count, L: tl.constexpr):
-    """Tokens of the shortest chunk."""
-    least = tl.full([64], L, tl.int32)
-    for j in range(0, count, 64):
-        at = j + tl.arange(0, 64)
-        least = tl.minimum(least, tl.load(spans + at, mask=at < count, other=L))
-    return tl.min(least, axis=0)
 
 
 @triton.jit(do_not_specialize=["T", "segment", "NSEG", "H", "HS", "places", "mark_places", "dots_tile", "flows_tile"])
@@ -59,9 +50,10 @@ def walk(
     S0: tl.constexpr, S1: tl.constexpr, MARK: tl.constexpr, CK: tl.constexpr, DOTS: tl.constexpr,
     BF16: tl.constexpr, PREC: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
     X_T: tl.constexpr, Y_T: tl.constexpr, W_T: tl.constexpr, U_T: tl.constexpr,
-    LEAN: tl.constexpr, PARTS: tl.constexpr,
+    LEAN: tl.constexpr, PARTS: tl.constexpr, MADE: tl.constexpr,
 ):  # fmt: skip
     # X_T, ..: strides of tokens that the compiler may know, 0 where not. LEAN, PARTS: see exponential_config.
+    # MADE: rows is 1 / n (B, H, T) of the output, whose row sums another kernel made.
     if X_T > 0:
         x_t = X_T
     if Y_T > 0:
@@ -116,13 +108,13 @@ def walk(
         state = owner * NSEG + seg
         sp = s0 + state * X * W + ex[:, None] * s0_x + ew[None, :] * s0_w
         S += tl.load(sp, mask=x_ok[:, None] & w_ok[None, :], other=0.0)
-        if ROLE == 0:
+        if ROLE == 0 and not MADE:
             begun = tl.load(z0 + state * X + ex, mask=x_ok, other=0.0)
             if PARTS > 0:
                 zc += tl.where(tl.arange(0, PARTS)[None, :] == 0, begun[:, None], 0.0)
             else:
                 zc += begun
-        elif ROLE < 3:
+        elif ROLE == 1 or ROLE == 2:
             begun = tl.load(z0 + state * W + ew, mask=w_ok, other=0.0)
             if PARTS > 0:
                 zr += tl.where(tl.arange(0, PARTS)[:, None] == 0, begun[None, :], 0.0)
@@ -142,7 +134,7 @@ def walk(
     u += b * u_b + hx * u_h + start * u_t + tile * BW * u_d
     out += row * W + tile * BW
     den += row
-    rows += 2 * row
+    rows += row if MADE else 2 * row
     dots += tile * dots_tile + row
     column_of = tl.arange(0, BW)
     xo = i[:, None] * x_t + ex[None, :] * x_d
@@ -178,19 +170,21 @@ def walk(
                 S, S_dt, zc, zr = chunk(
                     at, lo, lo + span, S, S_dt, zc, zr, x, x_t, y, y_t, w, w_t, u, u_t, xo, yo, wo, uo,
                     out, den, gates, keep, rows, dots, marks, z_marks, mark0, c, count, tile, end, h,
-                    X, W, BX, BW, L, GROUP, ROLE, True, EVEN, MARK, CK, DOTS, DT, PREC, LEAN and BF16, PARTS,
+                    X, W, BX, BW, L, GROUP, ROLE, True, EVEN, MARK, CK, DOTS, DT, PREC,
+                    LEAN and BF16, PARTS, MADE,
                 )  # fmt: skip
         else:
             S, S_dt, zc, zr = chunk(
                 at, 0, L, S, S_dt, zc, zr, x, x_t, y, y_t, w, w_t, u, u_t, xo, yo, wo, uo,
                 out, den, gates, keep, rows, dots, marks, z_marks, mark0, c, count, tile, end, h,
-                X, W, BX, BW, L, GROUP, ROLE, False, EVEN, MARK, CK, DOTS, DT, PREC, LEAN and BF16, PARTS,
+                X, W, BX, BW, L, GROUP, ROLE, False, EVEN, MARK, CK, DOTS, DT, PREC,
+                LEAN and BF16, PARTS, MADE,
             )  # fmt: skip
 
     if S1:
         if REVERSE or h % GROUP == 0:
             tl.store(s1 + owner * X * W + ex[:, None] * W + ew[None, :], S, mask=x_ok[:, None] & w_ok[None, :])
-            if ROLE == 0:
+            if ROLE == 0 and not MADE:
                 if tile == 0:
                     tl.store(z1 + owner * X + ex, tl.sum(zc, axis=1) if PARTS > 0 else zc, mask=x_ok)
             if ROLE == 2:
