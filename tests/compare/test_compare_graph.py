@@ -58,8 +58,8 @@ def test_without_a_rate_each_model_takes_that_of_its_recipe(tmp_path):
 
 def test_the_space_is_searched_where_nobody_names_it(compared):
     q, p = compared[2]["mechanisms"][2]["options"]["signature"]
-    assert q + p == 16
-    shown = graph("search", "communities:120:3").output
+    assert q + p == 64
+    shown = graph("search", "communities:120:3", "--dimension", 64).output
     assert f"(q, p) = ({q}, {p})" in shown
 
 
@@ -110,6 +110,9 @@ def test_scaling_measures_and_checks_every_size(tmp_path):
     ratios = [rows[i + 2]["peak_bytes"] / rows[i]["peak_bytes"] for i in (0, 1)]
     assert all(3.0 < ratio < 4.6 for ratio in ratios), ratios  # of four times the nodes, with fewer repeated edges
     assert Path(tmp_path / "graph-scaling.png").stat().st_size > 1000
+    page = (tmp_path / "graph-scaling.html").read_text()
+    assert page.count("<svg") >= 2
+    assert all(f"{row['median_ms']:,.1f}" in page for row in rows)
 
 
 def test_sizes_that_would_take_too_long_are_left_out():
@@ -122,4 +125,28 @@ def test_every_model_has_a_recipe():
     from linattn.models.graph import graph_models
 
     assert set(graph_models()) == set(DEFAULTS)
-    assert graph_recipe("pseudo_riemannian", "nodes", "Cora").options["signature"] == (14, 2)
+    paper, own = (graph_recipe("pseudo_riemannian", "nodes", "Cora", paper=which) for which in (True, False))
+    assert (paper.hidden, paper.options["signature"]) == (16, (14, 2))
+    assert sum(own.options["signature"]) == own.hidden
+    assert all(graph_recipe(name, "links", "x").train["row_normalize"] == "unit" for name in graph_models())
+
+
+def test_a_grid_is_the_same_for_all_and_validation_chooses(tmp_path):
+    """A weight decay that wipes out all weights is tried by every model and taken by none; the page shows it all."""
+    found = graph("compare", *COMMON, "--models", "sgc,pseudo_riemannian", "--seeds", 1, "--lr", "0.02,0.05",
+                  "--weight-decay", "1e-4,1e6", "--dropout", "0,0.3", "--output", tmp_path)  # fmt: skip
+    assert found.exit_code == 0, found.output
+    results = json.loads((tmp_path / "results.json").read_text())
+    wanted = {(lr, w, d) for lr in (0.02, 0.05) for w in (1e-4, 1e6) for d in (0.0, 0.3)}
+    for model in results["mechanisms"]:
+        tried = {(t["lr"], t["weight_decay"], t["dropout"]): t["val"] for t in model["grid"]}
+        assert set(tried) == wanted
+        rate = "dropout" if model["mechanism"] == "sgc" else "input_dropout"
+        taken = model["lr"], model["train"]["weight_decay"], model["options"][rate]
+        assert tried[taken] == max(tried.values())
+        assert taken[1] == 1e-4
+        assert model["train"]["graph_weight_decay"] == 1e-4
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<svg") >= 2
+    assert f"{results['mechanisms'][0]['score_mean']:.2f}" in page
+    assert page.count("1e+06") == 8  # of 2 models, 2 rates and 2 dropouts

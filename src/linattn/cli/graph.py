@@ -1,12 +1,13 @@
 """``linattn graph``: the space that suits a graph, models compared on it, and what they cost as it grows."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from linattn.cli.options import integers, names, numbers, option_errors, set_threads, settings
+from linattn.cli.options import device_or_default, integers, names, numbers, option_errors, set_threads, settings
 
 app = typer.Typer(help="Graph models: space search, comparison, cost.", no_args_is_help=True)
 
@@ -53,7 +54,11 @@ def compare(
         str, typer.Option(help="Learning rate; of several, each takes its best on validation.  [default: by model]")
     ] = "",
     hidden: Annotated[int | None, typer.Option(help="Width of all models.  [default: by model]")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="Of all parameters.  [default: by model]")] = None,
+    weight_decay: Annotated[
+        str, typer.Option(help="Of all parameters; several: a grid with --lr and --dropout.  [default: by model]")
+    ] = "",
+    dropout: Annotated[str, typer.Option(help="Of the features; several: a grid.  [default: by model]")] = "",
+    grid_seeds: Annotated[int, typer.Option(help="Runs at each point of a grid of several settings.")] = 1,
     patience: Annotated[
         int | None, typer.Option(help="Evaluations without a better one before it stops; 0: never.")
     ] = None,
@@ -61,6 +66,9 @@ def compare(
     split: Annotated[
         str, typer.Option(help="Of nodes: given, stratified, per-class.  [default: given, else stratified]")
     ] = "auto",
+    paper: Annotated[
+        bool, typer.Option(help="Settings of the papers' scripts for the data, where there are any.")
+    ] = False,
     option: Annotated[
         list[str], typer.Option(help="Of models: key=value or model.key=value; may be given again.")
     ] = [],  # noqa: B006, typer copies it
@@ -68,16 +76,19 @@ def compare(
     threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves the choice to PyTorch.")] = 0,
     output: Annotated[Path | None, typer.Option(help="Folder.  [default: runs/graph-<data>-<task>]")] = None,
 ) -> None:
-    """Train models on one graph, each with its paper's settings; table, JSON and CSV. Started again, it goes on.
+    """Train models on one graph; table, JSON, CSV and a page. Started again, it goes on.
+
+    Each has the settings of its recipe. Of several values of --lr, --weight-decay and --dropout every model tries all
+    combinations, the same for all, and takes what is best on validation data.
 
     The epoch that counts is chosen on validation data, test data is looked at once. Splits that are drawn, and all
     links, are drawn anew for each seed, the same for all models.
 
     Exit code: 0 all right, 1 a run failed, 2 a bad option, 130 interrupted (finished runs are kept).
     """
-    import torch
 
     from linattn.compare.compare import compare as run
+    from linattn.compare.graph.report import write_graph_report
     from linattn.compare.graph.settings import GraphCompareConfig
 
     set_threads(threads)
@@ -85,20 +96,20 @@ def compare(
     changes: dict[str, Any] = {
         "epochs": epochs,
         "lr": lrs[0] if len(lrs) == 1 else None,
-        "weight_decay": weight_decay,
-        "attention_weight_decay": weight_decay,
-        "graph_weight_decay": weight_decay,
         "patience": patience,
         "eval_every": eval_every,
         "split": None if split == "auto" else split,
-        "device": device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        "device": device_or_default(device),
     }
     folder = output or Path("runs") / f"graph-{data.strip('/').split('/')[-1].replace(':', '-')}-{task}"
     with option_errors():
         config = GraphCompareConfig(
-            data, names(models), task, hidden, _by_model(option), changes, seeds, lrs if len(lrs) > 1 else (), folder
-        )
+            data, names(models), task, hidden, _by_model(option), changes, seeds, lrs if len(lrs) > 1 else (),
+            numbers("weight_decay", weight_decay), numbers("dropout", dropout), paper, grid_seeds, folder,
+        )  # fmt: skip
         code = run(config, Console())
+        if (folder / "results.json").exists() and find_spec("matplotlib") is not None:
+            Console().print(f"report: {write_graph_report(folder)}", soft_wrap=True)
     raise typer.Exit(code)
 
 
@@ -129,7 +140,7 @@ def scaling(
     from linattn.support.machine import device_folder
 
     set_threads(threads)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device_or_default(device)
     config = ScalingConfig(names(models), integers("nodes", nodes), hidden, device, repeats, max_seconds, seed)
     with option_errors(", or use --no-chart"):
         config.check()

@@ -62,7 +62,7 @@ def attention_branch(model, data, attend):
         near = data.x
         for layer in model.convolutions.layers:
             near = convolve(layer, a, near).relu()
-        x = model.graph_weight * near + (1 - model.graph_weight) * x
+        x = model.graph_weight * model.graph_norm(near) + (1 - model.graph_weight) * x
     return model.head(x)
 
 

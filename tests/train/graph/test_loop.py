@@ -11,6 +11,7 @@ from linattn.models.graph import create_graph_model
 from linattn.support.options import OptionError
 from linattn.tasks.graph import communities, grid
 from linattn.train.graph import GraphConfig, Nodes, create_objective, train_graph
+from linattn.train.graph.epochs import Best
 from linattn.train.graph.objective import Objective
 from linattn.train.graph.optimizer import create_optimizer
 
@@ -65,7 +66,8 @@ class Scripted(Objective):
     def evaluate(self, model, part):
         epoch = round(float(model.epoch.detach())) - 1
         self.asked.append((part, epoch))
-        return self.losses[epoch], {"accuracy": getattr(self, part)[epoch]}
+        loss, score = torch.tensor([self.losses[epoch], getattr(self, part)[epoch]], dtype=torch.float64)
+        return loss, {"accuracy": score}
 
 
 class Counter(nn.Module):
@@ -80,7 +82,17 @@ def test_the_epoch_is_chosen_on_validation_and_tested_once():
     assert (found.epoch, found.val, found.score) == (3, 90.0, 30.0)  # 2, 3 and 5 are equal; 3 has the lowest loss
     assert [ask for ask in objective.asked if ask[0] == "test"] == [("test", 3)]
     early = train_graph(Counter, Scripted(), replace(config, patience=1))
-    assert (early.epoch, len(early.records)) == (3, 5)
+    assert (early.epoch, len(early.records), early.score) == (3, 5, 30.0)
+
+
+def test_weights_are_kept_no_longer_than_patience_allows():
+    """On a GPU steps go on until the next look: what they find after training should have stopped is not taken."""
+    model = Counter()
+    best = Best(model, patience=2)
+    for epoch, score in enumerate((50.0, 40.0, 45.0, 90.0)):
+        model.epoch.data.fill_(epoch)
+        best.offer(*(torch.tensor(x, dtype=torch.float64) for x in (score, 1.0)))
+    assert (float(best.weights["epoch"]), float(best.score)) == (0.0, 50.0)
 
 
 def test_a_finished_run_is_kept_and_an_interrupted_one_starts_anew(tmp_path):

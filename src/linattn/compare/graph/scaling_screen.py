@@ -8,9 +8,12 @@ from rich.console import Console
 
 from linattn.compare.compare import FAILED, INTERRUPTED, RIGHT
 from linattn.compare.graph.scaling import ScalingConfig, ScalingResult, ScalingRow, measure_scaling
-from linattn.report.numbers import binary, short
-from linattn.report.panel import Chart, Panel, plot_line, save_png
+from linattn.report.frame import chart_section, document, made_section, table_section, write_page
+from linattn.report.markup import Markup, element
+from linattn.report.numbers import MISSING, binary, short
+from linattn.report.panel import Chart, Panel, plot_line
 from linattn.report.style import Style, styles
+from linattn.report.table import Cell, Column, table
 from linattn.support.extras import need
 from linattn.support.files import write_json
 
@@ -34,10 +37,44 @@ def scaling_on_screen(config: ScalingConfig, path: Path, chart: bool, console: C
         if growth is not None:
             console.print(f"{name}: time grows as nodes^{growth:.2f}")
     if chart and any(row.median_ms is not None for row in result.rows):
-        save_png(scaling_chart(result), path.with_suffix(".png"))
-        console.print(f"chart:   {path.with_suffix('.png')}", soft_wrap=True)
+        for written in write_scaling_page(result, path):
+            console.print(f"{'chart:  ' if written.suffix == '.png' else 'page:   '} {written}", soft_wrap=True)
     console.print(f"results: {path}", soft_wrap=True)
     return FAILED if any(row.status == "WRONG" for row in result.rows) else RIGHT
+
+
+def write_scaling_page(result: ScalingResult, path: Path) -> list[Path]:
+    """The chart as a PNG and a page with it and every number, beside ``path``."""
+    chart, title = scaling_chart(result), "Graph models: cost against nodes"
+    lead = "Forward, loss, backward and Adam on a whole generated graph, 8 edges a node on average."
+    text = document(
+        title,
+        element("header", element("h1", title), element("p", lead, class_="lead")),
+        chart_section(chart),
+        _numbers(result),
+        made_section(result.meta),
+    )
+    return write_page(path.with_suffix(".html"), text, {path.with_suffix(".png").name: chart})
+
+
+def _numbers(result: ScalingResult) -> Markup:
+    names = [row.model for row in result.rows]
+    columns = []
+    for title, unit, name, show in (
+        ("nodes", "", "nodes", "{:,}".format),
+        ("edges", "", "edges", "{:,}".format),
+        ("time", "ms", "median_ms", "{:,.1f}".format),
+        ("peak memory", "", "peak_bytes", binary),
+        ("error", "of the largest logit", "error", "{:.1e}".format),
+        ("status", "", "status", str),
+    ):
+        values = [getattr(row, name) for row in result.rows]
+        cells = [Cell(MISSING) if value is None else Cell(show(value), value) for value in values]
+        columns.append(Column(title, unit, cells))
+    growth = [(name, result.growth(name)) for name in dict.fromkeys(names)]
+    words = "; ".join(f"{name} as nodes^{power:.2f}" for name, power in growth if power is not None)
+    reading = f"Time grows: {words or 'one size alone was measured'}. Error: of fp32 against fp64."
+    return table_section("Every number", "numbers", table("Cost", "model", names, names, columns), reading)
 
 
 def row_words(row: ScalingRow) -> str:

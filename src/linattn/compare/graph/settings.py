@@ -3,13 +3,30 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.models.graph import graph_model_info, graph_models
 from linattn.support.options import OptionError, check_option
 from linattn.train.graph.config import GraphConfig
 from linattn.train.graph.recipes import Recipe, graph_recipe
+
+DECAYS = ("weight_decay", "attention_weight_decay", "graph_weight_decay")
+
+
+class Point(NamedTuple):
+    """A point of the grid, None: as the recipe has it."""
+
+    weight_decay: float | None = None
+    dropout: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"decay-{_text(self.weight_decay)}-dropout-{_text(self.dropout)}"
+
+
+def _text(value: float | None) -> str:
+    return "recipe" if value is None else f"{value:g}"
 
 
 @dataclass(frozen=True)
@@ -29,6 +46,14 @@ class GraphCompareConfig:
     seeds: int = 5
     lrs: tuple[float, ...] = ()
     """Several: each model takes the one that is best on validation data."""
+    weight_decays: tuple[float, ...] = ()
+    """Of all parameters; several: as learning rates, with which they make up a grid, the same for all models."""
+    dropouts: tuple[float, ...] = ()
+    """Of the features, in models with one rate of all layers too; several: in the grid."""
+    paper: bool = False
+    """Take the settings of the papers' scripts for the data where there are any."""
+    grid_seeds: int = 1
+    """Runs at each point of the grid, of whose validation scores the mean counts."""
     output: Path = Path("runs/graph")
     jobs: int = 1
     """Always 1: a run fills the device."""
@@ -47,7 +72,7 @@ class GraphCompareConfig:
     def recipe(self, name: str, data: str) -> Recipe:
         """Of the contender ``name`` on the data set called ``data``, with what was changed."""
         model = name.partition("+")[0]
-        found = graph_recipe(model, self.task, data)
+        found = graph_recipe(model, self.task, data, paper=self.paper)
         hidden = self.hidden or found.hidden
         options = dict(found.options) | dict(self.options.get("", {})) | dict(self.options.get(model, {}))
         if self.hidden not in (None, found.hidden) and "signature" not in self.options.get(model, {}):
@@ -55,8 +80,17 @@ class GraphCompareConfig:
         given = {name: value for name, value in self.changes.items() if value is not None}
         return Recipe(hidden, options, {**found.train, **given})
 
-    def train_of(self, name: str, data: str, seed: int, lr: float | None = None) -> GraphConfig:
+    @property
+    def points(self) -> list[Point]:
+        """The grid beside learning rates; one point, all None, where there is none."""
+        return [Point(w, d) for w in self.weight_decays or (None,) for d in self.dropouts or (None,)]
+
+    def train_of(
+        self, name: str, data: str, seed: int, lr: float | None = None, point: Point | None = None
+    ) -> GraphConfig:
         settings = {"task": self.task, **self.recipe(name, data).train, "seed": seed}
+        if point is not None and point.weight_decay is not None:
+            settings |= dict.fromkeys(DECAYS, point.weight_decay)
         return GraphConfig(**(settings if lr is None else settings | {"lr": lr}))
 
     def check(self) -> None:
@@ -82,6 +116,12 @@ class GraphCompareConfig:
             raise OptionError("hidden", f"must be an integer >= 1, got {self.hidden}")
         if any(not lr > 0 for lr in self.lrs):
             raise OptionError("lr", f"must be greater than 0, got {', '.join(map(str, self.lrs))}")
+        for option, given, most in (("weight_decay", self.weight_decays, None), ("dropout", self.dropouts, 1)):
+            if any(value < 0 or (most is not None and value >= most) for value in given):
+                allowed = "at least 0" + (f" and less than {most}" if most else "")
+                raise OptionError(option, f"must be {allowed}, got {', '.join(map(str, given))}")
+        if self.grid_seeds < 1:
+            raise OptionError("grid_seeds", f"must be an integer >= 1, got {self.grid_seeds}")
         self.train.check()
 
     def fingerprint(self) -> dict[str, Any]:
@@ -92,5 +132,6 @@ class GraphCompareConfig:
         options = {name: dict(given) for name, given in sorted(self.options.items())}
         return {
             "data": self.data, "task": self.task, "hidden": self.hidden, "options": options, "changes": changes,
-            "lr": sorted(set(self.lrs)),
+            "lr": sorted(set(self.lrs)), "weight_decay": list(self.weight_decays), "dropout": list(self.dropouts),
+            "grid_seeds": self.grid_seeds, "paper": self.paper,
         }  # fmt: skip

@@ -1,13 +1,15 @@
 """A comparison on a graph: models with their recipes, judged by test data at the epoch that validation chose."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from linattn.bench.memory import peak_bytes
 from linattn.compare.cells import Cell
-from linattn.compare.graph.settings import GraphCompareConfig
+from linattn.compare.graph.grid import Grid, Tried
+from linattn.compare.graph.settings import DECAYS, GraphCompareConfig, Point
 from linattn.compare.subject import OnRecord, OnStep, OnWork, Outcome, Subject, Trainer
 from linattn.models.graph import GraphModel, create_graph_model, graph_model_options
 from linattn.report.metric import Metric
@@ -16,10 +18,13 @@ from linattn.support.machine import describe_run
 from linattn.support.options import OptionError
 from linattn.tasks.graph import GraphData, search_signature
 from linattn.train.graph.config import GraphConfig
-from linattn.train.graph.loop import GraphRecord, train_graph
+from linattn.train.graph.epochs import GraphRecord
+from linattn.train.graph.loop import GraphResult, train_graph
 from linattn.train.graph.objective import Objective, create_objective
 
 CURVED = "pseudo_riemannian"
+FEATURE_RATES = ("input_dropout", "graph_dropout", "dropout")  # the first a model has is that of its features
+RECIPE = Point()
 METRICS = {"nodes": Metric("score", "accuracy"), "links": Metric("score", "ROC AUC")}
 
 
@@ -33,6 +38,8 @@ class Graphs(Subject):
         self.metric = METRICS[config.task]
         self.rounds = -(-config.train.epochs // config.train.eval_every)
         self.options = {name: self._options(name) for name in config.models}
+        self.tried: dict[str, list[Tried]] = {name: [] for name in config.models}
+        self.chosen: dict[str, Point] = {}
 
     def _options(self, name: str) -> dict[str, Any]:
         """Those of the recipe and of the user; the space that suits the graph where nobody named one."""
@@ -47,9 +54,16 @@ class Graphs(Subject):
             options["signature"] = (found.q, found.p)
         return options
 
-    def create(self, name: str, outputs: int | None) -> GraphModel:
+    def options_at(self, name: str, point: Point) -> dict[str, Any]:
+        """With the dropout of a point of the grid, of the features; some models have the same rate in all layers."""
+        if point.dropout is None:
+            return self.options[name]
+        known = graph_model_options(name.partition("+")[0])
+        return self.options[name] | {next(rate for rate in FEATURE_RATES if rate in known): point.dropout}
+
+    def create(self, name: str, outputs: int | None, point: Point = RECIPE) -> GraphModel:
         model, _, mechanism = name.partition("+")
-        options = self.options[name]
+        options = self.options_at(name, point)
         if isinstance(options.get("signature"), list):
             options = options | {"signature": tuple(options["signature"])}
         return create_graph_model(
@@ -83,6 +97,9 @@ class Graphs(Subject):
             "train": dict(config.changes) | {"task": config.task},
             "seeds": list(range(config.seeds)),
             "lrs": sorted(set(config.lrs)),
+            "weight_decays": list(config.weight_decays),
+            "dropouts": list(config.dropouts),
+            "grid_seeds": config.grid_seeds,
         }  # fmt: skip
 
     def announce(self, meta: dict[str, Any]) -> str:
@@ -117,8 +134,13 @@ class Graphs(Subject):
         return self.config.train_of(mechanism, self.data.name, 0).lr
 
     def details(self, mechanism: str) -> dict[str, Any]:
-        recipe = self.config.recipe(mechanism, self.data.name)
-        return {"hidden": recipe.hidden, "options": self.options[mechanism], "train": dict(recipe.train)}
+        """Every setting of its runs, and what was tried to find them."""
+        recipe, point = self.config.recipe(mechanism, self.data.name), self.chosen.get(mechanism, RECIPE)
+        train = dict(recipe.train)
+        if point.weight_decay is not None:
+            train |= dict.fromkeys(DECAYS, point.weight_decay)
+        found = {"hidden": recipe.hidden, "options": self.options_at(mechanism, point), "train": train}
+        return found | {"grid": [tried._asdict() for tried in self.tried[mechanism]] or None}
 
     def step_words(self, epoch: int, step: int) -> str:
         return f"epoch {epoch + 1}"
@@ -131,30 +153,49 @@ class GraphTrainer(Trainer):
         super().__init__(graphs.config)
         self.graphs, self.on_record = graphs, on_record
         self._objectives: dict[tuple[Any, ...], Objective] = {}
+        self.grid = Grid(graphs.config, self.train_one)
 
     def train(self, cell: Cell) -> Outcome:
-        """The score of a run that chooses a learning rate is that on validation data."""
+        """The score of a run that chooses a learning rate is that on validation data, at the grid's best point there.
+
+        Where there is a grid of other settings, the best point of it is looked for once for each learning rate.
+        """
+        output = self.graphs.config.output
+        best = self.grid.best(cell)
+        if best is None:
+            found = self.train_one(cell, RECIPE, cell.folder(output))
+            return _outcome(found, cell.validation)
+        self.graphs.tried[cell.mechanism] = self.grid.tried(cell.mechanism)
+        if cell.validation:
+            return Outcome(best.val, best.seconds, [])
+        point = self.graphs.chosen[cell.mechanism] = Point(best.weight_decay, best.dropout)
+        return _outcome(self.train_one(cell, point, cell.folder(output)), False)
+
+    def train_one(self, cell: Cell, point: Point, folder: Path) -> GraphResult:
         graphs, name = self.graphs, cell.mechanism
-        config = graphs.config.train_of(name, graphs.data.name, cell.seed, cell.lr)
+        config = graphs.config.train_of(name, graphs.data.name, cell.seed, cell.lr, point)
         objective = self._objective(config)
 
         def told(record: GraphRecord) -> None:
             self.on_record(cell, record.val, record.epoch // config.eval_every + 1)
 
-        found = train_graph(
-            lambda: graphs.create(name, objective.outputs),
+        return train_graph(
+            lambda: graphs.create(name, objective.outputs, point),
             objective,
             config,
-            cell.folder(graphs.config.output),
+            folder,
             settings={"model": name, "hidden": graphs.config.recipe(name, graphs.data.name).hidden,
-                      "options": graphs.options[name]},
+                      "options": graphs.options_at(name, point)},
             on_epoch=told,
         )  # fmt: skip
-        records = [asdict(record) for record in found.records]
-        return Outcome(found.val if cell.validation else found.score, found.seconds, records)
 
     def _objective(self, config: GraphConfig) -> Objective:
         key = (config.seed, config.split, config.row_normalize)
         if key not in self._objectives:
             self._objectives = {key: create_objective(self.graphs.data, config)}  # one at a time: data may be large
         return self._objectives[key]
+
+
+def _outcome(found: GraphResult, validation: bool) -> Outcome:
+    records = [asdict(record) for record in found.records]
+    return Outcome(found.val if validation else found.score, found.seconds, records)

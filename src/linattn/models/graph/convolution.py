@@ -3,6 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from linattn.models.graph.features import Nonzero, apply_linear
 from linattn.models.graph.graph import Graph
 from linattn.models.graph.model import GraphModel
 
@@ -17,8 +18,8 @@ class GraphConvolution(nn.Module):
         self.bias = nn.Parameter(self.weight.weight.new_zeros(out_channels))
         nn.init.xavier_uniform_(self.weight.weight)
 
-    def forward(self, x: Tensor, graph: Graph) -> Tensor:
-        x = self.weight(x)  # first: the edges then carry the narrower width
+    def forward(self, features: Tensor | Nonzero, graph: Graph) -> Tensor:
+        x = apply_linear(self.weight, features)  # first: the edges then carry the narrower width
         for _ in range(self.hops):
             x = graph.normalized.aggregate(x)
         return x + self.bias
@@ -33,9 +34,11 @@ class ConvolutionStack(nn.Module):
         self.layers = nn.ModuleList(map(GraphConvolution, widths[:-1], widths[1:]))
         self.dropout = dropout
 
-    def forward(self, x: Tensor, graph: Graph) -> Tensor:
+    def forward(self, features: Tensor | Nonzero, graph: Graph) -> Tensor:
+        x = features
         for layer in self.layers:
             x = F.dropout(layer(x, graph).relu(), self.dropout, self.training)
+        assert isinstance(x, Tensor), "a stack has one layer or more"
         return x
 
 
@@ -59,11 +62,14 @@ class GraphConvolutionalNetwork(GraphModel):
         if num_layers < 1:
             raise ValueError(f"num_layers must be >= 1, got {num_layers}")
         self.dropout = dropout
-        self.stack = ConvolutionStack(in_channels, hidden, num_layers - 1, dropout)
+        self.stack = ConvolutionStack(in_channels, hidden, num_layers - 1, dropout) if num_layers > 1 else None
         self.last = GraphConvolution(hidden if num_layers > 1 else in_channels, out_channels)
 
     def embed(self, graph: Graph) -> Tensor:
-        x = self.stack(F.dropout(graph.x, self.dropout, self.training), graph)
+        if self.stack is None:
+            x = F.dropout(graph.x, self.dropout, self.training)
+        else:
+            x = self.stack(graph.features(self.dropout, self.training), graph)
         return x if self.task == "nodes" else self.last(x, graph)
 
     def classify(self, z: Tensor, graph: Graph) -> Tensor:
@@ -91,8 +97,7 @@ class SimpleGraphConvolution(GraphModel):
         self.convolution = GraphConvolution(in_channels, out_channels, hops=hops)
 
     def embed(self, graph: Graph) -> Tensor:
-        x = F.dropout(graph.x, self.dropout, self.training)
-        return x if self.task == "nodes" else self.convolution(x, graph)
+        return self.convolution(graph.features(self.dropout, self.training), graph)
 
     def classify(self, z: Tensor, graph: Graph) -> Tensor:
-        return self.convolution(z, graph)
+        return z  # with nothing between input and output, embeddings are logits

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.models.graph.convolution import ConvolutionStack
+from linattn.models.graph.features import apply_linear
 from linattn.models.graph.global_attention import BLOCKS
 from linattn.models.graph.graph import Graph
 from linattn.models.graph.model import GraphModel
@@ -14,7 +15,7 @@ from linattn.ops.checks import check_choice
 
 
 class FlatGraphTransformer(GraphModel):
-    """``z = w g + (1 - w) t``: t from attention over all nodes, g from graph convolutions; then one linear map.
+    """``z = w norm(g) + (1 - w) t``: t from attention over all nodes, g from graph convolutions; then a linear map.
 
     Args:
         in_channels: C of the nodes.
@@ -58,14 +59,17 @@ class FlatGraphTransformer(GraphModel):
         own = (mechanism, mechanism_options) if block == "mechanism" else ()
         self.blocks = nn.ModuleList(BLOCKS[block](hidden, num_heads, dropout, *own) for _ in range(num_layers))
         self.convolutions = ConvolutionStack(in_channels, hidden, graph_layers, graph_dropout) if graph_layers else None
+        # Attention's branch ends in numbers of size 1; those of the convolutions are as small as the features, and the
+        # sum of both would be read by the nodes' own features alone.
+        self.graph_norm = nn.LayerNorm(hidden) if graph_layers else None
         self.head = nn.Linear(hidden, out_channels)
 
     def embed(self, graph: Graph) -> Tensor:
-        x = F.dropout(self.input_norm(self.input(graph.x)).relu(), self.dropout, self.training)
+        x = F.dropout(self.input_norm(apply_linear(self.input, graph.features())).relu(), self.dropout, self.training)
         for block in self.blocks:
             x = block(x, graph)
-        if self.convolutions is not None:
-            near = self.convolutions(F.dropout(graph.x, self.graph_dropout, self.training), graph)
+        if self.convolutions is not None and self.graph_norm is not None:
+            near = self.graph_norm(self.convolutions(graph.features(self.graph_dropout, self.training), graph))
             x = self.graph_weight * near + (1 - self.graph_weight) * x
         return x if self.task == "nodes" else self.head(x)
 

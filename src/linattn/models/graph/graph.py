@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from linattn.models.graph.features import Nonzero, find_nonzero
 from linattn.ops.positions import sequence_of_tokens
 
 
@@ -41,6 +43,17 @@ class Graph:
     def num_nodes(self) -> int:
         return self.x.shape[0]
 
+    def features(self, dropout: float = 0.0, training: bool = False) -> Tensor | Nonzero:
+        """x after dropout, without its zeros where that is the faster form: for ``apply_linear``."""
+        found: Tensor | Nonzero = self._once("features", self._features)
+        if not training or not dropout:
+            return found
+        return F.dropout(found, dropout) if isinstance(found, Tensor) else found.dropped(dropout)
+
+    def _features(self) -> Tensor | Nonzero:
+        found = find_nonzero(self.x)
+        return self.x if found is None else found
+
     @property
     def degree(self) -> Tensor:
         """Edges that end in a node, loops left out: ``(N,)`` int64."""
@@ -51,18 +64,26 @@ class Graph:
         return target.new_zeros(self.num_nodes).index_add(0, target, (source != target).long())
 
     @property
-    def normalized(self) -> Edges:
-        """``D^-1/2 (A + 1) D^-1/2``: every node has one loop of weight 1 in place of those it came with."""
-        return self._once("normalized", self._normalized)
+    def looped(self) -> Edges:
+        """``A + 1``: every node has one loop of weight 1 in place of those it came with."""
+        return self._once("looped", self._looped)
 
-    def _normalized(self) -> Edges:
+    def _looped(self) -> Edges:
         source, target = self.edge_index
         weight = self.x.new_ones(source.shape) if self.edge_weight is None else self.edge_weight.to(self.x.dtype)
         # A loop among the edges stays where it is, with weight 0: leaving it out would wait for the device to count.
         weight = weight.masked_fill(source == target, 0)
         nodes = torch.arange(self.num_nodes, device=source.device)
-        source, target = torch.cat([source, nodes]), torch.cat([target, nodes])
         weight = torch.cat([weight, weight.new_ones(self.num_nodes)])
+        return Edges(torch.cat([source, nodes]), torch.cat([target, nodes]), weight)
+
+    @property
+    def normalized(self) -> Edges:
+        """``D^-1/2 (A + 1) D^-1/2`` of :attr:`looped`."""
+        return self._once("normalized", self._normalized)
+
+    def _normalized(self) -> Edges:
+        source, target, weight = self.looped
         degree = weight.new_zeros(self.num_nodes).index_add(0, target, weight)
         factor = degree.clamp(min=torch.finfo(degree.dtype).tiny).rsqrt()
         return Edges(source, target, factor[source] * weight * factor[target])

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.models.graph.graph import Graph
@@ -56,8 +55,11 @@ class PseudoRiemannianGraphTransformer(GraphModel):
         norm: layer norms in the branch of attention.
         residual: ``"transport"``, the paper's, ``"midpoint"`` (Hypformer) or None.
         merge: ``"exponential"``, the paper's, or ``"midpoint"``.
-        input_map: ``"linear"`` or ``"convolution"``, of the features into the tangent space at the pole.
-        input_norm: a layer norm there, which brings tangent vectors to length 1 however small the features are.
+        input_map: ``"linear"``, ``"convolution"`` (the paper's) or ``"normalized"``, of the features into the tangent
+            space at the pole: of a node alone, summed over its neighbours too, or averaged as in a GCN.
+        input_hops: how often the neighbours are summed or averaged there.
+        input_norm: True for a layer norm there, which brings tangent vectors to length 1 however small the features
+            are; ``"bounded"`` cuts them there smoothly and keeps how short they are; False for neither.
         degree_encoding: largest degree that has an embedding of its own, larger ones share it; 0: no encoding.
         radius: r at the start; the curvature is ``-r^2``.
         learn_curvature: learn it.
@@ -94,7 +96,8 @@ class PseudoRiemannianGraphTransformer(GraphModel):
         residual: str | None = "transport",
         merge: str = "exponential",
         input_map: str = "linear",
-        input_norm: bool = True,
+        input_hops: int = 1,
+        input_norm: bool | str = True,
         degree_encoding: int = 0,
         radius: float = 1.0,
         learn_curvature: bool = False,
@@ -114,7 +117,7 @@ class PseudoRiemannianGraphTransformer(GraphModel):
         outer = inner if task == "nodes" else _scaled(inner, out_channels)
         self.signature, self.input_dropout = inner, input_dropout
         self.curvature = Curvature(radius, learn_curvature)
-        self.input = InputMap(in_channels, inner, input_map, degree_encoding, merge, input_norm)
+        self.input = InputMap(in_channels, inner, input_map, degree_encoding, merge, input_norm, input_hops)
         rates, graph_rates = _rates(dropout), _rates(dropout if graph_dropout is None else graph_dropout)
         head = None if head_signature is None else check_signature("head_signature", head_signature)
         self.stem, self.blocks, self.last = None, nn.ModuleList(), None
@@ -139,7 +142,7 @@ class PseudoRiemannianGraphTransformer(GraphModel):
 
     def points(self, graph: Graph) -> Split:
         """The nodes as points of signature ``out_signature``."""
-        x = F.dropout(graph.x, self.input_dropout, self.training)
+        x = graph.features(self.input_dropout, self.training)
         start: Split = self.input(x, graph, self.curvature())
         far = near = start
         if self.stem is not None and self.last is not None:

@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from linattn.models.graph.features import Nonzero, apply_linear
 from linattn.models.graph.graph import Graph
 from linattn.models.graph.split import Split, from_pole, merge, midpoint, residual
 from linattn.models.graph.split_attention import SplitAttention
@@ -18,8 +19,20 @@ from linattn.ops.checks import check_choice
 
 RESIDUALS = {"transport": residual, "midpoint": midpoint, None: None}
 MERGES = {"exponential": merge, "midpoint": midpoint}
-INPUT_MAPS = ("linear", "convolution")
+INPUT_MAPS = ("linear", "convolution", "normalized")
+INPUT_NORMS = (True, False, "bounded")
 _DEGREE_WEIGHT = 0.5
+
+
+class Bounded(nn.Module):
+    """``v / sqrt(1 + |v|^2)``: short vectors stay as they are, none is longer than 1. ``(..., D)`` to the same.
+
+    Geodesics of time are circles: vectors longer than a half turn come back, and far features would look like near
+    ones. A layer norm prevents that too, but makes a node without a known word as certain as any other.
+    """
+
+    def forward(self, v: Tensor) -> Tensor:
+        return v * (1 + v.square().sum(-1, keepdim=True)).rsqrt()
 
 
 class Merge(nn.Module):
@@ -45,23 +58,29 @@ class Merge(nn.Module):
 class InputMap(nn.Module):
     """Features ``(N, C)`` to points: ``exp_o(0, W x + b)``, with the degree's embedding merged in and mapped back.
 
-    ``"convolution"`` sums over a node and its neighbours, without weights. ``norm`` brings the tangent vectors to
+    ``"convolution"`` sums over a node and its neighbours, without weights; ``"normalized"`` with the weights of
+    ``D^-1/2 (A + 1) D^-1/2``; either ``hops`` times. ``norm`` brings the tangent vectors to
     length 1 by a layer norm: features as small as those of normalised rows would leave every node beside the pole,
     where dropout of a coordinate is more than all that tells nodes apart.
     """
 
     def __init__(
-        self, in_channels: int, signature: Signature, kind: str, max_degree: int, merging: str, norm: bool = False
-    ) -> None:
+        self, in_channels: int, signature: Signature, kind: str, max_degree: int, merging: str,
+        norm: bool | str = False,
+        hops: int = 1,
+    ) -> None:  # fmt: skip
         super().__init__()
         check_choice("input_map", kind, INPUT_MAPS)
         if max_degree < 0:
             raise ValueError(f"degree_encoding must be >= 0, got {max_degree}")
-        self.signature, self.kind, self.max_degree = signature, kind, max_degree
+        if hops < 1:
+            raise ValueError(f"input_hops must be >= 1, got {hops}")
+        self.signature, self.kind, self.max_degree, self.hops = signature, kind, max_degree, hops
         self.linear = nn.Linear(in_channels, sum(signature))
         nn.init.xavier_uniform_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
-        self.norm = layer_norm(sum(signature)) if norm else nn.Identity()
+        check_choice("input_norm", norm, INPUT_NORMS)
+        self.norm = Bounded() if norm == "bounded" else layer_norm(sum(signature)) if norm else nn.Identity()
         if isinstance(self.norm, nn.LayerNorm):
             nn.init.constant_(self.norm.weight, sum(signature) ** -0.5)
         self.degree, self.merge, self.back = None, None, None
@@ -71,12 +90,11 @@ class InputMap(nn.Module):
             self.merge = Merge(merging, _DEGREE_WEIGHT)
             self.back = SplitLinear(self.merge.after(signature), signature)
 
-    def forward(self, x: Tensor, graph: Graph, radius: Tensor | float) -> Split:
-        tangent = self.linear(x)
-        if self.kind == "convolution":
-            source, target = graph.edge_index
-            messages = tangent[source] * (1 if graph.edge_weight is None else graph.edge_weight.to(x.dtype)[:, None])
-            tangent = tangent.index_add(0, target, messages.masked_fill((source == target)[:, None], 0))
+    def forward(self, x: Tensor | Nonzero, graph: Graph, radius: Tensor | float) -> Split:
+        tangent = apply_linear(self.linear, x)
+        for _ in range(self.hops if self.kind != "linear" else 0):
+            edges = graph.normalized if self.kind == "normalized" else graph.looped
+            tangent = edges.aggregate(tangent)
         point = self._point(self.norm(tangent), radius)
         if self.degree is None or self.merge is None or self.back is None:
             return point

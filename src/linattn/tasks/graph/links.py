@@ -19,8 +19,9 @@ class LabelledPairs:
 
     @classmethod
     def of(cls, positive: Tensor, negative: Tensor) -> "LabelledPairs":
-        labels = torch.cat((torch.ones(positive.shape[1]), torch.zeros(negative.shape[1])))
-        return cls(torch.cat((positive, negative), 1), labels.to(positive.device))
+        labels = torch.zeros(positive.shape[1] + negative.shape[1], device=positive.device)
+        labels[: positive.shape[1]] = 1
+        return cls(torch.cat((positive, negative), 1), labels)
 
     def to(self, device: torch.device | str) -> "LabelledPairs":
         return LabelledPairs(self.edge_label_index.to(device), self.edge_label.to(device))
@@ -42,10 +43,15 @@ class LinkSplit:
         """All training edges, and as many pairs without an edge, drawn anew; turned round at random, so that a decoder
         cannot go by the order of the two."""
         negative = self.sampler.draw(self.train.shape[1], generator)
-        found = LabelledPairs.of(self.train.cpu(), negative)
-        turned = torch.rand(found.edge_label_index.shape[1], generator=generator) < 0.5
-        index = torch.where(turned, found.edge_label_index.flip(0), found.edge_label_index)
-        return LabelledPairs(index, found.edge_label).to(self.train.device)
+        turned = torch.rand(2 * self.train.shape[1], generator=generator) < 0.5
+        found = LabelledPairs.of(self.train, self._sent(negative))
+        index = torch.where(self._sent(turned), found.edge_label_index.flip(0), found.edge_label_index)
+        return LabelledPairs(index, found.edge_label)
+
+    def _sent(self, drawn: Tensor) -> Tensor:
+        """On the device of the edges; a GPU takes it from pinned memory, so that the host need not wait."""
+        device = self.train.device
+        return drawn.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else drawn.to(device)
 
     def to(self, device: torch.device | str) -> "LinkSplit":
         moved = self.data.to(device), self.train.to(device), self.val.to(device), self.test.to(device)

@@ -1,7 +1,8 @@
 """Training on one graph: classes of nodes, or links between them."""
 
 from linattn.train.graph.config import GraphConfig
-from linattn.train.graph.loop import GraphRecord, GraphResult, train_graph
+from linattn.train.graph.epochs import GraphRecord
+from linattn.train.graph.loop import GraphResult, train_graph
 from linattn.train.graph.metrics import accuracy, average_precision, roc_auc
 from linattn.train.graph.objective import Links, Nodes, create_objective
 

@@ -30,8 +30,9 @@ class GraphConfig:
     split: str = "auto"
     """Of nodes: ``"given"`` with the data, ``"stratified"`` (60, 20 and 20 %), ``"per-class"`` (20 of each class, 500
     and 1000); ``"auto"``: given where there is one, else stratified. What is drawn is drawn by the seed."""
-    row_normalize: bool | None = None
-    """Divide the features of a node by their sum; None: where none is negative."""
+    row_normalize: bool | str | None = None
+    """True: divide the features of a node by their sum; ``"unit"``: by their length; None: by the sum where none is
+    negative."""
     seed: int = 0
     """Of first weights, dropout and what is drawn of a split."""
     device: str = "cpu"
@@ -45,6 +46,8 @@ class GraphConfig:
         """Raise an OptionError that names the option and what is allowed."""
         check_option("task", self.task, TASKS)
         check_option("split", self.split, SPLITS)
+        if self.row_normalize not in (True, False, None, "unit"):
+            raise OptionError("row_normalize", f"must be true, false or unit, got {self.row_normalize}")
         check_device(self.device)
         for option, least in (("epochs", 1), ("eval_every", 1), ("patience", 0)):
             if getattr(self, option) < least:

@@ -1,4 +1,4 @@
-"""Scores of predictions, in percent."""
+"""Scores of predictions, in percent. The tensors stay on the device: reading one would wait for it."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,12 @@ from torch import Tensor
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
     """Percent of the rows of ``logits (N, classes)`` whose largest entry is at ``labels (N,)``: micro-F1."""
-    return 100 * float((logits.argmax(1) == labels).double().mean())
+    return float(accuracy_tensor(logits, labels))
+
+
+def accuracy_tensor(logits: Tensor, labels: Tensor) -> Tensor:
+    """:func:`accuracy`, left on the device."""
+    return 100 * (logits.argmax(1) == labels).double().mean()
 
 
 def roc_auc(scores: Tensor, labels: Tensor) -> float:
@@ -19,13 +24,19 @@ def roc_auc(scores: Tensor, labels: Tensor) -> float:
         >>> roc_auc(torch.tensor([0.9, 0.5, 0.5, 0.1]), torch.tensor([1, 1, 0, 0]))
         87.5
     """
-    _, place, counts = scores.detach().double().unique(return_inverse=True, return_counts=True)
-    rank = (counts.cumsum(0) - (counts - 1) / 2)[place]  # equal scores share the mean of their ranks, from 1
-    positive = labels.bool()
-    ones, zeros = int(positive.sum()), int((~positive).sum())
-    if not ones or not zeros:
+    if labels.bool().all() or not labels.any():
         raise ValueError("labels must have both kinds, 1 and 0")
-    return 100 * (float(rank[positive].sum()) - ones * (ones + 1) / 2) / (ones * zeros)
+    return float(roc_auc_tensor(scores, labels))
+
+
+def roc_auc_tensor(scores: Tensor, labels: Tensor) -> Tensor:
+    """:func:`roc_auc`, left on the device; NaN where there is one kind of labels only."""
+    values, positive = scores.detach().double(), labels.double()
+    ordered = values.sort().values
+    below, up_to = (torch.searchsorted(ordered, values, right=right) for right in (False, True))
+    rank = (below + up_to + 1) / 2  # from 1; equal scores share the mean of their ranks
+    ones = positive.sum()
+    return 100 * ((rank * positive).sum() - ones * (ones + 1) / 2) / (ones * (len(values) - ones))
 
 
 def average_precision(scores: Tensor, labels: Tensor) -> float:
@@ -36,7 +47,14 @@ def average_precision(scores: Tensor, labels: Tensor) -> float:
         >>> round(average_precision(torch.tensor([0.9, 0.5, 0.1]), torch.tensor([1, 0, 1])), 2)
         83.33
     """
-    values, place, counts = scores.detach().double().unique(return_inverse=True, return_counts=True)
-    right = torch.zeros_like(values).index_add_(0, place, labels.double()).flip(0)
-    taken = counts.flip(0).cumsum(0)
-    return 100 * float((right.cumsum(0) / taken * right).sum() / right.sum())
+    return float(average_precision_tensor(scores, labels))
+
+
+def average_precision_tensor(scores: Tensor, labels: Tensor) -> Tensor:
+    """:func:`average_precision`, left on the device: the mean over edges of the precision among scores as high."""
+    values, positive = scores.detach().double(), labels.double()
+    ordered, order = values.sort()
+    below = torch.searchsorted(ordered, values)
+    lower = positive[order].cumsum(0) - positive[order]  # edges before each place
+    precision = (positive.sum() - lower[below]) / (len(values) - below)
+    return 100 * (precision * positive).sum() / positive.sum()

@@ -8,12 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from linattn.models.graph import Graph, read_graph
 from linattn.support.options import OptionError
 from linattn.tasks.graph.data import GraphData
 from linattn.tasks.graph.links import LabelledPairs, LinkSplit, split_links
 from linattn.tasks.graph.splits import per_class_split, stratified_split
 from linattn.train.graph.config import GraphConfig
-from linattn.train.graph.metrics import accuracy, average_precision, roc_auc
+from linattn.train.graph.metrics import accuracy_tensor, average_precision_tensor, roc_auc_tensor
 
 
 class Objective(ABC):
@@ -21,7 +22,8 @@ class Objective(ABC):
 
     metric: str
     data: GraphData
-    """As the model sees it."""
+    graph: Graph
+    """Data as the model sees it, read once: what is derived from edges and features serves all epochs."""
 
     @property
     @abstractmethod
@@ -33,8 +35,8 @@ class Objective(ABC):
         """Of the training part; ``draw``, on the CPU, for what is drawn anew in each epoch."""
 
     @abstractmethod
-    def evaluate(self, model: nn.Module, part: str) -> tuple[float, dict[str, float]]:
-        """Loss and scores."""
+    def evaluate(self, model: nn.Module, part: str) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss and scores, fp64 and on the device: reading them would wait for it."""
 
 
 class Nodes(Objective):
@@ -45,7 +47,7 @@ class Nodes(Objective):
     def __init__(self, data: GraphData) -> None:
         if data.y is None or not data.has_split:
             raise ValueError("classes of nodes need y and the three masks")
-        self.data, self.labels = data, data.y
+        self.data, self.labels, self.graph = data, data.y, read_graph(data)
         masks = {"train": data.train_mask, "val": data.val_mask, "test": data.test_mask}
         self.nodes = {part: mask.nonzero()[:, 0] for part, mask in masks.items() if mask is not None}
         for part, nodes in self.nodes.items():
@@ -58,11 +60,11 @@ class Nodes(Objective):
         return self._classes
 
     def loss(self, model: nn.Module, draw: torch.Generator) -> Tensor:
-        return self._loss(model(self.data), "train")
+        return self._loss(model(self.graph), "train")
 
-    def evaluate(self, model: nn.Module, part: str) -> tuple[float, dict[str, float]]:
-        logits, nodes = model(self.data), self.nodes[part]
-        return float(self._loss(logits, part)), {"accuracy": accuracy(logits[nodes], self.labels[nodes])}
+    def evaluate(self, model: nn.Module, part: str) -> tuple[Tensor, dict[str, Tensor]]:
+        logits, nodes = model(self.graph), self.nodes[part]
+        return self._loss(logits, part).double(), {"accuracy": accuracy_tensor(logits[nodes], self.labels[nodes])}
 
     def _loss(self, logits: Tensor, part: str) -> Tensor:
         nodes = self.nodes[part]
@@ -75,7 +77,7 @@ class Links(Objective):
     metric = "auc"
 
     def __init__(self, split: LinkSplit) -> None:
-        self.split, self.data = split, split.data
+        self.split, self.data, self.graph = split, split.data, read_graph(split.data)
         self.parts = {"val": split.val, "test": split.test}
 
     @property
@@ -86,17 +88,17 @@ class Links(Objective):
         pairs = self.split.training_pairs(draw)
         return self._loss(self._logits(model, pairs), pairs)
 
-    def evaluate(self, model: nn.Module, part: str) -> tuple[float, dict[str, float]]:
+    def evaluate(self, model: nn.Module, part: str) -> tuple[Tensor, dict[str, Tensor]]:
         pairs = self.parts[part]
         logits = self._logits(model, pairs)
         scores = {
-            "auc": roc_auc(logits, pairs.edge_label),
-            "average_precision": average_precision(logits, pairs.edge_label),
+            "auc": roc_auc_tensor(logits, pairs.edge_label),
+            "average_precision": average_precision_tensor(logits, pairs.edge_label),
         }
-        return float(self._loss(logits, pairs)), scores
+        return self._loss(logits, pairs).double(), scores
 
     def _logits(self, model: Any, pairs: LabelledPairs) -> Tensor:
-        return model.decode(model.encode(self.data), pairs.edge_label_index)
+        return model.decode(model.encode(self.graph), pairs.edge_label_index)
 
     def _loss(self, logits: Tensor, pairs: LabelledPairs) -> Tensor:
         return F.binary_cross_entropy_with_logits(logits.float(), pairs.edge_label)
@@ -105,7 +107,8 @@ class Links(Objective):
 def create_objective(data: GraphData, config: GraphConfig) -> Objective:
     """Split ``data`` as ``config`` says, bring it to the device and make its features ready."""
     if config.row_normalize or (config.row_normalize is None and bool((data.x >= 0).all())):
-        data = replace(data, x=data.x / data.x.abs().sum(1, keepdim=True).clamp(min=1e-12))
+        power = 2 if config.row_normalize == "unit" else 1
+        data = replace(data, x=F.normalize(data.x, p=power, dim=1))
     if config.task == "links":
         return Links(split_links(data, config.seed).to(config.device))
     if data.y is None:

@@ -17,19 +17,33 @@ class Recipe:
     train: Mapping[str, Any] = field(default_factory=dict)
 
 
-# Without a line for its data, a model has these.
+# Without a line for its data, a model has these. "unit": rows of length 1, for which one learning rate and one weight
+# decay suit bags of words, counts and weighted words alike.
 DEFAULTS = {
-    "pseudo_riemannian": Recipe(16, {"input_map": "convolution"}, {"lr": 0.005}),
+    "pseudo_riemannian": Recipe(
+        64,
+        {"input_map": "normalized", "input_hops": 2, "input_norm": "bounded", "graph_layers": 1, "norm": False,
+         "merge": "midpoint", "residual": "midpoint", "dropout": 0.5, "input_dropout": 0.8},
+        {"lr": 0.003, "weight_decay": 0.02, "row_normalize": "unit"},
+    ),
     "hypformer": Recipe(64, {"graph_layers": 3}, {"lr": 0.005, "weight_decay": 5e-3}),
     "euclidean": Recipe(64, {}, {"lr": 0.01}),
     "sgformer": Recipe(
-        64, {"graph_layers": 4}, {"lr": 0.01, "attention_weight_decay": 1e-3, "graph_weight_decay": 5e-4}
+        64, {"graph_layers": 2}, {"lr": 0.01, "weight_decay": 5e-3, "row_normalize": "unit"}
     ),
     "difformer": Recipe(64, {}, {"lr": 0.001, "weight_decay": 0.01}),
     "polynormer": Recipe(64, {}, {"lr": 0.001}),
     "gcn": Recipe(64, {}, {"lr": 0.01, "weight_decay": 5e-4}),
     "sgc": Recipe(64, {}, {"lr": 0.2, "weight_decay": 5e-5}),
-}
+}  # fmt: skip
+
+# Of links: distances are judged by a fixed radius, and rows divided by their sum leave all nodes within it. On Cora a
+# GCN has an area under the curve of 59 % with these and of 88 % with rows of length 1 (one seed, 60 epochs).
+_LINKS = {"row_normalize": "unit"}
+_LINK_RATES = {"sgc": 0.01}
+
+# Halves of time and space. Other signatures of 64 dimensions were not compared under equal settings.
+_HALVES = {"signature": (32, 32)}
 
 
 def _curved(
@@ -47,6 +61,8 @@ def _curved(
 
 # As the paper's scripts have them; (q, p) is also what the space search finds on the citation graphs and the tree.
 # Dropout of the features is not theirs: on Cora it lifts validation accuracy from 81.4 to 83.3 % (3 seeds, 80 epochs).
+# For classes of nodes they are not the default: the scripts choose epochs by test data, and on Citeseer, chosen by
+# validation data, they stay below a GCN (one seed, 100 of their 1000 epochs).
 PAPER = {
     ("pseudo_riemannian", "nodes", "cora"): _curved((14, 2), 3, 3, 0.005, input_dropout=0.5),
     ("pseudo_riemannian", "nodes", "citeseer"): _curved((8, 8), 3, 2, 0.002, norm=False, input_dropout=0.5),
@@ -60,7 +76,19 @@ PAPER = {
 }
 
 
-def graph_recipe(model: str, task: str, data: str) -> Recipe:
-    """That of the paper for the data set called ``data`` where there is one, else the model's default."""
+def graph_recipe(model: str, task: str, data: str, *, paper: bool = False) -> Recipe:
+    """What was found best on validation data, else the model's default.
+
+    Of links, and with ``paper``, what the paper's scripts have for the data set called ``data``, where they have it.
+    """
     check_option("models", model, graph_models())
-    return PAPER.get((model, task, data.lower()), DEFAULTS.get(model, Recipe(64)))
+    key = (model, task, data.lower())
+    if key in PAPER and (paper or task == "links"):
+        return PAPER[key]
+    found = DEFAULTS[model]
+    if task == "links":
+        rate = {"lr": _LINK_RATES.get(model, found.train["lr"])}
+        return Recipe(found.hidden, found.options, {**found.train, **_LINKS, **rate})
+    if key in PAPER:  # a citation graph
+        return Recipe(found.hidden, {**found.options, **_HALVES}, found.train)
+    return found
