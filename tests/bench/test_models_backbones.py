@@ -8,6 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from linattn.bench.models import run
 from linattn.bench.models.cases import CASES, GROUP_MODELS, PIXELS, backbone_case, select
 from linattn.bench.models.chart import draw_sweep, sweep_points
 from linattn.bench.models.check import ModelTruth
@@ -30,6 +31,7 @@ def test_names_and_groups():
     assert [c.name for c in select(("backbones-512", "vit-224"))] == [
         "vit-224", *(f"{model}-512" for model in GROUP_MODELS),
     ]  # fmt: skip
+    assert len(select(("presets-1024",))) == len(TIMM_MODELS)
     for name, model in TIMM_MODELS.items():  # every preset can be asked for, beside its twin
         case = backbone_case(f"{name.removeprefix('linattn_')}-1024")
         assert case.mechanisms == ("softmax", model.mechanism)
@@ -91,6 +93,41 @@ def test_backbones_are_measured_resumed_and_drawn(tmp_path):
     ]  # fmt: skip
     assert f"chart: {path.with_suffix('.png')}" in screen.getvalue().replace("\n", "")
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_model_that_does_not_fit_is_told_once_and_left_alone(tmp_path, monkeypatch):
+    """Its twin is measured, the reason is in the row, the exit code is that of a right run, --resume skips it."""
+    tried = []
+
+    def step(host, loss_of, inputs, targets, autocast):
+        names = {module.info.name for module in host.modules() if isinstance(module, Mechanism)}
+        tried.append(names)
+        if names == {"softmax"}:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 200 GiB")
+        return make_step(host, loss_of, inputs, targets, autocast)
+
+    monkeypatch.setattr(run, "make_step", step)
+    path, screen = tmp_path / "models.json", StringIO()
+    config = ModelsConfig(
+        device="cpu", cases=("deit_tiny_lion-224",), mechanisms=("relu",), modes=("compiled",), backend="eager",
+        quick=True,
+    )  # fmt: skip
+    assert models(config, path, Console(file=screen, width=150)) == 0, screen.getvalue()
+    rows = json.loads(path.read_text())["rows"]
+    assert [(row["status"], row["reason"]) for row in rows] == [
+        ("out of memory", "compiling: CUDA out of memory. Tried to allocate 200 GiB"), ("ok", ""),
+    ]  # fmt: skip
+    assert "out of memory: compiling" in " ".join(screen.getvalue().split())
+    assert len(tried) == 2
+    assert models(config, path, Console(file=screen, width=150), resume=True) == 0
+    assert json.loads(path.read_text())["rows"] == rows
+    assert len(tried) == 2, "not again"
+    subject = run.Subject(config, config.selected()[0], "softmax", lambda _: None)
+    for mode in ("compiled", "compiled"):  # another mode of the same model would not fit either
+        row = ModelRow("deit_tiny_lion-224", "softmax", mode)
+        subject.measure(row)
+        assert row.status == "out of memory"
+    assert len(tried) == 3
 
 
 def test_points_of_the_chart(tmp_path):

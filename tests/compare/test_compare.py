@@ -320,12 +320,12 @@ def test_costs_on_a_gpu_are_taken_one_after_the_other(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "throughput_in_turns", timed)
     config = config_for(tmp_path, train=replace(TRAIN, compile=True))
     names, data = list(config.mechanisms), main.load_images()
-    together = measure.measure_costs(config, names, data, lambda _: None)
+    together = Images(config, data).costs(names, lambda _: None)
     assert said == ["reset", "compile", "compile", *2 * ["time softmax+relu"]]
     assert measure.groups_to_measure(names, torch.device("cuda")) == [["softmax"], ["relu"]]
     said.clear()
     monkeypatch.setattr(measure, "groups_to_measure", lambda names, device: [[name] for name in names])
-    apart = measure.measure_costs(config, names, data, lambda _: None)
+    apart = Images(config, data).costs(names, lambda _: None)
     assert said == [word for name in names for word in ("reset", "compile", *2 * [f"time {name}"])]
     assert apart == together
     assert [apart[name]["images_per_second_train"] for name in names] == [2.0, 2.0]

@@ -16,6 +16,7 @@ def models(
         typer.Option(
             help="With commas: vit-224, vit-512, language-8192-b1, language-8192-b4 (the default: these four); "
             "backbones, the smallest of every family at 224, 384, 512 and 1024 pixels, backbones-224 at one of these; "
+            "presets and presets-224, all models of all families; "
             "any model of timm's linattn_* by name and size, such as nalaformer_small-512."
         ),
     ] = "",

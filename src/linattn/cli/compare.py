@@ -1,4 +1,4 @@
-"""``linattn compare``: images, and tasks of sequences."""
+"""``linattn compare``: images, conversions, and tasks of sequences."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,8 +6,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from linattn.cli.compare_conversion import conversion
 from linattn.cli.compare_text import text
-from linattn.cli.options import DefaultGroup, names, numbers, option_errors
+from linattn.cli.options import DefaultGroup, device_or_default, names, numbers, option_errors
 
 
 class Compare(DefaultGroup):
@@ -26,6 +27,7 @@ app = typer.Typer(
     no_args_is_help=False,
 )
 app.command()(text)
+app.command()(conversion)
 
 
 @app.command()
@@ -52,11 +54,31 @@ def images(
     recipe: Annotated[
         str, typer.Option(help="digits, small_images or deit.  [default: digits for digits, else small_images]")
     ] = "",
-    size: Annotated[str, typer.Option(help="Host: digits, pico, nano, tiny, small or base.  [default: by data]")] = "",
-    patch_size: Annotated[int | None, typer.Option(help="Pixels of a token's side.")] = None,
+    host: Annotated[
+        str, typer.Option(help="vit, or pyramid: the four stages of NaLaFormer and its relatives.")
+    ] = "vit",
+    size: Annotated[
+        str,
+        typer.Option(
+            help="Of the host: digits, pico, nano, tiny, small or base; of a pyramid xt, t, s, b or l.  "
+            "[default: by data; xt]"
+        ),
+    ] = "",
+    stages: Annotated[
+        str, typer.Option(help="Of a pyramid, a letter each: l, the mechanism; s, softmax.  [default: llss]")
+    ] = "",
+    patch_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Pixels of a token's side; in the first stage of a pyramid 4, 2 or 1.  [default: by size; of a "
+            "pyramid 4, less where the last stage would be one token]"
+        ),
+    ] = None,
     depth: Annotated[int | None, typer.Option(help="Blocks of the host.")] = None,
     global_pool: Annotated[str, typer.Option(help="avg, or token for a class token.")] = "avg",
-    preset: Annotated[str, typer.Option(help="A paper's block around every mechanism alike.")] = "",
+    preset: Annotated[
+        str, typer.Option(help="A paper's block around every mechanism alike.  [default: none; of a pyramid nala]")
+    ] = "",
     local: Annotated[str, typer.Option(help="shared or channel: a convolution of the values beside each.")] = "",
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.  [default: cuda where there is one]")] = "",
     precision: Annotated[str, typer.Option(help="fp32 or bf16.  [default: bf16 on cuda]")] = "",
@@ -70,14 +92,14 @@ def images(
 
     Exit code: 0 all right, 1 a run failed, 2 a bad option, 130 interrupted (finished runs are kept).
     """
-    import torch
 
     from linattn.compare.compare import compare as run
-    from linattn.compare.settings import CompareConfig, HostConfig
+    from linattn.compare.settings import PYRAMID, CompareConfig, HostConfig
     from linattn.compare.workers import default_jobs
+    from linattn.support.options import OptionError
     from linattn.train.recipes import configure
 
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device_or_default(device)
     on_gpu, lrs = device.startswith("cuda"), numbers("lr", lr)
     changes: dict[str, Any] = {
         "epochs": epochs,
@@ -98,15 +120,17 @@ def images(
     }
     with option_errors():
         train = configure(recipe or ("digits" if data == "digits" else "small_images"), changes)
-        host = HostConfig(
-            size or ("digits" if data == "digits" else "nano"),
-            patch_size, depth, global_pool, preset or None, local or None,
+        if stages and host != PYRAMID:
+            raise OptionError("stages", f"are those of a pyramid, but the host is {host}")
+        host_config = HostConfig(
+            size or ("xt" if host == PYRAMID else "digits" if data == "digits" else "nano"),
+            patch_size, depth, global_pool, preset or None, local or None, host, stages or "llss",
         )  # fmt: skip
         folder = output or Path("runs") / f"compare-{Path(data).stem}"
         config = CompareConfig(
             data,
             names(mechanisms),
-            host,
+            host_config,
             train,
             seeds,
             lrs if len(lrs) > 1 else (),

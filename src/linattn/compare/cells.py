@@ -38,12 +38,13 @@ class CellResult:
     score: float | None = None
     train_seconds: float | None = None
     epochs: list[dict[str, Any]] | None = None
+    more: dict[str, Any] | None = None
 
     def as_row(self, metric: str = "top1") -> dict[str, Any]:
         """Ready for JSON, the score under the name of ``metric``."""
         row = {metric if name == "score" else name: value for name, value in asdict(self).items()}
-        cell = row.pop("cell")
-        return {"mechanism": cell["mechanism"], "seed": cell["seed"], "lr": cell["lr"], **row}
+        cell, more = row.pop("cell"), row.pop("more") or {}
+        return {"mechanism": cell["mechanism"], "seed": cell["seed"], "lr": cell["lr"], **row, **more}
 
 
 def sweep_cells(config: "Comparing") -> list[Cell]:

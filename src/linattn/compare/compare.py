@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from linattn.compare.cells import Cell, CellResult, best_lrs, final_cells, sweep_cells
+from linattn.compare.conversion.settings import ConversionConfig
+from linattn.compare.conversion.subject import Conversions
 from linattn.compare.graph.settings import GraphCompareConfig
 from linattn.compare.graph.subject import Graphs
 from linattn.compare.images import Images
@@ -27,7 +29,7 @@ from linattn.tasks.graph import load_graph
 from linattn.tasks.load import load_images
 
 RIGHT, FAILED, INTERRUPTED = 0, 1, 130
-AnyConfig = CompareConfig | TextCompareConfig | GraphCompareConfig
+AnyConfig = CompareConfig | ConversionConfig | TextCompareConfig | GraphCompareConfig
 
 
 def create_subject(config: AnyConfig) -> Subject:
@@ -37,7 +39,8 @@ def create_subject(config: AnyConfig) -> Subject:
     need("a comparison", "accelerate")
     if isinstance(config, TextCompareConfig):
         return Texts(config)
-    return Images(config, load_images(config.data, image_size=config.image_size))
+    data = load_images(config.data, image_size=config.image_size)
+    return Conversions(config, data) if isinstance(config, ConversionConfig) else Images(config, data)
 
 
 def compare(config: AnyConfig, console: Console) -> int:

@@ -5,14 +5,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from linattn.compare.settings import HostConfig
-from linattn.models.vision import VisionTransformer, create_vit
+from linattn.compare.settings import PYRAMID, HostConfig
+from linattn.models.vision import Pyramid, VisionTransformer, create_pyramid, create_vit
+from linattn.models.vision.backbone import stage_grid
+from linattn.models.vision.stems import STEM_STRIDES
 from linattn.support.options import OptionError
 from linattn.tasks.images import ImageData, ImageFolders
 
+Host = VisionTransformer | Pyramid
+DEFAULT_PRESET = "nala"  # of a pyramid
+LEAST_PLANE = 2  # tokens a side that the last stage of a pyramid is left with: one token attends to itself alone
 
-def create_host(mechanism: str, host: HostConfig, data: ImageData | ImageFolders, seed: int) -> VisionTransformer:
-    """A vision transformer for ``data``; the seed decides its first weights, whatever ran before.
+
+def create_host(mechanism: str, host: HostConfig, data: ImageData | ImageFolders, seed: int) -> Host:
+    """A vision transformer or a pyramid for ``data``; the seed decides its first weights, whatever ran before.
 
     All that mechanisms do not own starts the same for each of them, also beside one that draws numbers for itself.
     """
@@ -22,18 +28,32 @@ def create_host(mechanism: str, host: HostConfig, data: ImageData | ImageFolders
         "num_classes": data.num_classes,
         "global_pool": host.global_pool,
     }
-    options |= {name: value for name in ("patch_size", "depth") if (value := getattr(host, name)) is not None}
     if host.local is not None:
         options["attention"] = {"local": host.local}
+    model: Host
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = create_vit(host.size, mechanism, preset=host.preset, **options)
+        if host.family == PYRAMID:
+            options |= {"stages": host.stages, "stem_stride": stem_stride(host, data.image_size)}
+            model = create_pyramid(host.preset or DEFAULT_PRESET, host.size, mechanism, **options)
+        else:
+            options |= {name: value for name in ("patch_size", "depth") if (value := getattr(host, name)) is not None}
+            model = create_vit(host.size, mechanism, preset=host.preset, **options)
         torch.manual_seed(seed)
-        for name, module in model.named_modules():
-            if isinstance(module, nn.Conv2d | nn.Conv1d) and ".mechanism." not in name:
-                module.reset_parameters()
+        if isinstance(model, VisionTransformer):
+            for name, module in model.named_modules():
+                if isinstance(module, nn.Conv2d | nn.Conv1d) and ".mechanism." not in name:
+                    module.reset_parameters()
         model.reset_parameters()
     return model
+
+
+def stem_stride(host: HostConfig, image_size: tuple[int, int]) -> int:
+    """Of a pyramid: as asked for, or the greatest one that leaves the last stage a plane, else 1."""
+    if host.patch_size is not None:
+        return host.patch_size
+    fitting = [s for s in STEM_STRIDES if min(stage_grid(image_size, 3, s)) >= LEAST_PLANE]
+    return max(fitting, default=1)
 
 
 def check_hosts(mechanisms: tuple[str, ...], host: HostConfig, data: ImageData | ImageFolders) -> None:
@@ -45,5 +65,33 @@ def check_hosts(mechanisms: tuple[str, ...], host: HostConfig, data: ImageData |
             raise OptionError("mechanisms", f"{name} does not fit this host: {error}") from error
 
 
-def tokens_of(model: VisionTransformer) -> int:
-    return model.num_prefix_tokens + model.grid[0] * model.grid[1]
+def describe_host(model: Host, image_size: tuple[int, int]) -> dict[str, Any]:
+    """Its shape in numbers; of a pyramid, one for each stage."""
+    if isinstance(model, VisionTransformer):
+        attention: Any = model.blocks[0].attn
+        return {
+            "tokens": model.num_prefix_tokens + model.grid[0] * model.grid[1],
+            "width": model.embed_dim,
+            "depth": len(model.blocks),
+            "patch_size": list(model.patch_embed.patch_size),
+            "heads": attention.num_heads,
+        }
+    planes = [stage_grid(image_size, i, model.stride) for i in range(len(model.stages))]
+    first: list[Any] = [stage.blocks[0] for stage in model.stages]  # type: ignore[index]
+    return {
+        "tokens": [height * width for height, width in planes],
+        "width": [block.attn.dim for block in first],
+        "depth": [len(stage.blocks) for stage in model.stages],  # type: ignore[arg-type]
+        "patch_size": [model.stride, model.stride],
+        "heads": [block.attn.num_heads for block in first],
+    }
+
+
+def layer_to_show(model: Host, image_size: tuple[int, int]) -> tuple[int, tuple[int, int]]:
+    """Which of the layers of attention is drawn over images, and its plane.
+
+    The last of a vision transformer; of a pyramid the last of the first stage, whose tokens are the smallest.
+    """
+    if isinstance(model, VisionTransformer):
+        return len(model.blocks) - 1, model.grid
+    return len(model.stages[0].blocks) - 1, stage_grid(image_size, 0, model.stride)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A comparison on images: a vision transformer around each mechanism."""
+"""A comparison on images: a vision transformer or a pyramid around each mechanism."""
 
 from dataclasses import asdict
 from typing import Any
@@ -6,12 +6,11 @@ from typing import Any
 import torch
 
 from linattn.compare.cells import Cell
-from linattn.compare.host import check_hosts, create_host, tokens_of
+from linattn.compare.host import check_hosts, create_host, describe_host
 from linattn.compare.measure import measure_attention, measure_costs
 from linattn.compare.runner import Runner
-from linattn.compare.settings import CompareConfig
+from linattn.compare.settings import PYRAMID, CompareConfig
 from linattn.compare.subject import OnRecord, OnStep, OnWork, Subject
-from linattn.layers import Attention
 from linattn.report.numbers import counted
 from linattn.support.machine import describe_run
 from linattn.tasks.images import ImageData, ImageFolders
@@ -30,17 +29,18 @@ class Images(Subject):
         return describe(self.config, self.data)
 
     def announce(self, meta: dict[str, Any]) -> str:
-        host = meta["host"]
         return (
-            f"{meta['data']['name']}, {host['size']} ViT of depth {host['depth']} and width {host['width']} at "
-            f"{host['tokens']} tokens, {counted(self.rounds, 'epoch')} on {meta['device']}"
+            f"{meta['data']['name']}, {host_words(meta['host'])}, {counted(self.rounds, 'epoch')} on {meta['device']}"
         )
 
     def trainer(self, on_step: OnStep, on_record: OnRecord) -> Runner:
         return Runner(self.config, self.data, on_step, on_record)
 
     def costs(self, mechanisms: list[str], on_work: OnWork) -> dict[str, dict[str, Any]]:
-        return measure_costs(self.config, mechanisms, self.data, on_work)
+        return measure_costs(
+            self.config.train, mechanisms, self.data, on_work,
+            create=lambda name: create_host(name, self.config.host, self.data, 0),
+        )  # fmt: skip
 
     def attention(self, cells: list[Cell], on_work: OnWork) -> tuple[dict[str, dict[str, Any]], dict[str, Any] | None]:
         return measure_attention(self.config, self.data, cells, on_work)
@@ -52,9 +52,19 @@ class Images(Subject):
 def describe(config: CompareConfig, data: ImageData | ImageFolders) -> dict[str, Any]:
     """The ``meta`` of results: machine, command, data, host, budget."""
     model = create_host(config.mechanisms[0], config.host, data, 0)
-    host = asdict(config.host) | {"tokens": tokens_of(model), "width": model.embed_dim, "depth": len(model.blocks)}
-    heads = next(module.num_heads for module in model.modules() if isinstance(module, Attention))
-    host |= {"patch_size": list(model.patch_embed.patch_size), "heads": heads}
+    host = config.host.fingerprint() | describe_host(model, data.image_size)
+    train = {name: value for name, value in asdict(config.train).items() if name not in ("seed", "lr")}
+    return {
+        **describe_run(torch.device(config.train.device)),
+        "data": describe_data(data),
+        "host": host,
+        "train": train | {"betas": list(config.train.betas)},
+        "seeds": list(range(config.seeds)),
+        "lrs": sorted(set(config.lrs)) or [config.train.lr],
+    }
+
+
+def describe_data(data: ImageData | ImageFolders) -> dict[str, Any]:
     described = {
         "name": data.name,
         "classes": list(data.classes),
@@ -63,12 +73,12 @@ def describe(config: CompareConfig, data: ImageData | ImageFolders) -> dict[str,
     }
     if isinstance(data, ImageData):
         described |= {"train": len(data.train.labels), "test": len(data.test.labels)}
-    train = {name: value for name, value in asdict(config.train).items() if name not in ("seed", "lr")}
-    return {
-        **describe_run(torch.device(config.train.device)),
-        "data": described,
-        "host": host,
-        "train": train | {"betas": list(config.train.betas)},
-        "seeds": list(range(config.seeds)),
-        "lrs": sorted(set(config.lrs)) or [config.train.lr],
-    }
+    return described
+
+
+def host_words(host: dict[str, Any]) -> str:
+    """The host of the ``meta`` in a few words."""
+    if host.get("family") != PYRAMID:
+        return f"{host['size']} ViT of depth {host['depth']} and width {host['width']} at {host['tokens']} tokens"
+    tokens = ", ".join(map(str, host["tokens"]))
+    return f"pyramid {host['size']} with stages {host['stages']} at {tokens} tokens"

@@ -5,40 +5,42 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from linattn.analysis.heat_map import token_heat_map
 from linattn.analysis.statistics import model_statistics
 from linattn.bench.model_cost import model_cost, throughput_in_turns, train_peak_bytes
 from linattn.compare.cells import Cell
-from linattn.compare.host import create_host
+from linattn.compare.host import Host, create_host, layer_to_show
 from linattn.compare.settings import CompareConfig
-from linattn.models.vision import VisionTransformer
 from linattn.support.compiling import compile_blocks
 from linattn.tasks.images import ImageData, ImageFolders
 from linattn.train.accelerator import matrix_products
 from linattn.train.batches import create_batches
+from linattn.train.config import TrainConfig
 
 STATISTICS_IMAGES = 32
 EXAMPLES = 4
 OnWork = Callable[[str], None]
+Create = Callable[[str], nn.Module]
 
 
 def measure_costs(
-    config: CompareConfig, mechanisms: list[str], data: ImageData | ImageFolders, on_work: OnWork
+    train: TrainConfig, mechanisms: list[str], data: ImageData | ImageFolders, on_work: OnWork, *, create: Create
 ) -> dict[str, dict[str, Any]]:
-    """Cost of each mechanism by name.
+    """Cost of each mechanism by name; ``create`` makes the model around one.
 
     On a CPU times are taken in turns, so that a busy moment hits all alike. A GPU has no such moments, and there the
     compiled code of one mechanism would stand in the way of the others': they are measured one after the other.
     """
-    device = torch.device(config.train.device)
-    images, _ = next(iter(create_batches(data, config.train, device).train(0)))
+    device = torch.device(train.device)
+    images, _ = next(iter(create_batches(data, train, device).train(0)))
     costs: dict[str, dict[str, Any]] = {}
     for names in groups_to_measure(mechanisms, device):
-        if config.train.compile:
+        if train.compile:
             torch.compiler.reset()
-        costs |= _measure_together(config, names, data, images, on_work)
+        models = {name: create(name).to(device) for name in names}
+        costs |= _measure_together(train, models, data, images, on_work)
     return costs
 
 
@@ -48,16 +50,19 @@ def groups_to_measure(names: list[str], device: torch.device) -> list[list[str]]
 
 
 def _measure_together(
-    config: CompareConfig, names: list[str], data: ImageData | ImageFolders, images: Tensor, on_work: OnWork
+    train: TrainConfig,
+    models: dict[str, nn.Module],
+    data: ImageData | ImageFolders,
+    images: Tensor,
+    on_work: OnWork,
 ) -> dict[str, dict[str, Any]]:
-    models = {name: create_host(name, config.host, data, 0).to(images.device) for name in names}
     costs: dict[str, dict[str, Any]] = {}
     for name, model in models.items():
         on_work(f"{name}: parameters, operations, memory")
         cost = model_cost(model, data.image_size, data.channels)
-        if config.train.compile:
+        if train.compile:
             compile_blocks(model)  # what is timed and weighed is what was trained
-        peak = train_peak_bytes(model, images, precision=config.train.precision)
+        peak = train_peak_bytes(model, images, precision=train.precision)
         costs[name] = {
             "parameters": cost.parameters,
             "mechanism_parameters": cost.mechanism_parameters,
@@ -67,10 +72,10 @@ def _measure_together(
             "peak_bytes_train": peak,
         }
     for training, key in ((False, "images_per_second_forward"), (True, "images_per_second_train")):
-        whose = f"{names[0]}: " if len(names) == 1 else ""
+        whose = f"{next(iter(models))}: " if len(models) == 1 else ""
         on_work(whose + "images per second, " + ("training" if training else "forward"))
-        with matrix_products(config.train.precision):
-            found = throughput_in_turns(models, images, training=training, precision=config.train.precision)
+        with matrix_products(train.precision):
+            found = throughput_in_turns(models, images, training=training, precision=train.precision)
         for name, images_per_second in found.items():
             costs[name][key] = images_per_second
     return costs
@@ -94,18 +99,18 @@ def measure_attention(
             "entropy": sum(entropies) / len(entropies),
             "layers": [found.as_dict() for found in layers],
         }
-        layer = layers[-1].layer
-        centre = (model.grid[0] // 2, model.grid[1] // 2)
+        number, (height, width) = layer_to_show(model, data.image_size)
+        layer, centre = layers[number].layer, (height // 2, width // 2)
         for index in range(min(EXAMPLES, len(images))):
             if index == len(shown):
                 label = data.classes[int(labels[index])]
                 shown.append({"label": label, "pixels": pixels[index], "token": list(centre), "maps": {}})
-            heat = token_heat_map(model, images[index], token=centre[0] * model.grid[1] + centre[1])
+            heat = token_heat_map(model, images[index], layer=number, token=centre[0] * width + centre[1])
             shown[index]["maps"][cell.mechanism] = [[float(f"{x:.4g}") for x in row] for row in heat.tolist()]
     return statistics, {"layer": layer, "images": shown}
 
 
-def load_trained(config: CompareConfig, data: ImageData | ImageFolders, cell: Cell) -> VisionTransformer:
+def load_trained(config: CompareConfig, data: ImageData | ImageFolders, cell: Cell) -> Host:
     """The model of a finished run."""
     model = create_host(cell.mechanism, config.host, data, cell.seed)
     weights: Path = cell.folder(config.output) / "weights.pt"

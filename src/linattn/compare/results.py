@@ -46,6 +46,7 @@ class Results:
             "lr": self.lrs.get(name),
             "sweep": [{"lr": r.cell.lr, field: r.score} for r in tried] or None,
             **spread([r.score for r in runs if r.score is not None], field),
+            **further([r.more or {} for r in runs]),
             "train_seconds_mean": mean_or_none([r.train_seconds for r in runs if r.train_seconds is not None]),
             **self.costs.get(name, {}),
             **(own or {}),
@@ -62,6 +63,15 @@ def spread(scores: list[float], field: str = "top1") -> dict[str, Any]:
         f"{field}_max": max(scores, default=None),
         "runs": len(scores),
     }
+
+
+def further(found: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Mean and sample standard deviation of the further numbers of runs, by name."""
+    means: dict[str, float | None] = {}
+    for name in dict.fromkeys(name for more in found for name, value in more.items() if isinstance(value, float)):
+        values = [more[name] for more in found if name in more]
+        means |= {f"{name}_mean": mean(values), f"{name}_std": stdev(values) if len(values) > 1 else None}
+    return means
 
 
 def mean_or_none(values: list[float]) -> float | None:

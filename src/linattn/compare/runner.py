@@ -43,8 +43,13 @@ class Runner(Trainer):
         return Outcome(found.top1, found.seconds, [asdict(record) for record in found.epochs])
 
     def _validation_data(self) -> ImageData:
-        if not isinstance(self.data, ImageData):
-            raise OptionError("lr", "several of them are compared on held-out images, which needs data in memory")
         if self._held_out is None:
-            self._held_out = self.data.hold_out(VALIDATION_SHARE, seed=0)
+            self._held_out = hold_out(self.data, "lr")
         return self._held_out
+
+
+def hold_out(data: ImageData | ImageFolders, option: str) -> ImageData:
+    """Training images in two parts, to choose a learning rate on; ``option`` is what asked for it."""
+    if not isinstance(data, ImageData):
+        raise OptionError(option, "several of them are compared on held-out images, which needs data in memory")
+    return data.hold_out(VALIDATION_SHARE, seed=0)

@@ -91,6 +91,8 @@ def final_table(results: dict[str, Any]) -> Table:
     metric, words = Metric.of(results["meta"]), Words.of(results["meta"])
     short_unit = {"images": "img", "tokens": "tok"}[words.unit]
     columns: list[tuple[str, str, Callable[[float | None], str]]] = [
+        ("before", "top1_before_mean", lambda value: _number(value, 1, ".2f")),
+        ("converted", "top1_converted_mean", lambda value: _number(value, 1, ".2f")),
         ("params", "parameters", short),
         ("MFLOP", "flops", lambda value: _number(value, 1e6, ".1f")),
         ("state" if words.state == "state_size" else "state B", words.state, short),

@@ -7,12 +7,17 @@ from typing import Any
 from linattn.layers.local import KERNELS
 from linattn.layers.presets import list_presets
 from linattn.mechanisms.registry import list_mechanisms
+from linattn.models.vision.pyramid_sizes import PYRAMID_SIZES
 from linattn.models.vision.sizes import SIZES
+from linattn.models.vision.stems import STEM_STRIDES
 from linattn.models.vision.vit import POOLS
 from linattn.support.options import OptionError, check_option
 from linattn.train.config import TrainConfig
 
 REFERENCE = "softmax"  # what entropies are compared with
+VIT, PYRAMID = "vit", "pyramid"
+# What a vision transformer has no part in: settings of folders that are older than pyramids do not name it.
+OF_PYRAMIDS = ("family", "stages")
 
 
 @dataclass(frozen=True)
@@ -20,23 +25,45 @@ class HostConfig:
     """The host that every mechanism is put into. None: as ``size`` has it."""
 
     size: str = "digits"
+    """Of ``SIZES``, or of ``PYRAMID_SIZES``."""
     patch_size: int | None = None
+    """Pixels of a token's side; of a pyramid, in its first stage: 4, 2 or 1. None: of a pyramid 4, as published, or as
+    much less as it takes to leave the last stage a plane of 2 x 2."""
     depth: int | None = None
     global_pool: str = "avg"
     preset: str | None = None
     """The parts of a paper's block, around every mechanism alike."""
     local: str | None = None
     """A depthwise convolution of the values beside every mechanism alike."""
+    family: str = VIT
+    """``"vit"``, or ``"pyramid"``: the four stages of NaLaFormer and its relatives, with NaLaFormer's parts where
+    ``preset`` names no others."""
+    stages: str = "llss"
+    """Of a pyramid, a letter each: l, the mechanism; s, softmax."""
 
     def check(self) -> None:
-        check_option("size", self.size, SIZES)
+        check_option("host", self.family, (VIT, PYRAMID))
+        check_option("size", self.size, SIZES if self.family == VIT else PYRAMID_SIZES)
         check_option("global_pool", self.global_pool, POOLS)
+        if self.family == PYRAMID:
+            self._check_pyramid()
         check_option("preset", self.preset, [None, *list_presets()])
         check_option("local", self.local, [None, *KERNELS])
         for option in ("patch_size", "depth"):
             value = getattr(self, option)
             if value is not None and value < 1:
                 raise OptionError(option, f"must be an integer >= 1, got {value}")
+
+    def _check_pyramid(self) -> None:
+        if self.depth is not None:
+            raise OptionError("depth", "is that of a vision transformer; a pyramid has the depths of its size")
+        check_option("global_pool", self.global_pool, ("avg",))
+        check_option("patch_size", self.patch_size, (None, *STEM_STRIDES))
+        if len(self.stages) != 4 or set(self.stages) - set("ls"):
+            raise OptionError("stages", f"must be four letters, l (mechanism) or s (softmax), got {self.stages!r}")
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if self.family != VIT or name not in OF_PYRAMIDS}
 
 
 @dataclass(frozen=True)
@@ -77,4 +104,4 @@ class CompareConfig:
         """What all runs of a folder have in common; mechanisms and seeds may be added to a folder later."""
         train = {name: value for name, value in self.train.fingerprint().items() if name not in ("seed", "lr")}
         sweep = sorted(set(self.lrs)) if self.lrs else [self.train.lr]
-        return {"data": self.data, "image_size": self.image_size, "lr": sweep, **asdict(self.host), **train}
+        return {"data": self.data, "image_size": self.image_size, "lr": sweep, **self.host.fingerprint(), **train}

@@ -50,6 +50,8 @@ class Outcome(NamedTuple):
     score: float
     seconds: float
     records: list[dict[str, Any]]
+    more: dict[str, Any] | None = None
+    """What else is known of it; numbers get a mean over seeds."""
 
 
 class Trainer(ABC):
@@ -70,7 +72,7 @@ class Trainer(ABC):
             if isinstance(error, OptionError):
                 raise  # wrong for all of them, and the user's to mend
             return CellResult(cell, "failed", reason=" ".join(str(error).split())[:300])
-        return CellResult(cell, "done", "", found.score, found.seconds, found.records)
+        return CellResult(cell, "done", "", found.score, found.seconds, found.records, found.more)
 
     @abstractmethod
     def train(self, cell: Cell) -> Outcome: ...

@@ -23,6 +23,7 @@ MEASURED = (
     "entropy",
     "entropy_gap",
 )
+OF_CONVERSION = ("top1_before_mean", "top1_converted_mean")
 OF_TEXT = (
     "pattern",
     "canon",
@@ -43,6 +44,8 @@ def write_csv(results: Mapping[str, Any], path: Path) -> list[Path]:
     comparison = Comparison(results)
     field = comparison.metric.field
     measured = MEASURED if comparison.words.unit == "images" else OF_TEXT
+    if any(comparison.value(name, OF_CONVERSION[0]) is not None for name in comparison.names):
+        measured = OF_CONVERSION + measured
     of_run = ("mechanism", "seed", "lr", "status", field, "train_seconds", "reason")
     mechanisms = [_mechanism(comparison, name, measured) for name in comparison.names]
     runs = [{column: row.get(column) for column in of_run} for row in comparison.rows]

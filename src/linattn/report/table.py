@@ -10,6 +10,7 @@ from linattn.report.read import REFERENCE, Comparison
 from linattn.report.style import OUTLINES, Style, styles
 
 MIB = Unit(2**20, "Mi", 1)
+PERCENT = Unit(decimals=2)
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,18 @@ def _accuracy_column(comparison: Comparison) -> Column:
 
 
 def _measured(
-    title: str, unit_text: str, field: str, unit: Unit | None = None, digits: int = 3, images: bool | None = None
-) -> Callable[[Comparison], Column]:
-    """A column of one field; ``{}`` in the text is the unit's prefix. ``images``: of these alone, or of text alone."""
+    title: str, unit_text: str, field: str, unit: Unit | None = None, digits: int = 3, images: bool | None = None,
+    optional: bool = False,
+) -> Callable[[Comparison], Column]:  # fmt: skip
+    """A column of one field; ``{}`` in the text is the unit's prefix. ``images``: of these alone, or of text alone.
+
+    ``optional``: left out where no mechanism has it.
+    """
 
     def make(comparison: Comparison) -> Column:
         unasked = images is not None and images != (comparison.words.unit == "images")
         values = [comparison.value(name, field) for name in comparison.names]
+        unasked = unasked or (optional and all(value is None for value in values))
         chosen = unit or common_unit(values, digits)
         cells = [Cell(chosen.text(value), value) for value in values]
         return Column(title, unit_text.format(chosen.prefix).strip(), cells, unasked)
@@ -94,6 +100,8 @@ def _measured(
 
 
 MEASURED = (
+    _measured("before", "% top-1, as softmax", "top1_before_mean", PERCENT, optional=True),
+    _measured("converted", "% top-1, untrained", "top1_converted_mean", PERCENT, optional=True),
     _measured("parameters", "{}", "parameters", digits=4),
     _measured("operations", "{}FLOPs/image", "flops", images=True),
     _measured("state", "{} per layer", "state_size", images=True),

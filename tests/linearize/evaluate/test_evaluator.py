@@ -1,9 +1,12 @@
 import pytest
 import torch
 from tests.linearize.evaluate.test_embeddings import Squares, Words
+from tests.linearize.evaluate.tiny import Known
 
 from linattn.linearize.evaluate.evaluator import Evaluator, Labelled
 from linattn.linearize.evaluate.options import EvaluationOptions
+from linattn.linearize.job_run import held_out_pieces
+from linattn.linearize.text import TokenText
 from linattn.support.options import OptionError
 
 
@@ -50,3 +53,20 @@ def test_wrong_options_are_named():
         with pytest.raises(OptionError) as error:
             EvaluationOptions(**{option: value}).check()
         assert error.value.option == option
+
+
+def test_held_out_tokens_are_measured_as_they_were_read():
+    """Written out and read again they would have lost the marks between documents."""
+    text = TokenText(torch.arange(9), torch.arange(100))
+    options = EvaluationOptions(lengths=(16,), texts=4)
+    pieces = held_out_pieces(text, options)
+    assert [len(piece) for piece in pieces] == [25, 25, 25, 25]
+    measured = []
+
+    def logits(ids):
+        measured.append(ids[0].tolist())
+        return torch.zeros(*ids.shape, 100)
+
+    found = Evaluator(None, ["of words"] * 4, options, tell=lambda line: None, pieces=pieces)
+    found._perplexities(Known(logits))
+    assert measured == [piece[:16] for piece in pieces]

@@ -6,11 +6,12 @@ import torch.nn.functional as F
 from tests.models.vision.cases import build, images, stir
 from torch import nn
 
-from linattn.models.vision import create_efficientvit, create_swin
+from linattn.models.vision import Pyramid, create_efficientvit, create_swin
 from linattn.models.vision.multi_scale import MultiScaleAttention
 from linattn.models.vision.stage import run_block
 from linattn.models.vision.stems import ConvMerge, ConvStem, PatchMerge, PatchStep
 from linattn.models.vision.window import WindowAttention
+from linattn.support.compiling import compile_blocks
 
 
 @pytest.mark.parametrize(
@@ -182,3 +183,26 @@ def test_parts_are_those_of_the_paper():
     attn = build("swin").stages[1].blocks[0].attn.options
     assert (attn.mechanism, attn.key_position, attn.local, attn.gate) == ("pola", (8, 8), "shared", "linear")
     assert [b.attn.shift for b in build("swin", depths=(1, 1, 3, 1)).stages[2].blocks] == [0, 1, 0]
+
+
+@pytest.mark.parametrize(("stride", "sides"), [(4, [8, 4, 2, 1]), (2, [16, 8, 4, 2]), (1, [32, 16, 8, 4])])
+def test_another_stem_leaves_more_tokens_and_the_same_parameters(stride, sides):
+    shape = {"embed_dims": (8, 8, 16, 16), "depths": (1, 2, 1, 1), "num_heads": (1, 1, 2, 2), "head_width": 16}
+    model = Pyramid("relu", preset="flatten", stem_stride=stride, img_size=32, num_classes=3, **shape).eval()
+    planes = model.forward_intermediates(torch.randn(1, 3, 32, 32), intermediates_only=True)
+    assert [plane.shape[2] for plane in planes] == sides
+    assert [info["reduction"] for info in model.feature_info] == [32 // side for side in sides]
+    published = Pyramid("relu", preset="flatten", img_size=32 * 4 // stride, num_classes=3, **shape)
+    assert {n: p.shape for n, p in model.named_parameters()} == {n: p.shape for n, p in published.named_parameters()}
+
+
+def test_all_blocks_of_a_backbone_are_compiled(monkeypatch):
+    shape = {"embed_dims": (8, 8, 16, 16), "depths": (1, 2, 1, 1), "num_heads": (1, 1, 2, 2), "head_width": 16}
+    model, compiled = Pyramid("relu", num_classes=3, **shape), []
+    names = list(model.state_dict())
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **_: compiled.append(self))
+    compile_blocks(model)
+    assert compiled == [block for stage in model.stages for block in stage.blocks]
+    assert list(model.state_dict()) == names, "no second name for any parameter"
+    with pytest.raises(ValueError, match="stem_stride"):
+        Pyramid("relu", stem_stride=3, **shape)

@@ -76,6 +76,13 @@ GROUP_MODELS = ("nalaformer_xtiny", "nalaformer_xtiny_linear", "polaformerpp_b0"
                 "deit_tiny_lion")  # fmt: skip
 
 
+ALL_MODELS = "presets"
+GROUPS = {
+    GROUP: GROUP_MODELS,
+    ALL_MODELS: tuple(name.removeprefix("linattn_") for name in TIMM_MODELS),
+}
+
+
 def backbone_case(name: str) -> ModelCase | None:
     """``nalaformer_tiny-384``, for any name of timm's registry and any size of ``PIXELS``; None: it is no such name."""
     size, _, pixels = name.rpartition("-")
@@ -88,7 +95,8 @@ def backbone_case(name: str) -> ModelCase | None:
 def select(names: tuple[str, ...]) -> list[ModelCase]:
     """Those cases in the order of the table, then backbones as they are named; none: the table.
 
-    ``backbones`` stands for the smallest of every family at every size, ``backbones-224`` for them at one.
+    ``backbones`` stands for the smallest of every family at every size, ``backbones-224`` for them at one; ``presets``
+    for all models that have a name.
     """
     table = [case for case in CASES if not names or case.name in names]
     others: dict[str, ModelCase] = {}
@@ -98,7 +106,8 @@ def select(names: tuple[str, ...]) -> list[ModelCase]:
             if case is not None:
                 others[own] = case
             elif own not in [case.name for case in CASES]:
-                known = ", ".join([*(case.name for case in CASES), GROUP, *(f"{GROUP}-{p}" for p in PIXELS)])
+                groups = [text for group in GROUPS for text in (group, *(f"{group}-{p}" for p in PIXELS))]
+                known = ", ".join([*(case.name for case in CASES), *groups])
                 sizes = ", ".join(map(str, PIXELS))
                 raise OptionError(
                     "cases", f"must be one of {known}, or a model of timm.list_models('linattn_*') without its prefix "
@@ -109,9 +118,9 @@ def select(names: tuple[str, ...]) -> list[ModelCase]:
 
 def _expanded(name: str) -> list[str]:
     group, _, pixels = name.partition("-")
-    if group != GROUP or (pixels and pixels not in map(str, PIXELS)):
+    if group not in GROUPS or (pixels and pixels not in map(str, PIXELS)):
         return [name]
-    return [f"{model}-{p}" for model in GROUP_MODELS for p in ([pixels] if pixels else PIXELS)]
+    return [f"{model}-{p}" for model in GROUPS[group] for p in ([pixels] if pixels else PIXELS)]
 
 
 def variant(name: str) -> tuple[str, dict[str, Any]]:

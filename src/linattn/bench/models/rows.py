@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from linattn.bench.models.cases import SOFTMAX
 
-Status = Literal["ok", "WRONG", "not on kernels", "absent", "left out", "failed"]
+Status = Literal["ok", "WRONG", "not on kernels", "absent", "left out", "out of memory", "failed"]
 BAD = ("WRONG", "not on kernels", "failed")
 
 
@@ -103,7 +103,7 @@ class ModelsResult:
         if self.meta["settings"]["quick"]:
             return found
         for row in self.rows:
-            if row.mechanism != SOFTMAX and row.status != "absent":
+            if row.mechanism != SOFTMAX and row.status not in ("absent", "out of memory"):
                 value = self.over_softmax(row)
                 reached = None if value is None else value < 1 and row.status == "ok"
                 reason = row.reason if row.status != "ok" else "" if value is not None else "softmax was not measured"

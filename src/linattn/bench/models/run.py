@@ -89,6 +89,8 @@ class Subject:
         self.inputs, self.targets = draw_batch(case, self.device, config.seed)
         self.truth = ModelTruth(case, mechanism, self.inputs, self.targets, config.seed, config.autocast)
         self._look: Look | None = None
+        self._doing = ""
+        self._too_large = ""  # why
         self._steps: dict[str, tuple[Step, float]] = {}
 
     def measure(self, row: ModelRow) -> None:
@@ -96,11 +98,19 @@ class Subject:
         if row.mode != COMPILED and self.device.type != "cuda":
             row.status, row.reason = "absent", "CUDA graphs need a GPU"
             return
+        if self._too_large:
+            row.status, row.reason = "out of memory", self._too_large
+            return
         try:
             with flash_only(self.case, self.mechanism, self.device):
                 self._fill(row)
         except TimeLimitError as error:
             row.status, row.reason = "left out", f"its first step was {error}"
+        except torch.OutOfMemoryError as error:
+            # It would be so the next time too: unlike a failure it is not tried again.
+            self._too_large = " ".join(f"{self._doing}: {error}".split())[:240]
+            row.status, row.reason = "out of memory", self._too_large
+            self._steps.clear()
         except Exception as error:
             # One that is broken or does not fit must not take the others' rows with it.
             row.status, row.reason = "failed", " ".join(f"{type(error).__name__}: {error}".split())[:240]
@@ -130,6 +140,7 @@ class Subject:
         judge(row, verdict.ok, on_gpu=self.device.type == "cuda")
 
     def _work(self, row: ModelRow, what: str) -> None:
+        self._doing = what
         self.on_work(f"{row.case}, {row.mode}: {row.mechanism}, {what}")
 
     def _looked(self) -> Look:

@@ -20,7 +20,8 @@ from linattn.support.extras import MissingExtraError
 from linattn.support.files import write_json
 from linattn.support.options import OptionError
 
-COLORS = {"WRONG": "bold red", "not on kernels": "bold red", "failed": "bold red", "absent": "dim", "left out": "dim"}
+COLORS = {"WRONG": "bold red", "not on kernels": "bold red", "failed": "bold red", "absent": "dim", "left out": "dim",
+          "out of memory": "yellow"}  # fmt: skip
 
 
 def measure_models(

@@ -9,15 +9,15 @@ from linattn.models.vision.heads import Head
 from linattn.models.vision.stage import PlaneStage, Stage
 from linattn.ops.checks import check_choice
 
-STRIDE = 4  # of the first stage; every further one doubles it
+STRIDE = 4  # of the first stage, as published; every further one doubles it
 PLACES = ("pos_embed", "key_position.weight", "relative_position")  # parameters that say where, not how strongly
 
 
 class Backbone(nn.Module):
     """Images ``(B, in_chans, H, W)`` of any size to logits ``(B, num_classes)``, in stages of growing stride.
 
-    ``stem``, ``stages``, ``norm`` and ``head`` each take a plane ``(B, C, H, W)``. Stage i has stride ``4 2^i``; a side
-    that it does not divide is rounded up.
+    ``stem``, ``stages``, ``norm`` and ``head`` each take a plane ``(B, C, H, W)``. Stage i has stride ``stride 2^i``; a
+    side that it does not divide is rounded up.
 
     Args:
         stem, stages, head: the parts; stages in the order they run.
@@ -25,6 +25,7 @@ class Backbone(nn.Module):
         in_chans: channels of an image.
         num_classes: of the head, 0 for none.
         norm: of the last stage's output, before the head.
+        stride: of the stem.
     """
 
     def __init__(
@@ -37,21 +38,28 @@ class Backbone(nn.Module):
         in_chans: int,
         num_classes: int,
         norm: nn.Module | None = None,
+        stride: int = STRIDE,
     ) -> None:
         super().__init__()
+        self.stride = stride
         self.in_chans, self.num_classes = in_chans, num_classes
         self.num_features, self.head_hidden_size = dims[-1], head.num_features
         self.grad_checkpointing = False
         self.feature_info: list[dict[str, Any]] = [
-            {"num_chs": dim, "reduction": STRIDE * 2**i, "module": f"stages.{i}"} for i, dim in enumerate(dims)
+            {"num_chs": dim, "reduction": stride * 2**i, "module": f"stages.{i}"} for i, dim in enumerate(dims)
         ]
         self.stem = stem
         self.stages = nn.Sequential(*stages)
         self.norm = nn.Identity() if norm is None else norm
         self.head = head
 
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """Those of all stages in one list, in the order they run: what is compiled one by one."""
+        return nn.ModuleList(block for stage in self.stages for block in stage.blocks)  # type: ignore[union-attr]
+
     def forward_features(self, x: Tensor) -> Tensor:
-        """The last stage's plane ``(B, num_features, H / 32, W / 32)``."""
+        """The last stage's plane ``(B, num_features, H / 32, W / 32)``, with another stem accordingly."""
         return self.norm(self.stages(self.stem(self._checked(x))))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
@@ -162,7 +170,7 @@ def chosen_indices(indices: int | Sequence[int] | None, count: int, what: str) -
     return [i % count for i in asked]
 
 
-def stage_grid(img_size: tuple[int, int], stage: int) -> tuple[int, int]:
-    """Tokens down and across of a stage."""
-    height, width = (-(-n // (STRIDE * 2**stage)) for n in img_size)
+def stage_grid(img_size: tuple[int, int], stage: int, stride: int = STRIDE) -> tuple[int, int]:
+    """Tokens down and across of a stage; ``stride`` is that of the stem."""
+    height, width = (-(-n // (stride * 2**stage)) for n in img_size)
     return height, width

@@ -38,6 +38,8 @@ class Pyramid(Backbone):
         linear_init: of linear maps: ``"torch"`` leaves PyTorch's own start, ``"small"`` is truncated normal with std
             0.02 and biases 0, as convolutions have it always.
         img_size: what learned key positions are laid out for, where the preset has them.
+        stem_stride: 4, as published; 2 or 1 for small images, with the same parameters: 32 x 32 pixels leave planes of
+            8, 4, 2 and 1 tokens a side with 4, of 16, 8, 4 and 2 with 2.
         in_chans, num_classes, global_pool, drop_rate, drop_path_rate: as in timm.
         attention: options of ``linattn.layers.Attention`` that go before the preset's.
         mechanism_options: options by the name of the mechanism they are for: ``{"nala": {"power": 2}}``.
@@ -66,6 +68,7 @@ class Pyramid(Backbone):
         head_width: int = 1024,
         linear_init: Literal["torch", "small"] = "small",
         img_size: int | tuple[int, int] = 224,
+        stem_stride: int = 4,
         in_chans: int = 3,
         num_classes: int = 1000,
         global_pool: str = "avg",
@@ -82,7 +85,8 @@ class Pyramid(Backbone):
         parts, size = find_preset(preset), pair("img_size", img_size)
         built = []
         for i, (own, rates) in enumerate(zip(attentions, stage_rates(drop_path_rate, depths), strict=True)):
-            options = fitting_parts(parts.attention_options(stage_grid(size, i)), own, embed_dims[i], num_heads[i])
+            wanted = parts.attention_options(stage_grid(size, i, stem_stride))
+            options = fitting_parts(wanted, own, embed_dims[i], num_heads[i])
             options |= dict(attention or {}) | own.options
             blocks = [
                 Block(
@@ -99,6 +103,22 @@ class Pyramid(Backbone):
             ]
             built.append(Stage(ConvMerge(embed_dims[i - 1], embed_dims[i]) if i else nn.Identity(), blocks))
         head = projected_head(embed_dims[-1], head_width, num_classes, drop_rate=drop_rate, global_pool=global_pool)
-        stem = ConvStem(in_chans, embed_dims[0])
-        super().__init__(stem, built, head, dims=embed_dims, in_chans=in_chans, num_classes=num_classes)
-        self.init_small(nn.Conv2d, *((nn.Linear,) if linear_init == "small" else ()))
+        stem = ConvStem(in_chans, embed_dims[0], stem_stride)
+        super().__init__(
+            stem, built, head, dims=embed_dims, in_chans=in_chans, num_classes=num_classes, stride=stem_stride
+        )
+        self.small = (nn.Conv2d, nn.Linear) if linear_init == "small" else (nn.Conv2d,)
+        self.init_small(*self.small)
+
+    def reset_parameters(self) -> None:
+        """Draw linear maps and convolutions anew; a mechanism's own parameters stay as they are.
+
+        After the same seed, models with other mechanisms begin with the same weights around them.
+        """
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Conv2d) and ".mechanism." not in name:
+                module.reset_parameters()
+        self.init_small(*self.small)
+        if isinstance(self.head.fc, nn.Linear):
+            nn.init.trunc_normal_(self.head.fc.weight, std=0.02)
+            nn.init.zeros_(self.head.fc.bias)

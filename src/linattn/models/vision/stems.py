@@ -8,17 +8,24 @@ from linattn.layers.norms import EPS
 from linattn.models.vision.channels import PlaneLinear, PlaneNorm
 from linattn.models.vision.patch import PatchEmbed
 from linattn.models.vision.position import resize_positions
+from linattn.ops.checks import check_choice
+
+# Strides of the first and of the last convolution, by that of the whole stem. Of the two steps down the first is left
+# out before the last: all convolutions then see every pixel.
+STEM_STRIDES = {4: (2, 2), 2: (1, 2), 1: (1, 1)}
 
 
 class ConvStem(nn.Sequential):
     """Four 3 x 3 convolutions, the first and the last with stride 2, each with BatchNorm, all but the last with GELU.
 
-    Widths ``dim / 2`` three times, then ``dim``: the stem of RALA and its heirs, stride 4 in all.
+    Widths ``dim / 2`` three times, then ``dim``: the stem of RALA and its heirs, ``stride`` 4 in all. Small images
+    would leave hardly a token to the last stages: stride 2 leaves the first step out, stride 1 both; parameters stay.
     """
 
-    def __init__(self, in_chans: int, dim: int) -> None:
-        half = dim // 2
-        steps = [(in_chans, half, 2), (half, half, 1), (half, half, 1), (half, dim, 2)]
+    def __init__(self, in_chans: int, dim: int, stride: int = 4) -> None:
+        check_choice("stem_stride", stride, tuple(STEM_STRIDES))
+        half, (first, last) = dim // 2, STEM_STRIDES[stride]
+        steps = [(in_chans, half, first), (half, half, 1), (half, half, 1), (half, dim, last)]
         layers: list[nn.Module] = []
         for i, (inside, outside, stride) in enumerate(steps):
             layers += [nn.Conv2d(inside, outside, 3, stride=stride, padding=1), nn.BatchNorm2d(outside)]

@@ -1,0 +1,95 @@
+"""``linattn compare conversion``."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from linattn.cli.options import device_or_default, names, numbers, option_errors
+
+
+def conversion(
+    data: Annotated[
+        str,
+        typer.Option(help="digits, a folder of idx files (MNIST), an .npz file, a folder with train/ and test/."),
+    ] = "digits",
+    mechanisms: Annotated[
+        str, typer.Option(help="With commas; softmax is the same model, trained on as long as the others.")
+    ] = "softmax,relu,nala,mirror",
+    seeds: Annotated[int, typer.Option(help="Softmax models, each converted to every mechanism.")] = 3,
+    epochs: Annotated[int | None, typer.Option(help="Of the softmax model.")] = None,
+    share: Annotated[float, typer.Option(help="Epochs after the conversion over those before it.")] = 0.1,
+    lr: Annotated[float | None, typer.Option(help="Highest learning rate of the softmax model.")] = None,
+    finetune_lr: Annotated[
+        str,
+        typer.Option(
+            help="After the conversion; of several, each mechanism takes its best on held-out training images.  "
+            "[default: as before]"
+        ),
+    ] = "",
+    batch_size: Annotated[int | None, typer.Option(help="Images of a step.")] = None,
+    warmup_epochs: Annotated[float | None, typer.Option(help="Epochs in which the learning rate rises.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="On weight matrices.")] = None,
+    mixup: Annotated[float | None, typer.Option(help="Alpha; 0: off.")] = None,
+    cutmix: Annotated[float | None, typer.Option(help="Alpha; 0: off.")] = None,
+    rand_augment: Annotated[str | None, typer.Option(help="Such as m9-n2; empty: off.")] = None,
+    crop_padding: Annotated[int | None, typer.Option(help="Pixels an image may be shifted by.")] = None,
+    flip: Annotated[bool | None, typer.Option(help="Mirror half of the images.")] = None,
+    recipe: Annotated[
+        str, typer.Option(help="digits, small_images or deit.  [default: digits for digits, else small_images]")
+    ] = "",
+    size: Annotated[str, typer.Option(help="Of timm's DeiT: tiny, small or base.")] = "tiny",
+    patch_size: Annotated[int | None, typer.Option(help="Pixels of a token's side.  [default: 4; of digits 2]")] = None,
+    depth: Annotated[int | None, typer.Option(help="Blocks.  [default: 12]")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.  [default: cuda where there is one]")] = "",
+    precision: Annotated[str, typer.Option(help="fp32 or bf16.  [default: bf16 on cuda]")] = "",
+    compile: Annotated[bool | None, typer.Option(help="Compile the blocks.  [default: on cuda]")] = None,
+    graphs: Annotated[bool | None, typer.Option(help="Replay steps as CUDA graphs.  [default: no]")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Of images in folders.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder.  [default: runs/conversion-<data>]")] = None,
+) -> None:
+    """Train a softmax DeiT, convert it to other mechanisms, train each on; accuracy before, right after, at the end.
+
+    Table, CSV, charts and report.html. Started again, it goes on.
+
+    Exit code: 0 all right, 1 a run failed, 2 a bad option, 130 interrupted (finished runs are kept).
+    """
+    from linattn.compare.compare import compare
+    from linattn.compare.conversion.settings import ConversionConfig
+    from linattn.train.recipes import configure
+
+    device = device_or_default(device)
+    on_gpu = device.startswith("cuda")
+    changes: dict[str, Any] = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+        "warmup_epochs": warmup_epochs,
+        "weight_decay": weight_decay,
+        "mixup": mixup,
+        "cutmix": cutmix,
+        "rand_augment": rand_augment,
+        "crop_padding": crop_padding,
+        "flip": flip,
+        "device": device,
+        "precision": precision or ("bf16" if on_gpu else "fp32"),
+        "compile": on_gpu if compile is None else compile,
+        "graphs": graphs,
+    }
+    with option_errors():
+        config = ConversionConfig(
+            data,
+            names(mechanisms),
+            size,
+            patch_size or (2 if data == "digits" else 4),
+            depth,
+            configure(recipe or ("digits" if data == "digits" else "small_images"), changes),
+            share,
+            seeds,
+            numbers("finetune-lr", finetune_lr),
+            image_size=image_size,
+            output=output or Path("runs") / f"conversion-{Path(data).stem}",
+        )
+        code = compare(config, Console())
+    raise typer.Exit(code)

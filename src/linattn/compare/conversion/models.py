@@ -1,0 +1,35 @@
+"""The models of a conversion: timm's DeiT, and what becomes of it."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from linattn.compare.conversion.settings import ConversionConfig
+from linattn.models.vision import ConversionReport, convert
+from linattn.support.extras import need
+from linattn.tasks.images import ImageData, ImageFolders
+
+
+def create_deit(config: ConversionConfig, data: ImageData | ImageFolders, seed: int) -> nn.Module:
+    """timm's DeiT for small images, as it starts with ``seed``; a class token is read."""
+    need("a conversion", "timm")
+    import timm
+
+    options: dict[str, Any] = {} if config.depth is None else {"depth": config.depth}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model: nn.Module = timm.create_model(
+            f"deit_{config.size}_patch16_224", img_size=tuple(data.image_size), patch_size=config.patch_size,
+            in_chans=data.channels, num_classes=data.num_classes, **options,
+        )  # fmt: skip
+    return model
+
+
+def convert_model(
+    model: nn.Module, config: ConversionConfig, mechanism: str, seed: int
+) -> tuple[nn.Module, ConversionReport]:
+    """``model`` with another mechanism, in place; the seed decides what is new in it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return convert(model, mechanism, **config.options.get(mechanism, {}))

@@ -1,0 +1,80 @@
+"""A comparison of conversions: every choice, checked before any work is done."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from linattn.mechanisms.registry import list_mechanisms
+from linattn.support.options import OptionError, check_option
+from linattn.train.checks import check_number
+from linattn.train.config import TrainConfig
+
+SIZES = ("tiny", "small", "base")  # of DeiT
+# What lets a mechanism start where softmax left the model, as closely as its math allows.
+START_OPTIONS: dict[str, dict[str, Any]] = {"mirror": {"reflections": 2}}
+
+
+@dataclass(frozen=True)
+class ConversionConfig:
+    """One softmax model a seed, converted to each mechanism and trained on with a share of its budget."""
+
+    data: str = "digits"
+    mechanisms: tuple[str, ...] = ("softmax", "relu", "nala", "mirror")
+    """Softmax is the yardstick: the same model, trained on as long as the others."""
+    size: str = "tiny"
+    patch_size: int = 4
+    depth: int | None = None
+    """None: that of the size, 12."""
+    train: TrainConfig = field(default_factory=TrainConfig)
+    """Of the softmax model."""
+    share: float = 0.1
+    """Epochs after the conversion over those before it."""
+    seeds: int = 3
+    lrs: tuple[float, ...] = ()
+    """After the conversion; several: each mechanism takes the one that is best on held-out training images, where the
+    softmax model has not seen them either. None: that of ``train``."""
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: START_OPTIONS)
+    """Of mechanisms, by name."""
+    image_size: int | None = None
+    output: Path = Path("runs/conversion")
+    jobs: int = 1
+    """Always 1: conversions wait for the model that they convert."""
+
+    def check(self) -> None:
+        """Raise an OptionError that names the option and what is allowed."""
+        if not self.mechanisms:
+            raise OptionError("mechanisms", f"name at least one of {', '.join(list_mechanisms(bidirectional=True))}")
+        for name in self.mechanisms:
+            check_option("mechanisms", name, list_mechanisms(bidirectional=True))
+        if len(set(self.mechanisms)) < len(self.mechanisms):
+            raise OptionError("mechanisms", f"each may be named once, got {', '.join(self.mechanisms)}")
+        check_option("size", self.size, SIZES)
+        for option in ("patch_size", "depth", "seeds"):
+            value = getattr(self, option)
+            if value is not None and value < 1:
+                raise OptionError(option, f"must be an integer >= 1, got {value}")
+        check_number("share", self.share, above=0, most=1)
+        if any(not lr > 0 for lr in self.lrs):
+            raise OptionError("finetune_lr", f"must be greater than 0, got {', '.join(map(str, self.lrs))}")
+        self.train.check()
+
+    def source(self, seed: int) -> TrainConfig:
+        """How the softmax model is trained."""
+        return replace(self.train, seed=seed)
+
+    def finetuning(self, seed: int, lr: float) -> TrainConfig:
+        """How a converted model is trained on: the same recipe, shorter, and its warm-up with it."""
+        epochs = max(1, round(self.share * self.train.epochs))
+        warmup = min(self.share * self.train.warmup_epochs, epochs)
+        min_lr = min(self.train.min_lr, lr)
+        return replace(self.train, seed=seed, lr=lr, min_lr=min_lr, epochs=epochs, warmup_epochs=warmup)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What all runs of a folder have in common; mechanisms and seeds may be added to a folder later."""
+        train = {name: value for name, value in self.train.fingerprint().items() if name != "seed"}
+        return {
+            **train, "data": self.data, "image_size": self.image_size, "size": self.size, "depth": self.depth,
+            "patch_size": self.patch_size, "share": self.share, "finetune_lr": sorted(set(self.lrs)),
+            "options": {name: dict(own) for name, own in sorted(self.options.items())},
+        }  # fmt: skip

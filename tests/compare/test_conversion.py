@@ -1,0 +1,139 @@
+"""Conversions end to end, on few images and one block: what is reported, what is kept, what is held out."""
+
+import json
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+import torch
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from linattn.cli.compare_conversion import conversion
+from linattn.compare import compare as main
+from linattn.compare import measure
+from linattn.compare.compare import compare
+from linattn.compare.conversion import trainer
+from linattn.compare.conversion.models import convert_model, create_deit
+from linattn.compare.conversion.settings import ConversionConfig
+from linattn.support.options import OptionError
+from linattn.tasks import load_images
+from linattn.train.config import TrainConfig
+from linattn.train.records import DivergedError
+
+pytest.importorskip("timm", reason="the extra `vision` is not installed: nothing to convert")
+DATA = load_images("digits").subset(train=96, test=64, seed=0)
+TRAIN = TrainConfig(epochs=4, batch_size=32, lr=2e-3, warmup_epochs=1)
+CONFIG = ConversionConfig("digits", ("softmax", "relu"), patch_size=4, depth=1, train=TRAIN, share=0.25, seeds=2)
+
+
+@pytest.fixture(autouse=True)
+def few_images(monkeypatch):
+    monkeypatch.setattr(main, "load_images", lambda *_, **__: DATA)
+    monkeypatch.setattr(measure, "throughput_in_turns", lambda models, *_, **__: dict.fromkeys(models, 1.0))
+
+
+def run(config):
+    screen = StringIO()
+    code = compare(config, Console(file=screen, width=200))
+    return code, screen.getvalue(), json.loads((config.output / "results.json").read_text())
+
+
+def accuracy(model):
+    mean, std = (x.float().view(1, -1, 1, 1) for x in DATA.mean_std())
+    with torch.no_grad():
+        found = model.eval()((DATA.test.images / 255 - mean) / std).argmax(1)
+    return 100 * (found == DATA.test.labels).double().mean().item()
+
+
+def test_conversions_are_reported_before_right_after_and_at_the_end(tmp_path, monkeypatch):
+    config = replace(CONFIG, output=tmp_path / "c")
+    code, text, results = run(config)
+    assert code == 0, text
+    assert "4 epochs, converted and trained for 1 more epoch" in text
+    rows = {(row["mechanism"], row["seed"]): row for row in results["rows"]}
+    for seed in (0, 1):
+        softmax, relu = rows["softmax", seed], rows["relu", seed]
+        folder = config.output / "runs" / "before-conversion" / f"seed-{seed}"
+        model = create_deit(config, DATA, 99)
+        model.load_state_dict(torch.load(folder / "weights.pt", weights_only=True))
+        assert softmax["top1_before"] == relu["top1_before"] == pytest.approx(accuracy(model))
+        assert softmax["top1_converted"] == softmax["top1_before"], "the same model"
+        assert relu["top1_converted"] == pytest.approx(accuracy(convert_model(model, config, "relu", seed)[0]))
+        own = config.output / "runs" / "relu" / f"lr-0.002-seed-{seed}" / "weights.pt"
+        model.load_state_dict(torch.load(own, weights_only=True))
+        assert relu["top1"] == pytest.approx(accuracy(model))
+        assert [len(row["epochs"]) for row in (softmax, relu)] == [1, 1]
+    entry = results["mechanisms"][1]
+    for field in ("top1_before", "top1_converted"):
+        assert entry[f"{field}_mean"] == pytest.approx(sum(rows["relu", s][field] for s in (0, 1)) / 2)
+        assert f"{entry[f'{field}_mean']:.2f}" in text
+    assert entry["parameters"] > 0
+    page, table = ((config.output / name).read_text() for name in ("report.html", "results.csv"))
+    assert all(f">{title}<" in page for title in ("before", "converted"))
+    assert table.splitlines()[0].count("top1_converted_mean") == 1
+    # started again with one more mechanism: nothing that is there is trained or looked at again
+    kept = {path: path.stat().st_mtime_ns for path in config.output.glob("runs/**/*") if path.is_file()}
+    monkeypatch.setattr(main, "write_report", lambda folder: folder)  # drawn once, above
+    code, _, more = run(replace(config, mechanisms=("softmax", "relu", "mirror")))
+    assert code == 0
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert more["rows"][0] == results["rows"][0]
+    mirror = more["mechanisms"][2]
+    assert mirror["options"] == {"reflections": 2}
+    assert mirror["top1_converted_mean"] == entry["top1_converted_mean"], "it starts with the plain ReLU of q and k"
+    with pytest.raises(OptionError, match=r"share was 0.25, now 0.5"):
+        compare(replace(config, share=0.5), Console(file=StringIO()))
+
+
+def test_a_rate_is_chosen_on_images_that_the_softmax_model_has_not_seen(tmp_path, monkeypatch):
+    seen, real = [], trainer.train
+
+    def watched(model, batches, config, folder, **options):
+        seen.append((folder.relative_to(tmp_path).parts[0], len(batches.images), config.epochs))
+        if config.epochs == 4 and "runs" in folder.parts and config.seed == 1:
+            raise DivergedError(0, 0, config.lr)
+        return real(model, batches, config, folder, **options)
+
+    monkeypatch.setattr(trainer, "train", watched)
+    monkeypatch.setattr(main, "write_report", lambda folder: folder)
+    config = replace(CONFIG, mechanisms=("relu",), lrs=(1e-3, 1e-6), output=tmp_path)
+    code, text, results = run(config)
+    held_out = 86
+    assert seen == [
+        ("sweep", held_out, 4), ("sweep", held_out, 1), ("sweep", held_out, 1),
+        ("runs", 96, 4), ("runs", 96, 4), ("runs", 96, 1),
+    ]  # fmt: skip
+    assert code == 1
+    assert [row["status"] for row in results["rows"]] == ["done", "failed"], "the model of one seed diverged"
+    assert "failed: relu, seed 1: the training loss is not finite" in text
+    assert {tried["lr"] for tried in results["mechanisms"][0]["sweep"]} == {1e-3, 1e-6}
+
+
+def test_a_share_of_the_budget():
+    config = replace(CONFIG, train=replace(TRAIN, epochs=30, warmup_epochs=2, min_lr=1e-5), share=0.1)
+    after = config.finetuning(seed=1, lr=1e-6)
+    assert (after.epochs, after.warmup_epochs, after.seed, after.lr, after.min_lr) == (3, 0.2, 1, 1e-6, 1e-6)
+    after.check()
+    assert replace(config, train=TRAIN).finetuning(0, 1e-3).epochs == 1, "one at least"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["--mechanisms", "nope"], "--mechanisms"),
+        (["--share", "0"], "--share"),
+        (["--size", "huge"], "--size"),
+        (["--finetune-lr", "0"], "--finetune-lr"),
+        (["--mechanisms", "cosformer,lion,agent,relu", "--depth", "0"], "--depth"),
+    ],
+)
+def test_a_wrong_option_is_named_before_anything_is_written(tmp_path, arguments, option):
+    app = typer.Typer()
+    app.command()(conversion)
+    given = [*arguments, "--device", "cpu", "--output", str(tmp_path / "c")]
+    result = CliRunner().invoke(app, given, env={"COLUMNS": "160", "TERM": "dumb"})
+    assert result.exit_code == 2, result.output
+    assert option in result.output
+    assert not (tmp_path / "c").exists()
