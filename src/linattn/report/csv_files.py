@@ -43,7 +43,7 @@ def write_csv(results: Mapping[str, Any], path: Path) -> list[Path]:
     """Write the mechanisms to ``path`` and the runs to ``runs.csv`` beside it; what was not measured stays empty."""
     comparison = Comparison(results)
     field = comparison.metric.field
-    measured = MEASURED if comparison.words.unit == "images" else OF_TEXT
+    measured: tuple[str, ...] = MEASURED if comparison.words.unit == "images" else OF_TEXT
     if any(comparison.value(name, OF_CONVERSION[0]) is not None for name in comparison.names):
         measured = OF_CONVERSION + measured
     of_run = ("mechanism", "seed", "lr", "status", field, "train_seconds", "reason")
