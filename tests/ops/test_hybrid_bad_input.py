@@ -29,7 +29,7 @@ WRONG = {
     "state": ({"state": 3}, "HybridState"),
     "ring": ({"state": 4, "window": 5}, "initial_state.window.k"),
     "cap": ({"state": 4, **SETTINGS["cap"], "budget": SalientBudget(1 / 4, 4, cap=9)}, "initial_state.salient"),
-    "impl": ({"impl": "triton"}, "no kernel of hybrid attention"),
+    "impl": ({"impl": "triton", "window": 4, "layout": "chunks"}, "cannot serve this call"),
     "packed": ({"cu_seqlens": torch.tensor([0, 6])}, "batch size must be 1"),
 }
 

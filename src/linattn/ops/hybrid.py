@@ -24,9 +24,9 @@ from linattn.ops.packing import compute_dtype
 from linattn.ops.prepare import hide, without_autocast
 from linattn.ops.recurrent.hybrid import Token, hybrid_step
 from linattn.ops.reference.hybrid import hybrid_sums as reference
+from linattn.ops.triton import hybrid as kernels
 
 FORMS: dict[str, Callable[[Rows], HybridSums]] = {"reference": reference, "chunked": chunked}
-NO_KERNEL = "there is no kernel of hybrid attention"
 LARGEST_EXPONENT = 80.0  # e^80 is finite in fp32; a linear part that small besides logits below -80 is next to 0
 
 
@@ -87,7 +87,7 @@ def hybrid_attention(
         key_mask: ``(B, T)`` bool, True = real token. A masked token is in no sum and does not advance a position.
         cu_seqlens: ``(N+1,)`` offsets of N sequences packed into one row (B = 1); none sees another. They are laid out
             in rows of the longest, for which a GPU must be waited for.
-        impl: ``"auto"``, ``"reference"``, ``"recurrent"`` or ``"chunked"``; see :func:`explain`.
+        impl: ``"auto"``, ``"reference"``, ``"recurrent"``, ``"chunked"`` or ``"triton"``; see :func:`explain`.
         validate: check values too (offsets, indices, scores). None: on the CPU only, it costs a sync.
 
     Returns:
@@ -193,7 +193,7 @@ def explain_hybrid(q: Tensor, k: Tensor, v: Tensor, *, impl: str = "auto", **opt
 
 
 def _choose(call: HybridCall, impl: str) -> Choice:
-    return choose(impl, call.q, lambda: NO_KERNEL, one_token=call.is_step)
+    return choose(impl, call.q, lambda: kernels.against(call), one_token=call.is_step)
 
 
 def _run(call: HybridCall, impl: str) -> HybridOutput:
@@ -203,6 +203,9 @@ def _run(call: HybridCall, impl: str) -> HybridOutput:
         return _packed(call, chosen)
     out_dtype = call.v.dtype if call.v.dtype == torch.float64 else autocast_dtype(call.q) or call.v.dtype
     with without_autocast(call.q):
+        if chosen == "triton":
+            found, state = kernels.attend(call, out_dtype)
+            return HybridOutput(hide(found, call.key_mask), state)
         dtype = compute_dtype(call.q, call.k, call.v)
         if chosen == "recurrent" or call.k.shape[2] == 0:
             sums, state = _token_by_token(call, dtype)

@@ -102,6 +102,11 @@ class HybridCall:
         return self.salient is not None or self.budget is not None or before
 
     @property
+    def scores_itself(self) -> bool:
+        """Whether tokens are scored by how much they attend to themselves."""
+        return self.budget is not None and self.scores is None
+
+    @property
     def caps(self) -> bool:
         return self.budget is not None and self.budget.cap is not None
 

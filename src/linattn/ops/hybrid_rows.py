@@ -14,26 +14,35 @@ from linattn.ops.salient_list import list_from_mask, list_from_scores
 from linattn.ops.types import LinearState
 
 
-def build_rows(call: HybridCall, dtype: torch.dtype) -> tuple[Rows, Places]:
-    """Real tokens without gaps, those a state remembers in front, up to a whole number of chunks."""
+def build_rows(
+    call: HybridCall, dtype: torch.dtype, *, operands: torch.dtype | None = None, chunk: int | None = None
+) -> tuple[Rows, Places]:
+    """Real tokens without gaps, those a state remembers in front, up to a whole number of chunks.
+
+    operands: for kernels, which widen and scale what they read: q, k, v and features in this dtype, q as it is.
+    chunk: of the rows, where the call leaves it open.
+    """
+    size, kept = chunk or call.chunk, operands or dtype
     state, ring = call.initial_state, None if call.initial_state is None else call.initial_state.window
     before, held = (None, 1) if state is None else (state.length, call.ring_size)
-    places = Places(call.k.shape[0], call.k.shape[2], call.key_mask, before, held, call.chunk, call.k.device)
+    places = Places(call.k.shape[0], call.k.shape[2], call.key_mask, before, held, size, call.k.device)
     phi, psi = call.feature_pair
-    q, phi = (whole_chunks(places.gather(x.to(dtype)), call.chunk) for x in (call.q, phi))
+    q, phi = (whole_chunks(places.gather(x.to(kept)), size) for x in (call.q, phi))
     k, v, psi = (
-        whole_chunks(places.gather(x.to(dtype), None if ring is None else ring[i]), call.chunk)
+        whole_chunks(places.gather(x.to(kept), None if ring is None else ring[i]), size)
         for i, x in enumerate((call.k, call.v, psi))
     )
-    real = whole_chunks(places.real[:, None], call.chunk)[:, 0]
+    real = whole_chunks(places.real[:, None], size)[:, 0]
     initial = call.initial_sums(dtype)
-    rows = Rows(q * call.logit_scale, k, v, phi, psi, places.start, real, call.chunk, call.spans, initial)
+    scaled = q * call.logit_scale if operands is None else q
+    rows = Rows(scaled, k, v, phi, psi, places.start, real, size, call.spans, initial)
     if not call.chooses:
         return rows, places
     cache = None if state is None else state.salient
     if cache is not None and cache.features.shape[3] == psi.shape[3]:  # those that lost their places before
-        initial = add(initial, cache.features.to(psi), cache.v.to(v), ~cache.alive & (cache.position >= 0))
-    rows = replace(rows, initial=initial, scores=_scores(call, rows, places))
+        initial = add(initial, cache.features.to(dtype), cache.v.to(dtype), ~cache.alive & (cache.position >= 0))
+    wide = q.to(dtype) * call.logit_scale if operands is not None and call.scores_itself else scaled
+    rows = replace(rows, initial=initial, scores=_scores(call, wide, rows, places, dtype))
     return replace(rows, salient=_choose(call, rows, places)), places
 
 
@@ -49,20 +58,20 @@ def add(state: LinearState, features: Tensor, v: Tensor, where: Tensor) -> Linea
     return LinearState(state.kv + features.mT @ v, state.k + features.sum(2))
 
 
-def _scores(call: HybridCall, rows: Rows, places: Places) -> Tensor:
+def _scores(call: HybridCall, q: Tensor, rows: Rows, places: Places, dtype: torch.dtype) -> Tensor:
     """``(B, H_kv, S)``: what the caller gave, or how much tokens attend to themselves; and what a state held."""
-    state, dtype = call.initial_state, rows.k.dtype
+    state = call.initial_state
     held = None if state is None else state.window.scores
     given = torch.zeros(call.k.shape[:3], dtype=dtype, device=call.k.device)
     if call.budget is not None and call.scores is not None:
         given = call.scores.detach().to(dtype)
-    scores = whole_chunks(places.gather(given, held), call.chunk)
+    scores = whole_chunks(places.gather(given, held), rows.chunk)
     if call.budget is None or call.scores is not None:
         return scores
     with torch.no_grad():
-        own = window_scores(rows.q, rows.k, rows.real, call.budget.chunk)
+        own = window_scores(q, rows.k.to(dtype), rows.real, call.budget.chunk)
     old = places.is_old()
-    return own if old is None else torch.where(whole_chunks(old[:, None], call.chunk), scores, own)
+    return own if old is None else torch.where(whole_chunks(old[:, None], rows.chunk), scores, own)
 
 
 def _choose(call: HybridCall, rows: Rows, places: Places) -> SalientList:
@@ -71,7 +80,7 @@ def _choose(call: HybridCall, rows: Rows, places: Places) -> SalientList:
     ring, cache = (None, None) if state is None else (state.window, state.salient)
     position = rows.position[:, None].expand(rows.scores.shape)
     table = (rows.k, rows.v, rows.key_features, rows.scores, position)
-    named = whole_chunks(places.gather(call.salient_mask(), None if ring is None else ring.salient), call.chunk)
+    named = whole_chunks(places.gather(call.salient_mask(), None if ring is None else ring.salient), rows.chunk)
     if call.budget is None:
         return list_from_mask(named, table, cache)
     return list_from_scores(table, places, None if ring is None else named, call.budget, rows.window, cache)

@@ -1,0 +1,76 @@
+"""Which chosen tokens count for which chunk of queries, as kernels read it: in chunks from the start of a row."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from linattn.ops.hybrid_types import Rows, SalientList
+
+NEVER = 1 << 30  # a chunk that no row has
+
+
+class Listed(NamedTuple):
+    """N slots, filled up to whole blocks; a slot counts for chunks ``begin <= c < end``."""
+
+    places: Tensor  # (B, H_kv, N - head) int64: where in the rows they lie
+    begin: Tensor  # (B, H_kv, N) int32
+    end: Tensor  # (B, H_kv, N) int32
+    spans: Tensor  # (B, H_kv, chunks, 2) int32: the slots that may count, from a whole block on
+    ends: Tensor  # (B, H_kv, S) int32: end of every token of the rows, 0 of those never chosen
+    slots: Tensor  # (B, H_kv, S) int32: its slot, -1 of those
+    joining: Tensor | None  # (B, H_kv, chunks, E) int64: slots whose tokens join the sums after the chunk, -1 of none
+
+
+def listed(rows: Rows, back: int, block: int) -> Listed | None:
+    """None where no tokens are chosen. ``back``: chunks before its own that a query sees in pairs."""
+    chosen = rows.salient
+    if chosen is None or chosen.k.shape[2] == 0:
+        return None
+    S, L, device = rows.k.shape[2], rows.chunk, rows.k.device
+    chunks, head = S // L, chosen.head
+    more = -chosen.k.shape[2] % block
+    index = F.pad(chosen.index, (0, more))
+    B, H_kv, own = index.shape
+    N = head + own
+    end = F.pad(_in_chunks(chosen.until, rows), (0, more))
+    away = index.div(L, rounding_mode="floor") + back + 1
+    begin = torch.cat([away.new_zeros(B, H_kv, head), away], 2).clamp(max=NEVER).int()
+    order = torch.arange(N, device=device).expand(B, H_kv, N)
+    counts = (end > begin) & (begin < chunks)
+    room = torch.zeros(B, H_kv, chunks + 1, dtype=torch.int64, device=device)
+    high = room.scatter_reduce(2, begin.clamp(max=chunks).long(), torch.where(counts, order + 1, 0), "amax")
+    high = high.cummax(2).values[..., :chunks]
+    last = torch.where(counts, (end - 1).clamp(max=chunks - 1), chunks).long()
+    low = (room + N).scatter_reduce(2, last, order, "amin")[..., :chunks]
+    low = torch.minimum(low.flip(2).cummin(2).values.flip(2), high).div(block, rounding_mode="floor") * block
+    kept = F.pad(chosen.until, (0, more))[..., head:] > 0
+    slots = torch.full((B, H_kv, S + 1), -1, dtype=torch.int32, device=device)
+    slots = slots.scatter(2, torch.where(kept, index, S), order[..., head:].int())[..., :S]
+    return Listed(
+        index, begin.contiguous(), end.contiguous(), torch.stack([low, high], -1).int().contiguous(),
+        _in_chunks(chosen.until_of_rows(S), rows).contiguous(), slots.contiguous(),
+        _joining(begin, end, chunks, chosen),
+    )  # fmt: skip
+
+
+def _in_chunks(until: Tensor, rows: Rows) -> Tensor:
+    """Times end where chunks begin, or never."""
+    after = (until - rows.start[:, None, None]).clamp(min=0)
+    return after.div(rows.chunk, rounding_mode="floor").clamp(max=NEVER).int()
+
+
+def _joining(begin: Tensor, end: Tensor, chunks: int, chosen: SalientList) -> Tensor | None:
+    """With a cap, at most as many tokens give way at a time as are chosen anew."""
+    if chosen.cap is None or chosen.per_chunk is None:
+        return None
+    key = torch.where((end > begin) & (end < chunks), end, NEVER).contiguous()
+    found, order = key.sort(dim=-1, stable=True)
+    borders = torch.arange(1, chunks + 1, dtype=torch.int32, device=key.device).expand(*key.shape[:2], -1).contiguous()
+    first = torch.searchsorted(found, borders)
+    count = torch.searchsorted(found, borders, right=True) - first
+    nth = torch.arange(chosen.per_chunk, device=key.device)
+    place = (first.unsqueeze(-1) + nth).clamp(max=key.shape[2] - 1)
+    joining = order.gather(2, place.flatten(2)).view(place.shape)
+    return torch.where(nth < count.unsqueeze(-1), joining, -1)
