@@ -7,6 +7,7 @@ import torch
 from tests.linearize.tiny import Letters, llama, same
 
 import linattn
+from linattn.linearize.attention import linearized_layers
 from linattn.linearize.finetune import FinetuneOptions
 from linattn.linearize.stage_run import average_gradients
 from linattn.linearize.stages import shared
@@ -79,6 +80,9 @@ def test_tokens_are_counted_in_steps(text):
     report = run(text, transfer=TransferOptions(tokens=300, batch_size=2), finetune=None).linearize_report
     assert len(report.curves[0].losses) == 3  # of 2 x 64 tokens
     assert [figures.tokens for figures in report.stages] == [0, 0, 384]
+    options = {"method": "features", "mechanism": "elu", "transfer": FIRST, "finetune": None}
+    nothing = linattn.linearize(llama(), text=text, tokenizer=Letters(), **options).linearize_report
+    assert [figures.tokens for figures in nothing.stages] == [0, 0, 0]  # it has nothing to learn
 
 
 def test_degrees_of_freedom_split_the_cost(text):
@@ -89,6 +93,12 @@ def test_degrees_of_freedom_split_the_cost(text):
     assert sum(dims) == 2 * 32
     assert len(report.degrees["layers"]) == 2
     assert all(curve.after < 1.5 * curve.before for curve in report.curves)
+    del options["cost"]
+    fixed = linattn.linearize(llama(), text=text, tokenizer=Letters(), transfer=None, finetune=None, feature_dim=32,
+                              **options)  # fmt: skip
+    assert [layer["feature_dim"] for layer in fixed.linearize_report.plan["layers"].values()] == [32, 32]
+    units = [layer.core.features.log_unit for layer in linearized_layers(fixed).values()]
+    assert all((unit != 0).all() for unit in units)  # the same start as with dimensions of their own
 
 
 def test_processes_share_a_batch_and_average_their_gradients():

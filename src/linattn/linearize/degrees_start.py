@@ -6,19 +6,16 @@ from typing import Any
 from torch import nn
 
 from linattn.linearize.attention import linearized_layers
-from linattn.linearize.degrees import DegreesOfFreedom, allocate, degrees_of_freedom, install_features
+from linattn.linearize.degrees import DegreesOfFreedom, degrees_of_freedom, install_features
 from linattn.linearize.features import RandomFeatures
 from linattn.linearize.stages import Batches
 
 MEASURED_BATCHES = 4
 
 
-def allocated(
-    model: nn.Module, batches: Batches, layers: Sequence[int], cost: int
-) -> tuple[DegreesOfFreedom, dict[int, int]]:
-    """Degrees of freedom on some batches, and the number of features of each layer, ``cost`` on average."""
-    degrees = degrees_of_freedom(model, [batches(step) for step in range(MEASURED_BATCHES)], layers=layers)
-    return degrees, allocate(degrees.values(), cost)
+def measured(model: nn.Module, batches: Batches, layers: Sequence[int]) -> DegreesOfFreedom:
+    """Degrees of freedom of some layers on the first batches."""
+    return degrees_of_freedom(model, [batches(step) for step in range(MEASURED_BATCHES)], layers=layers)
 
 
 def start_features(model: nn.Module, degrees: DegreesOfFreedom, seed: int) -> None:

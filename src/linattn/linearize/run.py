@@ -11,7 +11,8 @@ from torch import nn
 
 from linattn.linearize.adapters import find_adapter
 from linattn.linearize.convert import convert, plan_model
-from linattn.linearize.degrees_start import allocated, start_features
+from linattn.linearize.degrees import allocate
+from linattn.linearize.degrees_start import measured, start_features
 from linattn.linearize.finetune import FinetuneOptions, finetune
 from linattn.linearize.plan import Plan
 from linattn.linearize.quality import Quality
@@ -190,7 +191,8 @@ class _Job:
                 self.model, data.batches(options), options, self._under("transfer"), held_out=data.held_out,
                 progress=bar, accelerator=self.accelerator,
             )  # fmt: skip
-        self._done("transfer", begun, tokens_of(options))
+        learned = any(curve.losses for curve in self.report.curves)  # cores without parameters only look
+        self._done("transfer", begun, tokens_of(options) if learned else 0)
 
     def _finetune(self, data: Data, options: FinetuneOptions) -> None:
         assert self.report is not None
@@ -231,6 +233,7 @@ def _planned(
         options.setdefault("feature_dim", cost)
         if batches is not None:  # measured for dimensions that are given too: features start in units of real keys
             numbers = sorted(plan_model(model, method, layers=layers, **options).layers)
-            degrees, dims = allocated(model, batches, numbers, cost)
-            options["feature_dim"] = dims if shared else options["feature_dim"]
+            degrees = measured(model, batches, numbers)
+            if shared:
+                options["feature_dim"] = allocate(degrees.values(), cost)
     return plan_model(model, method, layers=layers, **options), degrees
