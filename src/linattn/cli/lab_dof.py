@@ -1,8 +1,7 @@
 """``linattn lab dof``."""
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,12 +11,29 @@ from linattn.cli.options import Threads, integers, option_errors, set_threads
 
 
 def dof(
-    counts: Annotated[str, typer.Option(help="Numbers of features, with commas.  [default: 16 to 1024]")] = "",
-    seeds: Annotated[int, typer.Option(help="Draws of the features for each number.")] = 5,
-    points: Annotated[int, typer.Option(help="Queries and keys that the kernel is looked at on.")] = 384,
+    counts: Annotated[
+        str,
+        typer.Option(help="Numbers of features, with commas.  [default: 16 to 1024, with --quick 16,64]"),
+    ] = "",
+    seeds: Annotated[
+        int | None,
+        typer.Option(help="Draws of the features for each number.  [default: 5, with --quick 2, with --large 10]"),
+    ] = None,
+    points: Annotated[
+        int | None,
+        typer.Option(
+            help="Queries and keys that the kernel is looked at on.  [default: 384, with --quick 48, with --large 1024]"
+        ),
+    ] = None,
     tolerance: Annotated[float, typer.Option(help="In units of the kernel's largest eigenvalue.")] = 2**-4,
-    heads: Annotated[int, typer.Option(help="Heads looked at of each source.")] = 4,
-    dim: Annotated[int, typer.Option(help="Width of random activations.")] = 32,
+    heads: Annotated[
+        int | None,
+        typer.Option(help="Heads looked at of each source.  [default: 4, with --quick 1, with --large 12]"),
+    ] = None,
+    dim: Annotated[
+        int | None,
+        typer.Option(help="Width of random activations.  [default: 32, with --quick 8]"),
+    ] = None,
     norm: Annotated[float, typer.Option(help="Of random activations: the mean of |x|^2 / sqrt(dim).")] = 1.5,
     activations: Annotated[
         Path | None,
@@ -43,26 +59,21 @@ def dof(
     Exit code: 0 all right, 1 the bound failed more often than it may, 2 a bad option or a package that is missing.
     """
     from linattn.lab.dof.run import dof_on_screen
-    from linattn.lab.dof.settings import COUNTS, LARGE, QUICK, DofConfig
+    from linattn.lab.dof.settings import LARGE, QUICK, DofConfig
 
     set_threads(threads)
     if quick and large:
         raise typer.BadParameter("cannot be given together with --quick", param_hint="--large")
-    config = DofConfig(
-        counts=integers("counts", counts) or COUNTS,
-        seeds=seeds,
-        points=points,
-        tolerance=tolerance,
-        heads=heads,
-        dim=dim,
-        norm=norm,
-        activations=activations,
-        text=text,
-        delta=delta,
-        seed=seed,
-    )
-    if quick or large:
-        config = replace(config, **(QUICK if quick else LARGE))
+    sizes = {
+        "counts": integers("counts", counts) or None,
+        "seeds": seeds,
+        "points": points,
+        "heads": heads,
+        "dim": dim,
+    }
+    given: dict[str, Any] = {key: value for key, value in sizes.items() if value is not None}
+    others = {"tolerance": tolerance, "norm": norm, "activations": activations, "text": text, "delta": delta}
+    config = DofConfig(**(QUICK if quick else LARGE if large else {}) | given | others, seed=seed)
     with option_errors(", or use --no-chart"):
         config.check()
         folder = lab_folder(output, "cpu", quick=quick)

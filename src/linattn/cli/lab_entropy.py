@@ -1,8 +1,7 @@
 """``linattn lab entropy``."""
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,24 +16,34 @@ def entropy(
         str,
         typer.Option(
             help="Mechanisms to train a small vision transformer with, commas between them; all mechanisms get the "
-            "activations of the first one. all: every mechanism; none: random activations alone."
+            "activations of the first one. all: every mechanism; none: random activations alone.  "
+            "[default: softmax,relu,pola,nala,mirror, with --quick softmax]"
         ),
-    ] = "softmax,relu,pola,nala,mirror",
+    ] = "",
     data: Annotated[str, typer.Option(help="Of the hosts: as for `linattn train images`.")] = "digits",
     size: Annotated[str, typer.Option(help="Of the hosts: digits, pico, nano, tiny, small or base.")] = "digits",
     patch_size: Annotated[int, typer.Option(help="Pixels of a token's side.")] = 2,
-    epochs: Annotated[int, typer.Option(help="Of training a host.")] = 10,
-    images: Annotated[int, typer.Option(help="Test images to look at.")] = 32,
+    epochs: Annotated[int | None, typer.Option(help="Of training a host.  [default: 10, with --quick 1]")] = None,
+    images: Annotated[int | None, typer.Option(help="Test images to look at.  [default: 32, with --quick 4]")] = None,
     checkpoint: Annotated[
         Path | None,
         typer.Option(help="In place of training: a folder of `linattn train`, or a language model for transformers."),
     ] = None,
     text: Annotated[Path | None, typer.Option(help="File that a language model reads.")] = None,
     scales: Annotated[str, typer.Option(help="Factors of all queries, with commas, 1 among them.")] = "",
-    batch: Annotated[int, typer.Option(help="Sequences of random activations, or of text.")] = 2,
-    heads: Annotated[int, typer.Option(help="Of random activations.")] = 4,
-    head_dim: Annotated[int, typer.Option(help="Width of a head of random activations.")] = 32,
-    tokens: Annotated[int, typer.Option(help="Of random activations, or of text.")] = 64,
+    batch: Annotated[
+        int | None,
+        typer.Option(help="Sequences of random activations, or of text.  [default: 2, with --quick 1]"),
+    ] = None,
+    heads: Annotated[int | None, typer.Option(help="Of random activations.  [default: 4, with --quick 2]")] = None,
+    head_dim: Annotated[
+        int | None,
+        typer.Option(help="Width of a head of random activations.  [default: 32, with --quick 16]"),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(help="Of random activations, or of text.  [default: 64, with --quick 32]"),
+    ] = None,
     device: Device = "",
     seed: Annotated[int, typer.Option(help="Of activations, weights and training.")] = 0,
     threads: Threads = 0,
@@ -51,32 +60,34 @@ def entropy(
     Exit code: 0 all right, 1 a check failed, 2 a bad option or a package that is missing.
     """
     from linattn.lab.entropy.run import entropy_on_screen
-    from linattn.lab.entropy.settings import SCALES, EntropyConfig
+    from linattn.lab.entropy.settings import QUICK, SCALES, EntropyConfig
     from linattn.mechanisms.registry import list_mechanisms
 
     set_threads(threads)
     device = device_or_default(device)
-    chosen = {"all": tuple(list_mechanisms(bidirectional=True)), "none": ()}.get(hosts, names(hosts))
+    every = tuple(list_mechanisms(bidirectional=True))
+    sizes = {
+        "hosts": {"all": every, "none": (), "": None}.get(hosts, names(hosts)),
+        "epochs": epochs,
+        "images": images,
+        "batch": batch,
+        "heads": heads,
+        "head_dim": head_dim,
+        "tokens": tokens,
+    }
+    given: dict[str, Any] = {key: value for key, value in sizes.items() if value is not None}
     config = EntropyConfig(
+        **(QUICK if quick else {}) | given,
         mechanisms=names(mechanisms),
         scales=numbers("scales", scales) or SCALES,
-        batch=batch,
-        heads=heads,
-        head_dim=head_dim,
-        tokens=tokens,
-        hosts=chosen,
         data=data,
         size=size,
         patch_size=patch_size,
-        epochs=epochs,
-        images=images,
         checkpoint=checkpoint,
         text=text,
         device=device,
         seed=seed,
     )
-    if quick:
-        config = replace(config, hosts=chosen[:1], epochs=1, images=4, batch=1, heads=2, head_dim=16, tokens=32)
     with option_errors(", or use --no-chart"):
         config.check()
         folder = lab_folder(output, device, quick=quick)

@@ -19,7 +19,7 @@ def measured(model: nn.Module, batches: Batches, layers: Sequence[int]) -> Degre
 
 
 def start_features(model: nn.Module, degrees: DegreesOfFreedom, seed: int) -> None:
-    """Draw the random features of a converted model by leverage scores; other features stay."""
+    """Draw the random features of a converted model anew, as ``degrees.start`` does by default; other features stay."""
     found: dict[int, Any] = {}
     for number, layer in linearized_layers(model).items():
         features = getattr(layer.core, "features", None)

@@ -4,6 +4,7 @@ Queries and keys have maps of their own, except for random features, which stand
 """
 
 import math
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import torch
@@ -36,7 +37,7 @@ class SeparateMaps(nn.Module):
         return self.query_map(q), self.key_map(k)
 
 
-class HeadMap(nn.Module):
+class HeadMap(nn.Module, ABC):
     """What the learned maps share: ``W (H, D, F)``, and arithmetic that is not in 16 bits."""
 
     signs = 1  # how many features each column of W makes
@@ -63,8 +64,9 @@ class HeadMap(nn.Module):
             x = x.to(compute_dtype(x))
             return self.mapped(x, self.weight.to(x.dtype))
 
+    @abstractmethod
     def mapped(self, x: Tensor, weight: Tensor) -> Tensor:
-        raise NotImplementedError
+        """The features of x, with W in its dtype."""
 
     def extra_repr(self) -> str:
         num_heads, head_dim, feature_dim = self.weight.shape

@@ -20,6 +20,7 @@ from linattn.linearize.run_data import Data, tokens_of
 from linattn.linearize.stages import Batch, Batches, is_main, stage_bar
 from linattn.linearize.text import Source
 from linattn.linearize.transfer import LayerCurve, TransferOptions, transfer
+from linattn.support.extras import need
 from linattn.support.files import write_json
 from linattn.support.options import OptionError
 
@@ -129,6 +130,8 @@ def linearize(
     data = None if batches is None else Data.of_batches(batches, held_out)
     if text is not None:
         data = Data.of_text(model, text, tokenizer, stages)
+    if data is not None and finetune is not None:
+        need("fine-tuning", "peft")  # before the first stage has taken its time
     job = _Job(model, folder, progress, on_stage, accelerator)
     return job.run(method, layers, method_options, data, transfer, finetune)
 

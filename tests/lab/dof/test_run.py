@@ -68,3 +68,11 @@ def test_wrong_options_end_with_a_sentence(tmp_path):
     assert result.exit_code == 2
     assert "at least two" in " ".join(result.output.split())
     assert CliRunner().invoke(app, ["--quick", "--large"]).exit_code == 2
+
+
+@pytest.mark.parametrize(("preset", "points"), [("--quick", 48), ("--large", 1024)])
+def test_what_is_given_wins_over_a_preset(preset, points, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("linattn.lab.dof.run.dof_on_screen", lambda config, *rest: seen.append(config) or 0)
+    assert CliRunner().invoke(app, [preset, "--seeds", "3", "--output", str(tmp_path)]).exit_code == 0
+    assert (seen[0].seeds, seen[0].points) == (3, points)

@@ -64,6 +64,15 @@ def test_training_a_host_and_all_files(folder, monkeypatch):
     assert page.find("b")[0].text == "pass"
 
 
+def test_what_is_given_wins_over_a_preset(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("linattn.lab.entropy.run.entropy_on_screen", lambda config, *rest: seen.append(config) or 0)
+    for options in (["--quick"], ["--quick", "--hosts", "relu,nala", "--epochs", "3"], []):
+        assert CliRunner().invoke(app, [*options, "--output", str(tmp_path), "--device", "cpu"]).exit_code == 0
+    found = [(config.hosts, config.epochs, config.tokens) for config in seen]
+    assert found == [(("softmax",), 1, 32), (("relu", "nala"), 3, 32), (EntropyConfig.hosts, 10, 64)]
+
+
 def test_a_checkpoint_stands_in_for_training(folder):
     torch.manual_seed(0)
     (folder / "run").mkdir()

@@ -64,6 +64,16 @@ def test_the_gradient_of_a_learned_decay_in_fp32() -> None:
     assert (found - exact).norm() <= 2 * (plain - exact).norm() + 2**-23 * exact.norm()
 
 
+@pytest.mark.parametrize("index", ["query", "key"])
+def test_a_decay_behind_all_that_the_loss_sees_has_a_gradient_of_zero(index: str) -> None:
+    """What rounding leaves of a stretch is taken off where there are dots, not behind them."""
+    case = Case(T=150, K=32, V=32, H=2, decay="token", norm="sum", index=index)
+    case.d_out[:, :, 70:] = 0
+    found = case.kernels()["da"]
+    assert found[..., 1:69].ne(0).all()
+    assert found[..., 71:].eq(0).all()
+
+
 def test_sums_beyond_fp16_stay_finite() -> None:
     """Scores and state reach 1e7 here, the output does not."""
     check(Case(dtype=torch.float16, scale=100, T=150))

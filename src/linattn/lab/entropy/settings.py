@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.models.vision import SIZES
@@ -80,3 +81,8 @@ class EntropyConfig:
             raise OptionError("text", f"must be a file for the language model to read, got {self.text}")
         if not self.reads_text and len(self.hosts) != 1:
             raise OptionError("hosts", "must be the one mechanism that the checkpoint was trained with")
+
+
+QUICK: dict[str, Any] = {
+    "hosts": HOSTS[:1], "epochs": 1, "images": 4, "batch": 1, "heads": 2, "head_dim": 16, "tokens": 32,
+}  # fmt: skip

@@ -53,10 +53,14 @@ def _windowed(model: Any) -> list[Any]:
     return [core for core in cores if core.plan.kind == "hybrid" and core.plan.window]
 
 
-def ablations(model: Any, measure: Callable[[Any], Figure]) -> dict[str, Figure]:
-    """``measure(model)`` for each variant that differs."""
+def ablations(
+    model: Any, measure: Callable[[Any], Figure], tell: Callable[[str], None] | None = None
+) -> dict[str, Figure]:
+    """``measure(model)`` for each variant that differs; ``tell`` hears which one comes."""
     found = {}
     for name in variants(model):
+        if tell is not None:
+            tell(name)
         with ablated(model, **VARIANTS[name]):
             found[name] = measure(model)
     return found

@@ -103,7 +103,7 @@ class Evaluator:
         if not self.causal or not self.options.ablate:
             return None
         if "ablation" not in self._done:
-            found = ablations(model, lambda each: (self._perplexities(each), self._needles(each)))
+            found = ablations(model, lambda each: (self._perplexities(each), self._needles(each)), self.tell)
             if set(found) == {FULL}:
                 return None
             self._keep("ablation", _worth(found))
