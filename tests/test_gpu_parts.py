@@ -63,3 +63,14 @@ def test_when_the_time_is_up_what_was_left_is_counted(tmp_path: Path) -> None:
     status, text = run_tool(tmp_path, "--seconds", "0.001", WORKERS="1", SLEEP="0.1")
     assert status == 1
     assert "0 passed, 0 failed, 0 skipped, 17 not run" in text
+
+
+@pytest.mark.slow
+def test_what_passed_is_not_run_again(tmp_path: Path) -> None:
+    record = tmp_path / "passed"
+    run_tool(tmp_path, "--record", str(record), WORKERS="2")
+    assert len(set(record.read_text().splitlines())) == 13
+    status, text = run_tool(tmp_path, "--record", str(record), WORKERS="1")
+    assert status == 1
+    assert "4 tests in 1 processes, 13 passed before" in text
+    assert "0 passed, 3 failed, 1 skipped, 0 not run, 13 passed before" in text

@@ -27,8 +27,9 @@ LAST_LINES = 40
 class Part:
     """Takes groups until none is left, or the time is up."""
 
-    def __init__(self, index: int, folder: Path, pipe: int, deadline: float) -> None:
+    def __init__(self, index: int, folder: Path, pipe: int, deadline: float, passed: Path) -> None:
         self.index, self.folder, self.pipe, self.deadline = index, folder, pipe, deadline
+        self.passed = set(passed.read_text().splitlines())
         self.groups: dict[str, list[pytest.Item]] = {}
         self.lost = False
         started = folder / f"started-{index}"
@@ -41,11 +42,12 @@ class Part:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         groups: dict[str, list[pytest.Item]] = defaultdict(list)
-        for item in items:
+        left = [item for item in items if item.nodeid not in self.passed]
+        for item in left:
             groups[group_of(item)].append(item)
         # The longest first: what is left at the end fills gaps.
         self.groups = dict(sorted(_cut(groups).items(), key=lambda named: -sum(map(cost, named[1]))))
-        self.say("collected", tests=[item.nodeid for item in items])
+        self.say("collected", tests=[item.nodeid for item in left], passed=len(items) - len(left))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -141,4 +143,4 @@ def cost(item: pytest.Item) -> float:
 def pytest_configure(config: pytest.Config) -> None:
     if not config.option.collectonly:
         settings = json.loads(os.environ["LINATTN_TEST_PART"])
-        config.pluginmanager.register(Part(**settings | {"folder": Path(settings["folder"])}))
+        config.pluginmanager.register(Part(**settings | {name: Path(settings[name]) for name in ("folder", "passed")}))

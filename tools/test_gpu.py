@@ -1,8 +1,11 @@
-"""Run the tests that need a GPU in several processes: ``python tools/test_gpu.py [--seconds N] [arguments of pytest]``.
+"""Run the tests that need a GPU in several processes.
+
+    python tools/test_gpu.py [--seconds N] [--record FILE] [arguments of pytest]
 
 A failure is printed when it happens. A process that loses its GPU (an illegal access to memory) or dies is replaced by
-one that goes on behind the test that did it. After N seconds no further test starts, and what was left is counted.
-WORKERS=8 in the environment sets how many processes.
+one that goes on behind the test that did it. After N seconds no further test starts, and what was left is counted. What
+passed is kept in FILE: started again, only the others run; delete it when the code has changed. WORKERS=8 in the
+environment sets how many processes.
 """
 
 import argparse
@@ -31,8 +34,9 @@ OF_A_GPU = re.compile(r"\bgpu\b|\bPLACES\b")  # in every file with such tests, b
 class Run:
     """What all parts said so far."""
 
-    def __init__(self, workers: int, seconds: float | None) -> None:
-        self.start, self.workers = time.time(), workers
+    def __init__(self, workers: int, seconds: float | None, record: Path | None) -> None:
+        self.start, self.workers, self.record = time.time(), workers, record
+        self.before = set(record.read_text().splitlines()) if record and record.exists() else set()
         self.deadline = self.start + seconds if seconds else float("inf")
         self.lock = threading.Lock()
         self.tests: set[str] = set()
@@ -59,7 +63,8 @@ class Run:
         with self.lock:
             if event["kind"] == "collected":
                 if not self.tests:
-                    self.print(f"{len(event['tests'])} tests in {self.workers} processes")
+                    passed = f", {event['passed']} passed before" if event["passed"] else ""
+                    self.print(f"{len(event['tests'])} tests in {self.workers} processes{passed}")
                 self.tests |= set(event["tests"])
             elif event["kind"] == "uncollected":
                 if event["test"] not in self.uncollected:  # all parts say the same
@@ -77,6 +82,9 @@ class Run:
             self.fail(part, test, event["text"])
         elif event["outcome"] == "skipped" or event["when"] == "call":
             self.outcomes.setdefault(test, event["outcome"])
+        elif event["when"] == "teardown" and self.outcomes.get(test) == "passed" and self.record:
+            with self.record.open("a") as file:
+                file.write(f"{test}\n")
 
     def summary(self) -> int:
         print(f"\nthe slowest {SLOWEST}")
@@ -88,6 +96,8 @@ class Run:
         left = len(self.tests - self.outcomes.keys())
         whole = f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped, {left} not run"
         busy = sum(self.seconds.values())
+        if self.before:
+            whole += f", {len(self.before)} passed before"
         print(f"{whole}, in {time.time() - self.start:.0f} s; the tests alone {busy:.0f} s of {self.workers} processes")
         return int(bool(failed or self.troubles or left or not counts["passed"]))
 
@@ -95,11 +105,13 @@ class Run:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--seconds", type=float)
+    parser.add_argument("--record", type=Path)
     options, rest = parser.parse_known_args(arguments)
     if not any((ROOT / argument.partition("::")[0]).exists() for argument in rest):
         rest += _files()
-    run = Run(int(os.environ.get("WORKERS", 0)) or max(1, (os.cpu_count() or 2) - 1), options.seconds)
+    run = Run(int(os.environ.get("WORKERS", 0)) or max(1, (os.cpu_count() or 2) - 1), options.seconds, options.record)
     with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "passed").write_text("\n".join(sorted(run.before)))
         parts = [threading.Thread(target=_part, args=(run, n, folder, rest)) for n in range(run.workers)]
         for part in parts:
             part.start()
@@ -138,7 +150,7 @@ def _part(run: Run, index: int, folder: str, arguments: list[str]) -> None:
 def _process(run: Run, index: int, folder: str, arguments: list[str]) -> tuple[str | None, bool, int, str]:
     """The last test it started, whether it lost its GPU, its exit status, and the end of what it printed."""
     reading, writing = os.pipe()
-    part = {"index": index, "folder": folder, "pipe": writing, "deadline": run.deadline}
+    part = {"index": index, "folder": folder, "pipe": writing, "deadline": run.deadline, "passed": f"{folder}/passed"}
     paths = [str(ROOT / "src"), str(ROOT / "tools"), os.environ.get("PYTHONPATH")]
     environment = {
         **os.environ,

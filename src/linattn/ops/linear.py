@@ -20,7 +20,7 @@ from linattn.ops.prepare import hide, log_decay_for, map_features, normalize, wi
 from linattn.ops.recurrent.linear import linear_sums as recurrent
 from linattn.ops.reference.linear import linear_sums as reference
 from linattn.ops.triton import linear as triton
-from linattn.ops.triton.unproved import is_step
+from linattn.ops.triton.which_kernel import is_step
 from linattn.ops.types import AttentionOutput, DecayIndex, LinearState, Normalizer, Pattern, Sums
 
 FORMS: dict[str, Form] = {"reference": reference, "recurrent": recurrent, "chunked": chunked}

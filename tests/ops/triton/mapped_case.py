@@ -241,7 +241,9 @@ def plain_ones(case: Case, **options: Any) -> list[dict[str, Tensor]]:
     plain = [evaluate(case, "plain", **options)]
     if case.q.dtype == torch.float32:
         leaves = {n: getattr(case, n) for n in LEAVES if getattr(case, n) is not None}
-        plain.append(evaluate(case._replace(**{n: moved(x) for n, x in leaves.items()}), "exact", **options))
+        for seed in (3, 4):
+            other = case._replace(**{n: moved(x, seed) for n, x in leaves.items()})
+            plain.append(evaluate(other, "exact", **options))
     return plain
 
 
@@ -256,4 +258,7 @@ def budgets(
         if e.numel() == 0:
             continue
         error, *costs = ((x[name] - e).abs().max().item() for x in (found, *plain))
-        yield name, error if error == error else torch.inf, 2 * (max(costs) + eps * e.abs().max().item())
+        # One number, a sum over all tokens: with luck plain PyTorch has its digits, and no other number tells of it.
+        roundings = exact["output"].shape[:3].numel() ** 0.5 if name.startswith("d constant") else 1.0
+        allowed = 2 * (max(costs) + roundings * eps * e.abs().max().item())
+        yield name, error if error == error else torch.inf, allowed

@@ -53,7 +53,7 @@ def test_key_sums_in_parts(options: dict) -> None:
 @pytest.mark.parametrize("decay", [None, "token"])
 def test_every_config(width: int, config: dict[str, int], decay: str | None) -> None:
     """Values and gradients within the budget, and twice the same bits."""
-    case = Case(K=width, V=width, T=900, B=2, H=4, H_kv=4, dtype=torch.bfloat16, decay=decay)
+    case = Case(K=width, V=width, T=500, B=1, H=4, H_kv=4, dtype=torch.bfloat16, decay=decay)
     with trial(config), segments(2), poisoned_allocations():
         found = check(case)
         again = case.kernels()

@@ -9,7 +9,7 @@ import torch
 from linattn import explain, exponential_attention, linear_attention, short_convolution
 from linattn.ops.choice import choose
 from linattn.ops.linear_call import LinearCall
-from linattn.ops.triton import linear, support, unproved
+from linattn.ops.triton import linear, support
 from ops.triton.device import DEVICE
 
 ON_GPU = SimpleNamespace(device=torch.device("cuda"))
@@ -116,31 +116,11 @@ def test_a_refused_compiler_reaches_the_caller(monkeypatch):
         linear_attention(*inputs(), impl="triton")
 
 
-def call_on_gpu(dtype, **options):
-    """A call whose tensors say that they are there."""
-    shape = torch.Size([2, 2, 40, 16])
-    return LinearCall(*[SimpleNamespace(device=torch.device("cuda"), dtype=dtype, shape=shape)] * 3, **options)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("causal", [False, True])
-def test_what_is_proved_on_a_gpu_is_taken_there(dtype, causal):
-    features = (torch.zeros(2, 2, 40, 16),) * 2
-    learned = torch.zeros(2, requires_grad=True)
+def test_every_dtype_is_served_with_all_that_may_be_learned(dtype, causal):
+    features = (torch.zeros(2, 2, 40, 16, device=DEVICE),) * 2
+    learned = torch.zeros(2, requires_grad=True, device=DEVICE)
     decays = {"log_decay": learned}, {"log_decay": learned, "normalizer": None}
     for options in ({}, *decays, {"norm_features": features}):
-        assert unproved.reason_unproved(call_on_gpu(dtype, causal=causal, **options)) == ""
-
-
-def test_what_is_not_proved_on_a_gpu_is_refused_there_line_by_line(monkeypatch):
-    learned = {"causal": True, "log_decay": torch.zeros(2, requires_grad=True)}
-    line = unproved.Unproved((unproved.DECAY,), lambda call: call.q.dtype == torch.float16, "use bfloat16")
-    monkeypatch.setattr(unproved, "UNPROVED", (line,))
-    assert unproved.reason_unproved(call_on_gpu(torch.float16, **learned)) == "use bfloat16"
-    assert unproved.reason_unproved(call_on_gpu(torch.bfloat16, **learned)) == ""
-    assert unproved.reason_unproved(call_on_gpu(torch.float16, causal=True)) == ""
-
-
-@pytest.mark.skipif(DEVICE == "cuda", reason="on a GPU what is not proved is refused")
-def test_the_interpreter_takes_what_is_not_proved():
-    assert linear.against(LinearCall(*inputs(torch.float16))) == ""
+        assert linear.against(LinearCall(*inputs(dtype), causal=causal, **options)) == ""

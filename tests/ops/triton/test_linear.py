@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from linattn import create_mechanism, linear_attention, linear_attention_step, linear_attention_with_state
 from linattn.ops.feature_maps import EluPlusOne, TaylorExp
 from linattn.ops.linear_call import LinearCall
-from linattn.ops.triton import linear, unproved
+from linattn.ops.triton import linear, which_kernel
 from linattn.ops.types import LinearState
 from linattn.testing import check_forms, check_padding, subject_of
 from ops.triton.budget import assert_within, moved
@@ -140,7 +140,7 @@ def test_one_token_takes_the_kernel_of_a_step(decay, norm_features):
     t = draw(decay, norm_features=norm_features, state=True)
     one = {name: x if x.ndim == 1 or name in ("kv", "z") else x[:, :, :1] for name, x in t.items()}
     call = LinearCall(one["q"], one["k"], one["v"], causal=True, log_decay=one.get("log_decay"), need_state=True)
-    assert unproved.kernel_of(call) == unproved.STEP
+    assert which_kernel.kernel_of(call) == which_kernel.STEP
     check(one, causal=True, state=True)
 
 

@@ -23,8 +23,6 @@ from linattn.ops.triton.operands import one_dtype
 from linattn.ops.triton.support import reason_against
 
 WIDEST, MOST_FEATURES = 128, 256
-# What refuses the kernels on a GPU: they were proved in the interpreter. Empty once a GPU has passed their tests.
-UNPROVED = "the kernels of hybrid attention were not proved on a GPU yet"
 
 
 def against(call: HybridCall) -> str:
@@ -43,8 +41,6 @@ def against(call: HybridCall) -> str:
         return "they serve training and prefill, not single tokens"
     if chunk_of(call) % NARROWEST:
         return f"they take chunks of a multiple of {NARROWEST} tokens, got {chunk_of(call)}"
-    if call.q.device.type == "cuda" and UNPROVED:
-        return UNPROVED
     return reason_against(call.q, call.k, call.v, phi, psi)
 
 

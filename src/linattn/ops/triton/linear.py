@@ -11,7 +11,7 @@ from linattn.ops.feature_maps import FeatureMap, Twin
 from linattn.ops.flows import join_outputs, order_queries, split_decay, split_values
 from linattn.ops.linear_call import LinearCall
 from linattn.ops.prepare import log_decay_for, normalize
-from linattn.ops.triton import unproved
+from linattn.ops.triton import which_kernel
 from linattn.ops.triton.bidirectional import attend_all
 from linattn.ops.triton.bidirectional_config import can_fuse
 from linattn.ops.triton.causal import attend_both_ways, attend_causal
@@ -38,17 +38,17 @@ def against(call: LinearCall) -> str:
         return f"they take up to {WIDEST} features and values of a head, got {widest}"
     if not min(*call.q.shape[:3], call.k.shape[2], features, call.v.shape[3]):
         return "an empty input needs none"
-    if unproved.kernel_of(call) == unproved.CHANNEL_BOTH_WAYS:
+    if which_kernel.kernel_of(call) == which_kernel.CHANNEL_BOTH_WAYS:
         return "a decay per channel has a causal kernel only, none that runs both ways"
-    return unproved.reason_unproved(call) or reason_against(call.q, call.k, call.v)
+    return reason_against(call.q, call.k, call.v)
 
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, initial: LinearState | None, call: LinearCall, out_dtype: torch.dtype
 ) -> AttentionOutput:
     """One fused call on q and k as they come (masked keys are 0); a denominator of its own is a second one."""
-    kernel = unproved.kernel_of(call)
-    if kernel == unproved.BIDIRECTIONAL and call.norm_features is None:
+    kernel = which_kernel.kernel_of(call)
+    if kernel == which_kernel.BIDIRECTIONAL and call.norm_features is None:
         twins = _twins(call)
         if twins is not None and can_fuse(q, v, twins, call.cu_seqlens):
             return attend_all(
@@ -89,15 +89,15 @@ def _mapped(x: Tensor, feature_map: FeatureMap | None) -> Tensor:
 
 def _runner(kernel: str, call: LinearCall, decay: Tensor | None) -> Run:
     options: dict[str, Any] = {"eps": call.eps}
-    if kernel == unproved.STEP:
+    if kernel == which_kernel.STEP:
         return partial(_run_step, decay=decay, decay_index=call.decay_index or "query", **options)
     options |= {"key_mask": call.key_mask, "cu_seqlens": call.cu_seqlens}
-    if kernel == unproved.BIDIRECTIONAL:
+    if kernel == which_kernel.BIDIRECTIONAL:
         return partial(_run_all, **options)
     options |= {"log_decay": decay, "decay_index": call.decay_index or ("query" if call.causal else "key")}
-    if kernel == unproved.BOTH_WAYS:
+    if kernel == which_kernel.BOTH_WAYS:
         return partial(_run_both_ways, **options)
-    return partial(_run_causal, attend_channel_decay if kernel == unproved.CHANNEL else attend_causal, **options)
+    return partial(_run_causal, attend_channel_decay if kernel == which_kernel.CHANNEL else attend_causal, **options)
 
 
 def _run_all(q: Tensor, k: Tensor, v: Tensor, initial: LinearState | None, **options: Any) -> AttentionOutput:
