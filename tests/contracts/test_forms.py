@@ -20,7 +20,9 @@ from linattn.testing.violation import compare
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", list_mechanisms())
 def test_mechanism(name: str, place: dict[str, Any]) -> None:
-    assert check_forms(subject_of(name, **place), lengths=(1, 2, 64, 65, 197))
+    # A kernel is compiled anew for many a length: on a GPU those of the operators below it are all seen.
+    lengths = (1, 65, 197) if place else (1, 2, 64, 65, 197)
+    assert check_forms(subject_of(name, **place), lengths=lengths)
 
 
 @pytest.mark.slow
