@@ -131,7 +131,7 @@ def _cut(groups: dict[str, list[pytest.Item]]) -> dict[str, list[pytest.Item]]:
 
 def cost(item: pytest.Item) -> float:
     """About how many seconds, with compilation; only how groups are cut and ordered depends on it."""
-    if "compiled_blocks" in item.name:
+    if "compiled_blocks" in item.name or "cuda_records" in item.name:
         return 30.0
     if "test_compile" in item.nodeid:
         return 6.0

@@ -154,7 +154,9 @@ def test_state(gate, state_type, size):
         other.with_state(q, k, v, x=draw_x(), state=state)
 
 
-@pytest.mark.parametrize("options", [{"input_gate": "sigmoid"}, {"soft_cap": 15.0, "input_bias": -1.0}], ids=str)
+@pytest.mark.parametrize("options", [
+    {"input_gate": "sigmoid"}, {"input_gate": "sigmoid", "normalize": False}, {"soft_cap": 15.0, "input_bias": -1.0},
+], ids=str)  # fmt: skip
 def test_contracts_of_the_other_gate(options):
     contracts = ["forms", "causality", "padding", "hand_over", "gradients", "scaling"]
     assert check_mechanism("mlstm", contracts, **options)

@@ -106,6 +106,10 @@ MASKS_AND_DECAYS = {
     "integer decay": (attend(log_decay=torch.zeros(2).long()), TypeError, "log_decay must be floating, got torch.int"),
     "positive decay": (attend(log_decay=torch.tensor([0.5, -1])), ValueError, "log_decay must be <= 0 .* of 0.5"),
     "NaN decay": (attend(log_decay=torch.tensor([float("nan"), -1])), ValueError, "log_decay must be <= 0 .* nan"),
+    "input gate is a number": (attend(log_input=-0.1), TypeError, "log_input must be a tensor .*, got float"),
+    "input gate per head": (attend(log_input=torch.rand(2)), ValueError, r"log_input must be \(B, H_kv, Tk\)"),
+    "input gate of q's heads": (attend(log_input=torch.rand(B, 4, T)), ValueError, "log_input must have shape"),
+    "infinite input gate": (attend(log_input=torch.full((B, 2, T), torch.inf)), ValueError, r"log_input must be below"),
     "positive channel decay": (attend(log_decay=torch.rand(B, 2, T, K)), ValueError, "log_decay must be <= 0"),
 }  # fmt: skip
 

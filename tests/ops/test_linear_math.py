@@ -1,11 +1,14 @@
 """The algebra against formulas written out by hand: masks, decays, index conventions, normalisers, features."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
 from linattn import linear_attention, linear_attention_step, linear_attention_with_state
 from linattn.ops.feature_maps import EluPlusOne, Relu, SoftmaxPair, TaylorExp
+from linattn.ops.maps.split import SplitPower
 
 FORMS = ("reference", "recurrent", "chunked")
 EXACT = 1e-12  # fp64 sums over a few hundred terms of size one
@@ -43,6 +46,39 @@ def test_decay_is_the_product_between_two_tokens(impl: str, index: str, causal: 
     a = torch.tensor(decays, dtype=torch.float64).log().view(1, 1, -1)
     found = linear_attention(q, k, v, causal=causal, log_decay=a, decay_index=index, impl=impl)
     assert (found - expected).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("impl", FORMS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_weight_of_a_key_is_a_factor_of_its_features(impl: str, causal: bool) -> None:
+    q, k, v = inputs()
+    i = torch.randn(2, 2, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    a, weights = -torch.rand(2, 2, 9, dtype=torch.float64), i.exp().unsqueeze(-1)
+    options = {"causal": causal, "log_decay": a, "impl": impl}
+    found = linear_attention(q, k, v, log_input=i, norm_features=(q, 1 + k), **options)
+    want = linear_attention(q, k * weights, v, norm_features=(q, (1 + k) * weights), **options)
+    assert (found - want).abs().max() < EXACT
+    if causal:
+        state = None
+        for t in range(9):
+            now = (x[:, :, t] for x in (q, k, v))
+            output, state = linear_attention_step(*now, state, log_decay=a[..., t], log_input=i[..., t])
+        want = linear_attention(q, k * weights, v, **options)
+        assert (output - want[:, :, -1]).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("impl", FORMS)
+def test_a_weight_of_two_is_a_key_that_comes_twice(impl: str) -> None:
+    """Of each flow of a map, and of a masked token nothing, whatever its weight."""
+    q, k, v = inputs(V=4)
+    i, mask = torch.zeros(2, 2, 9, dtype=torch.float64), torch.ones(2, 9, dtype=torch.bool)
+    i[:, :, 2:5], i[:, :, 8], mask[:, 8] = math.log(2), torch.nan, False
+    power = torch.full((2, 4), 1.5, dtype=torch.float64)
+    maps = SplitPower(power, torch.ones_like(power), opposite=True)
+    q, k = q - 0.5, k - 0.5
+    found = linear_attention(q, k, v, feature_map=maps, log_input=i, key_mask=mask, impl=impl)
+    k, v = (torch.cat([x[:, :, :8], x[:, :, 2:5]], dim=2) for x in (k, v))
+    assert (found - linear_attention(q, k, v, feature_map=maps, impl=impl)).abs().max() < EXACT
 
 
 def test_the_two_index_conventions_are_transposes() -> None:

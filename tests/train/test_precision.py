@@ -41,6 +41,7 @@ def test_what_gives_wrong_gradients_is_switched_off_where_inductor_has_it():
     known = {
         "triton.mix_order_reduction": hasattr(config.triton, "mix_order_reduction"),
         "loop_ordering_after_fusion": hasattr(config, "loop_ordering_after_fusion"),
+        "comprehensive_padding": hasattr(config, "comprehensive_padding"),
     }
     assert safe_options() == {name: False for name, there in known.items() if there}
 

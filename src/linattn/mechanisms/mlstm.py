@@ -1,5 +1,6 @@
 """mLSTM: a matrix memory with input and forget gates."""
 
+import math
 from typing import Any, ClassVar, Literal, Unpack
 
 import torch
@@ -110,8 +111,11 @@ class Mlstm(LinearBase):
             # The recurrence decays before it writes, in either direction: the index of the query.
             options: dict[str, Any] = {"log_decay": log_decay, "decay_index": "query"}
             options["normalizer"] = "abs_max_one" if self.normalize else None
-            written = (k.to(log_input.dtype) * log_input.exp().unsqueeze(-1)).to(k.dtype)
-            return self.linear(call, {"q": q * self.head_dim**-0.5, "k": written, "v": v, **options})
+            if call.need_state:
+                q = q * self.head_dim**-0.5
+            else:  # the same in the weights of keys, without a pass over q; a state is to hold the keys as they are
+                log_input = log_input - 0.5 * math.log(self.head_dim)
+            return self.linear(call, {"q": q, "k": k, "v": v, "log_input": log_input, **options})
         options = {"log_input": log_input, "log_decay": log_decay, "key_mask": call.key_mask,
                    "cu_seqlens": call.cu_seqlens, "impl": call.impl}  # fmt: skip
         if not self.causal:

@@ -16,7 +16,7 @@ from linattn.ops.chunked.linear import linear_sums as chunked
 from linattn.ops.flows import join_outputs, split_decay, split_values
 from linattn.ops.linear_call import FeatureMaps, LinearCall
 from linattn.ops.packing import Form, compute_dtype
-from linattn.ops.prepare import hide, log_decay_for, map_features, normalize, without_autocast
+from linattn.ops.prepare import hide, log_decay_for, log_input_for, map_features, normalize, weigh, without_autocast
 from linattn.ops.recurrent.linear import linear_sums as recurrent
 from linattn.ops.reference.linear import linear_sums as reference
 from linattn.ops.triton import linear as triton
@@ -33,6 +33,7 @@ def linear_attention(
     *,
     causal: bool = False,
     log_decay: Tensor | None = None,
+    log_input: Tensor | None = None,
     normalizer: Normalizer = "sum",
     eps: float = 1e-6,
     feature_map: FeatureMaps = None,
@@ -55,6 +56,8 @@ def linear_attention(
         log_decay: ``log lambda <= 0`` per head ``(H_kv,)``, token ``(B, H_kv, T)`` or channel
             ``(B, H_kv, T, K)``. A pair's weight is the product of the decays between its tokens, also when the
             attention is bidirectional (LION).
+        log_input: logarithm of a weight of each key, ``(B, H_kv, Tk)``: psi_s counts ``exp(log_input_s)`` times, in
+            the denominator and the state too (an input gate).
         normalizer: ``"sum"``: n = the row sum + eps; ``"abs_max_one"``: n = max(abs(row sum), 1); None: n = 1.
         eps: added to the row sum. The vision papers add 1e-6 to the row *mean*: pass 1e-6 times the keys.
         feature_map: applied to q and k, or a pair of maps. None (the default) takes q and k as the features;
@@ -85,7 +88,7 @@ def linear_attention(
         torch.Size([1, 8, 1024, 64])
     """
     call = LinearCall(q, k, v, causal, log_decay, normalizer, eps, feature_map, norm_features, key_mask,
-                      cu_seqlens, decay_index, validate)  # fmt: skip
+                      cu_seqlens, decay_index, validate, log_input=log_input)  # fmt: skip
     return _run(call, impl).output
 
 
@@ -97,6 +100,7 @@ def linear_attention_with_state(
     initial_state: LinearState | None = None,
     causal: bool = False,
     log_decay: Tensor | None = None,
+    log_input: Tensor | None = None,
     normalizer: Normalizer = "sum",
     eps: float = 1e-6,
     feature_map: FeatureMaps = None,
@@ -125,7 +129,7 @@ def linear_attention_with_state(
         True
     """
     call = LinearCall(q, k, v, causal, log_decay, normalizer, eps, feature_map, norm_features, key_mask,
-                      cu_seqlens, decay_index, validate, initial_state, need_state=True)  # fmt: skip
+                      cu_seqlens, decay_index, validate, initial_state, True, log_input)  # fmt: skip
     return _run(call, impl)
 
 
@@ -136,6 +140,7 @@ def linear_attention_step(
     state: LinearState | None,
     *,
     log_decay: Tensor | None = None,
+    log_input: Tensor | None = None,
     normalizer: Normalizer = "sum",
     eps: float = 1e-6,
     feature_map: FeatureMaps = None,
@@ -145,7 +150,8 @@ def linear_attention_step(
 ) -> AttentionOutput:
     """One token of causal :func:`linear_attention`: ``q_t (B, H, K)``, ``k_t (B, H_kv, K)``, ``v_t (B, H_kv, V)``.
 
-    ``log_decay`` is that token's: ``(H_kv,)``, ``(B, H_kv)`` or ``(B, H_kv, K)``. A state of None is empty.
+    ``log_decay`` is that token's: ``(H_kv,)``, ``(B, H_kv)`` or ``(B, H_kv, K)``, and so is ``log_input (B, H_kv)``. A
+    state of None is empty.
     Returns the output ``(B, H, V)`` and the next state.
 
     Example:
@@ -167,10 +173,13 @@ def linear_attention_step(
     # What is not a tensor goes on as it is, to the check that names it.
     if isinstance(log_decay, Tensor) and log_decay.ndim > 1:
         log_decay = log_decay.unsqueeze(2)
+    if isinstance(log_input, Tensor):
+        log_input = log_input.unsqueeze(-1)
     if isinstance(norm_features, tuple):
         norm_features = tuple(x.unsqueeze(2) if isinstance(x, Tensor) else x for x in norm_features)  # type: ignore[assignment]
     call = LinearCall(q_t.unsqueeze(2), k_t.unsqueeze(2), v_t.unsqueeze(2), True, log_decay, normalizer, eps,
-                      feature_map, norm_features, None, None, decay_index, validate, state, True)  # fmt: skip
+                      feature_map, norm_features, None, None, decay_index, validate, state, True,
+                      log_input)  # fmt: skip
     out = _run(call, "auto")
     return AttentionOutput(out.output.squeeze(2), out.state)
 
@@ -208,7 +217,8 @@ def _run(call: LinearCall, impl: str) -> AttentionOutput:
             return triton.attend(q, k, v, initial, call, out_dtype)
         phi, psi = map_features(q, k, call.feature_map)
         form = FORMS[chosen]
-        psi, v = hide(psi, call.key_mask), split_values(hide(v, call.key_mask), call.flows)
+        log_input = split_decay(log_input_for(call.log_input, call.key_mask), call.flows)
+        psi, v = weigh(hide(psi, call.key_mask), log_input), split_values(hide(v, call.key_mask), call.flows)
         index = call.decay_index or ("query" if call.causal else "key")
         decay = split_decay(log_decay_for(call.log_decay, call.key_mask), call.flows)
         pattern = Pattern(call.causal, decay, index, call.cu_seqlens)
@@ -227,7 +237,7 @@ def _with_own_denominator(
     """The denominator is a second linear attention, over the norm features, with nothing for values."""
     assert call.norm_features is not None
     norm_q, norm_k = call.norm_features
-    norm_k = hide(norm_k, call.key_mask)
+    norm_k = weigh(hide(norm_k, call.key_mask), log_input_for(call.log_input, call.key_mask))
     nothing = v[..., :0]
     start, norm_start = None, None
     if initial is not None:

@@ -32,6 +32,7 @@ class LinearCall:
     validate: bool | None = None
     initial_state: LinearState | None = None
     need_state: bool = False
+    log_input: Tensor | None = None
 
     def check(self) -> None:
         """Raise TypeError or ValueError that names the argument and what is allowed."""
@@ -47,6 +48,7 @@ class LinearCall:
             features = self.num_features(1)
             allowed = [(H_kv,), (B, H_kv, Tk), (B, H_kv, Tk, features)]
             checks.check_log_decay(self.log_decay, allowed, self.q, values)
+        self._check_log_input(values)
         self._check_equal_lengths()
         self._check_norm_features()
         self._check_state()
@@ -91,6 +93,16 @@ class LinearCall:
             raise ValueError(
                 f"feature_map gives q {self.num_features(0)} features and k {self.num_features(1)}; they must be equal"
             )
+
+    def _check_log_input(self, values: bool) -> None:
+        if self.log_input is None:
+            return
+        checks.check_tensor("log_input", self.log_input, "(B, H_kv, Tk)", 3)
+        checks.check_shape("log_input", self.log_input, tuple(self.k.shape[:3]))
+        checks.check_device("log_input", self.log_input, self.q)
+        bad = ~(self.log_input < float("inf")) if values else None
+        if bad is not None and bool((bad if self.key_mask is None else bad & self.key_mask[:, None]).any()):
+            raise ValueError("log_input must be below +inf and not NaN at every real token")
 
     def _check_equal_lengths(self) -> None:
         Tq, Tk = self.q.shape[2], self.k.shape[2]

@@ -51,6 +51,21 @@ def log_decay_for(log_decay: Tensor | None, key_mask: Tensor | None) -> Tensor |
     return log_decay.masked_fill(padding if log_decay.ndim == 3 else padding.unsqueeze(-1), 0)
 
 
+def log_input_for(log_input: Tensor | None, key_mask: Tensor | None) -> Tensor | None:
+    """What masked tokens hold is not read, NaN least of all."""
+    if log_input is None or key_mask is None:
+        return log_input
+    return log_input.masked_fill(~key_mask[:, None, :], 0)
+
+
+def weigh(psi: Tensor, log_input: Tensor | None) -> Tensor:
+    """Features ``(B, H_kv, T, K)`` times ``exp(log_input) (B, H_kv, T)``, rounded once."""
+    if log_input is None:
+        return psi
+    weights = log_input.to(torch.promote_types(psi.dtype, torch.float32)).exp()
+    return (psi.to(weights.dtype) * weights.unsqueeze(-1)).to(psi.dtype)
+
+
 def normalize(numerator: Tensor, denominator: Tensor, normalizer: Normalizer, eps: float) -> Tensor:
     if normalizer is None:
         return numerator

@@ -45,12 +45,15 @@ def safe_options() -> dict[str, Any]:
       returns some gradients in a wrong shape or never writes them (pytorch issues 178080 and 193061).
     - ``loop_ordering_after_fusion`` turns loops round so that more can be joined. With torch 2.11 the gradients of
       ``focused`` and ``pola``, compiled in bf16, were off by factors of 1e4 and differed from run to run.
+    - ``comprehensive_padding`` lays intermediate tensors out with gaps. With torch 2.11 the gradients of ``pola`` in the
+      chunked form were then off by more than their size, in fp32 too.
     """
     from torch._inductor import config
 
     found: dict[str, Any] = {}
     if hasattr(config.triton, "mix_order_reduction"):
         found["triton.mix_order_reduction"] = False
-    if hasattr(config, "loop_ordering_after_fusion"):
-        found["loop_ordering_after_fusion"] = False
+    for name in ("loop_ordering_after_fusion", "comprehensive_padding"):
+        if hasattr(config, name):
+            found[name] = False
     return found

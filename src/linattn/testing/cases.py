@@ -149,22 +149,23 @@ class Subject:
         by_token = self.plain(built, ("recurrent",)) if steps else []
         exact, wide = copy.deepcopy(plain[0]).double(), inputs.change(Tensor.double)
         eps = torch.finfo(self.dtype).eps
-        moved = [wide.change(partial(_moved, eps=ROUNDINGS * eps, seed=seed)) for seed in (5, 6)]
+        moved = [inputs.change(partial(_moved, eps=ROUNDINGS * eps, seed=seed)) for seed in (5, 6)]
         expected = run(exact, wide)
         rests = self._rests(built, exact, expected, eps) if gradients and inputs.k.shape[2] == 1 else {}
         tokens = inputs.k.shape[0] * inputs.k.shape[2]
         summed = {f"gradient of {name}": tokens for name in trainable(built)}
-        costs = [run(form, inputs) for form in plain + by_token] + [run(exact, other) for other in moved]
+        costs = [run(form, inputs) for form in plain + by_token] + [run(form, x) for x in moved for form in plain]
         return Standard(expected, costs, eps, summed, rests)
 
     def _rests(self, built: Mechanism, exact: Mechanism, found: Results, eps: float) -> dict[str, float]:
         """Of one token alone: under a normaliser what its query and key get cancels, beside a second token it does not.
 
-        Such a gradient is a sum over channels of a difference between sums over channels.
+        Such a gradient is a sum over channels of a difference between sums over channels. Of a weight p beside 1 - p,
+        p (1 - p) is left of it, a quarter at the most.
         """
         two = evaluate(exact, self.inputs(built, 2).change(Tensor.double), attend)
         sizes = {name: largest(two[name]) for name in ("gradient of q", "gradient of k") if name in two}
-        roundings = 2 * built.head_dim
+        roundings = 4 * 2 * built.head_dim
         return {n: roundings * eps * size for n, size in sizes.items() if largest(found[n]) < CANCELLED * size}
 
     def groupings(self, causal: bool) -> list[bool]:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linattn import linear_attention, linear_attention_with_state
-from linattn.ops.prepare import log_decay_for
+from linattn.ops.prepare import log_decay_for, log_input_for
 from linattn.ops.triton import causal_config
 from linattn.ops.triton.causal import attend_both_ways, attend_causal
 from linattn.ops.types import LinearState
@@ -37,6 +37,7 @@ class Case:
     cu: tuple[int, ...] | None = None
     both: bool = False
     scale: float = 1.0
+    weighed: bool = False
 
     def __post_init__(self) -> None:
         gen = torch.Generator().manual_seed(self.T + 7 * self.K)
@@ -74,6 +75,9 @@ class Case:
         self.key_mask = draw(B, T, positive=True) > 0.3 if self.mask else None
         if self.key_mask is not None:
             self.k, self.v = (x.masked_fill(~self.key_mask[:, None, :, None], torch.nan) for x in (self.k, self.v))
+        self.i = F.logsigmoid(2 * draw(B, H_kv, T)) if self.weighed else None
+        if self.i is not None and self.key_mask is not None:
+            self.i = self.i.masked_fill(~self.key_mask[:, None], torch.nan)
         self.cu_seqlens = None if self.cu is None else torch.tensor(self.cu, device=DEVICE)
 
     def moved(self, seed: int) -> "Case":
@@ -81,14 +85,15 @@ class Case:
         other = copy(self)
         other.q, other.k, other.v = (moved(x, seed) for x in (self.q, self.k, self.v))
         other.a = None if self.a is None else moved(self.a, seed)
+        other.i = None if self.i is None else moved(self.i, seed)
         other.initial = None if self.initial is None else LinearState(*(moved(x, seed) for x in self.initial))
         return other
 
     def reference(self, dtype: torch.dtype) -> Found:
-        def call(q, k, v, a, initial):
+        def call(q, k, v, a, i, initial):
             options = {
-                "causal": not self.both, "log_decay": a, "normalizer": self.norm, "key_mask": self.key_mask,
-                "cu_seqlens": self.cu_seqlens, "decay_index": self.index, "impl": "reference",
+                "causal": not self.both, "log_decay": a, "log_input": i, "normalizer": self.norm, "impl": "reference",
+                "key_mask": self.key_mask, "cu_seqlens": self.cu_seqlens, "decay_index": self.index,
             }  # fmt: skip
             if self.state:
                 return linear_attention_with_state(q, k, v, initial_state=initial, **options)
@@ -97,10 +102,11 @@ class Case:
         return self._run(call, dtype)
 
     def kernels(self) -> Found:
-        def call(q, k, v, a, initial):
+        def call(q, k, v, a, i, initial):
             options = {
-                "log_decay": log_decay_for(a, self.key_mask), "decay_index": self.index, "normalizer": self.norm,
-                "eps": 1e-6, "key_mask": self.key_mask, "cu_seqlens": self.cu_seqlens, "out_dtype": v.dtype,
+                "log_decay": log_decay_for(a, self.key_mask), "log_input": log_input_for(i, self.key_mask),
+                "decay_index": self.index, "normalizer": self.norm, "eps": 1e-6, "key_mask": self.key_mask,
+                "cu_seqlens": self.cu_seqlens, "out_dtype": v.dtype,
             }  # fmt: skip
             if self.both:
                 return attend_both_ways(q, k, v, **options), None
@@ -113,11 +119,13 @@ class Case:
         leaves = {name: getattr(self, name).detach().to(dtype).requires_grad_() for name in "qkv"}
         if self.a is not None:
             leaves["a"] = self.a.to(wide).requires_grad_()
+        if self.i is not None:
+            leaves["i"] = self.i.to(wide).requires_grad_()
         initial = None
         if self.initial is not None:
             leaves["kv"], leaves["z"] = (x.to(wide).requires_grad_() for x in self.initial)
             initial = LinearState(leaves["kv"], leaves["z"])
-        output, state = call(*(leaves[name] for name in "qkv"), leaves.get("a"), initial)
+        output, state = call(*(leaves[name] for name in "qkv"), leaves.get("a"), leaves.get("i"), initial)
         found = {"output": output}
         loss = (output.double() * self.d_out.double()).sum()
         if state is not None:

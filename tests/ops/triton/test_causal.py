@@ -41,6 +41,7 @@ def test_the_steepest_decay_in_factors(both: bool, index: str) -> None:
     {"decay": "head", "norm": "sum", "T": 130, "H": 2, "K": 48, "V": 160},  # in parts of values
     {"decay": "token", "norm": "abs_max_one", "both": True, "index": "key", "H": 2},
     {"decay": "strong", "norm": "sum"},
+    {"decay": "strong", "norm": "sum", "weighed": True},
 ])  # fmt: skip
 def test_the_gradient_of_a_learned_decay_keeps_its_digits(options: dict) -> None:
     """A difference of dots that two walks make, over more than one mark: nothing it is made of may be rounded.
@@ -53,6 +54,43 @@ def test_the_gradient_of_a_learned_decay_keeps_its_digits(options: dict) -> None
     allowed = 2e-5 if DEVICE == "cpu" else 2**-9
     assert (found - exact).norm() <= allowed * exact.norm()
     assert (found.sum(-1) - exact.sum(-1)).norm() <= allowed * exact.sum(-1).norm()
+
+
+WEIGHED = [
+    (1, {"decay": "token", "norm": None, "dtype": torch.bfloat16, "state": True, "H": 4, "H_kv": 2, "T": 150}),
+    (1, {"decay": "strong", "norm": "sum", "dtype": torch.bfloat16, "state": True, "H": 4, "H_kv": 2, "T": 70}),
+    (1, {"decay": "token", "norm": "abs_max_one", "index": "key", "mask": True, "B": 2, "T": 70}),
+    (1, {"decay": None, "norm": "sum", "T": 70}),
+    (1, {"decay": "steep", "norm": None, "dtype": torch.bfloat16, "both": True, "T": 70}),
+    (1, {"decay": "token", "norm": "sum", "dtype": torch.float16, "both": True, "index": "key", "T": 70}),
+    (2, {"decay": "token", "norm": "sum", "dtype": torch.bfloat16, "state": True, "cu": (0, 5, 5, 70, 130)}),
+    (2, {"decay": "token", "norm": "sum", "dtype": torch.bfloat16, "state": True, "V": 160, "T": 130}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("count", "options"), WEIGHED)
+def test_weights_of_keys(count: int, options: dict) -> None:
+    with segments(count), poisoned_allocations():
+        found = check(Case(weighed=True, **options))
+    assert found["di"].isfinite().all()
+
+
+@pytest.mark.parametrize("decay", ["token", "strong"])
+@pytest.mark.parametrize("H", [1, 2])
+def test_the_gradient_of_a_weight_alone_and_with_that_of_the_decay(decay: str, H: int) -> None:
+    """k . dk with its diagonal, which the decay's gradient leaves out; a weight of 0 gives 0 and gets 0."""
+    case = Case(decay=decay, norm=None, dtype=torch.bfloat16, weighed=True, T=70, H=H)
+    case.i[:, :, 3::7] = -torch.inf
+    both, exact = case.kernels(), case.reference(torch.float64)
+    assert (both["di"].double() - exact["di"]).norm() <= (2e-5 if DEVICE == "cpu" else 2**-8) * exact["di"].norm()
+    assert both["di"][:, :, 3::7].eq(0).all()
+    q, k, v, i = (x.detach().clone().requires_grad_() for x in (case.q, case.k, case.v, case.i))
+    a = case.a.detach().clone().requires_grad_()
+    options = {"decay_index": "query", "normalizer": None, "eps": 0.0, "out_dtype": torch.bfloat16}
+    alone = attend_causal(q, k, v, log_decay=a.detach(), log_input=i, **options).output
+    assert torch.equal(torch.autograd.grad(alone, i, case.d_out)[0], both["di"])
+    other = attend_causal(q, k, v, log_decay=a, log_input=i.detach(), **options).output
+    assert torch.equal(torch.autograd.grad(other, a, case.d_out)[0], both["da"])
 
 
 def test_the_gradient_of_a_learned_decay_in_fp32() -> None:
@@ -219,9 +257,11 @@ def test_operators_are_registered_well() -> None:
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(triton_causal, args, test_utils=tests)
     out, den, *_ = triton_causal(*args)
+    torch.library.opcheck(triton_causal, (*args, torch.zeros_like(a, requires_grad=True)), test_utils=tests)
     args = (out, *case.d_state, q, k, v, *case.initial, a, None, None, out, den, True, 1, 1e-6, False, True)
     args = tuple(x.detach() if isinstance(x, Tensor) else x for x in args)
-    torch.library.opcheck(triton_causal_backward, args, test_utils=("test_schema", "test_faketensor"))
+    for more in ((), (torch.zeros_like(args[8]), True)):
+        torch.library.opcheck(triton_causal_backward, (*args, *more), test_utils=("test_schema", "test_faketensor"))
 
 
 def test_a_width_that_no_kernel_has() -> None:

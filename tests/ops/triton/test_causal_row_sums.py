@@ -31,6 +31,10 @@ def apart() -> Iterator[None]:
         (2, {"norm": "sum", "decay": "token", "state": True, "cu": (0, 5, 5, 70, 130)}),
         (2, {"norm": "sum", "decay": "head", "both": True, "K": 40, "T": 66, "H": 1}),
         (1, {"norm": "abs_max_one", "decay": "token", "both": True, "mask": True, "T": 64}),
+        (
+            2,
+            {"norm": "sum", "decay": "token", "both": True, "weighed": True, "dtype": torch.bfloat16, "T": 70},
+        ),
         (1, {"norm": "abs_max_one", "decay": "closed", "both": True, "index": "key", "T": 40}),
     ],
 )

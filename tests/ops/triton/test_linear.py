@@ -22,7 +22,10 @@ SERVED = [(causal, decay) for causal in (True, False) for decay in DECAYS if cau
 PLACE = {"device": DEVICE, "dtype": torch.float32, "impls": ("triton",)}
 
 
-def draw(decay="none", *, width=16, values=16, dtype=torch.float32, norm_features=False, state=False, packed=False):
+def draw(
+    decay="none", *, width=16, values=16, dtype=torch.float32, norm_features=False, state=False, packed=False,
+    weighed=False,
+):  # fmt: skip
     g = torch.Generator().manual_seed(0)
 
     def randn(*shape):
@@ -37,6 +40,8 @@ def draw(decay="none", *, width=16, values=16, dtype=torch.float32, norm_feature
         tensors["log_decay"] = F.logsigmoid(randn(*shape) + 2)[: rows if len(shape) > 1 else None]
     if norm_features:
         tensors["norm_q"], tensors["norm_k"] = (randn(rows, h, T, width).abs().to(dtype) for h in (H, H_KV))
+    if weighed:
+        tensors["log_input"] = F.logsigmoid(randn(rows, H_KV, T))
     if state:
         n = 3 if packed else rows
         tensors["kv"], tensors["z"] = randn(n, H_KV, width, values), randn(n, H_KV, width).abs()
@@ -46,7 +51,8 @@ def draw(decay="none", *, width=16, values=16, dtype=torch.float32, norm_feature
 def run(tensors, impl, *, state=False, mask=None, **options):
     """Output, final state and all gradients; what masked queries give carries no meaning."""
     t = {name: x.detach().requires_grad_() for name, x in tensors.items()}
-    options |= {"impl": impl, "log_decay": t.get("log_decay"), "key_mask": mask}
+    options |= {"impl": impl, "log_decay": t.get("log_decay"), "log_input": t.get("log_input")}
+    options |= {"key_mask": mask}
     if "norm_q" in t:
         options["norm_features"] = t["norm_q"], t["norm_k"]
     initial = LinearState(t["kv"], t["z"]) if "kv" in t else None
@@ -88,6 +94,19 @@ def test_every_decay_and_normalizer(causal, decay, normalizer):
 @pytest.mark.parametrize("decay", ["none", "token"])
 def test_a_denominator_of_its_own(causal, decay):
     check(draw(decay, norm_features=True, state=causal), causal=causal, state=causal)
+
+
+@pytest.mark.parametrize(("causal", "decay"), [(True, "token"), (True, "channel"), (False, "none")])
+def test_weights_of_keys(causal, decay):
+    """Inside the kernels that take them, before the others; own denominators and features of a map alike."""
+    state = causal or decay == "none"
+    check(draw(decay, weighed=True, norm_features=True, state=state), causal=causal, state=state)
+    tensors = draw(decay, weighed=True)
+    mask = (torch.rand(B, T, generator=torch.Generator().manual_seed(2)) > 0.3).to(DEVICE)
+    check(tensors, causal=causal, mask=mask, **mapped("sum"))
+    one = {name: x[:, :, :1] for name, x in tensors.items()}
+    if causal:
+        check(one, causal=True, state=True, normalizer=None)
 
 
 @pytest.mark.parametrize("decay", ["none", "token", "channel"])

@@ -4,6 +4,7 @@ Tensors are in the common layout: ``q, k (B, H, T, K)``, ``v (B, H, T, V)``, gat
 convolution's ``x (B, T, C)``. Features are given, except for mechanisms, which map q and k themselves.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -91,17 +92,16 @@ def compute(case: Case, t: Tensors, impl: str) -> Outputs:
         return exponential_attention(
             t["q"], t["k"], t["v"], log_input=t["log_input"], log_decay=t["log_decay"], impl=impl
         )  # fmt: skip
-    k = scaled_keys(t["k"], t["log_input"]) if case.family == "sigmoid" else t["k"]
+    log_input = log_weights(t["log_input"], case.K) if case.family == "sigmoid" else None
     return linear_attention(
-        t["q"], k, t["v"], causal=case.causal, log_decay=t.get("log_decay"), normalizer=normalizer, impl=impl,
-        validate=False,
+        t["q"], t["k"], t["v"], causal=case.causal, log_decay=t.get("log_decay"), log_input=log_input,
+        normalizer=normalizer, impl=impl, validate=False,
     )  # fmt: skip
 
 
-def scaled_keys(k: Tensor, log_input: Tensor) -> Tensor:
-    """A sigmoid gate is a factor on the key; the scale of the scores is taken along."""
-    gate = log_input.sigmoid() * k.shape[-1] ** -0.5
-    return k * gate.unsqueeze(-1).to(k.dtype)
+def log_weights(log_input: Tensor, width: int) -> Tensor:
+    """A sigmoid gate is a weight of the key; the scale of the scores is taken along."""
+    return F.logsigmoid(log_input) - 0.5 * math.log(width)
 
 
 def _step(t: Tensors, impl: str) -> Outputs:

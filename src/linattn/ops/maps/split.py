@@ -23,7 +23,6 @@ def split_signs(x: Tensor) -> Tensor:
 
 def swap_halves(x: Tensor) -> Tensor:
     """``[a, b] -> [b, a]`` on the last axis."""
-    # Not by roll: compiled by inductor for a GPU (torch 2.11), its gradient was wrong.
     a, b = x.chunk(2, dim=-1)
     return torch.cat([b, a], dim=-1)
 

@@ -29,11 +29,13 @@ def attend_causal(
     initial: LinearState | None = None,
     out_dtype: torch.dtype,
     need_state: bool = False,
+    log_input: Tensor | None = None,
 ) -> AttentionOutput:
     """``o_t = sum_{s<=t} M_ts (q_t . k_s) v_s / n_t``; the state is None unless needed.
 
     q ``(B, H, T, K)``, k ``(B, H_kv, T, K)`` and v ``(B, H_kv, T, V)`` of one dtype, K and V at most 256;
-    log_decay None, ``(H_kv,)`` or ``(B, H_kv, T)``, zero at masked tokens.
+    log_decay None, ``(H_kv,)`` or ``(B, H_kv, T)``, zero at masked tokens; so is log_input, None or ``(B, H_kv, T)``,
+    whose exponentials are weights of the keys.
     """
     _check_widths(q, v)
     K, V = q.shape[3], v.shape[3]
@@ -41,10 +43,10 @@ def attend_causal(
     kv = z = None
     if initial is not None:
         kv, z = padded_by(initial.kv.float(), more_v, more_k), padded_by(initial.k.float(), more_k)
-    a = None if log_decay is None else log_decay.float()
+    a, i = _gates(k, log_decay, log_input)
     out, _, kv, z = triton_causal(
         padded_by(q, more_k), padded_by(k, more_k), padded_by(v, more_v), kv, z, a, key_mask, cu_seqlens,
-        decay_index == "key", NORM_CODES[normalizer], eps, out_dtype, need_state, False,
+        decay_index == "key", NORM_CODES[normalizer], eps, out_dtype, need_state, False, i,
     )  # fmt: skip
     state = LinearState(first_of(first_of(kv, 2, K), 3, V), first_of(z, 2, K)) if need_state else None
     return AttentionOutput(first_of(out, 3, V), state)  # type: ignore[arg-type]
@@ -62,16 +64,25 @@ def attend_both_ways(
     key_mask: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     out_dtype: torch.dtype,
+    log_input: Tensor | None = None,
 ) -> Tensor:
     """Bidirectional attention whose weights decay with the distance (LION): a causal sweep and a strict one back."""
     _check_widths(q, v)
     V, more_k, more_v = v.shape[3], missing(q.shape[3], q.dtype), missing(v.shape[3], q.dtype)
     q, k, v = padded_by(q, more_k), padded_by(k, more_k), padded_by(v, more_v)
+    a, i = _gates(k, log_decay, log_input)
     out = triton_causal(
-        q, k, v, None, None, log_decay.float(), key_mask, cu_seqlens, decay_index == "key", NORM_CODES[normalizer], eps,
-        out_dtype, False, True,
+        q, k, v, None, None, a, key_mask, cu_seqlens, decay_index == "key", NORM_CODES[normalizer], eps,
+        out_dtype, False, True, i,
     )[0]  # fmt: skip
     return first_of(out, 3, V)
+
+
+def _gates(k: Tensor, log_decay: Tensor | None, log_input: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """In fp32. Weights of keys are factors beside those of a decay: without one, of a decay of 1."""
+    if log_decay is None and log_input is not None:
+        log_decay = torch.zeros(k.shape[1], device=k.device)
+    return None if log_decay is None else log_decay.float(), None if log_input is None else log_input.float()
 
 
 def _check_widths(q: Tensor, v: Tensor) -> None:

@@ -11,14 +11,14 @@ from linattn.ops.triton.causal_widths import reachable, reachable_gradient
 def triton_causal(
     q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None, log_decay: Tensor | None,
     key_mask: Tensor | None, cu_seqlens: Tensor | None, key_index: bool, norm: int, eps: float,
-    out_dtype: torch.dtype, need_state: bool, both: bool,
+    out_dtype: torch.dtype, need_state: bool, both: bool, log_input: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Output, row sums (empty with norm 0) and the state after the last token (empty unless needed).
 
     norm: 0 none, 1 sum, 2 abs_max_one. both: the strict sweep against time is added before the division, and its own
-    row sums come after those of both.
+    row sums come after those of both. log_input: weights of keys, beside a decay.
     """
-    p = _passes(q, k, v, log_decay, key_mask, cu_seqlens, key_index, norm, eps)
+    p = _passes(q, k, v, log_decay, key_mask, cu_seqlens, key_index, norm, eps, log_input=log_input)
     N, H, HS, T, K, V = p.sizes
     initial = _state(kv, z)
     out = torch.empty(q.shape[0], H, T, V, dtype=out_dtype, device=q.device)
@@ -55,16 +55,19 @@ def triton_causal_backward(
     q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None, log_decay: Tensor | None,
     key_mask: Tensor | None, cu_seqlens: Tensor | None, out: Tensor, den: Tensor,
     key_index: bool, norm: int, eps: float, both: bool, need_decay: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k, v, the initial state's kv and z, and log_decay; empty where there is nothing."""
+    log_input: Tensor | None = None, need_input: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v, the initial state's kv and z, log_decay and log_input; empty where there is nothing."""
     need_decay = need_decay and log_decay is not None
-    p = _passes(q, k, v, log_decay, key_mask, cu_seqlens, key_index, norm, eps, need_decay)
+    need_input = need_input and log_input is not None
+    p = _passes(q, k, v, log_decay, key_mask, cu_seqlens, key_index, norm, eps, need_decay, log_input)
     N, _, HS, T, K, V = p.sizes
     q, k, v, d_out = p.q, p.k, p.v, reachable_gradient(d_out)
     initial, d_last = _state(kv, z), _state(d_kv, d_z)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     d_first = (_fp32(q, N, HS, K, V), _fp32(q, N, HS, K)) if initial is not None else None
     da = _fp32(q, k.shape[0], HS, T) if need_decay else _fp32(q, 0)
+    di = torch.zeros(k.shape[:3], dtype=torch.float32, device=q.device) if need_input else _fp32(q, 0)
     rows = p.normalizer_gradient(out, d_out, den[0]) if norm else None
     with_z = norm > 0 or d_last is not None
     turns: list[tuple[Gates | None, Tensor | None, Marks | None]] = []
@@ -90,24 +93,26 @@ def triton_causal_backward(
         own_first = d_first if grads.last is None else None
         k_dots = p.sweep(
             "dk", v, d_out, q, dk, grads, decay, against=against, rows=rows,
-            u=k if need_decay else None, prev=add_k, z=with_z, marks=d_marks,
+            u=k if need_decay or need_input else None, prev=add_k, z=with_z, marks=d_marks,
             last=(None, own_first[1] if own_first is not None and with_z else None),
         )  # fmt: skip
         p.sweep(
             "dv", k, q, d_out, dv, grads, decay, against=against, rows=rows, prev=add_v,
             last=(own_first[0] if own_first is not None else None, None),
         )  # fmt: skip
+        if need_input and k_dots is not None:
+            di += k_dots.sum((0, 1))  # the diagonal too
         if q_dots is not None and k_dots is not None and marks is not None and d_marks is not None:
             p.decay_gradient(da, q_dots, k_dots, marks, d_marks, against=against, start=initial is not None)
         del q_dots, k_dots, marks, d_marks  # the states of a turn are large
         d_first = _first(d_first, grads, with_z)
     if need_decay and log_decay is not None and log_decay.ndim == 1:
         da = da.sum((0, 2), dtype=torch.float64).to(da.dtype)  # many numbers, which cancel
-    return dq, dk, dv, *(d_first or (_fp32(q, 0), _fp32(q, 0))), da
+    return dq, dk, dv, *(d_first or (_fp32(q, 0), _fp32(q, 0))), da, di
 
 
 @triton_causal.register_fake
-def _(q, k, v, kv, z, log_decay, key_mask, cu_seqlens, key_index, norm, eps, out_dtype, need_state, both):  # type: ignore[no-untyped-def]
+def _(q, k, v, kv, z, log_decay, key_mask, cu_seqlens, key_index, norm, eps, out_dtype, need_state, both, *rest):  # type: ignore[no-untyped-def]
     out = q.new_empty(*q.shape[:3], v.shape[3], dtype=out_dtype)
     den = _fp32(q, 1 + both, *q.shape[:3]) if norm else _fp32(q, 0)
     if not need_state:
@@ -118,16 +123,16 @@ def _(q, k, v, kv, z, log_decay, key_mask, cu_seqlens, key_index, norm, eps, out
 
 @triton_causal_backward.register_fake
 def _(d_out, d_kv, d_z, q, k, v, kv, z, log_decay, *rest):  # type: ignore[no-untyped-def]
-    *_, need_decay = rest
+    *_, need_decay, log_input, need_input = (*rest, None, False)[:11]
     grads = (x.new_empty(x.shape) for x in (q, k, v))
     first = (_fp32(q, 0), _fp32(q, 0)) if kv is None else (_fp32(q, *kv.shape), _fp32(q, *z.shape))
     da = _fp32(q, *log_decay.shape) if need_decay and log_decay is not None else _fp32(q, 0)
-    return *grads, *first, da
+    return *grads, *first, da, _fp32(q, *log_input.shape) if need_input and log_input is not None else _fp32(q, 0)
 
 
 def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    *tensors, key_index, norm, eps, _, need_state, both = inputs
-    ctx.save_for_backward(*tensors, *output[:2])
+    *tensors, key_index, norm, eps, _, need_state, both, log_input = inputs
+    ctx.save_for_backward(*tensors, *output[:2], log_input)
     ctx.options = key_index, norm, eps, both
     ctx.need_state = need_state
 
@@ -135,10 +140,14 @@ def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 def _gradients(ctx, d_out, d_den, d_kv, d_z):  # type: ignore[no-untyped-def]
     # The row sums are for this function alone: nobody differentiates them.
     d_state = (d_kv, d_z) if ctx.need_state else (None, None)
-    saved = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
-    *found, d_kv, d_z, da = triton_causal_backward(d_out, *d_state, *saved, *ctx.options, ctx.needs_input_grad[5])
+    *saved, log_input = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
+    # An argument that has its default is none for torch.
+    need_decay, need_input = ctx.needs_input_grad[5], log_input is not None and ctx.needs_input_grad[14]
+    *found, d_kv, d_z, da, di = triton_causal_backward(
+        d_out, *d_state, *saved, *ctx.options, need_decay, log_input, need_input
+    )
     first = (None, None) if saved[3] is None else (d_kv, d_z)
-    return *found, *first, da if ctx.needs_input_grad[5] else None, *(None,) * 8
+    return *found, *first, da if need_decay else None, *(None,) * 8, di if need_input else None
 
 
 triton_causal.register_autograd(_gradients, setup_context=_remember)
@@ -146,11 +155,12 @@ triton_causal.register_autograd(_gradients, setup_context=_remember)
 
 def _passes(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, key_mask: Tensor | None, cu_seqlens: Tensor | None,
-    key_index: bool, norm: int, eps: float, learned: bool = False,
+    key_index: bool, norm: int, eps: float, learned: bool = False, log_input: Tensor | None = None,
 ) -> Passes:  # fmt: skip
     mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
     cu = None if cu_seqlens is None else cu_seqlens.contiguous()
-    return Passes(reachable(q), reachable(k), reachable(v), log_decay, mask, cu, key_index, norm, eps, learned)
+    q, k, v = reachable(q), reachable(k), reachable(v)
+    return Passes(q, k, v, log_decay, mask, cu, key_index, norm, eps, learned, log_input)
 
 
 def _state(kv: Tensor | None, z: Tensor | None) -> State | None:

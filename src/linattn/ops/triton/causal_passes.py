@@ -54,6 +54,7 @@ class Passes:
     norm: int  # 0 none, 1 sum, 2 abs_max_one
     eps: float
     learned: bool = False  # the decay gets a gradient
+    log_input: Tensor | None = None  # (B, HS, T), logarithms of the keys' weights; beside a decay
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int, int]:
@@ -91,6 +92,11 @@ class Passes:
         """Whether differences of log decays need more digits than fp32 has: bf16 would not notice."""
         return self.q.dtype != torch.bfloat16
 
+    @property
+    def _weight(self) -> int:
+        """The plane of the gates that holds the weights of keys; 0 where they have none."""
+        return 0 if self.log_input is None else 3 + self._split
+
     def potentials(self, against: bool) -> Gates | None:
         """What the decay does inside the chunks: gates, their length, what each chunk keeps of a state."""
         if self.log_decay is None:
@@ -102,7 +108,10 @@ class Passes:
         a = self.log_decay
         if a.ndim == 1:
             a = a[None, :, None].expand(B, HS, T)
-        gates, keeps = self._with_room(3 + self._split, B, HS, T), self._new(B * HS, self._chunks)
+        planes = 3 + self._split + (self._weight > 0)
+        gates, keeps = self._with_room(planes, B, HS, T), self._new(B * HS, self._chunks)
+        if self.log_input is not None:
+            torch.exp(self.log_input, out=gates[self._weight])
         per_program = 8
         blocks = -(-T // (L * per_program))
         _launch(
@@ -141,7 +150,7 @@ class Passes:
             T, segment, NSEG, HS, self._chunks, 1.0,
             Y=K, W=V, BY=padded(K), BW=config.BW, L=L, TILES=tiles, LOOP=loop, REVERSE=reverse,
             DECAY=decay is not None, PACKED=self.cu is not None, MASK=mask is not None,
-            SCALE=rows is not None, Z=z_gain, LAST=with_last,
+            SCALE=rows is not None, Z=z_gain, LAST=with_last, WEIGHT=self._weight if keys else 0,
             num_warps=config.warps, num_stages=config.stages, STAGES=config.stages, **self._dot_type("states"),
         )  # fmt: skip
         last = (self._new(N, HS, K, V), self._new(N, HS, K)) if with_last else None
@@ -174,6 +183,8 @@ class Passes:
         tiles = -(-W // self._config(role, part, W).BW)
         # With what the diagonal gives, where the denominator's gradient is to be corrected by it.
         planes = 3 if role == "dq" and self.norm > 0 and not against else 1
+        if role == "dk" and self._weight and not against:
+            planes = 2  # for the gradient of the weights
         dots = None if u is None else self._new(planes, -(-X // part) * tiles, x.shape[0], x.shape[1], T)
         for n, lo in enumerate(range(0, X, part)):
             if n > 0:  # what belongs to no feature was in the first
@@ -226,10 +237,11 @@ class Passes:
             EXTRA=0 if rows is None or role == "dv" or not extra else 2 if keys else 1,
             ZCOL=role == "output" and z, ZROW=0 if natural or not z else 2 if keys else 1, S0=start is not None,
             S1=last[0] is not None, Z1=last[1] is not None,
-            DOTS=0 if dots is None else 2 if dots.shape[0] == 3 else 1,
+            DOTS=0 if dots is None else dots.shape[0],
             MARK=marks is not None, CK=1 if marks is None else marks.stretch // L,
             ADD=prev is not None, SPLIT=self._split, STAGES=config.stages, LEAN=config.lean > 0,
             PARTS=config.parts if role == "output" and z else 0,
+            WEIGHT_Y=0 if keys else self._weight, WEIGHT_X=self._weight if keys else 0,
             num_warps=config.warps, num_stages=config.stages, **self._dot_type(role),
         )  # fmt: skip
 
@@ -248,6 +260,8 @@ class Passes:
                 None, None if border.state is None else border.state[1], None if against else last, against > 0,
             )  # fmt: skip
             walks.append(walk)
+            if gates is not None and self._weight:  # of the keys alone, not of the rows
+                walk = walk._replace(gates=gates[2 - against] * gates[self._weight])
             parts.append(row_sums(_launch, self.q, self.k, walk, key_mask=self.key_mask, cu=self.cu))
         return row_factors(_launch, sums, walks, parts, self.sizes[2], norm=self.norm, eps=self.eps)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from linattn.ops.feature_maps import FeatureMap, Twin
 from linattn.ops.flows import join_outputs, order_queries, split_decay, split_values
 from linattn.ops.linear_call import LinearCall
-from linattn.ops.prepare import log_decay_for, normalize
+from linattn.ops.prepare import log_decay_for, log_input_for, normalize, weigh
 from linattn.ops.triton import which_kernel
 from linattn.ops.triton.bidirectional import attend_all
 from linattn.ops.triton.bidirectional_config import can_fuse
@@ -25,6 +25,9 @@ from linattn.ops.types import AttentionOutput, LinearState
 WIDEST = 256  # features, and values of a head
 # Columns of ones in a denominator of its own: products with fewer have gone wrong on Hopper.
 ONES = 64
+
+# Kernels that take the weights of keys; for others the keys are multiplied before.
+WEIGHING = (which_kernel.CAUSAL, which_kernel.DECAY, which_kernel.BOTH_WAYS)
 
 # (q, k, v, initial, normalizer=, out_dtype=, need_state=): one kernel with all else settled.
 Run = Callable[..., AttentionOutput]
@@ -48,7 +51,7 @@ def attend(
 ) -> AttentionOutput:
     """One fused call on q and k as they come (masked keys are 0); a denominator of its own is a second one."""
     kernel = which_kernel.kernel_of(call)
-    if kernel == which_kernel.BIDIRECTIONAL and call.norm_features is None:
+    if kernel == which_kernel.BIDIRECTIONAL and call.norm_features is None and call.log_input is None:
         twins = _twins(call)
         if twins is not None and can_fuse(q, v, twins, call.cu_seqlens):
             return attend_all(
@@ -57,7 +60,8 @@ def attend(
             )  # fmt: skip
     phi, psi = (_mapped(x, feature_map) for x, feature_map in zip((q, k), _maps(call), strict=True))
     phi, v = order_queries(phi, call.flows, k.shape[1]), split_values(v, call.flows)
-    run = _runner(kernel, call, split_decay(log_decay_for(call.log_decay, call.key_mask), call.flows))
+    decay, log_input = log_decay_for(call.log_decay, call.key_mask), log_input_for(call.log_input, call.key_mask)
+    run = _runner(kernel, call, split_decay(decay, call.flows), split_decay(log_input, call.flows))
     phi, psi, v = one_dtype(phi, psi, v)
     if call.norm_features is None:
         out = run(phi, psi, v, initial, normalizer=call.normalizer, out_dtype=out_dtype, need_state=call.need_state)
@@ -87,8 +91,12 @@ def _mapped(x: Tensor, feature_map: FeatureMap | None) -> Tensor:
     return feature_map(x) if twin is None else map_features(x, twin)
 
 
-def _runner(kernel: str, call: LinearCall, decay: Tensor | None) -> Run:
+def _runner(kernel: str, call: LinearCall, decay: Tensor | None, log_input: Tensor | None) -> Run:
     options: dict[str, Any] = {"eps": call.eps}
+    if kernel in WEIGHING:
+        options["log_input"] = log_input
+    elif log_input is not None:
+        return partial(_run_weighed, _runner(kernel, call, decay, None), log_input)
     if kernel == which_kernel.STEP:
         return partial(_run_step, decay=decay, decay_index=call.decay_index or "query", **options)
     options |= {"key_mask": call.key_mask, "cu_seqlens": call.cu_seqlens}
@@ -98,6 +106,12 @@ def _runner(kernel: str, call: LinearCall, decay: Tensor | None) -> Run:
     if kernel == which_kernel.BOTH_WAYS:
         return partial(_run_both_ways, **options)
     return partial(_run_causal, attend_channel_decay if kernel == which_kernel.CHANNEL else attend_causal, **options)
+
+
+def _run_weighed(
+    run: Run, log_input: Tensor, q: Tensor, k: Tensor, v: Tensor, initial: LinearState | None, **options: Any
+) -> AttentionOutput:
+    return run(q, weigh(k, log_input), v, initial, **options)
 
 
 def _run_all(q: Tensor, k: Tensor, v: Tensor, initial: LinearState | None, **options: Any) -> AttentionOutput:

@@ -5,7 +5,8 @@
 Inside a chunk a pair's weight is exp(f_i - f_j). FACTORED: where no chunk of the walk decays by more than exp(-60), it
 is a factor 1 / write_i on the row and write_j on w, the same w that the state takes: no exponential of a pair, and y
 goes into both products as it was loaded. The row's factor waits for the output, where what comes from before the chunk
-has it too: read_i = keep / write_i. Else (and beyond bf16) the exponentials of all pairs are taken.
+has it too: read_i = keep / write_i. Else (and beyond bf16) the exponentials of all pairs are taken. A key's own weight
+goes the same ways: where keys are columns, onto w; where they are rows, into the row's factor.
 
 RESTS: what is rounded to bf16 for a product (state, weights, w with its factor) is multiplied in two parts, value and
 rest. The gradient of a decay needs it: it is a difference of dots that two walks make, rounded apart.
@@ -38,10 +39,11 @@ def chunk(
     DEN: tl.constexpr, NORM: tl.constexpr, SCALE: tl.constexpr, EXTRA: tl.constexpr,
     ZCOL: tl.constexpr, ZROW: tl.constexpr, DOTS: tl.constexpr, MARK: tl.constexpr, CK: tl.constexpr,
     ADD: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr, SPLIT: tl.constexpr, LEAN: tl.constexpr,
-    PARTS: tl.constexpr,
+    PARTS: tl.constexpr, WEIGHT_Y: tl.constexpr, WEIGHT_X: tl.constexpr,
 ):  # fmt: skip
     Z_APART: tl.constexpr = ZCOL and PARTS == 0
     RESTS: tl.constexpr = DOTS > 0 and S_dt.dtype == tl.bfloat16
+    COLUMNS: tl.constexpr = SCALE == 2 or WEIGHT_Y > 0  # columns have a factor besides that of the decay
     i = tl.arange(0, L)
     ex = tl.arange(0, BX)
     ew = (tile * BW).to(tl.int32) + tl.arange(0, BW)
@@ -80,16 +82,22 @@ def chunk(
             hi = tl.load(gate, mask=ok, other=0.0)
             if SPLIT:
                 lo = tl.load(gate + 3 * plane, mask=ok, other=0.0)
+    if WEIGHT_Y > 0 or WEIGHT_X > 0:
+        weight = tl.where(ok, tl.load(gate + (WEIGHT_Y + WEIGHT_X) * plane), 1.0)
     reading = read
     ei = tl.zeros([L], tl.float32)
     if SCALE == 1 or SCALE == 3:
         r = tl.load(scale + row * T + at + i, mask=ok, other=0.0)
     if SCALE == 1:
         reading = read * r
+    if WEIGHT_X > 0:
+        reading = read * weight
     if EXTRA == 1:
         ei = tl.load(e + row * T + at + i, mask=ok, other=0.0)
     if FACTORED:
         row_factor = r / write if SCALE == 1 or SCALE == 3 else 1.0 / write
+        if WEIGHT_X > 0:
+            row_factor = weight / write
     if LEAN:
         held_no_longer(xv)
     sums = tl.zeros([L], tl.float32)
@@ -106,6 +114,8 @@ def chunk(
         )
         if DIAG == 1 and not FACTORED:
             own = tl.zeros([L, BW], tl.float32)
+        if DOTS >= 2:
+            alone = tl.zeros([L], tl.float32)
 
     # One stage: with several, the last products of a group may still run when the next group's operands come in.
     for group in tl.range(0, LOOP, num_stages=1):
@@ -123,16 +133,18 @@ def chunk(
         if SCALE == 2:
             r = tl.load(scale + (b * (HS * LOOP) + hy) * T + at + i, mask=ok, other=0.0)
             factor = write * r
+        if WEIGHT_Y > 0:
+            factor = write * weight
         whole = wv.to(tl.float32)
-        if FACTORED or SCALE == 2:
-            whole = whole * (factor if FACTORED else r)[:, None]
+        if FACTORED or COLUMNS:
+            whole = whole * (factor if FACTORED else (weight if WEIGHT_Y > 0 else r))[:, None]
             taken = whole.to(DT)
         taken_rest = rest_of(whole, taken) if RESTS else taken
         # All that needs a tile in registers is done at once, before the products take them.
         if ZCOL:
             # Never the sum of a tile as it was loaded: in fp32 Triton 3.6 takes it out of the loop and fails.
             keys = yv.to(tl.float32) if yv.dtype == tl.bfloat16 else tl.where(y_rows[None, :], yv.to(tl.float32), 0.0)
-            keys = keys * write[None, :] if DECAY else keys
+            keys = keys * factor[None, :] if DECAY else keys
             if PARTS == 0:
                 more_c = tl.sum(keys, axis=1)
             else:
@@ -142,16 +154,16 @@ def chunk(
                     z_dt = spread(kept if FACTORED else zc, L, DT)
                 zc = kept + sum_in_parts(keys, PARTS)
         if ZROW == 1:
-            more_r = tl.sum(tl.where(y_rows[:, None], wv.to(tl.float32), 0.0) * write[:, None], axis=0)
+            more_r = tl.sum(tl.where(y_rows[:, None], wv.to(tl.float32), 0.0) * factor[:, None], axis=0)
         if EXTRA == 2:
             ej = tl.load(e + (b * (HS * LOOP) + hy) * T + at + i, mask=ok, other=0.0)
             if ZROW == 2:
                 more_r = tl.sum(wv.to(tl.float32) * (factor * ej)[:, None], axis=0)
-        if DOTS > 0 and (LOOP == 1 or (DIAG == 1 and FACTORED)):
+        if DOTS > 0 and (LOOP == 1 or DOTS == 2 or (DIAG == 1 and FACTORED)):
             uv = tl.load(u + b * u_b + h * u_h + at * u_t + uo, mask=inside(x_rows, w_ok, W, BW), other=0.0)
         if DIAG == 1 and FACTORED:
             on_diagonal = tl.sum(uv.to(tl.float32) * (whole if RESTS else taken.to(tl.float32)), axis=1)
-        elif DOTS == 2:
+        elif DOTS >= 2:
             on_diagonal = tl.sum(uv.to(tl.float32) * wv.to(tl.float32), axis=1)
         if DEN and PARTS > 0:
             sums = tl.sum(tl.dot(xv, z_dt, input_precision=PREC), axis=1)
@@ -166,6 +178,8 @@ def chunk(
             diagonal = tl.sum(tl.where(i[:, None] == i[None, :], P, 0.0), axis=1)
             if SCALE > 0:
                 diagonal = diagonal * r
+            if WEIGHT_Y > 0 or WEIGHT_X > 0:
+                diagonal = diagonal * weight
             if LOOP > 1:
                 own += diagonal[:, None] * wv.to(tl.float32)
         if DECAY and not FACTORED:
@@ -175,9 +189,14 @@ def chunk(
             P = P * tl.exp(tl.where(seen, tl.minimum(gap, 0.0), float("-inf")))
         P = tl.where(seen, P, 0.0)
         if DEN:
-            sums += tl.sum(P * write[None, :] if FACTORED else P, axis=1)
+            if WEIGHT_Y > 0:
+                sums += tl.sum(P * (factor if FACTORED else weight)[None, :], axis=1)
+            else:
+                sums += tl.sum(P * write[None, :] if FACTORED else P, axis=1)
         if SCALE == 1 and not FACTORED:
             P = P * r[:, None]
+        if WEIGHT_X > 0 and not FACTORED:
+            P = P * weight[:, None]
         weights = P.to(DT)
         weights_rest = rest_of(P, weights) if RESTS else weights
         if DIAG == 1 and FACTORED:
@@ -186,11 +205,16 @@ def chunk(
             own_weight = tl.sum(tl.where(i[:, None] == i[None, :], rounded, 0.0), axis=1)
             own_weight = own_weight * row_factor
             without -= own_weight * on_diagonal
-        if DOTS == 2:
-            # The diagonal's share of u . out, and u . w on it: see correct_denominator.
-            alone = (own_weight if FACTORED else diagonal) * on_diagonal
+        if DOTS >= 2:
+            # The diagonal's share of u . out, which weights of keys touch too; of several groups, all so far.
+            more = (own_weight if FACTORED else diagonal) * on_diagonal
+            alone = more if LOOP == 1 else alone + more
             tl.store(dots + dots_plane + row * T + at + i, alone, mask=ok)
+        if DOTS == 3:
+            # And u . w on it: see correct_denominator.
             alike = on_diagonal / write if FACTORED else on_diagonal
+            if WEIGHT_Y > 0 and not FACTORED:
+                alike = alike * weight
             tl.store(dots + 2 * dots_plane + row * T + at + i, alike, mask=ok)
 
         if LOOP == 1:
@@ -201,7 +225,7 @@ def chunk(
         acc = tl.dot(weights, taken, acc, input_precision=PREC)
         if RESTS:
             acc = tl.dot(weights_rest, taken, acc, input_precision=PREC)
-            if FACTORED or SCALE == 2:
+            if FACTORED or COLUMNS:
                 acc = tl.dot(weights, taken_rest, acc, input_precision=PREC)
         if FACTORED and LOOP == 1:
             acc = acc * row_factor[:, None]
@@ -222,7 +246,7 @@ def chunk(
             if RESTS:
                 S = tl.dot(rest_of(decayed, yv), taken, S, input_precision=PREC)
         S = add_product(yv, taken, S, PREC)
-        if RESTS and (FACTORED or SCALE == 2):
+        if RESTS and (FACTORED or COLUMNS):
             S = tl.dot(yv, taken_rest, S, input_precision=PREC)
 
     # Used in the chunk that made it, the state is waited for: no product is still reading when the next operands

@@ -4,7 +4,8 @@
 With f the sum of a chunk's log decays up to and with the token (EXCLUSIVE: without it) and total that of the chunk:
 
     a      (B, HS, T) log decay, any strides (0 where all tokens share one)
-    gates  (3 or 4, B, HS, T) fp32: f; exp(f); exp(total - f); with SPLIT what fp32 cuts off f
+    gates  (3 or 4, B, HS, T) fp32: f; exp(f); exp(total - f); with SPLIT what fp32 cuts off f. A last plane, of the
+           weights of keys, is not written here
     keeps  (rows, chunks) fp32: exp(total). Chunk j of packed sequence n, which starts at token s, lies at
            s // L + n + j: every chunk has a place of its own and nobody needs to count them
 

@@ -8,7 +8,8 @@
 
 Along time y, w are k, v, r = e = 1. Against it (REVERSE) they are q and the output's gradient, r = 1/n (scale) and
 r e = d loss / d row sum, and s is the gradient of the state. A program has one sequence, key head, segment and tile of
-BW columns. Z: 0 none, 1 e = 1, 2 as given. LAST: what the segment at the far end adds is wanted too.
+BW columns. Z: 0 none, 1 e = 1, 2 as given. WEIGHT: the plane of gates
+that holds weights of keys, 0 without. LAST: what the segment at the far end adds is wanted too.
 
 one is 1.0, which the compiler must not know. A product of an operand that passes through registers has to end before
 the next chunk arrives, and it does where its result is used for more than the next product.
@@ -27,7 +28,7 @@ def states(
     Y: tl.constexpr, W: tl.constexpr, BY: tl.constexpr, BW: tl.constexpr, L: tl.constexpr, TILES: tl.constexpr,
     LOOP: tl.constexpr, REVERSE: tl.constexpr, DECAY: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr,
     SCALE: tl.constexpr, Z: tl.constexpr, LAST: tl.constexpr, BF16: tl.constexpr, PREC: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, WEIGHT: tl.constexpr = 0,
 ):  # fmt: skip
     DT: tl.constexpr = tl.bfloat16 if BF16 else tl.float32
     pid = tl.program_id(0).to(tl.int64)
@@ -75,6 +76,8 @@ def states(
         if DECAY:
             gate = gates + (b * HS + hs) * T + at + i
             write = tl.load(gate + (1 if REVERSE else 2) * plane, mask=ok, other=0.0)
+            if WEIGHT > 0:
+                write = write * tl.load(gate + WEIGHT * plane, mask=ok, other=0.0)
             keep = tl.load(keeps + chunk0 + (seg * segment) // L + c)
             kept *= keep
             S = S * keep

@@ -2,7 +2,7 @@
 # ruff: noqa: SIM102  (a condition known to the compiler stands alone)
 """One walk along a sequence, chunk by chunk, with the state in registers. It serves forward and backward alike.
 
-    out_i = sum_j M_ij r (x_i . y_j + e) w_j          j at or before i; with REVERSE at or after i
+    out_i = sum_j M_ij g r (x_i . y_j + e) w_j        j at or before i; with REVERSE at or after i
 
     what        x    y    w    r        e       walks                  u, for the decay's gradient
     output      q    k    v    1        0       along                  -
@@ -10,15 +10,16 @@
     dk          v    do   q    1/n_j    e_j     against (REVERSE)      k
     dv          k    q    do   1/n_j    0       against (REVERSE)      -
 
-with the normaliser n and r e = d loss / d row sum. In a sweep against time (LION's second one) all four turn round.
+with the normaliser n, r e = d loss / d row sum, and g the weight of the pair's key, where keys have some. In a sweep
+against time (LION's second one) all four turn round.
 
     x (B, HX, T, X)   y (B, HX / DIV LOOP, T, X)   w (like y, .., W)   out (B, HX, T, W) contiguous   u like out
     den   (B, HX, T) fp32, row sums that the output's sweep makes    scale, e  (B, heads of q, T) fp32, r and e
     gates (.., B, HS, T), keeps (.., chunks)   what the decay does inside a chunk, see potentials
     s0    start state, X x W with strides s0_x, s0_w, one per (sequence, key head, segment); s1 where the walk ends
     z0    start of the keys' sum: X numbers for the output, W numbers (ZROW) for dq and dk; z1 where it ends
-    dots  (TILES, B, HX, T) fp32: u_i . out_i without the diagonal, which no decay touches; with DOTS = 2 (planes, ..),
-          then what the diagonal gave it, and u_i . w_i
+    dots  (DOTS, TILES, B, HX, T) fp32: u_i . out_i without the diagonal, which no decay touches; then what the diagonal
+          gave it; then u_i . w_i
     marks (HS places, X, W), z_marks (.., W): the state (dq), or its gradient (dk), at the end of every CK chunks
     prev, prev_den   what another sweep gave, to be added
 
@@ -52,12 +53,13 @@ def sweep(
     ZCOL: tl.constexpr, ZROW: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, Z1: tl.constexpr, DOTS: tl.constexpr,
     MARK: tl.constexpr, CK: tl.constexpr, ADD: tl.constexpr,
     BF16: tl.constexpr, PREC: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, LEAN: tl.constexpr,
-    PARTS: tl.constexpr,
+    PARTS: tl.constexpr, WEIGHT_Y: tl.constexpr = 0, WEIGHT_X: tl.constexpr = 0,
 ):  # fmt: skip
     # DEN: row sums are made, and NORM divides by them: 0 not, 1 sum, 2 abs_max_one.
     # SCALE: r of 1 rows, 2 columns, 3 rows of the output, whose row sums another kernel made.
     # EXTRA: e of 1 rows, 2 columns. SPLIT: differences of f in two fp32 parts.
     # MILD: 1 walks whose decay is mild enough for factors and no others, 2 those others, 0 all, without factors.
+    # WEIGHT_Y, WEIGHT_X: the plane of gates with the weights of keys, where these are columns, where they are rows.
     # MARK: states are kept. BF16: products in bf16, else in fp32.
     # ZROW: 1 read with e of the row, where there is one (dq), 2 read with 1 (dk).
     DT: tl.constexpr = tl.bfloat16 if BF16 else tl.float32
@@ -142,7 +144,7 @@ def sweep(
             out, den, prev_den, prev, scale, e, dots, dots_plane, marks, z_marks, gates, plane, keeps, key_mask,
             b, h, hs, row, tile, start, end, T, HS, chunk0, place0, size, eps,
             X, W, BX, BW, L, DIV, LOOP, REVERSE, DIAG, DECAY, MILD == 1, MASK_Y, MASK_X, DEN, NORM, SCALE, EXTRA,
-            ZCOL, ZROW, DOTS, MARK, CK, ADD, DT, PREC, SPLIT, LEAN and BF16, PARTS,
+            ZCOL, ZROW, DOTS, MARK, CK, ADD, DT, PREC, SPLIT, LEAN and BF16, PARTS, WEIGHT_Y, WEIGHT_X,
         )  # fmt: skip
 
     # Query heads that share a key head end in the same state: the first of them writes it.
