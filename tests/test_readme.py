@@ -133,6 +133,40 @@ def test_a_comparison_becomes_a_table(tmp_path):
     assert "every run is above those of relu" in text
 
 
+def test_a_comparison_on_sequences_becomes_a_table(tmp_path):
+    """Bits per byte, where less is better, with rates that were chosen; one mechanism has no result yet."""
+    metric = {"field": "score", "name": "bits per byte", "unit": "", "decimals": 4, "higher": False}
+    meta = {
+        "kind": "text", "metric": metric, "data": {"name": "text", "data": "some/where/enwik8.gz"},
+        "host": {"tokens": 1024, "width": [256, 384], "depth": 8, "equal_parameters": True},
+        "train": {"steps": 2000, "batch_size": 32}, "seeds": [0, 1], "lrs": [0.001, 0.003], "device": "GPU",
+        "versions": {"torch": "2"}, "date": "2026-01-01T", "command": "linattn compare --task text", "finished": True,
+    }  # fmt: skip
+    runs = {"gated+AbCD": (1.5, 1.6), "softmax": (1.25, 1.75), "elu": ()}
+    entries = [
+        {"mechanism": name, "score_mean": sum(found) / 2 if found else None, "score_std": 0.05 if found else None,
+         "score_min": min(found, default=None), "score_max": max(found, default=None), "lr": 0.003,
+         "parameters": 10_500_000, "state_bytes": 1536, "tokens_per_second_train": 2e6, "peak_bytes_train": 2**21}
+        for name, found in runs.items()
+    ]  # fmt: skip
+    rows = [{"mechanism": name, "status": "done", "score": x} for name, found in runs.items() for x in found]
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu" / "compare-enwik8.json").write_text(
+        json.dumps({"meta": meta, "mechanisms": entries, "rows": rows})
+    )
+    text = tool.generated_parts(tmp_path)["comparison"]
+    assert text.startswith("**text, enwik8.gz**, 1,024 tokens a sequence, width 256, 384, depth 8, equal parameters, ")
+    assert "2,000 steps of 32 sequences, 2 seeds, learning rate of each the best of 0.001, 0.003 on held-out" in text
+    columns = "| mechanism | bits per byte, mean ± std | least to greatest | learning rate | parameters | state | "
+    assert columns + "tokens/s training | peak memory |" in text
+    cells = "1.5500 ± 0.0500 | 1.5000 to 1.6000 | 0.003 | 10,500,000 | 1.5 KiB | 2,000,000 | 2 MiB |"
+    assert f"| `gated+AbCD` | {cells}" in text
+    assert "| `elu` |  |  | 0.003 |" in text
+    assert "gated+AbCD has a mean bits per byte of 1.5500 (1.5000 to 1.6000 over 2 seeds)" in text
+    assert "top-1" not in text
+    assert "images" not in text
+
+
 def test_a_stale_or_missing_part_is_caught():
     text = "a\n<!-- x:begin -->\nold\n<!-- x:end -->\nb"
     assert tool.fill(text, {"x": "new\n"}) == text.replace("old", "new")

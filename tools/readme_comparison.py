@@ -1,22 +1,21 @@
-"""The part of the README that shows results of `linattn compare` on images."""
+"""The part of the README that shows results of `linattn compare`: on images, and on text and tasks of sequences."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+from linattn.report.metric import Metric, Words
 from linattn.report.summary import ranking_sentence
 
 
 def comparison_text(path: Path) -> str:
-    """Accuracy with its spread, and what it costs where that was measured."""
+    """The metric with its spread, and what it costs where that was measured."""
     result = json.loads(path.read_text())
     meta = result["meta"]
-    host, data, seeds = meta["host"], meta["data"], len(meta["seeds"])
-    table = [_columns(row) for row in result["mechanisms"]]
+    table = [_columns(row, meta) for row in result["mechanisms"]]
     names = [name for name in table[0] if any(row[name] for row in table)]
     lines = [
-        f"**{data['name']}**, {data['train']:,} training and {data['test']:,} test images, {host['tokens']} tokens, "
-        f"width {host['width']}, depth {host['depth']}, {meta['train']['epochs']} epochs, {seeds} seeds.",
+        _on_sequences(meta) if meta.get("kind") == "text" else _on_images(meta),
         f"{meta['device']}, torch {meta['versions']['torch']}, {meta['date'][:10]}: `{meta['command']}`.",
         *([meta["remark"]] if "remark" in meta else []),
         "",
@@ -27,19 +26,50 @@ def comparison_text(path: Path) -> str:
     return "\n".join([*lines, "", ranking_sentence(result), ""])
 
 
-def _columns(row: dict[str, Any]) -> dict[str, str]:
+def _on_images(meta: dict[str, Any]) -> str:
+    host, data = meta["host"], meta["data"]
+    return (
+        f"**{data['name']}**, {data['train']:,} training and {data['test']:,} test images, {host['tokens']} tokens, "
+        f"width {host['width']}, depth {host['depth']}, {meta['train']['epochs']} epochs, {len(meta['seeds'])} seeds."
+    )
+
+
+def _on_sequences(meta: dict[str, Any]) -> str:
+    """The task with its file, if it has one, the host, the budget, and how learning rates came about."""
+    host, data, train = meta["host"], meta["data"], meta["train"]
+    name = data["name"] if "data" not in data else f"{data['name']}, {Path(data['data']).name}"
+    width = ", ".join(map(str, host["width"])) if isinstance(host["width"], list) else host["width"]
+    equal = ", equal parameters" if host["equal_parameters"] else ""
+    seeds, rates = len(meta["seeds"]), meta["lrs"]
+    rate = f"learning rate {rates[0]:g}"
+    if len(rates) > 1:
+        rate = f"learning rate of each the best of {', '.join(f'{rate:g}' for rate in rates)} on held-out data"
+    return (
+        f"**{name}**, {host['tokens']:,} tokens a sequence, width {width}, depth {host['depth']}{equal}, "
+        f"{train['steps']:,} steps of {train['batch_size']} sequences, {seeds} seed{'' if seeds == 1 else 's'}, {rate}."
+    )
+
+
+def _columns(row: dict[str, Any], meta: dict[str, Any]) -> dict[str, str]:
     """Each cell by the name of its column; empty where nothing was measured."""
+    metric, words = Metric.of(meta), Words.of(meta)
+    number, unit = f"{{:.{metric.decimals}f}}", metric.unit if "metric" in meta else ""
 
-    def cell(field: str, form: str, unit: float = 1) -> str:
-        return "" if row.get(field) is None else form.format(row[field] / unit)
+    def cell(field: str, form: str, size: float = 1) -> str:
+        return "" if row.get(field) is None else form.format(row[field] / size)
 
+    least, greatest = cell(f"{metric.field}_min", number), cell(f"{metric.field}_max", number)
+    rate = cell("lr", "{:g}") if len(meta.get("lrs", ())) > 1 else ""
     return {
         "mechanism": f"`{row['mechanism']}`",
-        "top-1, mean ± std": cell("top1_mean", "{:.2f}") + cell("top1_std", " ± {:.2f}"),
-        "least to greatest": f"{row['top1_min']:.2f} to {row['top1_max']:.2f}",
+        f"{metric.name}{f' ({unit})' if unit else ''}, mean ± std": cell(f"{metric.field}_mean", number)
+        + cell(f"{metric.field}_std", f" ± {number}"),
+        "least to greatest": f"{least} to {greatest}" if row.get(f"{metric.field}_std") is not None else "",
+        "learning rate": rate if meta.get("kind") == "text" else "",
         "parameters": cell("parameters", "{:,.0f}"),
-        "images/s forward": cell("images_per_second_forward", "{:,.0f}"),
-        "images/s training": cell("images_per_second_train", "{:,.0f}"),
+        "state": cell("state_bytes", "{:,.1f} KiB", 2**10),
+        f"{words.unit}/s forward": cell(words.speed(training=False), "{:,.0f}"),
+        f"{words.unit}/s training": cell(words.speed(training=True), "{:,.0f}"),
         "peak memory": cell("peak_bytes_train", "{:,.0f} MiB", 2**20),
         "entropy gap": cell("entropy_gap", "{:+.2f}"),
     }

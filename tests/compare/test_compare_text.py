@@ -46,7 +46,7 @@ def die(*args, **options):
     done.append(1)
     return train(*args, **options)
 subject.train_text = die
-run(replace(CONFIG, output=Path(sys.argv[1])))
+run(replace(CONFIG, output=Path(sys.argv[1]), keep_weights=False))
 """
 
 
@@ -100,7 +100,7 @@ def test_it_writes_what_it_found(whole):
 
 
 def test_a_killed_comparison_ends_the_same(whole, tmp_path):
-    config = replace(CONFIG, output=tmp_path / "c")
+    config = replace(CONFIG, output=tmp_path / "c", keep_weights=False)
     process = subprocess.run(
         [sys.executable, "-c", KILLED, str(config.output)], cwd=ROOT, check=False, capture_output=True
     )
@@ -120,6 +120,8 @@ def test_a_killed_comparison_ends_the_same(whole, tmp_path):
         return [(r["mechanism"], r["lr"], r["score"], [e["train_loss"] for e in r["epochs"]]) for r in rows]
 
     assert numbers(config) == numbers(whole[0])
+    assert not [*config.output.rglob("*.safetensors"), *config.output.rglob("*.pt")]
+    assert [*whole[0].output.rglob("*.safetensors")]
 
 
 def test_another_budget_does_not_join(whole):

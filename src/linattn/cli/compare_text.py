@@ -31,6 +31,7 @@ def text(
         bool, typer.Option(help="Make feed-forward parts as wide as it takes to have the parameters of the first.")
     ] = False,
     jobs: Annotated[int | None, typer.Option(help="Runs at a time.  [default: one a core on a cpu, else 1]")] = None,
+    weights: Annotated[bool, typer.Option(help="Keep the weights of every run.")] = True,
 ) -> None:
     """Train mechanisms on text or a task of sequences; table, CSV, charts and report.html. Started again, it goes on.
 
@@ -62,6 +63,7 @@ def text(
             lrs if len(lrs) > 1 else (),
             shared.output or Path("runs") / f"compare-{task}",
             default_jobs(train.device) if jobs is None else jobs,
+            weights,
         )
         code = compare(config, Console())
     raise typer.Exit(code)

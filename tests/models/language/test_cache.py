@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.language.small import TOLERANCE, build, draw
+from models.language.small import TOLERANCE, build, draw, left_padded
 
 pytest.importorskip("transformers", reason="the extra hf is not installed")
 
@@ -55,6 +55,19 @@ def test_a_state_in_a_file(tmp_path):
         load_cache(tmp_path / "prompt.safetensors", build())
     with pytest.raises(ValueError, match="state of another model"):
         load_cache(tmp_path / "prompt.safetensors", build(num_hidden_layers=3))
+
+
+@pytest.mark.parametrize("mechanism", ["softmax", "zeros_softmax", "window"])
+def test_a_padded_state_in_a_file(tmp_path, mechanism):
+    """Layers that share what they know of the padding, and states that know how much of them is filled."""
+    from linattn.models.language import load_cache, save_cache
+
+    model = build(mechanism=mechanism, canon="AbCD")
+    ids, mask = left_padded([draw(1, length, seed=length)[0] for length in (4, 9)], 9)
+    save_cache(model(ids[:, :6], attention_mask=mask[:, :6], use_cache=True).past_key_values, tmp_path / "state")
+    found = model(ids[:, 6:], attention_mask=mask, past_key_values=load_cache(tmp_path / "state", model)).logits
+    whole = model(ids, attention_mask=mask, use_cache=False).logits
+    torch.testing.assert_close(found, whole[:, 6:], **TOLERANCE)
 
 
 def test_an_empty_state_is_not_saved(tmp_path):

@@ -51,7 +51,11 @@ def test_parts_by_name():
         ({"canon": "ABCE"}, ValueError, "got 'E' in 'ABCE'"),
         ({"rotary": [1.0]}, ValueError, "rotary must be one for all layers"),
         ({"pooling": "max"}, ValueError, "pooling must be one of None, 'last', 'mean'"),
-        ({"num_key_value_heads": 3}, ValueError, "must be a multiple"),
+        ({"num_key_value_heads": 3}, ValueError, "num_key_value_heads must divide num_attention_heads = 4, got 3"),
+        ({"num_attention_heads": 3}, ValueError, "num_attention_heads must divide hidden_size = 32, got 3"),
+        ({"hidden_size": 0}, ValueError, "hidden_size must be an integer >= 1, got 0"),
+        ({"num_hidden_layers": 0}, ValueError, "num_hidden_layers must be an integer >= 1, got 0"),
+        ({"rotary_base": -1.0}, ValueError, "rotary_base must be a number > 1, got -1.0"),
         ({"norm": "rmsnorm"}, ValueError, "norm must be one of 'layer', 'rms'"),
     ],
 )

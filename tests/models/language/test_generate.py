@@ -36,6 +36,18 @@ def test_left_padding_changes_nothing(mechanism):
         assert torch.equal(answer[11:], generate(model, row[None])[0, len(row) :])
 
 
+def test_a_hybrid_with_window_layers_generates():
+    """Texts longer than the window, some of them padded, read in pieces; the other layers remember the rest."""
+    mechanisms = {"mechanism": ["window", "gated", "window"], "num_hidden_layers": 3}
+    model = build(**mechanisms, mechanism_options=[{"window": 3}, {}, {"window": 4}], canon="AbCD")
+    ids, mask = left_padded([draw(1, length, seed=length)[0] for length in (3, 11)], 11)
+    expected = greedy(model, ids, NEW, mask)
+    assert torch.equal(generate(model, ids, mask, prefill_chunk_size=4), expected)
+    far = ids.clone()
+    far[1, 0] = 39  # beyond both windows together: only the state of the layer between them carries it
+    assert not torch.equal(model(far, attention_mask=mask).logits[1, -1], model(ids, attention_mask=mask).logits[1, -1])
+
+
 @pytest.mark.parametrize("mechanism", ["elu", "gated", "softmax", "hedgehog", "cosformer", "lion", "mlstm"])
 def test_prefill_in_pieces_with_padding(mechanism):
     model = build(mechanism=mechanism, canon="ABCD")

@@ -94,3 +94,15 @@ def test_bad_folders_and_prompts_are_named(folder, tmp_path):
     result = call(tmp_path, "--prompt", "a")
     assert result.exit_code == 2
     assert "40 tokens are too few for bytes" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("head", "causal", "words"),
+    [("ForMaskedLM", False, "this is an encoder"), ("ForSequenceClassification", True, "lm_head.weight is not there")],
+)
+def test_a_model_that_cannot_write_is_refused(tmp_path, head, causal, words):
+    """A head that is not in the folder would be drawn at random."""
+    build(head, vocab_size=256, causal=causal).save_pretrained(tmp_path)
+    result = call(tmp_path, "--prompt", "a")
+    assert result.exit_code == 2
+    assert words in " ".join(result.output.replace("│", " ").split())

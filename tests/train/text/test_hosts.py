@@ -51,7 +51,7 @@ def test_layers_are_those_of_the_pattern():
         (lambda: create_host(replace(HOST, options={"gated": {"gate": "head"}}), TASK, 0), "the layers are elu"),
         (lambda: create_host(replace(HOST, options={"": {"gate": "head"}}), TASK, 0), "option: .* no option 'gate'"),
         (lambda: create_host(replace(HOST, canon="AX"), TASK, 0), "canon: canon must be made of"),
-        (lambda: create_host(replace(HOST, heads=3), TASK, 0), "heads: num_heads must divide"),
+        (lambda: create_host(replace(HOST, heads=3), TASK, 0), "heads: num_attention_heads must divide hidden_size"),
         (lambda: create_host(replace(HOST, mechanism="agent"), TASK, 0), "mechanism: mechanism 'agent' is only"),
         (lambda: create_host(replace(HOST, mechanism="nobody"), TASK, 0), "nobody"),
         (lambda: configure(TASK, {"steps": 3}, tokens=100), "tokens: gives the budget"),

@@ -64,6 +64,17 @@ def test_a_finished_run_is_returned_without_training(whole, monkeypatch):
     assert result.score == json.loads((whole / "result.json").read_text())["score"]
 
 
+def test_weights_may_be_left_out(whole, tmp_path, monkeypatch):
+    """The result and the log are there, a finished run is still known, and nobody gets weights that are not its own."""
+    _, result = run(tmp_path, keep_weights=False)
+    assert {path.name for path in tmp_path.iterdir()} == {"log.jsonl", "result.json"}
+    assert log_without_seconds(tmp_path) == log_without_seconds(whole)
+    monkeypatch.setattr(type(TASK), "train_batch", lambda *_: pytest.fail("nothing is left to train"))
+    assert run(tmp_path, keep_weights=False)[1] == result
+    with pytest.raises(ResumeError, match="holds a finished run without its weights"):
+        run(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -52,6 +52,8 @@ class TextCompareConfig:
     output: Path = Path("runs/compare")
     jobs: int = 1
     """Runs at a time; more than one trains each in a process of its own with one thread."""
+    keep_weights: bool = True
+    """Of every run; False: results and logs alone, which is all that a comparison reads."""
 
     @cached_property
     def contenders(self) -> dict[str, Contender]:

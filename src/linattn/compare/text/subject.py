@@ -126,6 +126,7 @@ class TextTrainer(Trainer):
             config,
             cell.folder(texts.config.output),
             test=test,
+            keep_weights=texts.config.keep_weights,
             on_step=lambda epoch, step, loss, accuracy: self.on_step(cell, epoch, step, loss, accuracy),
             on_record=lambda record: self.on_record(cell, record.score, -(-record.step // config.round_steps)),
         )

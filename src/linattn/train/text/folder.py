@@ -4,19 +4,24 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
 from torch import Tensor, nn
 
-from linattn.train.checkpoint import RunFolder
+from linattn.train.checkpoint import ResumeError, RunFolder
 
 WEIGHTS = "model.safetensors"
 
 
+@dataclass(frozen=True)
 class TextFolder(RunFolder):
     """``config.json`` and ``model.safetensors`` beside ``result.json`` and the log: ``from_pretrained`` reads it."""
+
+    keep_weights: bool = True
+    """False: a finished run leaves its result and its log alone."""
 
     @property
     def weights(self) -> Path:
@@ -29,6 +34,8 @@ class TextFolder(RunFolder):
 
     def save_weights(self, model: nn.Module) -> None:
         """All files are written aside and then put in their places; the result, which counts, comes after them."""
+        if not self.keep_weights:
+            return
         network: Any = model  # a TextNetwork
         tokenizer = getattr(getattr(network.task, "encoder", None), "tokenizer", None)
         self.path.mkdir(parents=True, exist_ok=True)
@@ -47,6 +54,8 @@ class TextFolder(RunFolder):
         """As ``load_state_dict`` of the language model takes them; tied weights are there once."""
         from safetensors.torch import load_file
 
+        if not self.weights.exists():
+            raise ResumeError(f"{self.path} holds a finished run without its weights; train into another folder")
         return load_file(self.weights)
 
 

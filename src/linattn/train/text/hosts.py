@@ -13,7 +13,7 @@ from linattn.train.text.pattern import layer_names, layer_options
 from linattn.train.text.sizes import SIZES
 
 # They divide by what they sum; without a norm behind it the output of the others grows with what they remember.
-NORMED_THEMSELVES = {"softmax", "zeros_softmax"}
+NORMED_THEMSELVES = {"softmax", "window", "zeros_softmax"}
 AUTOMATIC = "auto"
 
 
@@ -147,9 +147,9 @@ def _start_alike(model: Any) -> None:
 
 def _named(error: Exception, host: HostOptions) -> OptionError:
     """A model names its argument; on the command line it is an option."""
-    message = str(error).strip("\"'")
+    message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     options = {"canon": "canon", "rotary": "rotary", "dropout": "dropout", "attention_norm": "attention_norm",
-               "num_heads": "heads", "mechanism": "mechanism"}  # fmt: skip
+               "num_attention_heads": "heads", "hidden_size": "width", "mechanism": "mechanism"}  # fmt: skip
     first = message.split("=")[0].split()[0] if message else ""
     if "has no option" in message:
         return OptionError("option", message)

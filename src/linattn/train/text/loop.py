@@ -30,6 +30,7 @@ def train_text(
     *,
     test: SequenceTask | None = None,
     start: str | None = None,
+    keep_weights: bool = True,
     on_step: OnStep | None = None,
     on_record: Callable[[StepRecord], None] | None = None,
     accelerator: "Accelerator | None" = None,
@@ -47,6 +48,8 @@ def train_text(
         folder: of this run alone.
         test: a task whose test sequences are evaluated in the place of ``task``'s own, to choose settings by.
         start: what the weights come from, where they are not drawn; a resumed run must name the same.
+        keep_weights: False leaves no weights behind, only result and log; a run that is found finished then leaves
+            ``model`` as it is.
         on_step: called with the round, steps done in it, mean loss and accuracy (percent) of the round so far.
         on_record: called with each evaluation's record, when it is on disk.
         accelerator: of ``create_accelerator``, where the caller needs it too (None: made here).
@@ -60,7 +63,7 @@ def train_text(
     config.check()
     accelerator = accelerator or create_accelerator(config)
     check_accelerator(accelerator, config)
-    network, files = TextNetwork(model, task), TextFolder(Path(folder))
+    network, files = TextNetwork(model, task), TextFolder(Path(folder), keep_weights)
     processes = accelerator.num_processes
     fingerprint = config.fingerprint() | {
         "model": model_digest(model), "task": task_settings(task), "processes": processes,
@@ -68,8 +71,9 @@ def train_text(
     }  # fmt: skip
     finished = files.load_result(fingerprint)
     if finished is not None:
-        model.to(accelerator.device).load_state_dict(files.load_weights(), strict=not model.config.tie_word_embeddings)
-        model.eval()
+        model.to(accelerator.device).eval()
+        if keep_weights:
+            model.load_state_dict(files.load_weights(), strict=not model.config.tie_word_embeddings)
         return TextResult.from_dict(finished)
     feed = Feed(task, config, accelerator.device, rank=accelerator.process_index, processes=processes, test=test)
     run = TextRun(network, feed, config, accelerator)

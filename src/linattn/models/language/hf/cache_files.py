@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -57,7 +58,7 @@ def load_cache(path: str | Path, model: PreTrainedModel) -> Cache:
 
 def _flatten(name: str, state: Any, tensors: dict[str, Tensor]) -> None:
     if isinstance(state, Tensor):
-        tensors[name] = state.contiguous()
+        tensors[name] = state.clone(memory_format=torch.contiguous_format)  # layers may share one, as of padding
     elif state is not None:
         for field, part in zip(state._fields, state, strict=True):
             _flatten(f"{name}.{field}", part, tensors)

@@ -84,16 +84,32 @@ class LinearAttentionConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
-        if self.intermediate_size is None:
+        if self.intermediate_size is None and isinstance(self.hidden_size, int):
             gated = -(-8 * self.hidden_size // 48) * 16
             self.intermediate_size = gated if self.mlp == "swiglu" else 4 * self.hidden_size
         self._refuse_unknown(kwargs)
+        self._check_numbers()
         super().__post_init__(**kwargs)
         check_choice("pooling", self.pooling, (None, *POOLINGS))
         if self.causal is False and self.use_cache:
             self.use_cache = False  # an encoder sees the whole sequence: there is nothing to hand over
         for layer in range(self.num_hidden_layers):
             self.block_options(layer).check()
+
+    def _check_numbers(self) -> None:
+        """What a block would refuse under another name, and what no block sees."""
+        for name in ("vocab_size", "num_hidden_layers", *RENAMED):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+        for name, divided in (("num_attention_heads", "hidden_size"), ("num_key_value_heads", "num_attention_heads")):
+            own, whole = getattr(self, name), getattr(self, divided)
+            if whole % own:
+                raise ValueError(f"{name} must divide {divided} = {whole}, got {own}")
+        for name, least in (("rotary_base", 1), ("initializer_range", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not value > least:
+                raise ValueError(f"{name} must be a number > {least}, got {value!r}")
 
     def block_options(self, layer: int) -> BlockOptions:
         """The options of one block."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, set_seed
 
 from linattn.support.options import OptionError
 
@@ -67,11 +67,20 @@ class TextModel:
 
 
 def load_text_model(folder: Path, device: str, precision: str) -> TextModel:
-    """The model of a folder; without a tokenizer beside it its tokens are bytes."""
+    """The model of a folder; without a tokenizer beside it its tokens are bytes.
+
+    A folder without all weights of a causal language model is refused: what it lacks would be drawn at random.
+    """
     if not (folder / "config.json").is_file():
         raise OptionError("checkpoint", f"must be a folder with config.json and weights, got {folder}")
+    if not getattr(AutoConfig.from_pretrained(folder), "causal", True):
+        raise OptionError("checkpoint", f"must be a causal language model, and this is an encoder: {folder}")
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    model, report = loaded
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise OptionError("checkpoint", f"must be a language model with all its weights; {missing[0]} is not there")
     model.to(device).eval()
     if any((folder / name).exists() for name in TOKENIZER_FILES):
         tokenizer: Any = AutoTokenizer.from_pretrained(folder)

@@ -1,0 +1,193 @@
+"""Window attention: softmax over the last few tokens."""
+
+from typing import Any, ClassVar, NamedTuple, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from linattn.mechanisms.base import Call, CommonOptions, Mechanism, MechanismOutput, check_length
+from linattn.mechanisms.registry import register_mechanism
+from linattn.ops import checks
+from linattn.ops.packing import compute_dtype
+from linattn.ops.positions import sequence_of_tokens
+from linattn.ops.prepare import hide, without_autocast
+
+
+class WindowState(NamedTuple):
+    """The last W - 1 real tokens of each sequence: keys and values ``(N, H_kv, W-1, D)``, the latest at the end.
+
+    ``filled (N,)``: how many slots hold a token; the others, at the beginning, are 0.
+    """
+
+    keys: Tensor
+    values: Tensor
+    filled: Tensor
+
+
+@register_mechanism("window", paper="arXiv:2004.05150", year=2020, bidirectional=False)
+class Window(Mechanism):
+    """Softmax attention over the last W tokens: exact nearby, blind beyond.
+
+    ``o_t = sum_s softmax_s(scale q_t . k_s) v_s`` over ``t - W < s <= t``
+
+    Linear in the number of tokens, with a state of fixed size: the local layers of hybrids, beside linear attention
+    that remembers the rest. Blocks of W queries see their own keys and those of the block before, through
+    ``scaled_dot_product_attention``. Padding takes up no place in a window. q ``(B, H, T, D)``, k and v
+    ``(B, H_kv, T, D)``, output ``(B, H, T, D)``.
+
+    Paper: Beltagy et al., Longformer. State per kv head: ``2 (W - 1) D`` numbers, the last keys and values.
+
+    Args:
+        window: W, the query's own token counted.
+        scale: of the scores; None: ``D^-0.5``.
+        impl: ``"auto"`` as above; ``"reference"``: the formula, with all pairs of tokens.
+
+    Example:
+        >>> import torch
+        >>> from linattn import create_mechanism
+        >>> mechanism = create_mechanism("window", num_heads=2, head_dim=8, causal=True, window=4)
+        >>> q, k, v = torch.randn(3, 1, 2, 9, 8).unbind()
+        >>> alone = mechanism(q[:, :, 5:], k[:, :, 5:], v[:, :, 5:])
+        >>> torch.allclose(mechanism(q, k, v)[:, :, -1], alone[:, :, -1], atol=1e-6)
+        True
+    """
+
+    impls: ClassVar[tuple[str, ...]] = ("auto", "reference")
+    state_type: ClassVar[type] = WindowState
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        *,
+        window: int = 128,
+        scale: float | None = None,
+        **common: Unpack[CommonOptions],
+    ) -> None:
+        super().__init__(num_heads, head_dim, **common)
+        if not isinstance(window, int) or isinstance(window, bool) or window < 1:
+            raise ValueError(f"window must be an integer >= 1, got {window!r}")
+        if scale is not None and not (isinstance(scale, int | float) and scale > 0):
+            raise ValueError(f"scale must be a number > 0, or None for head_dim^-0.5, got {scale!r}")
+        self.window = window
+        self.scale = head_dim**-0.5 if scale is None else float(scale)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
+        checks.check_size("k", "length", k.shape[2], q.shape[2], "q")
+        checks.check_size("v", "length", v.shape[2], k.shape[2], "k")
+        if call.need_state and call.cu_seqlens is not None:
+            return self._one_per_row(q, k, v, call)
+        order, own = None, None if call.cu_seqlens is None else sequence_of_tokens(call.cu_seqlens, k.shape[2])[None]
+        if call.key_mask is not None:  # real tokens first, so that those of a window lie side by side
+            order = (~call.key_mask).to(torch.uint8).argsort(dim=1, stable=True)
+            q, k, v = (_taken(x, order) for x in (q, k, v))
+            own = None if own is None else own.expand(order.shape).gather(1, order)
+        if not call.need_state:
+            output, state = self._softmax(q, k, v, None, own, call.impl), None
+        else:
+            output, state = self._from_state(q, k, v, call)
+        return MechanismOutput(output if order is None else _taken(output, order.argsort(dim=1)), state)
+
+    def _from_state(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, WindowState]:
+        """The tokens of the state stand before the others, as queries too, whose outputs nobody reads."""
+        old, T = self._start(k, call.state), k.shape[2]
+        keys, values = torch.cat([old.keys.to(k), k], dim=2), torch.cat([old.values.to(v), v], dim=2)
+        before = self.window - 1
+        there = torch.arange(before + T, device=k.device) >= before - old.filled[:, None]
+        if T == 1:  # all keys are in its window
+            attention = self._formula if call.impl == "reference" else self._sdpa
+            output = attention(q, keys, values, there[:, None, None])
+        else:
+            output = self._softmax(F.pad(q, (0, 0, before, 0)), keys, values, there, None, call.impl)[:, :, before:]
+        real = torch.full_like(old.filled, T) if call.key_mask is None else call.key_mask.sum(1)
+        last = real[:, None] + torch.arange(before, device=k.device)  # where the last ones stand among all
+        filled = (old.filled + real).clamp(max=before)
+        return output, WindowState(_taken(keys, last), _taken(values, last), filled)
+
+    def _softmax(self, q: Tensor, k: Tensor, v: Tensor, filled: Tensor | None, own: Tensor | None, impl: str) -> Tensor:
+        """``filled (B, T)``: which keys are there; ``own (1 or B, T)``: the sequence that a token belongs to."""
+        T = k.shape[2]
+        size = T if impl == "reference" else min(self.window, T)
+        if not T:
+            return q.new_zeros(*q.shape[:3], v.shape[3])
+        blocks = -(-T // size)
+        more = blocks * size - T
+        filled = torch.ones(1, T, dtype=torch.bool, device=k.device) if filled is None else filled
+        own = torch.zeros(1, T, dtype=torch.long, device=k.device) if own is None else own
+        q = F.pad(q, (0, 0, 0, more)).unflatten(2, (blocks, size)).transpose(1, 2).flatten(0, 1)
+        k, v = (_with_block_before(F.pad(x, (0, 0, 0, more)), size, dim=2) for x in (k, v))
+        keys_own = _with_block_before(F.pad(own, (0, more)), size, dim=1)
+        keys_filled = _with_block_before(F.pad(filled, (0, more)), size, dim=1)
+        queries = torch.arange(size, device=q.device)[:, None]
+        distance = queries - torch.arange(-size, size, device=q.device)
+        near = (distance >= 0) & (distance < self.window)
+        queries_own = F.pad(own, (0, more)).unflatten(1, (blocks, size))
+        visible = near & (queries_own.unsqueeze(-1) == keys_own.unsqueeze(-2)) & keys_filled.unsqueeze(-2)
+        # A query that is no token may see none, and softmax of nothing is NaN: every one sees itself.
+        visible = (visible | (distance == 0)).expand(q.shape[0] // blocks, -1, -1, -1).flatten(0, 1).unsqueeze(1)
+        attention = self._formula if impl == "reference" else self._sdpa
+        output = attention(q, k, v, visible).unflatten(0, (-1, blocks)).transpose(1, 2)
+        return output.flatten(2, 3)[:, :, :T]
+
+    def _sdpa(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+        grouped = self.num_kv_heads != self.num_heads
+        return F.scaled_dot_product_attention(q, k, v, visible, scale=self.scale, enable_gqa=grouped)
+
+    def _formula(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+        dtype, out_dtype = compute_dtype(q, k, v), checks.autocast_dtype(q) or v.dtype
+        with without_autocast(q):
+            group = self.num_heads // self.num_kv_heads
+            q, k, v = (x.to(dtype) for x in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)))
+            scores = (q @ k.mT * self.scale).masked_fill(~visible, -torch.inf)
+            return (scores.softmax(-1) @ v).to(out_dtype)
+
+    def _one_per_row(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
+        """Packed sequences with a state each, one a row; the host must know the longest: on a GPU this waits."""
+        assert call.cu_seqlens is not None
+        bounds = call.cu_seqlens.long()
+        slots = torch.arange(int(bounds.diff().max()), device=q.device)
+        mask = slots < bounds.diff()[:, None]  # (N, L)
+        tokens = (bounds[:-1, None] + slots).clamp(max=max(q.shape[2] - 1, 0))
+        q, k, v = (hide(x[0][:, tokens].transpose(0, 1), mask) for x in (q, k, v))  # (N, H, L, D)
+        key_mask = mask if call.key_mask is None else mask & call.key_mask[0][tokens]
+        out = self.attend(q, k, v, Call(call.impl, key_mask, state=call.state, need_state=True))
+        return MechanismOutput(out.output.transpose(1, 2)[mask].transpose(0, 1).unsqueeze(0), out.state)
+
+    def _start(self, k: Tensor, state: Any) -> WindowState:
+        """The state to start from, checked, or an empty one."""
+        shape = (k.shape[0], self.num_kv_heads, self.window - 1, self.head_dim)
+        if state is None:
+            return WindowState(k.new_zeros(shape), k.new_zeros(shape), k.new_zeros(k.shape[0], dtype=torch.long))
+        for name, part, wanted in zip(WindowState._fields, state, (shape, shape, shape[:1]), strict=True):
+            checks.check_shape(f"state.{name}", part, wanted)
+            checks.check_device(f"state.{name}", part, k)
+        return WindowState(*state)
+
+    def state_size(self, length: int) -> int:
+        check_length(length)
+        return 2 * self.num_kv_heads * (self.window - 1) * self.head_dim + 1
+
+    def flops(self, length: int) -> int:
+        """Scores and weighted sum, 4 D for each of W keys; that the first tokens see fewer is not counted."""
+        check_length(length)
+        return 4 * self.num_heads * self.head_dim * length * self.window
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, window={self.window}, scale={self.scale:g}"
+
+
+def _taken(x: Tensor, order: Tensor) -> Tensor:
+    """Tokens ``order (B, n)`` of ``x (B, H, T, D)``."""
+    return x.gather(2, order[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+
+
+def _with_block_before(x: Tensor, size: int, dim: int) -> Tensor:
+    """``x`` with its tokens, a whole number of blocks, in ``dim``, each block behind the one before it.
+
+    ``(B, T)`` to ``(B, blocks, 2 size)``, ``(B, H, T, D)`` to ``(B blocks, H, 2 size, D)``; before the first is 0.
+    """
+    own = x.unflatten(dim, (-1, size))
+    earlier = torch.cat([torch.zeros_like(own.narrow(dim, 0, 1)), own.narrow(dim, 0, own.shape[dim] - 1)], dim=dim)
+    both = torch.cat([earlier, own], dim=dim + 1)
+    return both if dim == 1 else both.transpose(1, 2).flatten(0, 1)
