@@ -1,6 +1,7 @@
 """Conversions end to end, on few images and one block: what is reported, what is kept, what is held out."""
 
 import json
+from concurrent.futures import Future
 from dataclasses import replace
 from io import StringIO
 
@@ -12,11 +13,13 @@ from typer.testing import CliRunner
 
 from linattn.cli.compare_conversion import conversion
 from linattn.compare import compare as main
-from linattn.compare import measure
+from linattn.compare import measure, workers
+from linattn.compare.cells import CellResult, final_cells
 from linattn.compare.compare import compare
 from linattn.compare.conversion import trainer
 from linattn.compare.conversion.models import convert_model, create_deit
 from linattn.compare.conversion.settings import ConversionConfig
+from linattn.compare.conversion.sources import SOURCE
 from linattn.support.options import OptionError
 from linattn.tasks import load_images
 from linattn.train.config import TrainConfig
@@ -109,6 +112,63 @@ def test_a_rate_is_chosen_on_images_that_the_softmax_model_has_not_seen(tmp_path
     assert [row["status"] for row in results["rows"]] == ["done", "failed"], "the model of one seed diverged"
     assert "failed: relu, seed 1: the training loss is not finite" in text
     assert {tried["lr"] for tried in results["mechanisms"][0]["sweep"]} == {1e-3, 1e-6}
+
+
+def test_softmax_models_come_before_what_they_become_and_a_lost_one_takes_its_own_along(monkeypatch):
+    """Three processes a mechanism: seeds side by side. Nothing is given out whose softmax model failed."""
+    made, given = [], []
+
+    class Pool:
+        def __init__(self, size, **_):
+            assert size == 1
+            made.append(self)
+
+        def submit(self, function, cell):
+            given.append((cell.mechanism, cell.seed, made.index(self)))
+            future = Future()
+            bad = cell.mechanism == SOURCE and cell.seed == 1
+            future.set_result(CellResult(cell, "failed", "it diverged") if bad else CellResult(cell, "done"))
+            return future
+
+        def shutdown(self):
+            pass
+
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", Pool)
+    config = replace(CONFIG, seeds=3, jobs=6, train=replace(TRAIN, compile=True))
+    cells = final_cells(config, dict.fromkeys(config.mechanisms, 1e-3))
+    found = {(r.cell.mechanism, r.cell.seed): r for r in workers.run_in_workers(config, cells, lambda _: None)}
+    assert len(made) == 6
+    assert given[:3] == [(SOURCE, seed, seed) for seed in range(3)]
+    assert sorted(given[3:]) == [("relu", 0, 3), ("relu", 2, 4), ("softmax", 0, 0), ("softmax", 2, 1)]
+    assert len(found) == len(cells), "a softmax model is no result of the comparison"
+    for (_, seed), result in found.items():
+        assert (result.status, result.reason) == (("failed", "it diverged") if seed == 1 else ("done", ""))
+
+
+@pytest.mark.slow
+def test_conversions_in_two_processes_are_those_of_one(tmp_path, monkeypatch):
+    numpy = pytest.importorskip("numpy")
+    parts = {"train": DATA.train, "test": DATA.test}
+    arrays = {f"x_{name}": part.images.numpy() for name, part in parts.items()}
+    numpy.savez(tmp_path / "few.npz", **arrays, **{f"y_{name}": part.labels.numpy() for name, part in parts.items()})
+    monkeypatch.setattr(main, "write_report", lambda folder: folder)
+    found = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for jobs in (2, 1):
+            config = replace(CONFIG, data=str(tmp_path / "few.npz"), jobs=jobs, output=tmp_path / str(jobs))
+            code, text, results = run(replace(config, train=replace(TRAIN, epochs=1)))
+            assert code == 0, text
+            assert ("2 at a time" in text) == (jobs == 2)
+            found.append([
+                {name: value for name, value in row.items() if name not in ("train_seconds", "epochs")}
+                | {"losses": [record["train_loss"] for record in row["epochs"]]}
+                for row in results["rows"]
+            ])  # fmt: skip
+    finally:
+        torch.set_num_threads(threads)
+    assert found[0] == found[1]
 
 
 def test_a_share_of_the_budget():

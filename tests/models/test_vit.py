@@ -126,8 +126,12 @@ def test_head():
     assert model(image()).shape == (2, 3)
     model.reset_classifier(0)
     torch.testing.assert_close(model(image()), before)
-    with pytest.raises(ValueError, match="global_pool must stay 'token' or be None, got 'avg'"):
+    with pytest.raises(ValueError, match="global_pool must be one of 'token', '', got 'avg'"):
         model.reset_classifier(3, "avg")
+    model.reset_classifier(0, "")
+    torch.testing.assert_close(model(image()), features)
+    model.reset_classifier(3, "token")
+    assert model(image()).shape == (2, 3)
     mean = build(global_pool="avg")
     features = mean.forward_features(image())
     assert features.shape == (2, 16, 16)
@@ -139,8 +143,9 @@ def test_start_and_weight_decay():
     assert torch.equal(model.blocks[0].attn.mechanism.query_map.weight[0], torch.eye(8))
     assert model.blocks[0].attn.qkv.weight.std() < 0.03
     assert not model.head.bias.any()
-    keys = {f"blocks.{i}.attn.key_position.weight" for i in range(2)}
-    assert model.no_weight_decay() == {"pos_embed", "cls_token"} | keys
+    own = ("key_position", "mechanism.query_map", "mechanism.key_map")
+    spared = {f"blocks.{i}.attn.{name}.weight" for i in range(2) for name in own}  # as this library's trainer does
+    assert model.no_weight_decay() == {"pos_embed", "cls_token"} | spared
 
 
 def test_block_formula():
@@ -195,7 +200,7 @@ def test_learns_to_tell_where_a_patch_is_bright(pos_embed):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"global_pool": "max"}, "global_pool must be one of 'token', 'avg', got 'max'"),
+        ({"global_pool": "max"}, "global_pool must be one of 'token', 'avg', '', got 'max'"),
         ({"pos_embed": "rope"}, "pos_embed must be one of 'learned', 'sincos', None, got 'rope'"),
         ({"pos_embed": "sincos", "embed_dim": 18}, "needs embed_dim to be a multiple of 4, got 18"),
         ({"patch_size": 0}, "patch_size must be an integer >= 1 or a pair"),

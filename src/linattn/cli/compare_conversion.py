@@ -47,6 +47,7 @@ def conversion(
     compile: Annotated[bool | None, typer.Option(help="Compile the blocks.  [default: on cuda]")] = None,
     graphs: Annotated[bool | None, typer.Option(help="Replay steps as CUDA graphs.  [default: no]")] = None,
     image_size: Annotated[int | None, typer.Option(help="Of images in folders.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time.  [default: one a core on a cpu, else 1]")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder.  [default: runs/conversion-<data>]")] = None,
 ) -> None:
     """Train a softmax DeiT, convert it to other mechanisms, train each on; accuracy before, right after, at the end.
@@ -57,6 +58,7 @@ def conversion(
     """
     from linattn.compare.compare import compare
     from linattn.compare.conversion.settings import ConversionConfig
+    from linattn.compare.workers import default_jobs
     from linattn.train.recipes import configure
 
     device = device_or_default(device)
@@ -90,6 +92,7 @@ def conversion(
             numbers("finetune-lr", finetune_lr),
             image_size=image_size,
             output=output or Path("runs") / f"conversion-{Path(data).stem}",
+            jobs=default_jobs(device) if jobs is None else jobs,
         )
         code = compare(config, Console())
     raise typer.Exit(code)

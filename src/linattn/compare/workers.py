@@ -5,15 +5,19 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 
 import torch
 
 from linattn.compare.cells import Cell, CellResult
+from linattn.compare.conversion.settings import ConversionConfig
+from linattn.compare.conversion.sources import epochs_of, run_folder, source_cells, source_of
+from linattn.compare.conversion.subject import Conversions
 from linattn.compare.images import Images
 from linattn.compare.settings import CompareConfig
-from linattn.compare.subject import Comparing, Trainer
+from linattn.compare.subject import Comparing, Subject, Trainer
 from linattn.compare.text.settings import TextCompareConfig
 from linattn.compare.text.subject import Texts
 from linattn.support.machine import cores
@@ -27,19 +31,21 @@ _RUNNER: Trainer | None = None  # of a worker
 def run_in_workers(config: Comparing, cells: list[Cell], on_work: Callable[[str], None]) -> Iterator[CellResult]:
     """Train ``cells`` in ``config.jobs`` processes with one thread each; results come as they are done.
 
-    Weights depend on the number of threads in their last digits: all runs have the same one.
+    Conversions wait for the softmax models that they begin with, which are trained the same way. Weights depend on the
+    number of threads in their last digits: all runs have the same one.
     """
     pools = _pools(config)
-    # Compiled, a mechanism stays with one process: the code that was made for its first run serves the others.
-    own = {name: i % len(pools) for i, name in enumerate(config.mechanisms)}
-    waiting = {pools[own[cell.mechanism]].submit(_run, cell): cell for cell in cells}
     try:
-        while waiting:
-            done, _ = wait(waiting, timeout=SECONDS_BETWEEN_LOOKS, return_when=FIRST_COMPLETED)
-            for future in done:
-                del waiting[future]
-                yield future.result()
-            on_work(_under_way(config, list(waiting.values())))
+        lost: dict[Cell, str] = {}
+        if isinstance(config, ConversionConfig):
+            for source in _train(config, pools, source_cells(config, cells), on_work):
+                if source.status == "failed":
+                    lost[source.cell] = source.reason
+            for cell in cells:
+                if source_of(config, cell) in lost:
+                    yield CellResult(cell, "failed", lost[source_of(config, cell)])
+            cells = [cell for cell in cells if source_of(config, cell) not in lost]
+        yield from _train(config, pools, cells, on_work)
     except BaseException:
         for pool in pools:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -50,10 +56,43 @@ def run_in_workers(config: Comparing, cells: list[Cell], on_work: Callable[[str]
         pool.shutdown()
 
 
+def _train(
+    config: Comparing, pools: list[ProcessPoolExecutor], cells: list[Cell], on_work: Callable[[str], None]
+) -> Iterator[CellResult]:
+    places = places_of(config, cells, len(pools))
+    waiting = {pools[place].submit(_run, cell): cell for cell, place in zip(cells, places, strict=True)}
+    while waiting:
+        done, _ = wait(waiting, timeout=SECONDS_BETWEEN_LOOKS, return_when=FIRST_COMPLETED)
+        for future in done:
+            del waiting[future]
+            yield future.result()
+        on_work(_under_way(config, list(waiting.values())))
+
+
+def places_of(config: Comparing, cells: list[Cell], pools: int) -> list[int]:
+    """The pool of each run. A mechanism keeps to its own: the code that was compiled for its first run serves others.
+
+    Where there are more pools than mechanisms, each has several, and its runs take them in turns; so do softmax models
+    that are yet to be converted, over all pools.
+    """
+    names = list(config.mechanisms)
+    share = max(1, pools // len(names))
+    taken: Counter[str] = Counter()
+    places = []
+    for cell in cells:
+        known = cell.mechanism in names
+        turn = taken[cell.mechanism]
+        taken[cell.mechanism] += 1
+        places.append((names.index(cell.mechanism) * share + turn % share if known else turn) % pools)
+    return places
+
+
 def _pools(config: Comparing) -> list[ProcessPoolExecutor]:
     """One pool of all processes, or, where code is compiled, a pool for each of them."""
     context = multiprocessing.get_context("spawn")  # a fork would copy threads in the middle of their work
-    count, size = (min(config.jobs, len(config.mechanisms)), 1) if config.train.compile else (1, config.jobs)
+    count, size = (1, config.jobs)
+    if config.train.compile:
+        count, size = min(config.jobs, len(config.mechanisms) * config.seeds), 1
     return [ProcessPoolExecutor(size, mp_context=context, initializer=_start, initargs=(config,)) for _ in range(count)]
 
 
@@ -68,13 +107,16 @@ def _under_way(config: Comparing, cells: list[Cell]) -> str:
     """What runs have written of themselves: those that have begun stand first."""
     words = []
     for cell in cells:
-        done = logged(cell.folder(config.output) / "log.jsonl")
-        words.append((-done, f"{cell.title}: {done} of {rounds_of(config)} evaluations"))
+        folder = run_folder(config, cell) if isinstance(config, ConversionConfig) else cell.folder(config.output)
+        done = logged(folder / "log.jsonl")
+        words.append((-done, f"{cell.title}: {done} of {rounds_of(config, cell)} evaluations"))
     return "; ".join(word for _, word in sorted(words, key=lambda found: found[0])[: config.jobs])
 
 
-def rounds_of(config: Comparing) -> int:
+def rounds_of(config: Comparing, cell: Cell) -> int:
     """Evaluations of a run: an epoch of images ends in one."""
+    if isinstance(config, ConversionConfig):
+        return epochs_of(config, cell)
     rounds: int = config.train.rounds if isinstance(config, TextCompareConfig) else config.train.epochs
     return rounds
 
@@ -88,12 +130,14 @@ def _start(config: Comparing) -> None:
         from torch._inductor import config as inductor
 
         inductor.compile_threads = max(1, cores() // config.jobs)  # it would start a process per core in each of them
+    subject: Subject
     if isinstance(config, TextCompareConfig):
-        _RUNNER = Texts(config).trainer(lambda *_: None, lambda *_: None)
+        subject = Texts(config)
     else:
-        assert isinstance(config, CompareConfig)
+        assert isinstance(config, CompareConfig | ConversionConfig)
         data = load_images(config.data, image_size=config.image_size)
-        _RUNNER = Images(config, data).trainer(lambda *_: None, lambda *_: None)
+        subject = Images(config, data) if isinstance(config, CompareConfig) else Conversions(config, data)
+    _RUNNER = subject.trainer(lambda *_: None, lambda *_: None)
 
 
 def _end_with(parent: int) -> None:

@@ -185,6 +185,11 @@ def test_the_curvature_can_be_learned():
     with torch.no_grad():
         curvature.raw.fill_(-40)
     assert curvature() > 0
+    for radius in (0.02, 30.0):
+        close(Curvature(radius, learn=True).float()(), torch.tensor(radius, dtype=torch.float32), 1e-5)
+        torch.set_default_dtype(torch.float32)
+        close(Curvature(radius, learn=True)(), torch.tensor(radius), 1e-5 * radius)
+        torch.set_default_dtype(torch.float64)
 
 
 @pytest.mark.parametrize("wrong", [3, (1, 2, 3), (-1, 2), (0, 0), (1.5, 2)])

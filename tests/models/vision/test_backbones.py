@@ -307,7 +307,7 @@ def test_compiles_as_one_graph(host):
         (lambda: build("efficientvit", head_dim=12), "head_dim must divide dim, got dim = 16 and head_dim = 12"),
         (lambda: build("pyramid", impl="fast"), "impl='fast' is no form of nala, softmax"),
         (lambda: build("pyramid", global_pool="max"), "global_pool must be one of 'avg', '', got 'max'"),
-        (lambda: build("pyramid", global_pool=""), "global_pool='' gives the plane as it is and needs num_classes=0"),
+        (lambda: build("pyramid", global_pool=""), "global_pool='' leaves nothing to classify and needs num_classes=0"),
         (lambda: build("pyramid", num_classes=-1), "num_classes must be an integer >= 0, got -1"),
         (lambda: build("pyramid")(images()[:, :2]), r"images must be \(B, 3, height, width\), got shape \(2, 2"),
         (lambda: build("pyramid").forward_intermediates(images(), indices=[4]), "indices must be stages from -4 to 3"),

@@ -268,3 +268,28 @@ def test_snakes_around_a_class_token():
     model, _ = convert(build("dinov2"), "lion", decay="fixed", order="snake")
     assert model.blocks[0].attn.mechanism.num_prefix_tokens == 5
     assert model(pictures()).isfinite().all()
+
+
+@pytest.mark.parametrize("order", ["snake", "agent"])
+def test_planes_of_models_that_take_any_size(order):
+    """16 tokens are 4 x 4 or 2 x 8; a model that was built for the plane it sees says what is right."""
+    mechanism, options = (
+        ("agent", {"num_agents": 4}) if order == "agent" else ("lion", {"decay": "fixed", "order": order})
+    )
+    family = {"agent": "siglip", "snake": "dinov2"}[order]  # agents see a line behind a class token
+    model, _ = convert(build(family, dynamic_img_size=True), mechanism, **options)
+    for height, width in ((16, 64), (32, 32), (64, 16), (16, 64)):
+        fixed, _ = convert(build(family, img_size=(height, width)), mechanism, **options)
+        for parameter, other in zip(fixed.parameters(), model.parameters(), strict=True):
+            parameter.data = other.data
+        block, own = fixed.blocks[0].attn, model.blocks[0].attn
+        plane = (height // 8, width // 8)
+        x = torch.randn(1, own.num_prefix_tokens + 16, 16)
+        with torch.no_grad():
+            model(torch.randn(1, 3, height, width))
+            assert own.plane(x.shape[1]) == block.plane(x.shape[1]) == plane
+            torch.testing.assert_close(own(x), block(x))
+    assert own.plane(own.num_prefix_tokens + 9) is None  # some tokens were dropped: nine of them make no plane
+    moved, _ = convert(build("vit"), "lion", decay="fixed", order="snake")
+    moved.set_input_size((16, 64))
+    assert moved.blocks[1].attn.plane(17) == (2, 8)

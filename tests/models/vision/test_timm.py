@@ -64,24 +64,6 @@ def test_configuration_names_what_is_there(name):
     assert model.no_weight_decay() <= set(weights)
 
 
-def features_cases():
-    """One model of each kind; the others, which differ in widths alone, with the slow tests."""
-    names = [n for n, m in TIMM_MODELS.items() if m.pyramid and n != "linattn_qtvit_6"]
-    return [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
-@pytest.mark.parametrize("name", features_cases())
-def test_features_of_every_model(name):
-    model = shallow(name, features_only=True)
-    assert model.feature_info.reduction() == [4, 8, 16, 32]
-    planes = model(images(64, 50))
-    shapes = [
-        (2, c, -(-64 // r), -(-50 // r)) for c, r in zip(model.feature_info.channels(), (4, 8, 16, 32), strict=True)
-    ]
-    assert [plane.shape for plane in planes] == shapes
-    assert all(plane.isfinite().all() for plane in planes)
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_ways_to_features_agree(name):
     whole = shallow(name).eval()
@@ -100,39 +82,6 @@ def test_ways_to_features_agree(name):
     assert whole.prune_intermediate_layers([0, 2]) == [0, 2]
     assert len(whole.stages) == 3
     torch.testing.assert_close(whole(images()), wanted[2])
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_features_with_checkpointing(name):
-    found = []
-    for enable in (False, True):
-        model = shallow(name, features_only=True, drop_path_rate=0.0)
-        model.set_grad_checkpointing(enable)
-        x = images().requires_grad_()
-        sum(plane.square().mean() for plane in model(x)).backward()
-        found.append([p.grad for p in model.parameters() if p.grad is not None] + [x.grad])
-    for plain, again in zip(*found, strict=True):
-        torch.testing.assert_close(again, plain, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_contract(name):
-    model = shallow(name, num_classes=10).eval()
-    plane = model.forward_features(images())
-    assert plane.shape[1] == model.num_features
-    assert model.forward_head(plane, pre_logits=True).shape == (2, model.head_hidden_size)
-    torch.testing.assert_close(model.forward_head(plane), model(images()))
-    assert model.get_classifier().out_features == 10
-    model.reset_classifier(4)
-    assert model(images()).shape == (2, 4)
-    assert model.get_classifier().out_features == model.num_classes == 4
-    model.reset_classifier(0)
-    assert model(images()).shape == (2, model.head_hidden_size)
-    model.reset_classifier(0, "")
-    assert model(images()).shape == plane.shape
-    model.set_grad_checkpointing()
-    assert model.grad_checkpointing
-    assert all(stage.grad_checkpointing for stage in model.stages)
 
 
 @pytest.mark.parametrize("name", KINDS)

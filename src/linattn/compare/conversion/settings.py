@@ -39,7 +39,7 @@ class ConversionConfig:
     image_size: int | None = None
     output: Path = Path("runs/conversion")
     jobs: int = 1
-    """Always 1: conversions wait for the model that they convert."""
+    """Runs at a time, in processes of their own: first the softmax models, then what becomes of them."""
 
     def check(self) -> None:
         """Raise an OptionError that names the option and what is allowed."""
@@ -50,7 +50,7 @@ class ConversionConfig:
         if len(set(self.mechanisms)) < len(self.mechanisms):
             raise OptionError("mechanisms", f"each may be named once, got {', '.join(self.mechanisms)}")
         check_option("size", self.size, SIZES)
-        for option in ("patch_size", "depth", "seeds"):
+        for option in ("patch_size", "depth", "seeds", "jobs"):
             value = getattr(self, option)
             if value is not None and value < 1:
                 raise OptionError(option, f"must be an integer >= 1, got {value}")

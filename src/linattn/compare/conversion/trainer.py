@@ -1,7 +1,8 @@
 """Trains softmax models, converts them, and trains them on."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 from json import loads
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from linattn.compare.cells import Cell
 from linattn.compare.conversion.models import convert_model, create_deit
 from linattn.compare.conversion.settings import ConversionConfig
+from linattn.compare.conversion.sources import SOURCE, run_folder, source_of
 from linattn.compare.runner import hold_out
 from linattn.compare.subject import OnRecord, OnStep, Outcome, Trainer
 from linattn.support.files import write_json
@@ -24,11 +26,13 @@ from linattn.train.evaluate import evaluate
 from linattn.train.loop import train
 from linattn.train.records import DivergedError, TrainResult
 
-SOURCE = "before conversion"  # what a softmax model is called while it is trained
-
 
 class ConversionTrainer(Trainer):
-    """All softmax models first, since converted ones have other compiled code; each is kept and never trained again."""
+    """Softmax models and conversions of them; each softmax model is kept and never trained again.
+
+    One run at a time, all softmax models come first, since converted ones have other compiled code. In several
+    processes they are runs like others, done before any conversion is given out (``compare.workers``).
+    """
 
     def __init__(
         self, config: ConversionConfig, data: ImageData | ImageFolders, on_step: OnStep, on_record: OnRecord
@@ -37,23 +41,27 @@ class ConversionTrainer(Trainer):
         self.config, self.data = config, data
         self.on_step, self.on_record = on_step, on_record
         self._held_out: ImageData | None = None
-        self._sources: dict[tuple[int, bool], float | DivergedError] = {}
+        self._sources: dict[Cell, TrainResult | DivergedError] = {}
 
     def train(self, cell: Cell) -> Outcome:
         """``top1_before`` and ``top1_converted`` beside the score, which is that after training on."""
-        for seed in [0] if cell.validation else range(self.config.seeds):
-            self._train_source(seed, cell.validation)
-        before = self._sources[cell.seed, cell.validation]
-        if isinstance(before, DivergedError):
-            raise before
+        if cell.mechanism == SOURCE:
+            found = self._source(cell)
+            return Outcome(found.top1, found.seconds, [asdict(record) for record in found.epochs])
+        if self.config.jobs == 1:
+            for seed in [0] if cell.validation else range(self.config.seeds):
+                with suppress(DivergedError):  # a matter of that seed alone
+                    self._source(source_of(self.config, replace(cell, seed=seed)))
+        source = source_of(self.config, cell)
+        before = self._source(source).top1
         config, data = self.config.finetuning(cell.seed, cell.lr), self._data(cell.validation)
         batches = create_batches(data, config, torch.device(config.device))
         model = create_deit(self.config, data, cell.seed)
-        model.load_state_dict(RunFolder(self._source_folder(cell.seed, cell.validation)).load_weights())
+        model.load_state_dict(RunFolder(run_folder(self.config, source)).load_weights())
         model, report = convert_model(model, self.config, cell.mechanism, cell.seed)
         model.to(config.device)
-        found, folder = {"top1_before": before}, cell.folder(self.config.output)
-        found |= remembered_look(folder / "converted.json", model, batches.test(), config)
+        found_before, folder = {"top1_before": before}, run_folder(self.config, cell)
+        found_before |= remembered_look(folder / "converted.json", model, batches.test(), config)
         result = train(
             model,
             batches,
@@ -63,30 +71,29 @@ class ConversionTrainer(Trainer):
             on_epoch=lambda record: self.on_record(cell, record.top1, record.epoch + 1),
         )
         counts = {name: len(getattr(report, name)) for name in ("kept", "initialised", "dropped")}
-        more = {**found, "conversion": counts}
+        more = {**found_before, "conversion": counts}
         return Outcome(result.top1, result.seconds, [asdict(record) for record in result.epochs], more)
 
-    def _train_source(self, seed: int, validation: bool) -> None:
-        if (seed, validation) in self._sources:
-            return
-        config, data = self.config.source(seed), self._data(validation)
-        cell = Cell(SOURCE, seed, config.lr)
-        try:
-            found: TrainResult = train(
-                create_deit(self.config, data, seed).to(config.device),
-                create_batches(data, config, torch.device(config.device)),
-                config,
-                self._source_folder(seed, validation),
-                on_step=lambda epoch, step, loss, top1: self.on_step(cell, epoch, step, loss, top1),
-            )
-            self._sources[seed, validation] = found.top1
-        except DivergedError as error:  # of this seed alone
-            self._sources[seed, validation] = error
-        if config.compile:
-            torch._dynamo.reset()
-
-    def _source_folder(self, seed: int, validation: bool) -> Path:
-        return self.config.output / ("sweep" if validation else "runs") / SOURCE.replace(" ", "-") / f"seed-{seed}"
+    def _source(self, cell: Cell) -> TrainResult:
+        """The softmax model of ``cell``, trained now unless it is there; one that diverged does so at once."""
+        if cell not in self._sources:
+            config, data = self.config.source(cell.seed), self._data(cell.validation)
+            try:
+                self._sources[cell] = train(
+                    create_deit(self.config, data, cell.seed).to(config.device),
+                    create_batches(data, config, torch.device(config.device)),
+                    config,
+                    run_folder(self.config, cell),
+                    on_step=lambda epoch, step, loss, top1: self.on_step(cell, epoch, step, loss, top1),
+                )
+            except DivergedError as error:
+                self._sources[cell] = error
+            if config.compile:
+                torch._dynamo.reset()
+        found = self._sources[cell]
+        if isinstance(found, DivergedError):
+            raise found
+        return found
 
     def _data(self, validation: bool) -> ImageData | ImageFolders:
         if not validation:

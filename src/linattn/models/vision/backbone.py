@@ -10,7 +10,8 @@ from linattn.models.vision.stage import PlaneStage, Stage
 from linattn.ops.checks import check_choice
 
 STRIDE = 4  # of the first stage, as published; every further one doubles it
-PLACES = ("pos_embed", "key_position.weight", "relative_position")  # parameters that say where, not how strongly
+# Parameters that say where, not how strongly.
+PLACES = ("pos_embed", "cls_token", "key_position.weight", "relative_position")
 
 
 class Backbone(nn.Module):
@@ -132,13 +133,7 @@ class Backbone(nn.Module):
         return {"stem": r"^stem", "blocks": [(r"^stages\.(\d+)", None), (r"^norm", (99999,))] if coarse else fine}
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that are no weights: positions, and a mechanism's own angles, powers and scales."""
-        maps = {f"{name}.weight" for name, module in self.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)}
-        return {
-            name
-            for name, _ in self.named_parameters()
-            if any(place in name for place in PLACES) or (".mechanism." in name and name not in maps)
-        }
+        return no_weights(self)
 
     def init_small(self, *kinds: type[nn.Module]) -> None:
         """Weights of ``kinds`` start truncated normal with std 0.02, their biases at 0.
@@ -156,6 +151,16 @@ class Backbone(nn.Module):
         if x.ndim != 4 or x.shape[1] != self.in_chans:
             raise ValueError(f"images must be (B, {self.in_chans}, height, width), got shape {tuple(x.shape)}")
         return x
+
+
+def no_weights(model: nn.Module) -> set[str]:
+    """Names of the parameters that are no weights: positions, and a mechanism's own angles, powers and scales."""
+    maps = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)}
+    return {
+        name
+        for name, _ in model.named_parameters()
+        if any(place in name for place in PLACES) or (".mechanism." in name and name not in maps)
+    }
 
 
 def chosen_indices(indices: int | Sequence[int] | None, count: int, what: str) -> list[int]:

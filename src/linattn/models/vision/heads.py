@@ -1,6 +1,7 @@
 """Classifiers of backbones: ``(B, C, H, W)`` to logits."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
@@ -8,6 +9,15 @@ from linattn.models.vision.channels import PlaneLinear
 from linattn.ops.checks import check_choice
 
 POOLS = ("avg", "")
+
+
+def check_pool(pool: str, allowed: Sequence[str], num_classes: int) -> None:
+    """Raise unless ``pool`` is allowed and gives what a classifier of so many classes can read."""
+    if not isinstance(num_classes, int) or isinstance(num_classes, bool) or num_classes < 0:
+        raise ValueError(f"num_classes must be an integer >= 0, got {num_classes!r}")
+    check_choice("global_pool", pool, allowed)
+    if num_classes and not pool:
+        raise ValueError(f"global_pool='' leaves nothing to classify and needs num_classes=0, got {num_classes}")
 
 
 class Head(nn.Module):
@@ -42,12 +52,8 @@ class Head(nn.Module):
 
     def reset(self, num_classes: int, global_pool: str | None = None, like: Tensor | None = None) -> None:
         """A new classifier, with the dtype and on the device of ``like``; None: as it is, or the default."""
-        if not isinstance(num_classes, int) or isinstance(num_classes, bool) or num_classes < 0:
-            raise ValueError(f"num_classes must be an integer >= 0, got {num_classes!r}")
         pool = self.global_pool if global_pool is None else global_pool
-        check_choice("global_pool", pool, POOLS)
-        if num_classes and not pool:
-            raise ValueError(f"global_pool='' gives the plane as it is and needs num_classes=0, got {num_classes}")
+        check_pool(pool, POOLS, num_classes)
         self.global_pool = pool
         self.fc = nn.Identity()
         if num_classes:

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from linattn.layers.norms import EPS
 from linattn.layers.plane import to_plane
-from linattn.models.vision.backbone import chosen_indices
+from linattn.models.vision.backbone import chosen_indices, no_weights
 from linattn.models.vision.block import Block
+from linattn.models.vision.heads import check_pool
 from linattn.models.vision.patch import PatchEmbed, pair
 from linattn.models.vision.position import POSITIONS, resize_positions, sincos_positions
 from linattn.models.vision.stage import run_block
@@ -31,7 +32,8 @@ class VisionTransformer(nn.Module):
         patch_size: an integer or ``(height, width)``.
         in_chans, num_classes: 0 classes leave the head out.
         embed_dim, depth, num_heads, mlp_ratio: shape of the network.
-        global_pool: ``"token"``, a class token is read; ``"avg"``, the mean of all tokens.
+        global_pool: ``"token"``, a class token is read; ``"avg"``, the mean of all tokens; ``""``, all tokens as they
+            are, which needs ``num_classes=0``.
         class_token: there is one; None: for ``"token"`` alone. With ``"avg"`` it counts in the mean (LION).
         pos_embed: ``"learned"``, ``"sincos"`` or None.
         init_values: start of LayerScale (None: no LayerScale).
@@ -59,7 +61,7 @@ class VisionTransformer(nn.Module):
         depth: int = 12,
         num_heads: int = 3,
         mlp_ratio: float = 4.0,
-        global_pool: Literal["token", "avg"] = "token",
+        global_pool: Literal["token", "avg", ""] = "token",
         class_token: bool | None = None,
         pos_embed: Literal["learned", "sincos"] | None = "learned",
         init_values: float | None = None,
@@ -70,14 +72,16 @@ class VisionTransformer(nn.Module):
         attention: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        check_choice("global_pool", global_pool, POOLS)
+        check_pool(global_pool, (*POOLS, ""), num_classes)
         check_choice("class_token", class_token, (True, False, None))
         if global_pool == "token" and class_token is False:
             raise ValueError("global_pool='token' reads a class token, but class_token is False")
         check_choice("pos_embed", pos_embed, (*POSITIONS, None))
         if pos_embed == "sincos" and embed_dim % 4:
             raise ValueError(f"pos_embed='sincos' needs embed_dim to be a multiple of 4, got {embed_dim}")
-        self.num_classes, self.global_pool, self.position = num_classes, global_pool, pos_embed
+        self.num_classes, self.position = num_classes, pos_embed
+        self.global_pool: str = global_pool
+        self.own_pool = global_pool or "avg"
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.grad_checkpointing = False
         self.patch_embed = PatchEmbed(pair("patch_size", patch_size), in_chans, embed_dim)
@@ -131,8 +135,9 @@ class VisionTransformer(nn.Module):
         return self.norm(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Logits, or with ``pre_logits`` what the classifier sees ``(B, C)``."""
-        x = x[:, 0] if self.global_pool == "token" else x.mean(1)
+        """Logits, or with ``pre_logits`` what the classifier sees ``(B, C)``; tokens with ``global_pool=""``."""
+        if self.global_pool:
+            x = x[:, 0] if self.global_pool == "token" else x.mean(1)
         x = self.head_drop(self.fc_norm(x))
         return x if pre_logits else self.head(x)
 
@@ -179,10 +184,10 @@ class VisionTransformer(nn.Module):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new head. The pooling stays: another one would need other tokens."""
-        if global_pool is not None and global_pool != self.global_pool:
-            raise ValueError(f"global_pool must stay {self.global_pool!r} or be None, got {global_pool!r}")
-        self.num_classes = num_classes
+        """A new head; ``global_pool=""`` gives all tokens. Other pooling than the model's own needs other tokens."""
+        pool = self.global_pool if global_pool is None else global_pool
+        check_pool(pool, (self.own_pool, ""), num_classes)
+        self.num_classes, self.global_pool = num_classes, pool
         self.head = nn.Identity()
         if num_classes:
             head = nn.Linear(self.embed_dim, num_classes).to(self.patch_embed.proj.weight)
@@ -202,9 +207,7 @@ class VisionTransformer(nn.Module):
         }
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that are no weights: positions and the class token."""
-        own = {"pos_embed", "cls_token"}
-        return {name for name, _ in self.named_parameters() if name in own or ".key_position." in name}
+        return no_weights(self)
 
     def _add_positions(self, x: Tensor, spatial_shape: tuple[int, int]) -> Tensor:
         if self.position == "sincos":

@@ -1,9 +1,8 @@
 """What layers of attention of timm's models become: their own projections around a mechanism of this library."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from linattn.layers.plane import mechanism_plane, prefix_option
 from linattn.mechanisms.registry import create_mechanism
 from linattn.models.vision.conversion.attend import attend, holds_bias
+from linattn.models.vision.conversion.planes import Planes
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Plan:
     rotary: str = "inputs"
     reduction: str = "keep"
     num_prefix_tokens: int = 0
-    grid: tuple[int, int] | None = None
+    planes: Planes = field(default_factory=Planes, compare=False)
 
 
 class ConvertedAttention(nn.Module):
@@ -163,12 +163,8 @@ class ConvertedAttention(nn.Module):
         return self.proj_drop(self.proj(out))
 
     def plane(self, length: int) -> tuple[int, int] | None:
-        """The plane of a model that does not tell its layers: the grid it was built for, or else a square."""
-        tokens = length - self.num_prefix_tokens
-        if self.plan.grid is not None and math.prod(self.plan.grid) == tokens:
-            return self.plan.grid
-        side = math.isqrt(max(tokens, 0))
-        return (side, side) if side and side * side == tokens else None
+        """The plane of ``length`` tokens, prefix tokens among them, in a model that does not tell its layers."""
+        return self.plan.planes.find(length - self.num_prefix_tokens)
 
 
 def key_mask_of(attn_mask: Tensor | None, is_causal: bool, mechanism: str) -> Tensor | None:

@@ -10,6 +10,7 @@ from linattn.layers.attention_options import LAYER_SETS
 from linattn.mechanisms.registry import mechanism_info
 from linattn.models.vision.conversion.base import ConvertedAttention, Plan
 from linattn.models.vision.conversion.beit import BeitAttention, drop_shared_bias
+from linattn.models.vision.conversion.planes import find_tokens
 from linattn.models.vision.conversion.pvt import ReducedAttention
 from linattn.models.vision.conversion.report import ConversionReport, Converted
 from linattn.models.vision.conversion.swin import WindowedAttention
@@ -77,7 +78,7 @@ def convert(
     found = _attentions(model)
     chosen = _chosen(found, layers)
     _refuse_unknown(model, found, chosen, everything=layers is None)
-    plan = Plan(mechanism, dict(mechanism_options), impl, rotary, reduction, *_tokens_of(model))
+    plan = Plan(mechanism, dict(mechanism_options), impl, rotary, reduction, *find_tokens(model))
     new = {name: _replacement(found[name], plan) for name in chosen if not _has(found[name], plan)}
     if not new:
         raise ValueError(f"nothing to change: all {len(chosen)} layers asked for have {mechanism} with these options")
@@ -87,6 +88,7 @@ def convert(
         setattr(model.get_submodule(parent), own, layer)
         _note(report, name, found[name], layer)
     report.dropped |= drop_shared_bias(model)
+    plan.planes.watch()
     return Converted(model, report)
 
 
@@ -147,16 +149,6 @@ def _looks_like_attention(module: nn.Module) -> bool:
 
 def _pools(model: nn.Module) -> list[str]:
     return [n for n, m in model.named_modules() if "attentionpool" in type(m).__name__.lower().replace("_", "")]
-
-
-def _tokens_of(model: nn.Module) -> tuple[int, tuple[int, int] | None]:
-    """Tokens before the plane, and the plane that the model was built for."""
-    for module in model.modules():
-        count = getattr(module, "num_prefix_tokens", None)
-        if isinstance(count, int) and hasattr(module, "patch_embed"):
-            grid = getattr(module.patch_embed, "grid_size", None)
-            return count, None if grid is None else (int(grid[0]), int(grid[1]))
-    return 0, None
 
 
 def _has(old: nn.Module, plan: Plan) -> bool:
