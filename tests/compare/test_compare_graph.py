@@ -2,13 +2,19 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from linattn.cli.main import app
-from linattn.compare.graph.scaling import ScalingConfig, measure_scaling
+from linattn.compare.cells import Cell
+from linattn.compare.graph.grid import Grid
+from linattn.compare.graph.scaling import ScalingConfig, ScalingResult, ScalingRow, measure_scaling
+from linattn.compare.graph.settings import GraphCompareConfig
+from linattn.train.graph.epochs import NotFiniteError
+from linattn.train.graph.loop import GraphResult
 from linattn.train.graph.recipes import DEFAULTS, graph_recipe
 
 COMMON = ("--data", "communities:120:3", "--epochs", "6", "--device", "cpu")
@@ -46,6 +52,19 @@ def test_results_have_every_run_and_its_spread(compared):
     lines = list(csv.DictReader((folder / "results.csv").open()))
     assert [line["mechanism"] for line in lines] == ["sgc", "euclidean+relu", "pseudo_riemannian"]
     assert float(lines[0]["score_mean"]) == results["mechanisms"][0]["score_mean"]
+
+
+def test_the_page_is_drawn_again_from_the_results(compared):
+    folder = compared[0]
+    page, charts = folder / "report.html", sorted(folder.glob("charts/*.png"))
+    before = {path: path.read_bytes() for path in (page, *charts)}
+    assert b"Graph models compared on communities-120-3" in before[page]
+    assert [path.name for path in charts] == ["learning.png", "scores.png"]
+    for path in before:
+        path.unlink()
+    found = CliRunner().invoke(app, ["report", str(folder)])
+    assert found.exit_code == 0, found.output
+    assert {path: path.read_bytes() for path in (page, *sorted(folder.glob("charts/*.png")))} == before
 
 
 def test_without_a_rate_each_model_takes_that_of_its_recipe(tmp_path):
@@ -102,7 +121,9 @@ def test_scaling_measures_and_checks_every_size(tmp_path):
     found = graph("scaling", "--nodes", "200,800", "--models", "gcn,pseudo_riemannian", "--repeats", 1,
                   "--device", "cpu", "--output", tmp_path)  # fmt: skip
     assert found.exit_code == 0, found.output
-    rows = json.loads((tmp_path / "graph-scaling.json").read_text())["rows"]
+    written = json.loads((tmp_path / "graph-scaling.json").read_text())
+    rows = written["rows"]
+    assert written["bytes_per_node"] == {row["model"]: row["peak_bytes"] / 800 for row in rows[2:]}
     assert [(row["model"], row["nodes"], row["status"]) for row in rows] == [
         (name, nodes, "ok") for nodes in (200, 800) for name in ("gcn", "pseudo_riemannian")
     ]
@@ -112,13 +133,26 @@ def test_scaling_measures_and_checks_every_size(tmp_path):
     assert Path(tmp_path / "graph-scaling.png").stat().st_size > 1000
     page = (tmp_path / "graph-scaling.html").read_text()
     assert page.count("<svg") >= 2
+    assert "mathdefault" not in page  # no TeX on an axis
     assert all(f"{row['median_ms']:,.1f}" in page for row in rows)
+    assert "gcn: time grows as nodes^" in found.output
 
 
 def test_sizes_that_would_take_too_long_are_left_out():
     result = measure_scaling(ScalingConfig(("sgc",), (20, 40), repeats=1, max_seconds=0.0), lambda result: None)
     assert [row.status for row in result.rows] == ["ok", "left out"]
     assert result.rows[1].median_ms is None
+
+
+def test_growth_is_that_of_large_graphs():
+    """What a call costs anyway, here 10 ms, hides the growth at small sizes."""
+    result = ScalingResult({})
+    for nodes in (1_000, 100_000, 1_000_000, 10_000_000):
+        gone = nodes > 1_000_000
+        result.rows.append(ScalingRow("gcn", nodes, 8 * nodes, median_ms=None if gone else max(10, nodes / 1000),
+                                      peak_bytes=None if gone else 2048 * nodes))  # fmt: skip
+    assert result.growth("gcn") == pytest.approx(1)
+    assert result.words("gcn") == "gcn: time grows as nodes^1.00 from 100,000 to 1,000,000; 2.0 KiB a node"
 
 
 def test_every_model_has_a_recipe():
@@ -148,5 +182,33 @@ def test_a_grid_is_the_same_for_all_and_validation_chooses(tmp_path):
         assert model["train"]["graph_weight_decay"] == 1e-4
     page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") >= 2
+    assert "mathdefault" not in page  # no TeX on an axis
     assert f"{results['mechanisms'][0]['score_mean']:.2f}" in page
     assert page.count("1e+06") == 8  # of 2 models, 2 rates and 2 dropouts
+
+
+def test_a_point_without_a_finite_loss_is_passed_over_and_any_other_error_is_told(tmp_path):
+    config = GraphCompareConfig(
+        "communities:120:3", ("sgc",), seeds=1, weight_decays=(0.0, 1.0), dropouts=(0.0,), output=tmp_path
+    )
+
+    def fail(error):
+        def train(cell, point, folder):
+            if point.weight_decay:
+                raise error
+            return GraphResult(0, 61.0, 60.0, {}, 1.0, 1)
+
+        return train
+
+    best = Grid(config, fail(NotFiniteError("lost"))).best(Cell("sgc", 0, 0.1))
+    assert (best.weight_decay, best.val) == (0.0, 61.0)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        Grid(config, fail(RuntimeError("out of memory"))).best(Cell("sgc", 0, 0.1))
+
+
+def test_the_page_on_graphs_runs():
+    page = (Path(__file__).parents[2] / "docs" / "graph.md").read_text()
+    names: dict = {}
+    for block in re.findall(r"^```python\n(.*?)^```", page, re.S | re.M):
+        exec(block, names)
+    assert names["model"](names["graph"]).shape == (12, 3)

@@ -1,4 +1,4 @@
-"""``linattn compare``: images, conversions, and tasks of sequences."""
+"""``linattn compare``: images, conversions, tasks of sequences, and graphs."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,6 +8,7 @@ from rich.console import Console
 
 from linattn.cli.compare_conversion import conversion
 from linattn.cli.compare_text import text
+from linattn.cli.graph import compare as graph
 from linattn.cli.options import DefaultGroup, device_or_default, names, numbers, option_errors
 
 
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.command()(text)
 app.command()(conversion)
+app.command(name="graph")(graph)
 
 
 @app.command()

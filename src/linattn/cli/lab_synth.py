@@ -38,7 +38,15 @@ def synth(
     samples: Annotated[
         int, typer.Option(help="Sentences (lano) or answers (brevo) that each trained model writes, to be checked.")
     ] = 0,
-    plan: Annotated[bool, typer.Option("--plan", help="Say how many runs and seconds it would be, and stop.")] = False,
+    plan: Annotated[
+        bool | None,
+        typer.Option(
+            "--plan/--no-plan",
+            help="Say how many runs and seconds it would be, and stop; or do not measure it at all.  "
+            "[default: say it and begin]",
+            show_default=False,
+        ),
+    ] = None,
     jobs: Annotated[int | None, typer.Option(help="Runs at a time.  [default: one a core on a cpu, else 1]")] = None,
 ) -> None:
     """Controlled tasks of Physics of Language Models 4.1: what a mechanism, positions and Canon layers are good for.
@@ -66,7 +74,7 @@ def synth(
         given: dict[str, Any] = {name: value for name, value in shared.changes().items() if value is not None}
         # Runs are short: compiling would take longer than it saves.
         given |= {"compile": bool(shared.compile), "lr": lrs[0] if len(lrs) == 1 else None}
-        train = configure(made, chosen.train | given, recipe)
+        train = configure(made, chosen.training(given), recipe)
         host = host_of(replace(shared, size=shared.size or chosen.host["size"]), made)
         host = replace(
             host,
@@ -89,5 +97,5 @@ def synth(
             default_jobs(train.device) if jobs is None else jobs,
         )
         config = SynthConfig(compared, names(positions), shown_metrics(made, chosen), samples)
-        code = run(config, Console(), plan_only=plan)
+        code = run(config, Console(), plan_only=plan is True, measure=plan is not False)
     raise typer.Exit(code)

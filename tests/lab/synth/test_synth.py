@@ -1,6 +1,7 @@
 """The laboratory of controlled tasks end to end: planned, trained through comparisons, merged, tabled; and resumed."""
 
 import json
+from concurrent.futures import Future
 from dataclasses import replace
 from io import StringIO
 
@@ -10,12 +11,14 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from linattn.cli.main import app
+from linattn.compare import cells
 from linattn.compare import compare as compare_module
 from linattn.compare.text import costs
 from linattn.compare.text import subject as text_subject
 from linattn.compare.text.settings import TextCompareConfig
-from linattn.lab.synth import plan
+from linattn.lab.synth import plan, pool
 from linattn.lab.synth import run as lab_run
+from linattn.lab.synth.adopt import adopt
 from linattn.lab.synth.budgets import LAB_TASKS, SCALES, budget, shown_metrics
 from linattn.lab.synth.merge import merged
 from linattn.lab.synth.plan import Plan, make_plan
@@ -26,6 +29,7 @@ from linattn.lab.synth.written import share_right
 from linattn.support.options import OptionError
 from linattn.tasks.text import text_task
 from linattn.train.text.config import TextConfig
+from linattn.train.text.folder import TextFolder
 from linattn.train.text.hosts import HostOptions
 from linattn.train.text.recipes import create_task
 
@@ -138,6 +142,10 @@ def test_budgets_fit_their_tasks():
             assert made.metric == chosen.metrics[0]
             assert all(width % chosen.host["heads"] == 0 for width in chosen.widths)
             assert len(shown_metrics(made, chosen)) == (3 if task == "depo" else len(chosen.metrics))
+    small, paper = (budget("mano", scale) for scale in ("gpu", "paper"))
+    assert small.training({})["warmup_steps"] == 60
+    assert small.training({"warmup_steps": 7, "steps": 50})["warmup_steps"] == 7
+    assert "warmup_steps" not in paper.training({"steps": 50})  # its recipe has one
 
 
 def test_wrong_positions_and_samples_are_named():
@@ -197,3 +205,84 @@ def test_the_command_plans_and_names_what_is_wrong(tmp_path):
     wrong = CliRunner().invoke(app, ["lab", "synth", "memo"])
     assert wrong.exit_code == 2
     assert "depo" in wrong.output
+
+
+class HereAndNow:
+    """In the place of a pool of processes: runs what it gets at once, in this one."""
+
+    def __init__(self, _, *, initializer, initargs, **others):
+        initializer(*initargs)
+
+    def submit(self, work, *arguments):
+        future = Future()
+        future.set_result(work(*arguments))
+        return future
+
+    def shutdown(self, **others):
+        pass
+
+
+@pytest.fixture
+def here(monkeypatch):
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(pool, "ProcessPoolExecutor", HereAndNow)
+    monkeypatch.setattr(pool.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(pool, "_TEXTS", {})
+    yield monkeypatch
+    torch.set_num_threads(threads)
+
+
+def swept(output, **train):
+    lrs = (1e-3, 1e-2)
+    train = replace(CONFIG.shared.train, **train)
+    return replace(CONFIG, shared=replace(CONFIG.shared, output=output, lrs=lrs, canons=(None,), train=train, jobs=2))
+
+
+def test_one_pool_trains_all_that_comparisons_ask_for(here, tmp_path):
+    config, said = swept(tmp_path), []
+    assert pool.train_in_pool(config, said.append) == set()
+    assert said[-1] == "9 of 9 runs"  # 3 contenders, 2 rates and 1 final run each
+    for part in config.parts.values():
+        texts = text_subject.Texts(part)
+        trainer = texts.trainer(pytest.fail, lambda *_: pytest.fail("trained again"))
+        tried = [trainer.run(cell) for cell in cells.sweep_cells(part)]
+        best = cells.best_lrs(part, tried)
+        final = [trainer.run(cell) for cell in cells.final_cells(part, best)]
+        assert len(final) == len(part.mechanisms)
+        assert all(found.status == "done" for found in (*tried, *final))
+
+
+def test_what_is_adopted_is_what_training_again_would_give(tmp_path):
+    part = swept(tmp_path / "one").parts["rotary"]
+    cell = cells.Cell("softmax 16", 0, 1e-2)
+    texts = text_subject.Texts(part)
+    trainer = texts.trainer(lambda *_: None, lambda *_: None)
+    tried = trainer.run(replace(cell, validation=True))
+    assert adopt(texts, cell)
+    assert not adopt(texts, cell)  # it is there
+    found = texts.trainer(pytest.fail, lambda *_: pytest.fail("trained again")).run(cell)
+    again = text_subject.Texts(replace(part, output=tmp_path / "two"))
+    wanted = again.trainer(lambda *_: None, lambda *_: None).run(cell)
+    timeless = [[{**record, "seconds": 0} for record in run.epochs] for run in (found, wanted)]
+    assert timeless[0] == timeless[1]
+    assert found.epochs[0]["metrics"] != tried.epochs[0]["metrics"]  # other test data
+    weights = [TextFolder(cell.folder(run.config.output)).load_weights() for run in (texts, again)]
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+
+
+def test_a_run_with_evaluations_on_its_way_is_not_adopted(tmp_path):
+    """Their records would be those of other test data."""
+    texts = text_subject.Texts(swept(tmp_path, eval_every=1).parts["rotary"])
+    cell = cells.Cell("softmax 16", 0, 1e-2)
+    texts.trainer(lambda *_: None, lambda *_: None).run(replace(cell, validation=True))
+    assert not adopt(texts, cell)
+
+
+def test_a_failed_run_is_left_to_its_comparison(here, tmp_path):
+    run_one = pool._run
+    here.setattr(
+        pool, "_run",
+        lambda kind, cell: replace(run_one(kind, cell), status="failed") if kind == "none" else run_one(kind, cell),
+    )  # fmt: skip
+    config = swept(tmp_path)
+    assert pool.train_in_pool(config, lambda words: None) == {"none"}

@@ -47,6 +47,19 @@ def test_links_are_found():
     assert len(found.records) == 12
 
 
+def test_degrees_as_features_do_not_tell_of_held_out_links():
+    """A large graph without features has its degrees for them: counted anew, over the edges of training."""
+    data = grid(60, 150)
+    assert data.x[:, :5].sum() == data.num_nodes  # one-hot degrees of 2 to 4
+    found = create_objective(data, GraphConfig(task="links")).data
+    degrees = found.edge_index[0].bincount(minlength=data.num_nodes)
+    assert torch.equal(found.x.argmax(1), degrees)
+    assert degrees.sum() < data.num_edges
+    own = data.x.roll(1, 1)
+    other = create_objective(replace(data, x=own), GraphConfig(task="links")).data
+    assert torch.equal(other.x, own)  # features of the user stay
+
+
 class Scripted(Objective):
     """Scores that are written down: the model holds its epoch, test data likes another one than validation."""
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from linattn.compare.cells import Cell
 from linattn.compare.graph.settings import GraphCompareConfig, Point
+from linattn.train.graph.epochs import NotFiniteError
 from linattn.train.graph.loop import GraphResult
 
 
@@ -53,7 +54,7 @@ class Grid:
             folder = self.config.output / "grid" / own.folder(Path()).relative_to("sweep") / point.name
             try:
                 found = self.train(own, point, folder)
-            except RuntimeError:  # a training loss that is not finite: another point may do
+            except NotFiniteError:  # another point may do
                 return Tried(cell.lr, *point, float("nan"), seconds)
             scores.append(found.val)
             seconds += found.seconds

@@ -1,7 +1,7 @@
 """The page of a comparison of graph models: one HTML file that needs nothing else."""
 
 from functools import partial
-from json import dumps, loads
+from json import dumps
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -11,7 +11,7 @@ from linattn.report.frame import chart_section, document, write_page
 from linattn.report.markup import Markup, element
 from linattn.report.numbers import MISSING, counted
 from linattn.report.panel import Chart, Panel, key, plot_line
-from linattn.report.read import Comparison
+from linattn.report.read import Comparison, load_results
 from linattn.report.setting import how_it_was_made
 from linattn.report.style import OUTLINES, Style, styles
 from linattn.report.table import Cell, Column, table
@@ -21,7 +21,7 @@ from linattn.support.extras import need
 def write_graph_report(folder: Path) -> Path:
     """``report.html`` and ``charts/*.png`` from ``results.json`` of ``folder``; the same results, the same bytes."""
     need("the report's charts", "matplotlib")
-    comparison = Comparison(loads((folder / "results.json").read_text()))
+    comparison = Comparison(load_results(folder))
     charts = [chart for chart in (scores_chart(comparison), learning_chart(comparison)) if chart is not None]
     data = comparison.part("data")
     task = "links" if data.get("task") == "links" else "classes of nodes"

@@ -68,14 +68,36 @@ class ScalingResult:
     meta: dict[str, Any]
     rows: list[ScalingRow] = field(default_factory=list)
 
+    @property
+    def models(self) -> list[str]:
+        return list(dict.fromkeys(row.model for row in self.rows))
+
+    def measured(self, model: str) -> list[ScalingRow]:
+        """Its rows with times, the largest graph last."""
+        return [row for row in self.rows if row.model == model and row.median_ms is not None]
+
     def growth(self, model: str) -> float | None:
-        """p of ``time = c nodes^p`` over the measured sizes."""
-        times = {r.nodes: r.median_ms for r in self.rows if r.model == model and r.median_ms is not None}
-        return growth_exponent(times)
+        """p of ``time = c nodes^p`` between the two largest sizes: at small ones what a call costs anyway hides it."""
+        return growth_exponent({row.nodes: row.median_ms or 0.0 for row in self.measured(model)[-2:]})
+
+    def bytes_per_node(self, model: str) -> float | None:
+        """Peak memory of a step over nodes, at the largest size."""
+        rows = self.measured(model)
+        return None if not rows or rows[-1].peak_bytes is None else rows[-1].peak_bytes / rows[-1].nodes
+
+    def words(self, model: str) -> str | None:
+        """Both in words; None where there is one size alone."""
+        growth, each = self.growth(model), self.bytes_per_node(model)
+        if growth is None or each is None:
+            return None
+        first, last = (row.nodes for row in self.measured(model)[-2:])
+        return f"{model}: time grows as nodes^{growth:.2f} from {first:,} to {last:,}; {each / 1024:,.1f} KiB a node"
 
     def as_json(self) -> dict[str, Any]:
-        growth = {name: self.growth(name) for name in dict.fromkeys(row.model for row in self.rows)}
-        return {"meta": self.meta, "growth": growth, "rows": [asdict(row) for row in self.rows]}
+        growth = {name: self.growth(name) for name in self.models}
+        each = {name: self.bytes_per_node(name) for name in self.models}
+        rows = [asdict(row) for row in self.rows]
+        return {"meta": self.meta, "growth": growth, "bytes_per_node": each, "rows": rows}
 
 
 def measure_scaling(config: ScalingConfig, on_row: Callable[[ScalingResult], None]) -> ScalingResult:

@@ -32,10 +32,8 @@ def scaling_on_screen(config: ScalingConfig, path: Path, chart: bool, console: C
     except KeyboardInterrupt:
         console.print(f"Interrupted; finished rows are kept: {path}", soft_wrap=True)
         return INTERRUPTED
-    for name in config.models:
-        growth = result.growth(name)
-        if growth is not None:
-            console.print(f"{name}: time grows as nodes^{growth:.2f}")
+    for words in filter(None, map(result.words, result.models)):
+        console.print(words, soft_wrap=True, highlight=False)
     if chart and any(row.median_ms is not None for row in result.rows):
         for written in write_scaling_page(result, path):
             console.print(f"{'chart:  ' if written.suffix == '.png' else 'page:   '} {written}", soft_wrap=True)
@@ -71,9 +69,8 @@ def _numbers(result: ScalingResult) -> Markup:
         values = [getattr(row, name) for row in result.rows]
         cells = [Cell(MISSING) if value is None else Cell(show(value), value) for value in values]
         columns.append(Column(title, unit, cells))
-    growth = [(name, result.growth(name)) for name in dict.fromkeys(names)]
-    words = "; ".join(f"{name} as nodes^{power:.2f}" for name, power in growth if power is not None)
-    reading = f"Time grows: {words or 'one size alone was measured'}. Error: of fp32 against fp64."
+    words = ". ".join(filter(None, map(result.words, result.models))) or "One size alone was measured"
+    reading = f"{words}. Error: of fp32 against fp64. Memory: of a step, beside graph and weights."
     return table_section("Every number", "numbers", table("Cost", "model", names, names, columns), reading)
 
 
@@ -97,12 +94,16 @@ def scaling_chart(result: ScalingResult) -> Chart:
 
 
 def _draw(axes: Any, *, result: ScalingResult, look: dict[str, Style], name: str, title: str) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
     factor = 2**20 if name == "peak_bytes" else 1
     for model, style in look.items():
         rows = [row for row in result.rows if row.model == model and getattr(row, name) is not None]
         plot_line(axes, [row.nodes for row in rows], [getattr(row, name) / factor for row in rows], style)
     axes.set_xscale("log")
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))  # powers would be written in TeX
     sizes = sorted({row.nodes for row in result.rows})
     axes.set_xticks(sizes, [short(size) for size in sizes])
     axes.minorticks_off()

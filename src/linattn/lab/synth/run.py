@@ -1,13 +1,16 @@
 """``linattn lab synth``: comparisons, one results file, a report and a table like the paper's."""
 
+from dataclasses import replace
 from importlib.util import find_spec
 from json import loads
 
 from rich.console import Console
 
-from linattn.compare.compare import FAILED, INTERRUPTED, RIGHT, compare
+from linattn.compare.compare import FAILED, INTERRUPTED, RIGHT, compare, same_settings
+from linattn.compare.text.subject import Texts
 from linattn.lab.synth.merge import merged
 from linattn.lab.synth.plan import make_plan
+from linattn.lab.synth.pool import train_in_pool
 from linattn.lab.synth.settings import SynthConfig
 from linattn.lab.synth.table import on_screen, paper_table
 from linattn.lab.synth.written import write_samples
@@ -29,14 +32,30 @@ def run(config: SynthConfig, console: Console, *, plan_only: bool = False, measu
         console.print(make_plan(config).words(), soft_wrap=True)
     if plan_only:
         return RIGHT
+    try:
+        left = train_together(config, console)
+    except KeyboardInterrupt:
+        console.print("Interrupted; finished runs are kept, and the same command goes on.")
+        return INTERRUPTED
     codes = []
     for kind, part in config.parts.items():
         console.rule(f"positions: {kind}")
-        codes.append(compare(part, console))
+        codes.append(compare(replace(part, jobs=part.jobs if kind in left else 1), console))
         if codes[-1] == INTERRUPTED:
             return INTERRUPTED
     finish(config, console)
     return FAILED if any(codes) else RIGHT
+
+
+def train_together(config: SynthConfig, console: Console) -> set[str]:
+    """All runs in one pool, where there may be several at a time; returns what comparisons still have to train."""
+    if config.shared.jobs < 2:
+        return set(config.parts)
+    for part in config.parts.values():
+        Texts(part).check()
+        same_settings(part)
+    with console.status("starting processes") as status:
+        return train_in_pool(config, status.update)
 
 
 def finish(config: SynthConfig, console: Console) -> None:

@@ -50,7 +50,9 @@ class Curvature(nn.Module):
         if not 0 < radius < math.inf:
             raise ValueError(f"radius must be a number > 0, got {radius!r}")
         self.radius = float(radius)
-        self.raw = nn.Parameter(torch.tensor(radius**2).expm1().log()) if learn else None
+        # The softplus's inverse ``log(exp(z) - 1)``, in a form that a radius of 10 does not overflow in fp32.
+        z = torch.tensor(self.radius**2)
+        self.raw = nn.Parameter(z + (-(-z).expm1()).log()) if learn else None
 
     def forward(self) -> Tensor | float:
         return self.radius if self.raw is None else F.softplus(self.raw).sqrt()

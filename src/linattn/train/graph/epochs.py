@@ -34,6 +34,10 @@ class GraphRecord:
 OnEpoch = Callable[[GraphRecord], None]
 
 
+class NotFiniteError(RuntimeError):
+    """The training loss is no number any more."""
+
+
 class Best:
     """The weights of the best evaluation so far, chosen on the device: by the score, of equals by the lower loss.
 
@@ -119,7 +123,7 @@ def run_epochs(
         numbers = torch.stack([found for _, found, _ in waiting]).tolist()  # waits for the device, once a block
         for (at, _, seconds), (train, held_out, score) in zip(waiting, numbers, strict=True):
             if train - train != 0:
-                raise RuntimeError(f"the training loss is not finite: epoch {at}, lr {config.lr:g}; a lower lr helps")
+                raise NotFiniteError(f"the training loss is not finite: epoch {at}, lr {config.lr:g}; a lower lr helps")
             records.append(GraphRecord(at, train, held_out, score, seconds()))
             if log is not None:
                 with log.open("a") as file:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from linattn.models.graph import Graph, read_graph
 from linattn.support.options import OptionError
 from linattn.tasks.graph.data import GraphData
+from linattn.tasks.graph.features import MOST_DEGREE, MOST_IDENTITY, default_features
 from linattn.tasks.graph.links import LabelledPairs, LinkSplit, split_links
 from linattn.tasks.graph.splits import per_class_split, stratified_split
 from linattn.train.graph.config import GraphConfig
@@ -106,11 +107,16 @@ class Links(Objective):
 
 def create_objective(data: GraphData, config: GraphConfig) -> Objective:
     """Split ``data`` as ``config`` says, bring it to the device and make its features ready."""
+    of_degrees = config.task == "links" and has_degree_features(data)
     if config.row_normalize or (config.row_normalize is None and bool((data.x >= 0).all())):
         power = 2 if config.row_normalize == "unit" else 1
         data = replace(data, x=F.normalize(data.x, p=power, dim=1))
     if config.task == "links":
-        return Links(split_links(data, config.seed).to(config.device))
+        links = split_links(data, config.seed)
+        if of_degrees:
+            told = default_features(links.data.edge_index, data.num_nodes)
+            links = replace(links, data=replace(links.data, x=told))
+        return Links(links.to(config.device))
     if data.y is None:
         raise OptionError("data", f"{data.name} has no classes of nodes: use --task links")
     split = config.split if config.split != "auto" else "given" if data.has_split else "stratified"
@@ -119,3 +125,13 @@ def create_objective(data: GraphData, config: GraphConfig) -> Objective:
     if split != "given":
         data = (stratified_split if split == "stratified" else per_class_split)(data, config.seed)
     return Nodes(data.to(config.device))
+
+
+def has_degree_features(data: GraphData) -> bool:
+    """Whether the features are degrees that a reader counted, for want of others.
+
+    Counted over all edges they would tell which nodes have links that validation and testing ask for.
+    """
+    if data.num_nodes <= MOST_IDENTITY or data.num_features != MOST_DEGREE + 1:
+        return False
+    return torch.equal(data.x, default_features(data.edge_index, data.num_nodes).to(data.x))

@@ -1,0 +1,85 @@
+"""All runs of a laboratory in one pool of processes, which comparisons then find finished in their folders.
+
+A comparison starts processes for the runs that choose learning rates and others for the final ones, and there is one
+comparison for each kind of positions: with runs of seconds the starts would take longer than the training.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+
+import torch
+
+from linattn.compare.cells import Cell, CellResult, best_lrs, final_cells, sweep_cells
+from linattn.compare.text.settings import TextCompareConfig
+from linattn.compare.text.subject import Texts
+from linattn.compare.workers import _end_with
+from linattn.lab.synth.adopt import adopt
+from linattn.lab.synth.settings import SynthConfig
+
+SECONDS_BETWEEN_LOOKS = 0.5
+_TEXTS: dict[str, Texts] = {}  # of a worker
+
+
+def train_in_pool(config: SynthConfig, on_work: Callable[[str], None]) -> set[str]:
+    """Train what the comparisons of ``config.parts`` will ask for; returns the kinds of positions with failed runs.
+
+    Every contender's final runs begin as soon as those that choose its learning rate are done.
+    """
+    parts, failed = config.parts, set[str]()
+    pool = ProcessPoolExecutor(
+        config.shared.jobs,
+        mp_context=multiprocessing.get_context("spawn"),  # a fork would copy threads in the middle of their work
+        initializer=_start,
+        initargs=(parts,),
+    )
+    waiting: dict[Future[CellResult], str] = {}
+    swept: dict[tuple[str, str], list[CellResult]] = {}
+    try:
+        for kind, part in parts.items():
+            first = sweep_cells(part) or final_cells(part, best_lrs(part, []))
+            waiting |= {pool.submit(_run, kind, cell): kind for cell in first}
+        total = len(waiting) + sum(len(part.mechanisms) * part.seeds for part in parts.values() if sweep_cells(part))
+        done = 0
+        while waiting:
+            for future in wait(waiting, timeout=SECONDS_BETWEEN_LOOKS, return_when=FIRST_COMPLETED).done:
+                kind, result, done = waiting.pop(future), future.result(), done + 1
+                if result.status != "done":
+                    failed.add(kind)
+                if result.cell.validation:
+                    own = swept.setdefault((kind, result.cell.mechanism), [])
+                    own.append(result)
+                    waiting |= {pool.submit(_run, kind, cell): kind for cell in _final(parts[kind], own)}
+            on_work(f"{done} of {total} runs")
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in multiprocessing.active_children():
+            process.terminate()  # what they have finished is on disk; to wait for the rest would take minutes
+        raise
+    pool.shutdown()
+    return failed
+
+
+def _final(part: TextCompareConfig, swept: list[CellResult]) -> list[Cell]:
+    """Final runs of a contender whose learning rates have all been tried; none before that."""
+    if len(swept) < len(set(part.lrs)):
+        return []
+    name = swept[0].cell.mechanism
+    lrs = best_lrs(part, swept, Texts(part).metric.higher)
+    return [cell for cell in final_cells(part, lrs) if cell.mechanism == name]
+
+
+def _start(parts: dict[str, TextCompareConfig]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    torch.set_num_threads(1)
+    _TEXTS.update({kind: Texts(part) for kind, part in parts.items()})
+
+
+def _run(kind: str, cell: Cell) -> CellResult:
+    texts = _TEXTS[kind]
+    adopt(texts, cell)
+    return texts.trainer(lambda *_: None, lambda *_: None).run(cell)
