@@ -36,6 +36,7 @@ def test_a_model_is_converted_reported_written_with_and_not_done_twice(folder, t
     result = call("linearize", folder, "--text", text, "--out", out, *SMALL, "--results", results)
     assert result.exit_code == 0, result.output
     assert results.read_bytes() == (out / "report.json").read_bytes()
+    assert all(f"layer {number} misses" in result.output for number in (0, 1))
     report = json.loads((out / "report.json").read_text())
     assert [stage["name"] for stage in report["stages"]] == ["teacher", "converted", "transfer", "finetune"]
     assert [curve["layer"] for curve in report["transfer"]] == [0, 1]
@@ -70,10 +71,15 @@ def test_a_model_is_converted_reported_written_with_and_not_done_twice(folder, t
     ("change", "named"),
     [
         (["--method", "magic"], "--method"),
-        (["--option", "window=-1"], "--method"),
+        (["--option", "window=-1"], "--option"),
+        (["--option", "gate=maybe"], "True or False"),
+        (["--option", "gate=true", "--loss", "cross_entropy"], "--loss"),
+        (["--method", "dof", "--option", "cost=0"], "--option"),
+        (["--results", "."], "--results"),
+        (["--targets", "q_proj,magic"], "--targets"),
         (["--option", "colour=red"], "colour"),
         (["--method", "features", "--option", "mechanism=relu", "--option", "power=3"], "power"),
-        (["--layers", "7"], "0 to 1"),
+        (["--layers", "7"], "--layers"),
         (["--length", "100000"], "--length"),
         (["--text", "nowhere.txt"], "--text"),
         (["--finetune-lr", "0"], "--finetune-lr"),
@@ -136,6 +142,7 @@ def test_a_diagnosis_fits_the_screen_and_is_written(folder, text, tmp_path):
     assert [layer["layer"] for layer in layers] == [0, 1]
     assert all(layer["choice"] in run.output for layer in layers)
     assert (tmp_path / "charts" / "freedom.png").is_file()
+    assert "--length" in call("inspect", folder, "--text", text, "--output", tmp_path, "--length", 1).output
     wrong = call("inspect", folder, "--text", text, "--output", tmp_path, "--candidates", "magic")
     assert wrong.exit_code == 2
     assert "window+salient" in wrong.output

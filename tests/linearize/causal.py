@@ -46,8 +46,8 @@ def build(family="Llama", **config):
 
 def converted(method, family="Llama", config=(), **options):
     """A tiny model that is converted; the maps are moved away from their starts, which would hide mistakes."""
-    from linattn.linearize.attention import linearized_layers
     from linattn.linearize.convert import convert, plan_model
+    from linattn.linearize.layer.attention import linearized_layers
 
     model = build(family, **dict(config))
     convert(model, plan_model(model, method, **options))

@@ -11,8 +11,8 @@ from tests.linearize.causal import build, logits, padded
 from torch import nn
 
 from linattn.linearize.adapters import find_adapter, register_adapter
-from linattn.linearize.attention import LinearizedAttention, linearized_layers
 from linattn.linearize.convert import convert, plan_model
+from linattn.linearize.layer.attention import LinearizedAttention, linearized_layers
 from linattn.linearize.plan import LayerPlan, Plan
 
 

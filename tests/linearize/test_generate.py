@@ -5,7 +5,7 @@ import torch
 from tests.linearize.causal import CLOSE, converted, padded
 from torch.testing import assert_close
 
-from linattn.linearize.attention import set_mode
+from linattn.linearize.layer.attention import set_mode
 
 STILL = {"window": 4, "ratio": 1 / 4, "sinks": 1}
 SETTINGS = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}

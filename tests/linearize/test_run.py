@@ -7,10 +7,10 @@ import torch
 from tests.linearize.tiny import Letters, llama, same
 
 import linattn
-from linattn.linearize.attention import linearized_layers
 from linattn.linearize.finetune import FinetuneOptions
-from linattn.linearize.stage_run import average_gradients
-from linattn.linearize.stages import shared
+from linattn.linearize.layer.attention import linearized_layers
+from linattn.linearize.training.loop import average_gradients
+from linattn.linearize.training.setting import shared
 from linattn.linearize.transfer import TransferOptions
 from linattn.support.options import OptionError
 
@@ -41,7 +41,7 @@ def test_figures_of_every_stage_and_a_run_that_was_stopped(text, tmp_path):
     for curve in report.curves:
         assert curve.after < curve.before
     from linattn.linearize.evaluate.perplexity import perplexity
-    from linattn.linearize.text import read_text
+    from linattn.linearize.training.text import read_text
 
     held_out = read_text(text, Letters()).held_out
     assert report.quality("teacher") == pytest.approx(

@@ -39,7 +39,7 @@ def inspect(
     Exit code: 0 all right, 2 a bad option, 130 interrupted.
     """
     from linattn.linearize.inspect import InspectOptions
-    from linattn.linearize.inspect_run import InspectJob, inspect_folder
+    from linattn.linearize.jobs.inspect_run import InspectJob, inspect_folder
 
     set_threads(threads)
     device = device_or_default(device)

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from linattn.cli.options import Device, Threads, device_or_default, integers, option_errors, set_threads, settings
 
+WORDS = {"true": True, "false": False}  # as they are written on command lines
 TRAINING, TUNING, FIGURES = "Attention transfer", "Fine-tuning", "Evaluation"
 
 
@@ -63,6 +64,12 @@ def linearize(
             rich_help_panel=TUNING,
         ),
     ] = "",
+    pooled_weight: Annotated[
+        float | None, typer.Option(help="Of encoders: of the mean over tokens.", rich_help_panel=TUNING)
+    ] = None,
+    hidden_weight: Annotated[
+        float | None, typer.Option(help="Of hidden states after every layer.  [default: 0]", rich_help_panel=TUNING)
+    ] = None,
     train_cores: Annotated[
         bool, typer.Option(help="Go on training what stage 1 has trained.", rich_help_panel=TUNING)
     ] = False,
@@ -117,8 +124,8 @@ def linearize(
     Exit code: 0 all right, 1 the training diverged, 2 a bad option, 130 interrupted (the same command goes on).
     """
     from linattn.linearize.finetune import FinetuneOptions
-    from linattn.linearize.job import Job
-    from linattn.linearize.job_run import linearize_folder
+    from linattn.linearize.jobs.linearize_job import Job
+    from linattn.linearize.jobs.linearize_run import linearize_folder
     from linattn.linearize.transfer import TransferOptions
 
     set_threads(threads)
@@ -130,6 +137,7 @@ def linearize(
     second = _given(
         steps=finetune_steps, tokens=finetune_tokens, batch_size=finetune_batch_size,
         length=finetune_length or length, lr=finetune_lr, rank=rank, alpha=alpha, objective=objective,
+        pooled_weight=pooled_weight, hidden_weight=hidden_weight,
         targets=tuple(filter(None, targets.split(","))) or None, train_cores=train_cores, accumulation=accumulation,
         seed=seed,
     )  # fmt: skip
@@ -152,7 +160,7 @@ def linearize(
             figures | {"seed": seed} if evaluate else None,
             probe,
             integers("layers", layers) or None,
-            settings("option", option),
+            {name: WORDS.get(str(value), value) for name, value in settings("option", option).items()},
             device,
             precision or ("bf16" if device.startswith("cuda") else "fp32"),
             page,

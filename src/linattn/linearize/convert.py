@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from linattn.linearize.adapters import find_adapter
 from linattn.linearize.adapters.base import Adapter, Site
-from linattn.linearize.attention import LinearizedAttention, linearized_layers
-from linattn.linearize.core import build_core
+from linattn.linearize.layer.attention import LinearizedAttention, linearized_layers
+from linattn.linearize.layer.core import build_core
 from linattn.linearize.plan import Plan, plan
+from linattn.linearize.plan.methods import check_layers
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ def plan_model(model: nn.Module, method: str, *, layers: Sequence[int] | None = 
     if not any(site.convertible for site in sites):
         reasons = {site.why_not for site in sites}
         raise ValueError(f"no layer of {type(model).__name__} can be converted: {'; '.join(map(str, reasons))}")
+    if layers is not None:
+        check_layers(layers, len(sites))
     chosen = [site.layer_idx for site in sites if site.convertible] if layers is None else list(layers)
     by_number = {site.layer_idx: site for site in sites}
     for index in chosen:

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from linattn.linearize.attention import linearized_layers
 from linattn.linearize.convert import convert
+from linattn.linearize.layer.attention import linearized_layers
 from linattn.linearize.plan import Plan
 from linattn.support.extras import need
 

@@ -10,19 +10,28 @@ import torch
 from torch import nn
 
 from linattn.linearize.adapters import find_adapter
+from linattn.linearize.arguments import (
+    check_accelerator,
+    check_cost,
+    check_data,
+    check_folder,
+    check_loss,
+    check_stages,
+    check_steps,
+    check_targets,
+)
 from linattn.linearize.convert import convert, plan_model
 from linattn.linearize.degrees import allocate
-from linattn.linearize.degrees_start import measured, start_features
+from linattn.linearize.degrees.start import measured, start_features
+from linattn.linearize.evaluate.quality import Quality
 from linattn.linearize.finetune import FinetuneOptions, finetune
 from linattn.linearize.plan import Plan
-from linattn.linearize.quality import Quality
-from linattn.linearize.run_data import Data, tokens_of
-from linattn.linearize.stages import Batch, Batches, is_main, stage_bar
-from linattn.linearize.text import Source
+from linattn.linearize.training.data import Data, tokens_of
+from linattn.linearize.training.setting import Batch, Batches, is_main, stage_bar
+from linattn.linearize.training.text import Source
 from linattn.linearize.transfer import LayerCurve, TransferOptions, transfer
 from linattn.support.extras import need
 from linattn.support.files import write_json
-from linattn.support.options import OptionError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped]
@@ -104,7 +113,8 @@ def linearize(
         folder: of this run alone: what is finished is kept there, and the same call goes on where it was stopped.
         layers: numbers of the layers to convert; None: all that can be.
         progress: show a bar.
-        on_stage: called after each stage with its name (teacher, converted, transfer, finetune) and the model.
+        on_stage: called after each stage with its name (teacher, converted, transfer, finetune) and the model, whose
+            ``linearize_report`` says what is known so far.
         accelerator: of ``linattn.train.accelerator.create_accelerator``, for other devices and several processes.
         method_options: fields of ``linattn.linearize.plan.LayerPlan`` that differ from the method's own; of
             ``"features"`` the mechanism and its options; of ``"dof"`` also ``cost``, the mean number of features.
@@ -121,17 +131,19 @@ def linearize(
         >>> model.linearize_report.plan["layers"]["0"]["window"]
         16
     """
-    stages = [stage for stage in (transfer, finetune) if stage is not None]
-    for stage in stages:
-        stage.check()
-    if text is not None and batches is not None:
-        raise OptionError("text", "and batches are two ways to say the same: give one of them")
-    folder = None if folder is None else Path(folder)
+    stages, folder = check_stages(transfer, finetune), check_folder(folder)
+    check_data(text, batches, held_out)
+    check_cost(method, method_options)
+    check_accelerator(accelerator)
+    find_adapter(model)  # a family that is not known is said before a text is read
     data = None if batches is None else Data.of_batches(batches, held_out)
     if text is not None:
         data = Data.of_text(model, text, tokenizer, stages)
+    if data is not None:
+        check_steps(stages, data.length)
     if data is not None and finetune is not None:
         need("fine-tuning", "peft")  # before the first stage has taken its time
+        check_targets(model, finetune)
     job = _Job(model, folder, progress, on_stage, accelerator)
     return job.run(method, layers, method_options, data, transfer, finetune)
 
@@ -167,6 +179,8 @@ class _Job:
         begun = perf_counter()
         probe = None if data is None else data.batches(data.sized(first or second or TransferOptions()))
         chosen, degrees = _planned(self.model, method, layers, dict(options), probe)
+        if data is not None and first is not None:
+            check_loss(chosen, first)
         self.report = LinearizeReport(method, chosen.to_dict(), degrees=None if degrees is None else degrees.to_dict())
         if data is not None and data.held_out:
             self.quality = Quality(self.model, data.held_out)
@@ -183,7 +197,6 @@ class _Job:
             self._transfer(data, data.sized(first))
         if data is not None and second is not None:
             self._finetune(data, data.sized(second))
-        self.model.linearize_report = self.report
         return self.model
 
     def _transfer(self, data: Data, options: TransferOptions) -> None:
@@ -216,6 +229,7 @@ class _Job:
         self.report.stages.append(StageFigures(name, quality, seconds, tokens))
         if self.folder is not None and is_main(self.accelerator):
             write_json(self.folder / "linearize_report.json", self.report.as_dict())
+        self.model.linearize_report = self.report
         if self.on_stage is not None:
             self.on_stage(name, self.model)
 

@@ -71,7 +71,7 @@ def check_parts(model, names, shape):
 
 def check_teacher(model, call):
     """In teacher mode a converted model is the one it was; ``call`` gives the outputs that count."""
-    from linattn.linearize.attention import linearized_layers, set_mode
+    from linattn.linearize.layer.attention import linearized_layers, set_mode
 
     student = converted(model, "features", mechanism="elu")
     assert len(linearized_layers(student)) == 2

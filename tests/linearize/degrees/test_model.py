@@ -4,7 +4,6 @@ import pytest
 import torch
 from tests.linearize.tiny import Counted, held_out, llama
 
-from linattn.linearize.attention import linearized_layers
 from linattn.linearize.convert import convert, plan_model
 from linattn.linearize.degrees import (
     LearnOptions,
@@ -16,6 +15,7 @@ from linattn.linearize.degrees import (
 )
 from linattn.linearize.degrees.kernel import log_estimate, scaled
 from linattn.linearize.degrees.observe import watch
+from linattn.linearize.layer.attention import linearized_layers
 from linattn.linearize.transfer import transfer_errors
 from linattn.support.options import OptionError
 

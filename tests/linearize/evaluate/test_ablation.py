@@ -2,7 +2,6 @@ import pytest
 import torch
 from tests.linearize.evaluate.tiny import tiny_llama
 
-from linattn.linearize.attention import linearized_layers
 from linattn.linearize.convert import convert, plan_model
 from linattn.linearize.evaluate.ablation import (
     FULL,
@@ -17,6 +16,7 @@ from linattn.linearize.evaluate.ablation import (
 )
 from linattn.linearize.evaluate.needle import NeedleRow
 from linattn.linearize.evaluate.perplexity import Perplexity
+from linattn.linearize.layer.attention import linearized_layers
 
 
 def converted(method, **options):

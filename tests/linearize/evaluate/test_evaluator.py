@@ -5,8 +5,8 @@ from tests.linearize.evaluate.tiny import Known
 
 from linattn.linearize.evaluate.evaluator import Evaluator, Labelled
 from linattn.linearize.evaluate.options import EvaluationOptions
-from linattn.linearize.job_run import held_out_pieces
-from linattn.linearize.text import TokenText
+from linattn.linearize.jobs.linearize_run import held_out_pieces
+from linattn.linearize.training.text import TokenText
 from linattn.support.options import OptionError
 
 

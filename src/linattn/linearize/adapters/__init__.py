@@ -9,6 +9,7 @@ from torch import nn
 from linattn.linearize.adapters.base import Adapter
 
 _ADAPTERS: list[Adapter] = []
+SHARED = ("base", "heads")  # what families have in common
 
 HOW_TO_WRITE_ONE = """no adapter knows {family}. To write one, inherit linattn.linearize.adapters.base.Adapter:
   model_types  names the family ({family_type!r}), or write matches(model)
@@ -39,8 +40,8 @@ def find_adapter(model: nn.Module) -> Adapter:
 
 @cache
 def _discover() -> None:
-    """Every other module of this folder has an ``ADAPTERS`` of its own."""
+    """Every module of this folder that is a family's has an ``ADAPTERS`` of its own."""
     for module in pkgutil.iter_modules(__path__):
-        if module.name != "base":
+        if module.name not in SHARED:
             found = importlib.import_module(f"{__name__}.{module.name}")
             _ADAPTERS.extend(found.ADAPTERS)

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from linattn.linearize.adapters.base import Adapter, Projected, Site
-from linattn.linearize.heads import blocks, inside, join_heads, split_heads
+from linattn.linearize.adapters.heads import blocks, inside, join_heads, split_heads
 from linattn.linearize.plan import LayerShape
 
 

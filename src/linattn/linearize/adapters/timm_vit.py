@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from linattn.linearize.adapters.base import Adapter, Projected, Site
-from linattn.linearize.heads import join_heads
+from linattn.linearize.adapters.heads import join_heads
 from linattn.linearize.plan import LayerShape
 
 

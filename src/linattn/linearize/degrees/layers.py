@@ -5,12 +5,12 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from linattn.linearize.attention import linearized_layers
 from linattn.linearize.degrees.kernel import PositiveFeatures, log_features, scaled
 from linattn.linearize.degrees.learn import FeatureLearner, LearnOptions
 from linattn.linearize.degrees.measure import DegreesOfFreedom
 from linattn.linearize.degrees.observe import Batch, SeenPairs, watch
-from linattn.linearize.features import RandomFeatures
+from linattn.linearize.layer.attention import linearized_layers
+from linattn.linearize.layer.features import RandomFeatures
 
 
 def learn_layers(

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from linattn.linearize.adapters import find_adapter
-from linattn.linearize.attention import Observation, linearized_layers, observing
-from linattn.linearize.stages import call
+from linattn.linearize.layer.attention import Observation, linearized_layers, observing
+from linattn.linearize.training.setting import call
 
 Batch = Tensor | Mapping[str, Tensor]
 

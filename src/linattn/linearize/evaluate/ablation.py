@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from math import sqrt
 from typing import Any, TypeVar
 
-from linattn.linearize.attention import linearized_layers
 from linattn.linearize.evaluate.needle import NeedleRow
 from linattn.linearize.evaluate.perplexity import Perplexity, gain
+from linattn.linearize.layer.attention import linearized_layers
 
 FULL = "as converted"
 NO_LINEAR = "without the linear part"

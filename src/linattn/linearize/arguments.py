@@ -1,0 +1,81 @@
+"""What ``linearize`` is given, checked before any work is done."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from linattn.linearize.adapters import find_adapter
+from linattn.linearize.finetune import FinetuneOptions
+from linattn.linearize.plan import Plan
+from linattn.linearize.training.setting import StageOptions
+from linattn.linearize.transfer import TransferOptions
+from linattn.support.options import OptionError
+from linattn.train.checks import check_integer
+
+
+def check_stages(transfer: object, finetune: object) -> list[StageOptions]:
+    """The stages that are not left out; raises for what is no stage, or has options that make no sense."""
+    for name, stage, kind in (("transfer", transfer, TransferOptions), ("finetune", finetune, FinetuneOptions)):
+        if stage is not None and not isinstance(stage, kind):
+            raise OptionError(name, f"must be {kind.__name__}(...), or None to leave it out, got {stage!r}")
+    stages = [stage for stage in (transfer, finetune) if isinstance(stage, StageOptions)]
+    for stage in stages:
+        stage.check()
+    return stages
+
+
+def check_data(text: object, batches: object, held_out: object) -> None:
+    if text is not None and batches is not None:
+        raise OptionError("text", "and batches are two ways to say the same: give one of them")
+    if batches is not None and not callable(batches):
+        raise OptionError("batches", f"must be a function of a step's number, got {type(batches).__name__}")
+    if batches is None and held_out:
+        raise OptionError("held_out", "goes with batches; of a text the last tenth is held out by itself")
+
+
+def check_folder(folder: str | Path | None) -> Path | None:
+    """As a path; raises where it names a file."""
+    folder = None if folder is None else Path(folder)
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise OptionError("folder", f"must be a folder, new or of the same run, got the file {folder}")
+    return folder
+
+
+def check_accelerator(accelerator: object) -> None:
+    if accelerator is not None and not hasattr(accelerator, "device"):
+        raise OptionError("accelerator", f"must be an Accelerator of accelerate, or None, got {accelerator!r}")
+
+
+def check_targets(model: nn.Module, finetune: FinetuneOptions) -> None:
+    """Each target names a projection, in some layer."""
+    known = {
+        name.rpartition(".")[2] for name, module in model.named_modules() if getattr(module, "weight", None) is not None
+    }
+    for target in finetune.targets or ():
+        if target not in known:
+            usual = ", ".join(find_adapter(model).lora_targets)
+            raise OptionError("targets", f"must be names of the model's projections ({usual}, ...), got {target!r}")
+
+
+def check_loss(plan: Plan, transfer: TransferOptions) -> None:
+    """Rows of weights are read off values that are unit vectors: a gate on the output has another width."""
+    gated = [index for index, layer in plan.layers.items() if layer.gate]
+    if transfer.loss == "cross_entropy" and gated:
+        raise OptionError("loss", f"must be mse for layers with a gate, {gated}, got 'cross_entropy'")
+
+
+def check_cost(method: str, options: dict[str, Any]) -> None:
+    """``cost`` of the method ``dof``: a mean that layers share, in the place of dimensions that are given."""
+    if method != "dof" or options.get("cost") is None:
+        return
+    check_integer("cost", options["cost"], 1)
+    if "feature_dim" in options:
+        raise OptionError("cost", "is split between layers, and feature_dim gives each its own: give one of them")
+
+
+def check_steps(stages: Sequence[StageOptions], length: int | None) -> None:
+    """Tokens can be counted in steps."""
+    for stage in stages:
+        stage.steps_of(stage.length if stage.length is not None else length)

@@ -1,0 +1,141 @@
+"""Stage 2: the projections around the converted attention get used to it, through low-rank adapters.
+
+The teacher is the same model: softmax in the place of the cores, and the adapters switched off.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from linattn.linearize.finetune.low_rank import Adapted, adapted_model
+from linattn.linearize.finetune.options import FinetuneOptions
+from linattn.linearize.layer.attention import linearized_layers
+from linattn.linearize.training.loop import StageRun, weights_digest
+from linattn.linearize.training.losses import (
+    answer_divergence,
+    answer_of,
+    hidden_distance,
+    next_token_loss,
+    relative_squares,
+)
+from linattn.linearize.training.modes import in_eval
+from linattn.linearize.training.setting import Batch, Batches, Report, Setting, call
+from linattn.support.extras import need
+from linattn.support.options import OptionError
+from linattn.train.checkpoint import model_digest
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator  # type: ignore[import-untyped]
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """``losses`` of each step; ``parameters`` that were trained."""
+
+    losses: list[float]
+    parameters: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def finetune(
+    model: nn.Module,
+    batches: Batches,
+    options: FinetuneOptions | None = None,
+    folder: Path | None = None,
+    *,
+    progress: Report | None = None,
+    accelerator: "Accelerator | None" = None,
+) -> FinetuneResult:
+    """Train adapters on a converted model and merge them: afterwards it is the plain converted model, with new weights.
+
+    If it is interrupted the adapters are taken off again, and the model is what it was before. A run that was stopped
+    and started again, from the same model, ends in the same weights.
+
+    Args: as for ``linattn.linearize.transfer.transfer``.
+
+    Raises: as there.
+    """
+    need("fine-tuning", "peft")
+    options = options or FinetuneOptions()
+    options.check()
+    if not linearized_layers(model):
+        raise ValueError("the model has no converted layers: call linattn.linearize.convert.convert first")
+    setting = Setting.of(model, batches, folder, accelerator, progress)
+    identity = {"model": model_digest(model), "weights": weights_digest(model)}
+    with (
+        in_eval(model),
+        adapted_model(
+            model, rank=options.rank, alpha=options.alpha, targets=options.targets, train_cores=options.train_cores,
+            seed=options.seed,
+        ) as adapted,
+    ):  # fmt: skip
+        result = FinetuneResult(**_Finetuning(model, adapted, options, setting).go(identity))
+        adapted.merge()
+    return result
+
+
+class _Finetuning(StageRun):
+    """All adapters are one part."""
+
+    options: FinetuneOptions
+
+    def __init__(self, model: nn.Module, adapted: Adapted, options: FinetuneOptions, setting: Setting) -> None:
+        super().__init__({"adapters": nn.ParameterList(adapted.parameters())}, options, setting, 1)
+        self.model, self.adapted = model, adapted
+
+    def step(self) -> Tensor:
+        total = torch.zeros((), device=self.setting.device)
+        for part in pieces(self.setting.batch(self.done), self.options.accumulation):
+            loss = self._loss(part) / self.options.accumulation
+            loss.backward()
+            total += loss.detach()
+        self.update("adapters")
+        return total[None]
+
+    def _loss(self, batch: Batch) -> Tensor:
+        options, mask = self.options, batch.get("attention_mask")
+        weight = {"distill": 1.0, "next_token": 0.0, "mix": options.distill_weight}[options.objective]
+        more = {"output_hidden_states": True} if options.hidden_weight else {}
+        if weight > 0:
+            with self.adapted.as_teacher():
+                taught = call(self.model, batch, **more)
+        output = call(self.model, batch, **more)
+        student, is_logits = answer_of(output)
+        loss = torch.zeros((), device=student.device)
+        if weight < 1:
+            if not is_logits or "input_ids" not in batch:
+                raise OptionError("objective", "next_token needs a language model with logits; use distill")
+            loss = loss + (1 - weight) * next_token_loss(student, batch["input_ids"], mask)
+        if weight > 0:
+            teacher, _ = answer_of(taught)
+            if is_logits:
+                loss = loss + weight * answer_divergence(student, teacher, mask)
+            else:
+                loss = loss + weight * hidden_distance(student, teacher, mask, options.pooled_weight)
+        if more:  # the first ones are the embeddings, which both have
+            pairs = zip(output.hidden_states[1:], taught.hidden_states[1:], strict=True)
+            squares = [relative_squares(*pair, mask) for pair in pairs]
+            loss = loss + options.hidden_weight * torch.stack(squares).mean()
+        return loss
+
+    def words(self, losses: Sequence[float]) -> str:
+        return f"loss {losses[0]:.4f}"
+
+    def result(self) -> dict[str, Any]:
+        trained = sum(parameter.numel() for parameter in self.parts.parameters())
+        return {"losses": self.readings.columns()[0], "parameters": trained}
+
+
+def pieces(batch: Batch, count: int) -> Iterator[Batch]:
+    """A batch in ``count`` parts of equally many rows."""
+    rows = len(next(iter(batch.values())))
+    if rows % count:
+        raise OptionError("accumulation", f"must divide the {rows} rows of a batch, got {count}")
+    for first in range(0, rows, rows // count):
+        yield {name: value[first : first + rows // count] for name, value in batch.items()}

@@ -1,0 +1,177 @@
+"""What a pretrained model's attention is like, layer by layer, and what could take its place."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from linattn.linearize.adapters import find_adapter
+from linattn.linearize.adapters.base import Adapter, Site
+from linattn.linearize.degrees.allocate import allocate
+from linattn.linearize.evaluate.quiet import quiet
+from linattn.linearize.inspect.fit import CANDIDATES, Fit, Fitter, choose
+from linattn.linearize.inspect.statistics import LayerFigures, Statistics
+from linattn.linearize.layer.attention import Observation, Observer, exact_attention
+from linattn.linearize.training.setting import Batch, Batches, Report, call
+from linattn.support.options import check_option
+from linattn.train.checks import check_integer, check_number
+
+
+@dataclass(frozen=True)
+class InspectOptions:
+    """How closely to look.
+
+    Attributes:
+        window: tokens that count as near.
+        steps: that each candidate is trained for, layer by layer; 0: candidates are compared as they start.
+        lr: highest learning rate of these.
+        candidates: names, see ``CANDIDATES``; None: all that suit the model.
+        tolerance: of the degrees of freedom, in units of the largest eigenvalue.
+        points: queries and keys that degrees of freedom are measured on.
+        cost: mean dimension that is split between layers; None: the head's.
+        seed: of draws.
+    """
+
+    window: int = 64
+    steps: int = 20
+    lr: float = 1e-2
+    candidates: tuple[str, ...] | None = None
+    tolerance: float = 2**-8
+    points: int = 512
+    cost: int | None = None
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raise OptionError that names the option and what is allowed."""
+        for name, least in (("window", 1), ("steps", 0), ("points", 8)):
+            check_integer(name, getattr(self, name), least)
+        check_integer("seed", self.seed, 0)
+        if self.cost is not None:
+            check_integer("cost", self.cost, 1)
+        for name in ("lr", "tolerance"):
+            check_number(name, getattr(self, name), above=0)
+        for name in self.candidates or ():
+            check_option("candidates", name, CANDIDATES)
+
+
+@dataclass(frozen=True)
+class LayerDiagnosis:
+    """One layer: figures per head, candidates with what they miss, the one that fits and its dimension."""
+
+    layer: int
+    figures: LayerFigures
+    fits: list[Fit]
+    choice: str
+    dimension: int
+
+    def as_dict(self) -> dict[str, Any]:
+        fits = [fit.as_dict() for fit in self.fits]
+        return {
+            "layer": self.layer, **asdict(self.figures), "fits": fits, "choice": self.choice,
+            "dimension": self.dimension,
+        }  # fmt: skip
+
+
+def inspect(
+    model: nn.Module,
+    batches: Batches,
+    held_out: Sequence[Batch],
+    options: InspectOptions | None = None,
+    *,
+    progress: Report | None = None,
+) -> list[LayerDiagnosis]:
+    """Look at every layer that could be converted; the model itself stays as it is.
+
+    Args:
+        batches: of training, by the number of the step; candidates are trained on them.
+        held_out: that figures and errors are measured on.
+        progress: called with batches done, in all, and words.
+    """
+    options = options or InspectOptions()
+    options.check()
+    sites, adapter = convertible_sites(model)
+    shapes = {site.layer_idx: site.shape for site in sites}
+    device = next(model.parameters()).device
+    fitter = Fitter(shapes, options.candidates, options.window, options.lr, options.steps, options.seed, device)
+    statistics = {index: Statistics(shape, options.window, options.points, options.seed)
+                  for index, shape in shapes.items()}  # fmt: skip
+    total = options.steps + len(held_out)
+
+    def measure(seen: Observation) -> None:
+        fitter.measure(seen)
+        statistics[seen.layer_idx].add(seen)
+
+    with quiet(model):
+        for step in range(options.steps):
+            _show(model, adapter, sites, batches(step), partial(fitter.learn, step=step))
+            _tell(progress, step + 1, total, "candidates learn")
+        for i, batch in enumerate(held_out):
+            _show(model, adapter, sites, batch, measure)
+            _tell(progress, options.steps + i + 1, total, "layers are measured")
+    figures = {index: each.figures(options.tolerance) for index, each in statistics.items()}
+    dims = dimensions(
+        {i: max(f.degrees_of_freedom) for i, f in figures.items()}, options.cost or sites[0].shape.head_dim
+    )
+    found = []
+    for index in shapes:
+        fits = fitter.fits(index)
+        found.append(LayerDiagnosis(index, figures[index], fits, choose(fits).name, dims[index]))
+    return found
+
+
+def dimensions(degrees: dict[int, float], cost: int) -> dict[int, int]:
+    """Feature dimensions in proportion to degrees of freedom, with the mean ``cost``.
+
+    Example:
+        >>> dimensions({0: 40.0, 1: 10.0, 2: 10.0, 3: 4.0}, 64)
+        {0: 160, 1: 48, 2: 32, 3: 16}
+    """
+    step = min(16, cost)
+    return allocate(degrees, cost, multiple=step, smallest=step)
+
+
+def convertible_sites(model: nn.Module) -> tuple[list[Site], Adapter]:
+    """The attention layers that could be converted, and how to read them; refuses a model that has none."""
+    adapter = find_adapter(model)
+    sites = adapter.sites(model)
+    found = [site for site in sites if site.convertible]
+    if not found:
+        reasons = {str(site.why_not) for site in sites}
+        raise ValueError(f"no layer of {type(model).__name__} can be converted: {'; '.join(sorted(reasons))}")
+    return found, adapter
+
+
+def _show(model: nn.Module, adapter: Adapter, sites: Sequence[Site], batch: Batch, see: Observer) -> None:
+    device = next(model.parameters()).device
+    with watching(model, adapter, sites, see), torch.no_grad():
+        call(model, {name: value.to(device) for name, value in batch.items()})
+
+
+@contextmanager
+def watching(model: nn.Module, adapter: Adapter, sites: Sequence[Site], see: Observer) -> Iterator[None]:
+    """Each call of the model shows what its layers see, as an :class:`Observation`; nothing is replaced."""
+    with ExitStack() as hooks:
+        for site in sites:
+            module = model.get_submodule(site.name)
+
+            def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], site: Site = site) -> None:
+                x, named = adapter.hidden(args, kwargs)
+                q, k, v = adapter.project(module, x, **named)
+                q = q * (adapter.scale(module) * site.shape.head_dim**0.5)
+                mask = adapter.key_mask(**named)
+                output = exact_attention(q, k, v, mask, causal=site.shape.causal)
+                q, k, v, x, output = (tensor.detach() for tensor in (q, k, v, x, output))
+                with torch.enable_grad():  # candidates learn from what they see
+                    see(Observation(site.layer_idx, q, k, v, x, mask, output))
+
+            hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+        yield
+
+
+def _tell(progress: Callable[[int, int, str], None] | None, done: int, total: int, words: str) -> None:
+    if progress is not None:
+        progress(done, total, words)

@@ -1,0 +1,80 @@
+"""From a folder with a model to its diagnosis: what ``linattn inspect`` does."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from linattn.linearize.inspect import InspectOptions, convertible_sites, inspect
+from linattn.linearize.inspect.page import screen_table, summary, write_diagnosis
+from linattn.linearize.jobs.model_folder import DTYPES, load, load_tokenizer, sketch
+from linattn.linearize.jobs.sources import documents
+from linattn.linearize.training.setting import Batch, stage_bar
+from linattn.linearize.training.text import batched, read_text
+from linattn.support.extras import need
+from linattn.support.machine import describe_run
+from linattn.support.options import OptionError, check_device, check_option
+
+LONGEST = 512  # tokens of a sequence where nothing else is asked for
+
+
+@dataclass(frozen=True)
+class InspectJob:
+    """All that decides a diagnosis; ``length`` 0: the model's, to 512 tokens."""
+
+    model: Path
+    folder: Path
+    text: tuple[str, ...]
+    options: InspectOptions
+    length: int = 0
+    batch_size: int = 2
+    held_out: int = 4
+    device: str = "cpu"
+    precision: str = "fp32"
+    page: bool = True
+
+    def check(self) -> Any:
+        """Raise OptionError before any work is done; returns the model without weights."""
+        need("linattn inspect", "transformers", "safetensors", *(["matplotlib"] if self.page else []))
+        self.options.check()
+        check_device(self.device)
+        check_option("precision", self.precision, DTYPES)
+        for name, least in (("length", 0), ("batch_size", 1), ("held_out", 1)):
+            if getattr(self, name) < least:
+                raise OptionError(name, f"must be an integer >= {least}, got {getattr(self, name)}")
+        if self.length == 1:
+            raise OptionError("length", "must be at least 2 tokens, or 0: the model's own, got 1")
+        model = sketch(self.model)
+        try:
+            convertible_sites(model)
+        except ValueError as error:
+            raise OptionError("model", str(error)) from error
+        for source in self.text:
+            documents("text", source)
+        return model
+
+
+def inspect_folder(job: InspectJob, console: Console) -> int:
+    """Look, print a table, write ``inspect.json`` and ``inspect.html``. Exit code: 0, 130 interrupted."""
+    model = job.check()
+    length = job.length or min(getattr(model.config, "max_position_embeddings", LONGEST), LONGEST)
+    text = read_text(list(job.text), load_tokenizer(job.model))
+    batches = text.batches(job.batch_size, length, job.options.seed)
+    held_out: list[Batch] = list(batched(text.windows(length, job.held_out), 1))
+    try:
+        with stage_bar("inspect", hidden=not console.is_terminal) as bar:
+            found = inspect(load(job.model, job.device, job.precision), batches, held_out, job.options, progress=bar)
+    except KeyboardInterrupt:
+        console.print("interrupted, nothing was written")
+        return 130
+    settings = asdict(job.options) | {"length": length, "text": list(job.text), "held_out": len(held_out)}
+    meta = describe_run(torch.device(job.device)) | {"model": job.model.resolve().name, "settings": settings}
+    console.print(screen_table(found))
+    console.print(summary([diagnosis.as_dict() for diagnosis in found]))
+    write_diagnosis(job.folder, meta, found, page=job.page)
+    console.print(f"numbers {job.folder / 'inspect.json'}")
+    if job.page:
+        console.print(f"page    {job.folder / 'inspect.html'}")
+    return 0

@@ -1,0 +1,162 @@
+"""What ``linattn linearize`` is asked to do, checked before any of it is done."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from json import loads
+from pathlib import Path
+from typing import Any
+
+from linattn.linearize.adapters import find_adapter
+from linattn.linearize.arguments import check_cost, check_loss, check_targets
+from linattn.linearize.convert import plan_model
+from linattn.linearize.evaluate.options import EvaluationOptions
+from linattn.linearize.finetune import FinetuneOptions
+from linattn.linearize.jobs.model_folder import DTYPES, load_tokenizer, sketch
+from linattn.linearize.jobs.sources import documents, labelled
+from linattn.linearize.layer.core import build_core
+from linattn.linearize.plan import METHODS
+from linattn.linearize.training.setting import StageOptions
+from linattn.linearize.transfer import TransferOptions
+from linattn.support.extras import need
+from linattn.support.options import OptionError, check_device, check_option
+
+SETTINGS = "settings.json"  # in the folder of the run: tells it from every other
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that decides a conversion; ``transfer`` or ``finetune`` None leaves a stage out.
+
+    Attributes:
+        model: folder of the pretrained model.
+        out: folder of the result: the model, ``report.json``, ``report.html``, and in ``run`` what a resumed run needs.
+        text: files to train on; none: conversion alone.
+        eval_text: files that are never trained on, each document a text; none: the part of ``text`` that is held out.
+        evaluation: fields of ``EvaluationOptions`` that differ from what suits the model; None: no evaluation.
+        probe: folder with ``train.jsonl`` and ``test.jsonl`` of texts with labels, for encoders.
+        options: of the method.
+        results: file that gets ``report.json`` too.
+    """
+
+    model: Path
+    out: Path
+    method: str = "still"
+    text: tuple[str, ...] = ()
+    eval_text: tuple[str, ...] = ()
+    transfer: TransferOptions | None = field(default_factory=TransferOptions)
+    finetune: FinetuneOptions | None = field(default_factory=FinetuneOptions)
+    evaluation: Mapping[str, Any] | None = field(default_factory=dict)
+    probe: Path | None = None
+    layers: tuple[int, ...] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
+    precision: str = "fp32"
+    page: bool = True
+    results: Path | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """What a run must have in common with the one it goes on with."""
+        stages = {name: None if each is None else each.fingerprint()
+                  for name, each in (("transfer", self.transfer), ("finetune", self.finetune))}  # fmt: skip
+        return {
+            "model": str(self.model.resolve()), "method": self.method, "options": dict(self.options),
+            "layers": None if self.layers is None else list(self.layers), "text": list(self.text), **stages,
+            "precision": self.precision,
+        }  # fmt: skip
+
+    @property
+    def last_stage(self) -> str:
+        if self.text and self.finetune is not None:
+            return "finetune"
+        return "transfer" if self.text and self.transfer is not None else "converted"
+
+    def check(self) -> Any:
+        """Raise OptionError before any work is done; returns the model without weights."""
+        packages = ["transformers", "safetensors"]
+        packages += ["peft"] if self.finetune is not None and self.text else []
+        need("linattn linearize", *packages, *(["matplotlib"] if self.page else []))
+        check_option("method", self.method, METHODS)
+        check_device(self.device)
+        check_option("precision", self.precision, DTYPES)
+        for prefix, stage in (("", self.transfer), ("finetune_", self.finetune)):
+            check_stage(prefix, stage)
+        check_out(self.out, self.settings())
+        check_results(self.results)
+        model = sketch(self.model)
+        self._check_plan(model)
+        for option, sources in (("text", self.text), ("eval_text", self.eval_text)):
+            for source in sources:
+                documents(option, source)
+        if self.evaluation is not None and not self.text and not self.eval_text:
+            raise OptionError("eval_text", "is needed to evaluate without --text; or use --no-evaluate")
+        if self.text or self.evaluation is not None:
+            load_tokenizer(self.model)
+        if self.probe is not None:
+            labelled(self.probe)
+        self.evaluation_options(model).check()
+        return model
+
+    def _check_plan(self, model: Any) -> None:
+        """The plan is made, and the core of one layer: options of mechanisms are checked there."""
+        try:
+            check_cost(self.method, dict(self.options))
+            found = plan_model(model, self.method, layers=self.layers, **_planned(self.method, self.options))
+            index, layer = next(iter(found.layers.items()))
+            shapes = {site.layer_idx: site.shape for site in find_adapter(model).sites(model)}
+            build_core(layer, shapes[index])
+        except (TypeError, ValueError) as error:
+            named = [name for name in ("layers", *self.options) if str(error).startswith(name)]
+            option = "method" if not named else "layers" if named[0] == "layers" else "option"
+            raise OptionError(option, str(error)) from error
+        if self.text and self.transfer is not None:
+            check_loss(found, self.transfer)
+        if self.text and self.finetune is not None:
+            check_targets(model, self.finetune)
+
+    def evaluation_options(self, model: Any) -> EvaluationOptions:
+        positions = getattr(model.config, "max_position_embeddings", None)
+        return EvaluationOptions.suited(positions, self.device.startswith("cuda"), self.evaluation or {})
+
+
+def check_stage(prefix: str, stage: StageOptions | None) -> None:
+    """Errors name the option of the command: those that both stages have begin with ``finetune_`` for the second."""
+    try:
+        if stage is not None:
+            stage.check()
+    except OptionError as error:
+        shared = error.option in StageOptions.__dataclass_fields__
+        raise OptionError(prefix * shared + error.option, error.message) from error
+
+
+def check_out(out: Path, settings: Mapping[str, Any]) -> None:
+    """The folder of the result is new, or one of the same run."""
+    if not out.exists():
+        return
+    path = out / "run" / SETTINGS
+    if not out.is_dir() or (any(file.name != "run" for file in out.iterdir()) and not path.is_file()):
+        raise OptionError("out", f"{out} holds something else; give a new folder")
+    if path.is_file():
+        kept = loads(path.read_text())
+        differ = [name for name, value in settings.items() if kept.get(name) != value]
+        if differ:
+            raise OptionError(
+                "out", f"{out} holds a run with another {', '.join(differ)}; give a new folder, or the same options"
+            )
+
+
+def check_results(path: Path | None) -> None:
+    """The file that is written last can be written."""
+    if path is None:
+        return
+    place = next(parent for parent in path.absolute().parents if parent.exists())
+    if path.is_dir() or not place.is_dir() or not os.access(place, os.W_OK):
+        raise OptionError("results", f"must be a file in a folder that can be written to, got {path}")
+
+
+def _planned(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as a plan takes them: ``cost`` is known once degrees of freedom are."""
+    found = dict(options)
+    if method == "dof" and "cost" in found:
+        found["feature_dim"] = found.pop("cost")
+    return found

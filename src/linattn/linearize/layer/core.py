@@ -1,0 +1,210 @@
+"""What stands in the place of softmax: ``(q, k, v) -> output``, all at once, in pieces or token by token."""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from linattn.linearize.layer.features import FeaturePair, HedgehogMap, NPMap, RandomFeatures, SeparateMaps, T2RMap
+from linattn.linearize.plan import LayerPlan, LayerShape
+from linattn.mechanisms.registry import create_mechanism
+from linattn.ops.hybrid import hybrid_attention, hybrid_attention_with_state
+from linattn.ops.linear import linear_attention, linear_attention_with_state
+from linattn.ops.prepare import hide
+
+OPEN_GATE = 4.0  # sigmoid(4) = 0.98
+EPS = 1e-6
+SMALLEST_EPS = 1e-30  # for features that are exponentials: their sums may be small and still mean something
+
+
+class Core(nn.Module, ABC):
+    """The part of a converted attention between its projections.
+
+    q ``(B, H, T, D)`` with the logits ``q . k / sqrt(D)``, k and v ``(B, H_kv, T, D)``, the layer's input x
+    ``(B, T, hidden)``, key_mask ``(B, T)``; output ``(B, H, T, D)`` in the dtype of v.
+
+    ``zero_linear`` and ``zero_salient`` are switches for ablations: the linear part weighs 0, no tokens are chosen.
+    """
+
+    zero_linear: bool = False
+    zero_salient: bool = False
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, x: Tensor | None = None, key_mask: Tensor | None = None
+    ) -> Tensor:
+        return self.attend(q, k, v, x, key_mask, None, False)[0]
+
+    def with_state(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        state: Any = None,
+        x: Tensor | None = None,
+        key_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Any]:
+        """From a state (None: empty), and with the next one: prefill, also in pieces."""
+        return self.attend(q, k, v, x, key_mask, state, True)
+
+    def step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, *, x: Tensor | None = None) -> tuple[Tensor, Any]:
+        """One token: q_t ``(B, H, D)``, k_t and v_t ``(B, H_kv, D)``, x ``(B, hidden)``, output ``(B, H, D)``."""
+        q, k, v = q_t.unsqueeze(2), k_t.unsqueeze(2), v_t.unsqueeze(2)
+        out, state = self.attend(q, k, v, None if x is None else x.unsqueeze(1), None, state, True)
+        return out.squeeze(2), state
+
+    @abstractmethod
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, key_mask: Tensor | None, state: Any, need_state: bool
+    ) -> tuple[Tensor, Any]:
+        """All ways end here; the state may be None unless ``need_state``."""
+
+
+class HybridCore(Core):
+    """Exact over a window and chosen tokens, linear over the rest, under one denominator; without a window all linear.
+
+    ``features``: the maps of the linear part (None: there is none); ``log_weight (H,)``: the learned factor of the
+    linear part; ``gate_map``: the gate on its numerator.
+    """
+
+    def __init__(self, plan: LayerPlan, shape: LayerShape) -> None:
+        super().__init__()
+        if plan.window and not shape.causal:
+            raise ValueError("a window of past tokens needs a causal layer; this one is bidirectional: use window=0")
+        self.plan, self.shape = plan, shape
+        self.features = build_features(plan, shape)
+        weight, H = plan.linear_weight, shape.num_heads
+        self.log_weight = None if weight is None else nn.Parameter(torch.full((H,), math.log(weight)))
+        self.gate_map = nn.Linear(shape.hidden, H * shape.head_dim) if plan.gate else None
+        if self.gate_map is not None:
+            nn.init.zeros_(self.gate_map.weight)
+            nn.init.constant_(self.gate_map.bias, OPEN_GATE)
+
+    @property
+    def linear_only(self) -> bool:
+        """Whether no key is exact: then it is a linear attention, which has kernels of its own."""
+        return self.plan.window == 0
+
+    def feature_pair(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Features of queries, with their weight, and of keys; None where there is no linear part."""
+        if self.features is None:
+            return None
+        phi, psi = self.features(q, k)
+        if self.log_weight is not None:
+            phi = phi * self.log_weight.to(phi.dtype).exp()[:, None, None]
+        if self.zero_linear:
+            phi = torch.zeros_like(phi)
+        return phi, psi
+
+    def gate(self, x: Tensor | None) -> Tensor | None:
+        """``sigmoid(W x + b) (B, H, T, D)``; None: 1."""
+        if self.gate_map is None:
+            return None
+        if x is None:
+            raise ValueError("the gate is made of x, the layer's input (B, T, hidden), but x is None")
+        logits = self.gate_map(x.to(self.gate_map.weight.dtype))
+        return logits.unflatten(2, (self.shape.num_heads, -1)).transpose(1, 2).sigmoid()
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, key_mask: Tensor | None, state: Any, need_state: bool
+    ) -> tuple[Tensor, Any]:
+        q, k, x = wiped(q, k, x, key_mask)
+        pair, gate = self.feature_pair(q, k), self.gate(x)
+        if self.linear_only:
+            assert pair is not None
+            return self._linear(*pair, v, gate, key_mask, state, need_state)
+        features = None if pair is None else (pair[0].to(q.dtype), pair[1].to(k.dtype))
+        options: dict[str, Any] = {
+            "features": features,
+            "window": self.plan.window,
+            "layout": self.plan.layout,
+            "delay": self.plan.delay,
+            "budget": None if self.zero_salient else self.plan.budget,
+            "gate": None if gate is None else gate.to(q.dtype),
+            "units": self.plan.units,
+            "key_mask": key_mask,
+        }
+        if not need_state:
+            return hybrid_attention(q, k, v, **options), None
+        return hybrid_attention_with_state(q, k, v, initial_state=state, **options)
+
+    def _linear(
+        self,
+        phi: Tensor,
+        psi: Tensor,
+        v: Tensor,
+        gate: Tensor | None,
+        key_mask: Tensor | None,
+        state: Any,
+        need_state: bool,
+    ) -> tuple[Tensor, Any]:
+        exponential = self.plan.features == "prf"
+        values = v.to(phi.dtype) if exponential else v  # bounded features may be in 16 bits, exponentials not
+        phi, psi = phi.to(values.dtype), psi.to(values.dtype)
+        options: dict[str, Any] = {"causal": self.shape.causal, "key_mask": key_mask}
+        options["eps"] = SMALLEST_EPS if exponential else EPS
+        if need_state:
+            out, state = linear_attention_with_state(phi, psi, values, initial_state=state, **options)
+        else:
+            out = linear_attention(phi, psi, values, **options)
+        return (out if gate is None else out * gate).to(v.dtype), state
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.plan.to_dict().items())
+
+
+class MechanismCore(Core):
+    """A registered mechanism, in the dtype of its parameters."""
+
+    def __init__(self, plan: LayerPlan, shape: LayerShape) -> None:
+        super().__init__()
+        assert plan.mechanism is not None
+        self.plan, self.shape = plan, shape
+        self.mechanism = create_mechanism(
+            plan.mechanism, num_heads=shape.num_heads, head_dim=shape.head_dim, num_kv_heads=shape.num_kv_heads,
+            causal=shape.causal, input_dim=shape.hidden, **plan.options,
+        )  # fmt: skip
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, key_mask: Tensor | None, state: Any, need_state: bool
+    ) -> tuple[Tensor, Any]:
+        dtype = next((p.dtype for p in self.mechanism.parameters()), v.dtype)
+        out_dtype, (q, k, v) = v.dtype, (tensor.to(dtype) for tensor in (q, k, v))
+        x = None if x is None else x.to(dtype)
+        q, k, x = wiped(q, k, x, key_mask)
+        if not need_state:
+            out = self.mechanism(q, k, v, x=x, key_mask=key_mask)
+        elif k.shape[2] == 1 and key_mask is None:
+            step = self.mechanism.step(q[:, :, 0], k[:, :, 0], v[:, :, 0], state, x=None if x is None else x[:, 0])
+            out, state = step.output.unsqueeze(2), step.state
+        else:
+            out, state = self.mechanism.with_state(q, k, v, state=state, x=x, key_mask=key_mask)
+        return (torch.zeros_like(out) if self.zero_linear else out).to(out_dtype), state
+
+
+def wiped(q: Tensor, k: Tensor, x: Tensor | None, key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Zeros at padding, which may hold anything: the gradients of learned maps stay free of it."""
+    if key_mask is None or x is None:
+        return hide(q, key_mask), hide(k, key_mask), x
+    return hide(q, key_mask), hide(k, key_mask), x.masked_fill(~key_mask.unsqueeze(-1), 0)
+
+
+def build_core(plan: LayerPlan, shape: LayerShape) -> Core:
+    """The core of one layer, in fp32: its few parameters are learned, also in a model of 16 bits."""
+    return MechanismCore(plan, shape) if plan.kind == "mechanism" else HybridCore(plan, shape)
+
+
+def build_features(plan: LayerPlan, shape: LayerShape) -> FeaturePair | None:
+    """The feature maps of a hybrid layer; None: it has no linear part."""
+    D, heads = shape.head_dim, (shape.num_heads, shape.num_kv_heads)
+    width = D if plan.feature_dim is None else plan.feature_dim
+    if plan.features == "none":
+        return None
+    if plan.features == "prf":
+        return RandomFeatures(shape.num_kv_heads, D, width, relative=plan.window == 0)
+    if plan.features == "np":
+        return SeparateMaps(*(NPMap(n, D, width, householder=plan.householder) for n in heads))
+    kind = HedgehogMap if plan.features == "hedgehog" else T2RMap
+    return SeparateMaps(*(kind(n, D, width) for n in heads))

@@ -1,0 +1,148 @@
+"""What each layer of a converted model becomes, as plain data that is saved beside the weights."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, NamedTuple, get_args
+
+from linattn.mechanisms.registry import mechanism_info
+from linattn.ops.checks import check_choice
+from linattn.ops.hybrid_types import SalientBudget
+
+Kind = Literal["hybrid", "mechanism"]
+Features = Literal["np", "hedgehog", "t2r", "prf", "none"]
+
+
+class LayerShape(NamedTuple):
+    """What is known of an attention layer before it is converted."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden: int
+    causal: bool
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """What one attention layer becomes.
+
+    Args:
+        kind: ``"hybrid"``: exact softmax over a window and over chosen tokens, linear attention over the rest;
+            ``"mechanism"``: a registered one.
+        features: of the linear part, see ``linattn.linearize.layer.features``; ``"none"``: there is no linear part.
+        feature_dim: F, before the two signs are laid side by side; of ``"prf"`` the number of features. None: D.
+        window: exact tokens, 0: none; a bidirectional layer can have none.
+        layout: ``"chunks"`` or ``"sliding"``, as in ``hybrid_attention``.
+        delay: whole chunks before a query's own that are exact.
+        ratio: share of each chunk's tokens that stay exact for good; None with a ``cap``: 1/16, else none.
+        cap: at most so many of them at a time.
+        sinks: first tokens that always stay.
+        householder: a learned reflection in front of the NP map.
+        gate: ``sigmoid(W x)`` on the numerator of the linear part.
+        linear_weight: where a learned factor per head of the linear part starts; None: fixed at 1.
+        units: what a linear weight is compared to, as in ``hybrid_attention``.
+        mechanism: its name.
+        options: its own options.
+    """
+
+    kind: Kind
+    features: Features = "np"
+    feature_dim: int | None = None
+    window: int = 64
+    layout: Literal["chunks", "sliding"] = "chunks"
+    delay: int = 1
+    ratio: float | None = None
+    cap: int | None = None
+    sinks: int = 4
+    householder: bool = False
+    gate: bool = False
+    linear_weight: float | None = None
+    units: Literal["row_max", "one"] = "row_max"
+    mechanism: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, get_args(Kind))
+        if self.kind == "mechanism":
+            if self.mechanism is None:
+                raise ValueError("mechanism must be a name of linattn.list_mechanisms() where kind is 'mechanism'")
+            mechanism_info(self.mechanism)
+            return
+        if self.mechanism is not None or self.options:
+            raise ValueError("mechanism and options need kind='mechanism'; a hybrid layer has features instead")
+        self._check_hybrid()
+
+    def _check_hybrid(self) -> None:
+        check_choice("features", self.features, get_args(Features))
+        check_choice("layout", self.layout, ("chunks", "sliding"))
+        check_choice("units", self.units, ("row_max", "one"))
+        for name in ("householder", "gate"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        for name, least in (("feature_dim", 1), ("window", 0), ("delay", 0), ("cap", 1), ("sinks", 0)):
+            value = getattr(self, name)
+            if value is None and name in ("feature_dim", "cap"):
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
+        if self.linear_weight is not None and not _is_number(self.linear_weight, above=0):
+            raise ValueError(f"linear_weight must be a number > 0 or None (fixed at 1), got {self.linear_weight!r}")
+        if self.linear_weight is not None and not (self.window and self.features != "none"):
+            raise ValueError("linear_weight weighs the linear part against the exact one: it needs both")
+        if self.features == "none" and not self.window:
+            raise ValueError("features='none' has no linear part and window=0 no exact one: nothing would be seen")
+        if self.householder and self.features != "np":
+            raise ValueError(f"householder is a part of the NP map: it needs features='np', got {self.features!r}")
+        if self.features == "prf" and self.window and self.units != "one":
+            raise ValueError("features='prf' approximate the exponential itself: beside a window they need units='one'")
+        if (self.ratio is not None or self.cap is not None) and not self.window:
+            raise ValueError("ratio and cap choose tokens that leave a window: they need window > 0")
+        if self.ratio is not None and not _is_number(self.ratio):
+            raise ValueError(f"ratio must be a number from 0 to 1, got {self.ratio!r}")
+        self.budget  # noqa: B018, SalientBudget checks ratio, cap and sinks
+
+    @property
+    def budget(self) -> SalientBudget | None:
+        """The budget of salient tokens; None where none are chosen."""
+        if self.kind == "mechanism" or (self.ratio is None and self.cap is None):
+            return None
+        ratio = SalientBudget.ratio if self.ratio is None else self.ratio
+        return SalientBudget(ratio=ratio, chunk=self.window, cap=self.cap, sinks=self.sinks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; what is as by default is left out."""
+        own = asdict(self)
+        defaults: dict[str, Any] = {f.name: {} if f.name == "options" else f.default for f in fields(self)}
+        return {name: value for name, value in own.items() if value != defaults[name]}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "LayerPlan":
+        unknown = values.keys() - {f.name for f in fields(cls)}
+        if unknown:
+            names = ", ".join(f.name for f in fields(cls))
+            raise ValueError(
+                f"a layer's plan has no field {', '.join(sorted(map(str, unknown)))}; its fields are {names}"
+            )
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plans of the layers that are converted, by their number; the others stay as they are."""
+
+    method: str
+    layers: dict[int, LayerPlan]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"method": self.method, "layers": {str(i): layer.to_dict() for i, layer in self.layers.items()}}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Plan":
+        layers = {int(i): LayerPlan.from_dict(layer) for i, layer in values["layers"].items()}
+        return cls(str(values["method"]), layers)
+
+
+def _is_number(value: object, above: float = -math.inf) -> bool:
+    """A finite one, which True and False are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and above < value < math.inf

@@ -1,0 +1,5 @@
+"""What a conversion did, on one page: tables, charts, samples side by side."""
+
+from linattn.linearize.report.page import RESULTS, write_report
+
+__all__ = ["RESULTS", "write_report"]

@@ -1,0 +1,60 @@
+"""What the stages of a conversion train on, and what is held out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from linattn.linearize.training.setting import Batch, Batches, StageOptions
+from linattn.linearize.training.text import Source, TokenText, batched, read_text
+from linattn.support.options import OptionError
+
+LONGEST = 1024  # tokens of a training sequence where nothing else is asked for
+HELD_OUT_TOKENS = 4096  # that quality is measured on after each stage
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Batches of each stage, and what quality is measured on."""
+
+    batches: Callable[[StageOptions], Batches]
+    held_out: list[Batch]
+    length: int | None
+
+    @classmethod
+    def of_batches(cls, batches: Batches, held_out: Sequence[Batch]) -> "Data":
+        return cls(lambda _: batches, list(held_out), None)
+
+    @classmethod
+    def of_text(
+        cls, model: Any, source: Source | Sequence[Source], tokenizer: Any, stages: Sequence[StageOptions]
+    ) -> "Data":
+        text = read_text(source, tokenizer if tokenizer is not None else _own_tokenizer(model))
+        longest = min(getattr(model.config, "max_position_embeddings", LONGEST), LONGEST)
+        length = next((stage.length for stage in stages if stage.length is not None), longest)
+        for stage in stages:  # too little text is said before any work is done
+            _token_batches(text, stage, length)
+        windows = text.windows(length, max(1, HELD_OUT_TOKENS // length))
+        held_out: list[Batch] = list(batched(windows, 4))
+        return cls(lambda stage: _token_batches(text, stage, length), held_out, length)
+
+    def sized(self, stage: Any) -> Any:
+        """A stage's options with its length, where it was left open."""
+        return stage if stage.length is not None else replace(stage, length=self.length)
+
+
+def tokens_of(stage: StageOptions) -> int | None:
+    """Tokens that a stage trains on; None: it has no length."""
+    return None if stage.length is None else stage.steps_of(stage.length) * stage.batch_size * stage.length
+
+
+def _token_batches(text: TokenText, stage: StageOptions, length: int) -> Batches:
+    return text.batches(stage.batch_size, stage.length or length, stage.seed)
+
+
+def _own_tokenizer(model: Any) -> Any:
+    source = getattr(getattr(model, "config", None), "_name_or_path", "")
+    if not source:
+        raise OptionError("tokenizer", "is needed to read text: the model does not say where it came from")
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(source)

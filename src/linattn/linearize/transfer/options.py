@@ -1,0 +1,55 @@
+"""How the cores of converted layers are trained, and what each of them learned."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from linattn.linearize.training.setting import StageOptions
+from linattn.support.options import check_option
+from linattn.train.checks import check_integer, check_number
+
+Loss = Literal["mse", "cross_entropy"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferOptions(StageOptions):
+    """How the cores of converted layers are trained.
+
+    Example:
+        >>> TransferOptions(loss="l1").check()
+        Traceback (most recent call last):
+        linattn.support.options.OptionError: loss: must be one of mse, cross_entropy, got 'l1'
+    """
+
+    loss: Loss = "mse"
+    """Of the heads' outputs, or of the rows of attention weights, which takes T^2 memory and a core without a gate."""
+    scale_factor: float = 10.0
+    """Of the learning rate of scales that are learned as logarithms (``log_weight``, ``log_alpha``): one such number
+    moves a whole head, and it may have orders of magnitude to go."""
+    layers_per_round: int | None = None
+    """Layers that learn at the same time; the teacher runs no further than the last of them. None: all."""
+
+    def check(self) -> None:
+        super().check()
+        check_option("loss", self.loss, get_args(Loss))
+        check_number("scale_factor", self.scale_factor, above=0)
+        if self.layers_per_round is not None:
+            check_integer("layers_per_round", self.layers_per_round, 1)
+
+
+@dataclass(frozen=True)
+class LayerCurve:
+    """What a layer learned.
+
+    Attributes:
+        before, after: the share of the teacher's output that is missed, on held-out text if there is any, else the
+            first loss and the mean of the last tenth of them.
+        losses: of each step, on what was trained on.
+    """
+
+    layer: int
+    before: float
+    after: float
+    losses: list[float]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)

@@ -1,0 +1,49 @@
+"""A wrong argument is named with what is allowed, and the model is still what it was."""
+
+import pytest
+import torch
+from tests.linearize.tiny import Counted, Letters, llama
+
+import linattn
+from linattn.linearize.finetune import FinetuneOptions
+from linattn.linearize.transfer import TransferOptions
+
+
+@pytest.fixture(scope="module")
+def model():
+    return llama()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"batches": Counted(), "transfer": {}}, r"transfer: must be TransferOptions\(...\), or None"),
+        ({"batches": Counted(), "transfer": FinetuneOptions()}, "transfer: must be TransferOptions"),
+        ({"batches": Counted(), "finetune": 3}, "finetune: must be FinetuneOptions"),
+        ({"batches": [1, 2]}, "batches: must be a function"),
+        ({"held_out": [1]}, "held_out: goes with batches"),
+        ({"text": "a", "batches": Counted()}, "text: and batches"),
+        ({"text": [], "tokenizer": Letters()}, "text: must be a path or a list"),
+        ({"text": 3, "tokenizer": Letters()}, "text: must be a path or a list"),
+        ({"text": "nowhere.txt", "tokenizer": Letters()}, "text: .*does not exist"),
+        ({"folder": __file__}, "folder: must be a folder"),
+        ({"accelerator": "cuda"}, "accelerator: must be an Accelerator"),
+        ({"layers": 0}, "layers must be a list of different numbers from 0 to 1"),
+        ({"layers": [True]}, "layers must be a list"),
+        ({"cost": 16}, "cost is no option of method 'still'"),
+        ({"method": "dof", "cost": 0}, "cost: must be an integer of at least 1"),
+        ({"method": "dof", "cost": 16, "feature_dim": 8}, "cost: .*feature_dim"),
+        ({"batches": Counted(), "finetune": FinetuneOptions(targets="q_proj")}, "targets: must be names in a tuple"),
+        ({"batches": Counted(), "finetune": FinetuneOptions(targets=("magic",))}, "targets: .*q_proj.*got 'magic'"),
+        ({"batches": Counted(), "finetune": FinetuneOptions(train_cores="no")}, "train_cores: must be True or False"),
+        ({"batches": Counted(), "transfer": TransferOptions(tokens=100)}, "tokens: needs a length"),
+        ({"batches": Counted(), "transfer": TransferOptions(loss="cross_entropy"), "gate": True}, "loss: must be mse"),
+    ],
+)
+def test_it_is_named_before_any_work(model, arguments, named):
+    pytest.importorskip("peft")
+    names, weights = list(model.state_dict()), [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(ValueError, match=named):
+        linattn.linearize(model, **arguments)
+    assert list(model.state_dict()) == names
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), weights, strict=True))
