@@ -162,7 +162,7 @@ def test_a_comparison_on_sequences_becomes_a_table(tmp_path):
     cells = "1.5500 ± 0.0500 | 1.5000 to 1.6000 | 0.003 | 10,500,000 | 1.5 KiB | 2,000,000 | 2 MiB |"
     assert f"| `gated+AbCD` | {cells}" in text
     assert "| `elu` |  |  | 0.003 |" in text
-    assert "gated+AbCD has a mean bits per byte of 1.5500 (1.5000 to 1.6000 over 2 seeds)" in text
+    assert "The mean bits per byte of gated+AbCD is 1.5500 (1.5000 to 1.6000 over 2 seeds)" in text
     assert "top-1" not in text
     assert "images" not in text
 

@@ -124,7 +124,7 @@ def rounds_of(config: Comparing, cell: Cell) -> int:
 def _start(config: Comparing) -> None:
     global _RUNNER
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     torch.set_num_threads(1)
     if config.train.compile:
         from torch._inductor import config as inductor
@@ -140,7 +140,7 @@ def _start(config: Comparing) -> None:
     _RUNNER = subject.trainer(lambda *_: None, lambda *_: None)
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
     """A worker whose parent was killed would go on, beside the one that the user starts next."""
     while os.getppid() == parent:
         time.sleep(0.2)

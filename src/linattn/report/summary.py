@@ -51,12 +51,12 @@ def _among_linear(comparison: Comparison, names: list[str]) -> str:
     best = _best(metric, found)
     top = found.pop(best)
     if top.runs < 2:
-        lead = f"{best} has the {metric.extreme} {metric.name} of the linear mechanisms"
-        lead = lead if found else f"{best} has a {metric.name}"
-        return f"{lead}, {metric.text(top.mean)} in one run: the spread is unknown, so no ranking is claimed."
-    lead = f"Of the linear mechanisms {best} has the {metric.extreme} mean {metric.name}"
-    lead = lead if found else f"{best} has a mean {metric.name}"
-    lead += f"{':' if found else ' of'} {_range(metric, top)}."
+        lead = f"{best} has the {metric.extreme} {metric.name} of the linear mechanisms,"
+        lead = lead if found else f"The {metric.name} of {best} is"
+        return f"{lead} {metric.text(top.mean)} in one run: the spread is unknown, so no ranking is claimed."
+    lead = f"Of the linear mechanisms {best} has the {metric.extreme} mean {metric.name}:"
+    lead = lead if found else f"The mean {metric.name} of {best} is"
+    lead += f" {_range(metric, top)}."
     alone = [name for name, other in found.items() if other.runs < 2]
     near = [name for name, other in found.items() if name not in alone and other.overlaps(top)]
     worse = [name for name in found if name not in alone and name not in near]

@@ -45,8 +45,8 @@ def safe_options() -> dict[str, Any]:
       returns some gradients in a wrong shape or never writes them (pytorch issues 178080 and 193061).
     - ``loop_ordering_after_fusion`` turns loops round so that more can be joined. With torch 2.11 the gradients of
       ``focused`` and ``pola``, compiled in bf16, were off by factors of 1e4 and differed from run to run.
-    - ``comprehensive_padding`` lays intermediate tensors out with gaps. With torch 2.11 the gradients of ``pola`` in the
-      chunked form were then off by more than their size, in fp32 too.
+    - ``comprehensive_padding`` lays intermediate tensors out with gaps. With torch 2.11 the gradients of ``pola`` in
+      the chunked form were then off by more than their size, in fp32 too.
     """
     from torch._inductor import config
 

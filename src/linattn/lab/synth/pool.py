@@ -16,7 +16,7 @@ import torch
 from linattn.compare.cells import Cell, CellResult, best_lrs, final_cells, sweep_cells
 from linattn.compare.text.settings import TextCompareConfig
 from linattn.compare.text.subject import Texts
-from linattn.compare.workers import _end_with
+from linattn.compare.workers import end_with
 from linattn.lab.synth.adopt import adopt
 from linattn.lab.synth.settings import SynthConfig
 
@@ -74,7 +74,7 @@ def _final(part: TextCompareConfig, swept: list[CellResult]) -> list[Cell]:
 
 def _start(parts: dict[str, TextCompareConfig]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     torch.set_num_threads(1)
     _TEXTS.update({kind: Texts(part) for kind, part in parts.items()})
 
