@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +12,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
+
+from linattn.support.processes import end_with_parent
 
 BROKEN = 75  # exit code of a child whose GPU answers no more: what it had to say is said
 SECONDS_BETWEEN_LOOKS = 0.5
@@ -185,7 +186,7 @@ class Line:
 
 def _child(connection: Connection, target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    end_with_parent()
     line = Line(connection)
     try:
         target(line, *arguments)
@@ -200,10 +201,3 @@ def _leave(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def _end_with(parent: int) -> None:
-    """A child whose parent was killed would go on, beside the one that the user starts next."""
-    while os.getppid() == parent:
-        time.sleep(0.2)
-    os._exit(1)

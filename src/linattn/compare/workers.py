@@ -1,10 +1,7 @@
 """Runs of a comparison in several processes: small models leave the cores of a CPU, or a GPU, idle."""
 
 import multiprocessing
-import os
 import signal
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -21,6 +18,7 @@ from linattn.compare.subject import Comparing, Subject, Trainer
 from linattn.compare.text.settings import TextCompareConfig
 from linattn.compare.text.subject import Texts
 from linattn.support.machine import cores
+from linattn.support.processes import end_with_parent
 from linattn.tasks.load import load_images
 from linattn.train.log import logged
 
@@ -124,7 +122,7 @@ def rounds_of(config: Comparing, cell: Cell) -> int:
 def _start(config: Comparing) -> None:
     global _RUNNER
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+    end_with_parent()
     torch.set_num_threads(1)
     if config.train.compile:
         from torch._inductor import config as inductor
@@ -138,13 +136,6 @@ def _start(config: Comparing) -> None:
         data = load_images(config.data, image_size=config.image_size)
         subject = Images(config, data) if isinstance(config, CompareConfig) else Conversions(config, data)
     _RUNNER = subject.trainer(lambda *_: None, lambda *_: None)
-
-
-def end_with(parent: int) -> None:
-    """A worker whose parent was killed would go on, beside the one that the user starts next."""
-    while os.getppid() == parent:
-        time.sleep(0.2)
-    os._exit(1)
 
 
 def _run(cell: Cell) -> CellResult:

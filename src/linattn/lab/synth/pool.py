@@ -5,9 +5,7 @@ comparison for each kind of positions: with runs of seconds the starts would tak
 """
 
 import multiprocessing
-import os
 import signal
-import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 
@@ -16,9 +14,9 @@ import torch
 from linattn.compare.cells import Cell, CellResult, best_lrs, final_cells, sweep_cells
 from linattn.compare.text.settings import TextCompareConfig
 from linattn.compare.text.subject import Texts
-from linattn.compare.workers import end_with
 from linattn.lab.synth.adopt import adopt
 from linattn.lab.synth.settings import SynthConfig
+from linattn.support.processes import end_with_parent
 
 SECONDS_BETWEEN_LOOKS = 0.5
 _TEXTS: dict[str, Texts] = {}  # of a worker
@@ -74,7 +72,7 @@ def _final(part: TextCompareConfig, swept: list[CellResult]) -> list[Cell]:
 
 def _start(parts: dict[str, TextCompareConfig]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+    end_with_parent()
     torch.set_num_threads(1)
     _TEXTS.update({kind: Texts(part) for kind, part in parts.items()})
 
