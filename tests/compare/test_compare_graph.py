@@ -206,6 +206,13 @@ def test_a_point_without_a_finite_loss_is_passed_over_and_any_other_error_is_tol
         Grid(config, fail(RuntimeError("out of memory"))).best(Cell("sgc", 0, 0.1))
 
 
+def test_compare_knows_graphs_under_its_own_name(tmp_path):
+    arguments = ["compare", "graph", *COMMON, "--models", "sgc", "--seeds", "1", "--output", str(tmp_path)]
+    found = CliRunner().invoke(app, arguments, env={"COLUMNS": "160", "TERM": "dumb"})
+    assert found.exit_code == 0, found.output
+    assert [row["mechanism"] for row in json.loads((tmp_path / "results.json").read_text())["rows"]] == ["sgc"]
+
+
 def test_the_page_on_graphs_runs():
     page = (Path(__file__).parents[2] / "docs" / "graph.md").read_text()
     names: dict = {}

@@ -47,6 +47,8 @@ def test_one_run_claims_nothing():
     assert "above" not in said
     said = ranking_sentence(results_of(a=[97.0, 96.0], b=[90.0]))
     assert "b has one run, too few to place." in said
+    said = ranking_sentence(results_of(a=[97.0], softmax=[99.0]))
+    assert "The top-1 of a is 97.00 % in one run" in said
 
 
 def test_the_written_numbers_come_before_those_of_the_rows():

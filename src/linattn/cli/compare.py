@@ -9,7 +9,23 @@ from rich.console import Console
 from linattn.cli.compare_conversion import conversion
 from linattn.cli.compare_text import text
 from linattn.cli.graph import compare as graph
-from linattn.cli.options import DefaultGroup, device_or_default, names, numbers, option_errors
+from linattn.cli.image_options import (
+    Compile,
+    CropPadding,
+    EmaDecay,
+    Flip,
+    Graphs,
+    ImageData,
+    ImageRecipe,
+    ImageSize,
+    Jobs,
+    Mixing,
+    Precision,
+    RandAugment,
+    WarmupEpochs,
+    WeightDecay,
+)
+from linattn.cli.options import DefaultGroup, Device, device_or_default, names, numbers, option_errors
 
 
 class Compare(DefaultGroup):
@@ -34,10 +50,7 @@ app.command(name="graph")(graph)
 
 @app.command()
 def images(
-    data: Annotated[
-        str,
-        typer.Option(help="digits, a folder of idx files (MNIST), an .npz file, a folder with train/ and test/."),
-    ] = "digits",
+    data: ImageData = "digits",
     mechanisms: Annotated[str, typer.Option(help="With commas.")] = "softmax,relu,pola,nala,mirror",
     seeds: Annotated[int, typer.Option(help="Runs of each mechanism.")] = 2,
     lr: Annotated[
@@ -45,17 +58,15 @@ def images(
     ] = "",
     epochs: Annotated[int | None, typer.Option(help="Of each run.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images of a step.")] = None,
-    warmup_epochs: Annotated[float | None, typer.Option(help="Epochs in which the learning rate rises.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="On weight matrices.")] = None,
-    ema_decay: Annotated[float | None, typer.Option(help="Average the weights with this decay; 0: do not.")] = None,
-    mixup: Annotated[float | None, typer.Option(help="Alpha; 0: off.")] = None,
-    cutmix: Annotated[float | None, typer.Option(help="Alpha; 0: off.")] = None,
-    rand_augment: Annotated[str | None, typer.Option(help="Such as m9-n2; empty: off.")] = None,
-    crop_padding: Annotated[int | None, typer.Option(help="Pixels an image may be shifted by.")] = None,
-    flip: Annotated[bool | None, typer.Option(help="Mirror half of the images.")] = None,
-    recipe: Annotated[
-        str, typer.Option(help="digits, small_images or deit.  [default: digits for digits, else small_images]")
-    ] = "",
+    warmup_epochs: WarmupEpochs = None,
+    weight_decay: WeightDecay = None,
+    ema_decay: EmaDecay = None,
+    mixup: Mixing = None,
+    cutmix: Mixing = None,
+    rand_augment: RandAugment = None,
+    crop_padding: CropPadding = None,
+    flip: Flip = None,
+    recipe: ImageRecipe = "",
     host: Annotated[
         str, typer.Option(help="vit, or pyramid: the four stages of NaLaFormer and its relatives.")
     ] = "vit",
@@ -82,12 +93,12 @@ def images(
         str, typer.Option(help="A paper's block around every mechanism alike.  [default: none; of a pyramid nala]")
     ] = "",
     local: Annotated[str, typer.Option(help="shared or channel: a convolution of the values beside each.")] = "",
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.  [default: cuda where there is one]")] = "",
-    precision: Annotated[str, typer.Option(help="fp32 or bf16.  [default: bf16 on cuda]")] = "",
-    compile: Annotated[bool | None, typer.Option(help="Compile the blocks.  [default: on cuda]")] = None,
-    graphs: Annotated[bool | None, typer.Option(help="Replay steps as CUDA graphs.  [default: no]")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Of images in folders.")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs at a time.  [default: one a core on a cpu, else 1]")] = None,
+    device: Device = "",
+    precision: Precision = "",
+    compile: Compile = None,
+    graphs: Graphs = None,
+    image_size: ImageSize = None,
+    jobs: Jobs = None,
     output: Annotated[Path | None, typer.Option(help="Folder.  [default: runs/compare-<data>]")] = None,
 ) -> None:
     """Train mechanisms in one host with one budget; table, CSV, charts and report.html. Started again, it goes on.

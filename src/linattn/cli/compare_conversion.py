@@ -6,14 +6,26 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from linattn.cli.options import device_or_default, names, numbers, option_errors
+from linattn.cli.image_options import (
+    Compile,
+    CropPadding,
+    Flip,
+    Graphs,
+    ImageData,
+    ImageRecipe,
+    ImageSize,
+    Jobs,
+    Mixing,
+    Precision,
+    RandAugment,
+    WarmupEpochs,
+    WeightDecay,
+)
+from linattn.cli.options import Device, device_or_default, names, numbers, option_errors
 
 
 def conversion(
-    data: Annotated[
-        str,
-        typer.Option(help="digits, a folder of idx files (MNIST), an .npz file, a folder with train/ and test/."),
-    ] = "digits",
+    data: ImageData = "digits",
     mechanisms: Annotated[
         str, typer.Option(help="With commas; softmax is the same model, trained on as long as the others.")
     ] = "softmax,relu,nala,mirror",
@@ -29,25 +41,23 @@ def conversion(
         ),
     ] = "",
     batch_size: Annotated[int | None, typer.Option(help="Images of a step.")] = None,
-    warmup_epochs: Annotated[float | None, typer.Option(help="Epochs in which the learning rate rises.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="On weight matrices.")] = None,
-    mixup: Annotated[float | None, typer.Option(help="Alpha; 0: off.")] = None,
-    cutmix: Annotated[float | None, typer.Option(help="Alpha; 0: off.")] = None,
-    rand_augment: Annotated[str | None, typer.Option(help="Such as m9-n2; empty: off.")] = None,
-    crop_padding: Annotated[int | None, typer.Option(help="Pixels an image may be shifted by.")] = None,
-    flip: Annotated[bool | None, typer.Option(help="Mirror half of the images.")] = None,
-    recipe: Annotated[
-        str, typer.Option(help="digits, small_images or deit.  [default: digits for digits, else small_images]")
-    ] = "",
+    warmup_epochs: WarmupEpochs = None,
+    weight_decay: WeightDecay = None,
+    mixup: Mixing = None,
+    cutmix: Mixing = None,
+    rand_augment: RandAugment = None,
+    crop_padding: CropPadding = None,
+    flip: Flip = None,
+    recipe: ImageRecipe = "",
     size: Annotated[str, typer.Option(help="Of timm's DeiT: tiny, small or base.")] = "tiny",
     patch_size: Annotated[int | None, typer.Option(help="Pixels of a token's side.  [default: 4; of digits 2]")] = None,
     depth: Annotated[int | None, typer.Option(help="Blocks.  [default: 12]")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.  [default: cuda where there is one]")] = "",
-    precision: Annotated[str, typer.Option(help="fp32 or bf16.  [default: bf16 on cuda]")] = "",
-    compile: Annotated[bool | None, typer.Option(help="Compile the blocks.  [default: on cuda]")] = None,
-    graphs: Annotated[bool | None, typer.Option(help="Replay steps as CUDA graphs.  [default: no]")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Of images in folders.")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs at a time.  [default: one a core on a cpu, else 1]")] = None,
+    device: Device = "",
+    precision: Precision = "",
+    compile: Compile = None,
+    graphs: Graphs = None,
+    image_size: ImageSize = None,
+    jobs: Jobs = None,
     output: Annotated[Path | None, typer.Option(help="Folder.  [default: runs/conversion-<data>]")] = None,
 ) -> None:
     """Train a softmax DeiT, convert it to other mechanisms, train each on; accuracy before, right after, at the end.

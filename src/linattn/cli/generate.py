@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from linattn.cli.options import device_or_default, option_errors
+from linattn.cli.options import Device, device_or_default, option_errors
 
 
 def generate(
@@ -18,7 +18,7 @@ def generate(
     beams: Annotated[int, typer.Option(help="Beams of a beam search.")] = 1,
     prefill_chunk: Annotated[int, typer.Option(help="Read a long prompt in pieces of so many tokens; 0: whole.")] = 0,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.  [default: cuda where there is one]")] = "",
+    device: Device = "",
     precision: Annotated[str, typer.Option(help="fp32 or bf16.  [default: bf16 on cuda]")] = "",
 ) -> None:
     """Go on from a prompt with a language model of this library, or one that `linattn linearize` has written.

@@ -7,7 +7,17 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from linattn.cli.options import device_or_default, integers, names, numbers, option_errors, set_threads, settings
+from linattn.cli.options import (
+    Device,
+    Threads,
+    device_or_default,
+    integers,
+    names,
+    numbers,
+    option_errors,
+    set_threads,
+    settings,
+)
 
 app = typer.Typer(help="Graph models: space search, comparison, cost.", no_args_is_help=True)
 
@@ -72,8 +82,8 @@ def compare(
     option: Annotated[
         list[str], typer.Option(help="Of models: key=value or model.key=value; may be given again.")
     ] = [],  # noqa: B006, typer copies it
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.  [default: cuda where there is one]")] = "",
-    threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves the choice to PyTorch.")] = 0,
+    device: Device = "",
+    threads: Threads = 0,
     output: Annotated[Path | None, typer.Option(help="Folder.  [default: runs/graph-<data>-<task>]")] = None,
 ) -> None:
     """Train models on one graph; table, JSON, CSV and a page. Started again, it goes on.
@@ -120,11 +130,11 @@ def scaling(
         str, typer.Option(help="Sizes of the generated graphs, with commas.")
     ] = "1000,10000,100000,1000000",
     hidden: Annotated[int | None, typer.Option(help="Width of all models.  [default: by model]")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.  [default: cuda where there is one]")] = "",
+    device: Device = "",
     repeats: Annotated[int, typer.Option(help="Steps timed, at least.")] = 5,
     max_seconds: Annotated[float, typer.Option(help="Leave out sizes whose step is predicted to take longer.")] = 60.0,
     chart: Annotated[bool, typer.Option(help="Draw a PNG beside the JSON (needs the extra report).")] = True,
-    threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves the choice to PyTorch.")] = 0,
+    threads: Threads = 0,
     seed: Annotated[int, typer.Option(help="Of graphs and weights.")] = 0,
     output: Annotated[Path | None, typer.Option(help="Folder of the results.  [default: results/<device>]")] = None,
     name: Annotated[str, typer.Option(help="Name of the files.")] = "graph-scaling",

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from linattn.cli.options import device_or_default
+from linattn.cli.options import Device, device_or_default
 
 
 @dataclass(kw_only=True)
@@ -46,7 +46,7 @@ class TextOptions:
     clip_norm: Annotated[float | None, typer.Option(help="Longest gradient; 0: not clipped.")] = None
     eval_every: Annotated[int | None, typer.Option(help="Steps between evaluations; 0: one at the end.")] = None
     eval_batch_size: Annotated[int | None, typer.Option(help="Sequences evaluated at a time.")] = None
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.  [default: cuda where there is one]")] = ""
+    device: Device = ""
     precision: Annotated[str, typer.Option(help="fp32 or bf16.  [default: bf16 on cuda]")] = ""
     compile: Annotated[bool | None, typer.Option(help="Compile the blocks.  [default: on cuda]")] = None
     graphs: Annotated[bool | None, typer.Option(help="Replay steps as CUDA graphs.  [default: no]")] = None

@@ -6,7 +6,21 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from linattn.cli.options import DefaultGroup, device_or_default, option_errors
+from linattn.cli.image_options import (
+    Compile,
+    CropPadding,
+    EmaDecay,
+    Flip,
+    Graphs,
+    ImageData,
+    ImageSize,
+    Mixing,
+    Precision,
+    RandAugment,
+    WarmupEpochs,
+    WeightDecay,
+)
+from linattn.cli.options import DefaultGroup, Device, device_or_default, option_errors
 from linattn.cli.train_text import lm, mlm, task
 
 
@@ -27,10 +41,7 @@ for command in (lm, mlm, task):
 
 @app.command()
 def images(
-    data: Annotated[
-        str,
-        typer.Option(help="digits, a folder of idx files (MNIST), an .npz file, a folder with train/ and test/."),
-    ] = "digits",
+    data: ImageData = "digits",
     mechanism: Annotated[str, typer.Option(help="A name from `linattn mechanisms`.")] = "softmax",
     recipe: Annotated[
         str,
@@ -41,26 +52,26 @@ def images(
     global_pool: Annotated[str, typer.Option(help="avg, or token for a class token.")] = "avg",
     preset: Annotated[str, typer.Option(help="A paper's block around the mechanism.")] = "",
     drop_path: Annotated[float, typer.Option(help="Rate at which an image skips a branch in training.")] = 0.0,
-    image_size: Annotated[int | None, typer.Option(help="Of images in folders.")] = None,
+    image_size: ImageSize = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images of a step, over all processes.")] = None,
     lr: Annotated[float | None, typer.Option(help="Highest learning rate.")] = None,
     min_lr: Annotated[float | None, typer.Option(help="Learning rate of the last step.")] = None,
-    warmup_epochs: Annotated[float | None, typer.Option(help="Epochs in which the learning rate rises.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="On weight matrices.")] = None,
+    warmup_epochs: WarmupEpochs = None,
+    weight_decay: WeightDecay = None,
     clip_norm: Annotated[float | None, typer.Option(help="Longest gradient; 0: not clipped.")] = None,
     label_smoothing: Annotated[float | None, typer.Option(help="Share of a target spread over all classes.")] = None,
-    ema_decay: Annotated[float | None, typer.Option(help="Average the weights with this decay; 0: do not.")] = None,
-    mixup: Annotated[float | None, typer.Option(help="Alpha; 0: off.")] = None,
-    cutmix: Annotated[float | None, typer.Option(help="Alpha; 0: off.")] = None,
-    rand_augment: Annotated[str | None, typer.Option(help="Such as m9-n2; empty: off.")] = None,
+    ema_decay: EmaDecay = None,
+    mixup: Mixing = None,
+    cutmix: Mixing = None,
+    rand_augment: RandAugment = None,
     erasing: Annotated[float | None, typer.Option(help="Probability to erase a part of an image.")] = None,
-    crop_padding: Annotated[int | None, typer.Option(help="Pixels an image may be shifted by.")] = None,
-    flip: Annotated[bool | None, typer.Option(help="Mirror half of the images.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.  [default: cuda where there is one]")] = "",
-    precision: Annotated[str, typer.Option(help="fp32 or bf16.  [default: bf16 on cuda]")] = "",
-    compile: Annotated[bool | None, typer.Option(help="Compile the blocks.  [default: on cuda]")] = None,
-    graphs: Annotated[bool | None, typer.Option(help="Replay steps as CUDA graphs.  [default: no]")] = None,
+    crop_padding: CropPadding = None,
+    flip: Flip = None,
+    device: Device = "",
+    precision: Precision = "",
+    compile: Compile = None,
+    graphs: Graphs = None,
     seed: Annotated[int, typer.Option(help="Of first weights, order and augmentation.")] = 0,
     checkpoint_seconds: Annotated[float | None, typer.Option(help="Longest time between two checkpoints.")] = None,
     output: Annotated[
