@@ -35,6 +35,13 @@ def synth(
         str, typer.Option(help="Learning rates; each model takes its best on held-out data.  [default: by scale]")
     ] = "",
     seeds: Annotated[int, typer.Option(help="Runs of each.")] = 1,
+    final: Annotated[
+        bool,
+        typer.Option(
+            "--final/--no-final",
+            help="Final runs, scored on test data; without them the table has the scores that chose learning rates.",
+        ),
+    ] = True,
     samples: Annotated[
         int, typer.Option(help="Sentences (lano) or answers (brevo) that each trained model writes, to be checked.")
     ] = 0,
@@ -96,6 +103,6 @@ def synth(
             shared.output or Path("runs") / f"lab-synth-{task}",
             default_jobs(train.device) if jobs is None else jobs,
         )
-        config = SynthConfig(compared, names(positions), shown_metrics(made, chosen), samples)
+        config = SynthConfig(compared, names(positions), shown_metrics(made, chosen), samples, final)
         code = run(config, Console(), plan_only=plan is True, measure=plan is not False)
     raise typer.Exit(code)

@@ -286,3 +286,45 @@ def test_a_failed_run_is_left_to_its_comparison(here, tmp_path):
     )  # fmt: skip
     config = swept(tmp_path)
     assert pool.train_in_pool(config, lambda words: None) == {"none"}
+
+
+def test_without_final_runs_the_table_has_what_chose_the_rates(tmp_path, monkeypatch):
+    shared = replace(CONFIG.shared, output=tmp_path / "rates", lrs=(1e-2, 1e-3), patterns=("elu:none",))
+    config, screen = replace(CONFIG, shared=shared, samples=0, final=False), StringIO()
+    assert run(config, Console(file=screen, width=160)) == 0
+    assert screen.getvalue().startswith("4 runs x ")  # two contenders at two rates, no more
+    part = tmp_path / "rates" / "positions-none"
+    assert not (part / "runs").exists()
+    assert not list(part.rglob("*.safetensors"))
+    saved = json.loads((tmp_path / "rates" / "table.json").read_text())
+    assert "learning rate was chosen by" in saved["meta"]["scored_on"]
+    assert [row["canon"] for row in saved["rows"]] == ["none", "AC"]
+    for row in saved["rows"]:
+        name = "elu-16" if row["canon"] == "none" else f"elu+{row['canon']}-16"
+        runs = {lr: json.loads((part / "sweep" / name / f"lr-{lr}-seed-0" / "result.json").read_text())
+                for lr in ("0.01", "0.001")}  # fmt: skip
+        assert row["rates"]["16"] == {lr: found["score"] for lr, found in runs.items()}
+        best = max(runs, key=lambda lr: (runs[lr]["score"], -float(lr)))
+        metrics = runs[best]["records"][-1]["metrics"]
+        assert row["scores"]["16"] == {"exact_match": metrics["exact_match"], "legal": metrics["legal"]}
+    train = text_subject.train_text
+    monkeypatch.setattr(
+        text_subject, "train_text", lambda *args, **options: train(*args, **options | {"on_step": pytest.fail})
+    )
+    assert run(config, Console(file=StringIO()), measure=False) == 0  # finished runs are taken without weights
+
+
+def test_no_final_asks_for_several_rates_and_writes_no_samples():
+    with pytest.raises(OptionError, match="name several with --lr"):
+        replace(CONFIG, samples=0, final=False).check()
+    with pytest.raises(OptionError, match="samples"):
+        replace(CONFIG, shared=replace(CONFIG.shared, lrs=(1e-2, 1e-3)), final=False).check()
+
+
+def test_a_contender_whose_rates_all_failed_has_no_final_run():
+    part = replace(CONFIG.shared, patterns=("elu",), lrs=(1e-2, 1e-3))
+    swept = [cells.CellResult(cell, "failed") for cell in cells.sweep_cells(part) if cell.mechanism == "elu 16"]
+    assert len(swept) == 2
+    assert pool._final(part, swept) == []
+    swept[0].status, swept[0].score = "done", 5.0
+    assert [cell.lr for cell in pool._final(part, swept)] == [swept[0].cell.lr]

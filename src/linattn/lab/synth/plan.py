@@ -40,7 +40,7 @@ def make_plan(config: SynthConfig) -> Plan:
     """Times a few steps of every model."""
     runs, seconds = 0, 0.0
     for part in config.parts.values():
-        each = len(sweep_cells(part)) // len(part.mechanisms) + part.seeds
+        each = len(sweep_cells(part)) // len(part.mechanisms) + (part.seeds if config.final else 0)
         runs += each * len(part.mechanisms)
         seconds += each * sum(seconds_of_runs(part).values())
     return Plan(runs, seconds, config.shared.jobs)

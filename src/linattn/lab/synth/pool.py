@@ -40,14 +40,16 @@ def train_in_pool(config: SynthConfig, on_work: Callable[[str], None]) -> set[st
         for kind, part in parts.items():
             first = sweep_cells(part) or final_cells(part, best_lrs(part, []))
             waiting |= {pool.submit(_run, kind, cell): kind for cell in first}
-        total = len(waiting) + sum(len(part.mechanisms) * part.seeds for part in parts.values() if sweep_cells(part))
+        total = len(waiting)
+        if config.final:
+            total += sum(len(part.mechanisms) * part.seeds for part in parts.values() if sweep_cells(part))
         done = 0
         while waiting:
             for future in wait(waiting, timeout=SECONDS_BETWEEN_LOOKS, return_when=FIRST_COMPLETED).done:
                 kind, result, done = waiting.pop(future), future.result(), done + 1
                 if result.status != "done":
                     failed.add(kind)
-                if result.cell.validation:
+                if result.cell.validation and config.final:
                     own = swept.setdefault((kind, result.cell.mechanism), [])
                     own.append(result)
                     waiting |= {pool.submit(_run, kind, cell): kind for cell in _final(parts[kind], own)}
@@ -62,8 +64,8 @@ def train_in_pool(config: SynthConfig, on_work: Callable[[str], None]) -> set[st
 
 
 def _final(part: TextCompareConfig, swept: list[CellResult]) -> list[Cell]:
-    """Final runs of a contender whose learning rates have all been tried; none before that."""
-    if len(swept) < len(set(part.lrs)):
+    """Final runs of a contender whose learning rates have all been tried; none before that, or if all have failed."""
+    if len(swept) < len(set(part.lrs)) or all(result.score is None for result in swept):
         return []
     name = swept[0].cell.mechanism
     lrs = best_lrs(part, swept, Texts(part).metric.higher)

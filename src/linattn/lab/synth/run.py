@@ -11,6 +11,7 @@ from linattn.compare.text.subject import Texts
 from linattn.lab.synth.merge import merged
 from linattn.lab.synth.plan import make_plan
 from linattn.lab.synth.pool import train_in_pool
+from linattn.lab.synth.rates import tabulate_rates
 from linattn.lab.synth.settings import SynthConfig
 from linattn.lab.synth.table import on_screen, paper_table
 from linattn.lab.synth.written import write_samples
@@ -23,17 +24,18 @@ def run(config: SynthConfig, console: Console, *, plan_only: bool = False, measu
     """Say how long it takes, train what is not trained yet, write; returns the exit code of the comparisons.
 
     Files in ``config.output``: a folder for each kind of positions, ``results.json``, ``results.csv``, ``table.json``,
-    and with matplotlib ``report.html`` and ``charts``.
+    and with matplotlib ``report.html`` and ``charts``; without final runs ``table.json`` alone.
     """
     need("a laboratory of language models", "accelerate", "transformers", "safetensors")
-    for part in config.parts.values():
-        part.check()
+    config.check()
     if measure:
         console.print(make_plan(config).words(), soft_wrap=True)
     if plan_only:
         return RIGHT
     try:
         left = train_together(config, console)
+        if not config.final:
+            return tabulate_rates(config, console)
     except KeyboardInterrupt:
         console.print("Interrupted; finished runs are kept, and the same command goes on.")
         return INTERRUPTED

@@ -19,12 +19,23 @@ class SynthConfig:
         positions: of mechanisms that name none.
         metrics: of the task, those the table shows; the first is what models are compared by.
         samples: answers or sentences that trained models write, to be checked; 0: none.
+        final: False to stop when learning rates are chosen; the table then has the scores that chose them.
     """
 
     shared: TextCompareConfig
     positions: tuple[str, ...] = ("rotary", "none")
     metrics: tuple[str, ...] = ("accuracy",)
     samples: int = 0
+    final: bool = True
+
+    def check(self) -> None:
+        """Raise an OptionError that names the option and what is allowed."""
+        if not self.final and len(set(self.shared.lrs)) < 2:
+            raise OptionError("final", "--no-final shows the runs that choose learning rates: name several with --lr")
+        if not self.final and self.samples:
+            raise OptionError("samples", "must be 0 with --no-final, which keeps no trained model to write them")
+        for part in self.parts.values():
+            part.check()
 
     @property
     def output(self) -> Path:
@@ -54,6 +65,7 @@ class SynthConfig:
                 patterns=tuple(patterns[kind]),
                 host=replace(self.shared.host, rotary=POSITIONS[kind], options=self._options(patterns[kind])),
                 output=self.output / f"positions-{kind}",
+                keep_weights=self.shared.keep_weights and self.final,
             )
             for kind in ordered
         }
