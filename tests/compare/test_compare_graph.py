@@ -187,6 +187,28 @@ def test_a_grid_is_the_same_for_all_and_validation_chooses(tmp_path):
     assert page.count("1e+06") == 8  # of 2 models, 2 rates and 2 dropouts
 
 
+def test_a_grid_may_grow_and_finished_points_are_kept(tmp_path):
+    """The new point is better at the same learning rate, so the final run is another; nothing else is trained again."""
+
+    def compared(folder, decays):
+        found = graph("compare", *COMMON, "--models", "sgc", "--seeds", 1, "--lr", "0.05", "--dropout", "0.3",
+                      "--weight-decay", decays, "--output", folder)  # fmt: skip
+        assert found.exit_code == 0, found.output
+        model = json.loads((folder / "results.json").read_text())["mechanisms"][0]
+        return model, [{**tried, "seconds": None} for tried in model["grid"]]
+
+    first, first_grid = compared(tmp_path / "grown", "1e6,1e5")
+    logs = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("log.jsonl")}
+    grown, grown_grid = compared(tmp_path / "grown", "1e6,1e5,1e-4")
+    assert all(path.stat().st_mtime_ns == time for path, time in logs.items())
+    assert len(list(tmp_path.rglob("log.jsonl"))) == len(logs) + 2  # the point, and the final run
+    assert all(tried in grown_grid for tried in first_grid)
+    assert (first["train"]["weight_decay"], grown["train"]["weight_decay"]) == (1e6, 1e-4)
+    at_once, at_once_grid = compared(tmp_path / "at_once", "1e6,1e5,1e-4")
+    assert grown_grid == at_once_grid
+    assert grown["score_mean"] == at_once["score_mean"]
+
+
 def test_a_point_without_a_finite_loss_is_passed_over_and_any_other_error_is_told(tmp_path):
     config = GraphCompareConfig(
         "communities:120:3", ("sgc",), seeds=1, weight_decays=(0.0, 1.0), dropouts=(0.0,), output=tmp_path

@@ -125,13 +125,12 @@ class GraphCompareConfig:
         self.train.check()
 
     def fingerprint(self) -> dict[str, Any]:
-        """What all runs of a folder have in common; models and seeds may be added to a folder later."""
+        """What all runs of a folder have in common; models, seeds and points of the grid may be added to it later."""
         changes = {
             name: value for name, value in sorted(self.changes.items()) if value is not None and name != "device"
         }
         options = {name: dict(given) for name, given in sorted(self.options.items())}
         return {
             "data": self.data, "task": self.task, "hidden": self.hidden, "options": options, "changes": changes,
-            "lr": sorted(set(self.lrs)), "weight_decay": list(self.weight_decays), "dropout": list(self.dropouts),
-            "grid_seeds": self.grid_seeds, "paper": self.paper,
+            "paper": self.paper,
         }  # fmt: skip

@@ -169,7 +169,7 @@ class GraphTrainer(Trainer):
         if cell.validation:
             return Outcome(best.val, best.seconds, [])
         point = self.graphs.chosen[cell.mechanism] = Point(best.weight_decay, best.dropout)
-        return _outcome(self.train_one(cell, point, cell.folder(output)), False)
+        return _outcome(self.train_one(cell, point, cell.folder(output) / point.name), False)
 
     def train_one(self, cell: Cell, point: Point, folder: Path) -> GraphResult:
         graphs, name = self.graphs, cell.mechanism
