@@ -90,6 +90,8 @@ class Part:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         text = "\n".join(str(report.longrepr).splitlines()[-LAST_LINES:]) if report.failed else ""
+        if report.skipped and isinstance(report.longrepr, tuple):
+            text = report.longrepr[2]
         self.lost = self.lost or bool(report.failed and (LOST.search(str(report.longrepr)) or _gone()))
         self.say(
             "report", test=report.nodeid, when=report.when, outcome=report.outcome, seconds=report.duration, text=text

@@ -82,6 +82,8 @@ class Run:
             self.fail(part, test, event["text"])
         elif event["outcome"] == "skipped" or event["when"] == "call":
             self.outcomes.setdefault(test, event["outcome"])
+            if event["outcome"] == "skipped":
+                self.print(f"SKIPPED {test} ({event['text']})")
         elif event["when"] == "teardown" and self.outcomes.get(test) == "passed" and self.record:
             with self.record.open("a") as file:
                 file.write(f"{test}\n")

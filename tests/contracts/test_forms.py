@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 
 from contracts.drawn import Arguments, calls, gradients, leaves
-from contracts.op_subjects import DIRECTIONS, UNGROUPED, Variant
-from contracts.places import PLACES
+from contracts.op_subjects import COVERING_UNGROUPED, DIRECTIONS, UNGROUPED, Variant
+from contracts.places import PLACES, placed
 from linattn import linear_attention, list_mechanisms
 from linattn.ops.choice import FORMS
 from linattn.testing import check_forms, subject_of
@@ -31,8 +31,7 @@ def test_mechanism_at_all_lengths(name: str) -> None:
     assert check_forms(name)
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("variant", UNGROUPED, ids=str)
+@pytest.mark.parametrize(("variant", "place"), placed(UNGROUPED, COVERING_UNGROUPED))
 def test_op_past_one_chunk(variant: Variant, place: dict[str, Any]) -> None:
     assert check_forms(variant.at(place), lengths=(65,))
 

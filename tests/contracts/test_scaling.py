@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from contracts.op_subjects import VARIANTS, Variant
-from contracts.places import PLACES
+from contracts.op_subjects import COVERING, VARIANTS, Variant
+from contracts.places import PLACES, placed
 from linattn import list_mechanisms
 from linattn.testing import check_scaling, subject_of
 
@@ -16,7 +16,6 @@ def test_mechanism(name: str, place: dict[str, Any]) -> None:
     assert check_scaling(subject_of(name, **place))
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize(("variant", "place"), placed(VARIANTS, COVERING))
 def test_op(variant: Variant, place: dict[str, Any]) -> None:
     assert check_scaling(variant.at(place))

@@ -114,7 +114,7 @@ def test_cuda_records_them(kind, compile, tmp_path, recwarn):
     )
     torch.manual_seed(3)
     if kind == "pyramid":
-        model = create_pyramid("nala", "xt", "nala", stem_stride=1, img_size=8, in_chans=1, num_classes=10)
+        model = create_pyramid("nala", "xt", "nala", stem_stride=1, img_size=8, in_chans=1, **SMALL)
     else:
         model = converted("nala", in_chans=1, pixels=8)
     device = torch.device("cuda")

@@ -7,7 +7,7 @@ from linattn.ops.linear import linear_attention_with_state
 from linattn.ops.triton.step import attend_step, attend_step_, step, step_in_place
 from linattn.ops.types import LinearState
 from linattn.testing.poison import poisoned_allocations
-from ops.triton.budget import assert_within, moved
+from ops.triton.budget import ROUNDINGS, assert_within, moved
 from ops.triton.device import DEVICE
 
 F64 = torch.float64
@@ -59,7 +59,7 @@ def results(run, tensors, **options):
     return [x.detach() for x in outputs] + list(torch.autograd.grad(loss, list(tensors.values())))
 
 
-def assert_within_budget(tensors, found=None, **options):
+def assert_within_budget(tensors, found=None, rests=None, **options):
     """All results of the kernel, or those that are given: the output and the next state, without gradients."""
     run = results if found is None else values
     exact = run(by_reference, {name: x.double() for name, x in tensors.items()}, **options)
@@ -69,7 +69,7 @@ def assert_within_budget(tensors, found=None, **options):
     names = ["output", "kv", "z", *(f"d_{n}" for n in tensors)][: len(found)]
     for a, b in zip(found, plain, strict=True):
         assert a.dtype == b.dtype
-    assert_within(*(dict(zip(names, x, strict=True)) for x in (found, exact, plain, a_few_roundings)))
+    assert_within(*(dict(zip(names, x, strict=True)) for x in (found, exact, plain, a_few_roundings)), rests=rests)
 
 
 def values(run, tensors, **options):
@@ -101,7 +101,9 @@ def test_grouped_heads(H, H_kv):
 
 @pytest.mark.parametrize("decay", ["none", "token"])
 def test_no_state_is_an_empty_one(decay):
-    assert_within_budget(make(decay=decay, state=False))
+    """Its output is v whatever the query, whose gradient is what rounding leaves of terms as large as with a state."""
+    with_state = results(by_reference, make(decay=decay))[3]
+    assert_within_budget(make(decay=decay, state=False), rests={"d_q": ROUNDINGS * with_state.abs().max().item()})
 
 
 def test_the_clamp_of_abs_max_one_is_flat_below_one():
@@ -122,20 +124,18 @@ def test_strongest_decay_forgets():
     tensors = make(decay="token")
     tensors["log_decay"].fill_(-torch.inf)
     empty = {name: x for name, x in tensors.items() if name not in ("kv", "z", "log_decay")}
-    for found, expected in zip(by_kernel(tensors), by_kernel(empty), strict=True):
-        assert torch.equal(found, expected)
+    assert_within_budget(empty, by_kernel(tensors))
 
 
 def test_strides_are_followed():
     tensors = make(K=20, V=24, decay="channel")
-    expected = by_kernel(tensors)
     strided = {name: x.transpose(-1, -2).contiguous().transpose(-1, -2) for name, x in tensors.items()}
     packed = torch.cat([tensors["k"], tensors["k"], tensors["v"]], dim=-1)
     strided["k"], strided["v"] = packed[..., 20:40], packed[..., 40:]
     strided["q"] = tensors["q"].transpose(0, 1).contiguous().transpose(0, 1)
-    for a, b in zip(by_kernel(strided), expected, strict=True):
-        assert torch.equal(a, b)
-        assert a.is_contiguous()
+    found = by_kernel(strided)
+    assert_within_budget(tensors, found)
+    assert all(x.is_contiguous() for x in found)
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
