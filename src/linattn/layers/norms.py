@@ -7,8 +7,20 @@ OUTPUT_NORMS = (*NORMS, "head_layer", "head_rms")
 EPS = 1e-6
 
 
+class RMSNorm(nn.RMSNorm):
+    """``nn.RMSNorm`` for inputs of less precision than its weight too, as autocast gives them.
+
+    PyTorch has no kernel for the two together: it warns and computes part by part.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == self.weight.dtype:
+            return super().forward(x)
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
 def create_norm(kind: str, width: int) -> nn.Module:
-    return nn.LayerNorm(width, eps=EPS) if kind == "layer" else nn.RMSNorm(width, eps=EPS)
+    return nn.LayerNorm(width, eps=EPS) if kind == "layer" else RMSNorm(width, eps=EPS)
 
 
 class OutputNorm(nn.Module):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from linattn.bench.models.cases import SOFTMAX, ModelCase, variant
 from linattn.layers.attention import Attention
+from linattn.layers.norms import RMSNorm
 from linattn.models.vision import create_vit
 from linattn.models.vision.catalog import TIMM_MODELS
 from linattn.support.compiling import compile_blocks
@@ -114,7 +115,7 @@ class DecoderBlock(nn.Module):
     def __init__(self, case: ModelCase, mechanism: str, impl: str) -> None:
         super().__init__()
         name, options = variant(mechanism)
-        self.norm1, self.norm2 = nn.RMSNorm(case.width), nn.RMSNorm(case.width)
+        self.norm1, self.norm2 = RMSNorm(case.width), RMSNorm(case.width)
         # Without a normaliser the output of a decay grows with what it remembers: their papers norm it by head.
         self.attn = Attention(
             case.width, case.heads, name, causal=True, qkv_bias=False, proj_bias=False, impl=impl,
@@ -136,7 +137,7 @@ class LanguageHost(Host):
         super().__init__()
         self.embedding = nn.Embedding(case.vocabulary, case.width)
         self.blocks = nn.ModuleList(DecoderBlock(case, mechanism, impl) for _ in range(depth or case.depth))
-        self.norm = nn.RMSNorm(case.width)
+        self.norm = RMSNorm(case.width)
         for name, parameter in self.named_parameters():
             if parameter.ndim > 1 and ".mechanism." not in name:
                 nn.init.normal_(parameter, std=0.02)
