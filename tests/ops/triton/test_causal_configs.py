@@ -81,6 +81,23 @@ def test_odd_widths_in_16_bits_meet_no_masked_tail(monkeypatch: pytest.MonkeyPat
                 assert x.data_ptr() % 16 == 0
 
 
+@pytest.mark.parametrize("learned", [True, False])
+def test_one_stage_where_products_are_in_two_parts(learned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps that make dots, and no others: those of a fixed decay are slower with one stage."""
+    seen = []
+    monkeypatch.setattr(causal_passes, "_launch", lambda kernel, programs, *args, **options: seen.append(options))
+    q = torch.zeros(1, 1, 70, 128, dtype=torch.bfloat16, device=DEVICE, requires_grad=True)
+    a = torch.zeros(1, 1, 70, device=DEVICE, requires_grad=learned)
+    out = attend_causal(
+        q, q, q, log_decay=a, decay_index="query", normalizer="sum", eps=0.0, out_dtype=q.dtype
+    ).output  # fmt: skip
+    out.sum().backward()
+    stages = {dots: [o["STAGES"] for o in seen if "DOTS" in o and (o["DOTS"] > 0) == dots] for dots in (True, False)}
+    assert stages[True] == [1] * 4 * learned  # dq and dk, for mild decays and others
+    assert stages[False]
+    assert min(stages[False]) > 1
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(

@@ -6,19 +6,13 @@ import torch.nn.functional as F
 
 from linattn import exponential_attention, exponential_attention_step, exponential_attention_with_state
 from linattn.ops.exponential_types import ExponentialState
-from linattn.ops.triton import exponential, exponential_config
+from linattn.ops.triton import exponential_config
 from linattn.ops.triton.exponential_library import triton_exponential
 from linattn.testing.poison import poisoned_allocations
 from ops.triton.budget import assert_within, moved
 from ops.triton.device import DEVICE
 
 B, H, H_KV, T = 2, 2, 1, 19
-
-
-@pytest.fixture(autouse=True)
-def _all_dtypes(monkeypatch):
-    """Also those that are refused on a GPU until these tests have passed there."""
-    monkeypatch.setattr(exponential, "UNPROVED", ())
 
 
 def draw(

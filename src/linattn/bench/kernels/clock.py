@@ -20,7 +20,7 @@ from linattn.bench.timing import Timing, measure_in_turns
 
 Call = Callable[[], Outputs]
 GRAPH, CALLS, LONG_CALLS = "CUDA graph", "calls", "long calls"
-LONG_MS = 5.0  # beyond, what the host does for a call is hidden behind the call before it
+LONG_MS = 100.0  # beyond, what the host does for a call, some milliseconds for many launches, is no part worth a graph
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,13 @@ CANDIDATES: dict[int, tuple[dict[str, int], ...]] = {
 TRIAL_SEGMENTS: list[int] = []
 
 
-def pick(role: str, X: int, W: int, dtype: torch.dtype, device: torch.device, *, decay: bool = False) -> Config:
-    """For a state of X rows and W columns. The chunk's length goes by dtype alone: all sweeps of a call share it."""
+def pick(
+    role: str, X: int, W: int, dtype: torch.dtype, device: torch.device, *, decay: bool = False, dots: bool = False
+) -> Config:  # fmt: skip
+    """For a state of X rows and W columns. The chunk's length goes by dtype alone: all sweeps of a call share it.
+
+    dots: the sweep makes those of a gate's gradient, so that in bf16 it multiplies in two parts.
+    """
     BX, wide = padded(X), max(padded(X), padded(W))
     if dtype == torch.float32:
         # Full fp32 products run outside the tensor cores, with both operands in registers: small tiles, many warps.
@@ -78,9 +83,9 @@ def pick(role: str, X: int, W: int, dtype: torch.dtype, device: torch.device, *,
         config = Config(L=64, BW=min(padded(W), 128), warps=8, stages=3, per_sm=1)
     elif BX <= 128:
         # 64 columns: two programs beat one with twice the state, and two at a time on a multiprocessor hide each
-        # other's work between the products. Lean, three stages leave room for both; the gradients of a learned decay,
-        # which multiply in two parts, fill it with two.
-        stages = 2 if decay and role in ("dq", "dk") else 3
+        # other's work between the products. Lean, three stages leave room for both. In two parts, which leave no
+        # register free, one is quickest: what loads ahead keep is spilled, 200 bytes of a thread instead of 50.
+        stages = 1 if dots else 2 if decay and role in ("dq", "dk") else 3
         parts = 8 if BX == 128 and not decay else 0
         config = Config(L=64, BW=min(padded(W), 64), warps=4, stages=stages, per_sm=2, lean=1, parts=parts)
     else:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from linattn.ops.triton import both_ways
 from linattn.ops.triton.causal_passes import Border, Gates, Marks, Passes, State
 from linattn.ops.triton.causal_widths import reachable, reachable_gradient
 
@@ -20,6 +21,9 @@ def triton_causal(
     """
     p = _passes(q, k, v, log_decay, key_mask, cu_seqlens, key_index, norm, eps, log_input=log_input)
     N, H, HS, T, K, V = p.sizes
+    if both and both_ways.serves(p):
+        out, sums = both_ways.attend(p, out_dtype)
+        return out, _fp32(q, 0) if sums is None else sums, _fp32(q, 0), _fp32(q, 0)
     initial = _state(kv, z)
     out = torch.empty(q.shape[0], H, T, V, dtype=out_dtype, device=q.device)
     sums = _fp32(q, 1 + both, *q.shape[:3]) if norm else None

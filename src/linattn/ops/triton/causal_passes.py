@@ -211,7 +211,7 @@ class Passes:
         N, _, HS, T, K, V = self.sizes
         heads, X, W = x.shape[1], x.shape[3], w.shape[3]
         keys = role in ("dk", "dv")  # one row of the output per key: the query heads that share it are summed
-        config = self._config(role, X, W)
+        config = self._config(role, X, W, dots=dots is not None)
         tiles = -(-W // config.BW)
         natural = role in ("output", "dv")
         scale, e = rows or (None, None)
@@ -325,8 +325,8 @@ class Passes:
         """
         return max(2 * L, (2 if self.q.dtype == torch.float32 else 8) * padded(max(self.sizes[4:])))
 
-    def _config(self, role: str, X: int, W: int) -> Config:
-        return pick(role, X, W, self.q.dtype, self.q.device, decay=self.log_decay is not None)
+    def _config(self, role: str, X: int, W: int, dots: bool = False) -> Config:
+        return pick(role, X, W, self.q.dtype, self.q.device, decay=self.log_decay is not None, dots=dots)
 
     def _with_room(self, *shape: int) -> Tensor:
         """A tensor with a chunk of memory after its end: sweeps read whole chunks and choose after."""

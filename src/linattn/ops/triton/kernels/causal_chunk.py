@@ -21,7 +21,7 @@ from linattn.ops.triton.kernels.causal_parts import (
     held_no_longer,
     inside,
     keep_mark,
-    rest_of,
+    rest_by_pairs,
     spread,
     sum_in_parts,
 )
@@ -29,7 +29,7 @@ from linattn.ops.triton.kernels.causal_parts import (
 
 @triton.jit
 def chunk(
-    step, count, S, S_dt, S_rest, zc, zr,
+    step, count, S, S_dt, zc, zr,
     x, x_t, y, y_b, y_h, y_t, y_d, w, w_b, w_h, w_t, w_d, u, u_b, u_h, u_t, u_d, xo, yo, wo,
     out, den, prev_den, prev, scale, e, dots, dots_plane, marks, z_marks, gates, plane, keeps, key_mask,
     b, h, hs, row, tile, start, end, T, HS, chunk0, place0, size, eps,
@@ -43,6 +43,8 @@ def chunk(
 ):  # fmt: skip
     Z_APART: tl.constexpr = ZCOL and PARTS == 0
     RESTS: tl.constexpr = DOTS > 0 and S_dt.dtype == tl.bfloat16
+    # The diagonal is taken out of the dots. Where nothing needs it apart, both walks leave it in, and it cancels.
+    TAKE_OUT: tl.constexpr = DIAG == 1 and FACTORED and (DOTS > 1 or SCALE > 0 or WEIGHT_Y + WEIGHT_X > 0)
     COLUMNS: tl.constexpr = SCALE == 2 or WEIGHT_Y > 0  # columns have a factor besides that of the decay
     i = tl.arange(0, L)
     ex = tl.arange(0, BX)
@@ -110,7 +112,7 @@ def chunk(
     acc = tl.zeros([L, BW], tl.float32)
     if LOOP > 1:
         acc, S, zc, zr = from_before(
-            xv, S, S_dt, S_rest, zc, zr, reading, ei, keep, PREC, DECAY, FACTORED, SCALE, EXTRA, Z_APART, ZROW, RESTS
+            xv, S, S_dt, zc, zr, reading, ei, keep, PREC, DECAY, FACTORED, SCALE, EXTRA, Z_APART, ZROW, RESTS
         )
         if DIAG == 1 and not FACTORED:
             own = tl.zeros([L, BW], tl.float32)
@@ -139,7 +141,7 @@ def chunk(
         if FACTORED or COLUMNS:
             whole = whole * (factor if FACTORED else (weight if WEIGHT_Y > 0 else r))[:, None]
             taken = whole.to(DT)
-        taken_rest = rest_of(whole, taken) if RESTS else taken
+        taken_rest = rest_by_pairs(whole, taken) if RESTS else taken
         # All that needs a tile in registers is done at once, before the products take them.
         if ZCOL:
             # Never the sum of a tile as it was loaded: in fp32 Triton 3.6 takes it out of the loop and fails.
@@ -159,9 +161,9 @@ def chunk(
             ej = tl.load(e + (b * (HS * LOOP) + hy) * T + at + i, mask=ok, other=0.0)
             if ZROW == 2:
                 more_r = tl.sum(wv.to(tl.float32) * (factor * ej)[:, None], axis=0)
-        if DOTS > 0 and (LOOP == 1 or DOTS == 2 or (DIAG == 1 and FACTORED)):
+        if DOTS > 0 and (LOOP == 1 or DOTS == 2 or TAKE_OUT):
             uv = tl.load(u + b * u_b + h * u_h + at * u_t + uo, mask=inside(x_rows, w_ok, W, BW), other=0.0)
-        if DIAG == 1 and FACTORED:
+        if TAKE_OUT:
             on_diagonal = tl.sum(uv.to(tl.float32) * (whole if RESTS else taken.to(tl.float32)), axis=1)
         elif DOTS >= 2:
             on_diagonal = tl.sum(uv.to(tl.float32) * wv.to(tl.float32), axis=1)
@@ -198,8 +200,8 @@ def chunk(
         if WEIGHT_X > 0 and not FACTORED:
             P = P * weight[:, None]
         weights = P.to(DT)
-        weights_rest = rest_of(P, weights) if RESTS else weights
-        if DIAG == 1 and FACTORED:
+        weights_rest = rest_by_pairs(P, weights) if RESTS else weights
+        if TAKE_OUT:
             # Taken off again, as it was rounded: then nothing of w has to wait for the product.
             rounded = P if RESTS else weights.to(tl.float32)
             own_weight = tl.sum(tl.where(i[:, None] == i[None, :], rounded, 0.0), axis=1)
@@ -219,7 +221,7 @@ def chunk(
 
         if LOOP == 1:
             acc, S, zc, zr = from_before(
-                xv, S, S_dt, S_rest, zc, zr, reading, ei, keep, PREC, DECAY, FACTORED, SCALE, EXTRA, Z_APART, ZROW,
+                xv, S, S_dt, zc, zr, reading, ei, keep, PREC, DECAY, FACTORED, SCALE, EXTRA, Z_APART, ZROW,
                 RESTS,
             )  # fmt: skip
         acc = tl.dot(weights, taken, acc, input_precision=PREC)
@@ -244,7 +246,7 @@ def chunk(
             decayed = yv.to(tl.float32) * write[None, :]
             yv = decayed.to(DT)
             if RESTS:
-                S = tl.dot(rest_of(decayed, yv), taken, S, input_precision=PREC)
+                S = tl.dot(rest_by_pairs(decayed, yv), taken, S, input_precision=PREC)
         S = add_product(yv, taken, S, PREC)
         if RESTS and (FACTORED or COLUMNS):
             S = tl.dot(yv, taken_rest, S, input_precision=PREC)
@@ -252,7 +254,6 @@ def chunk(
     # Used in the chunk that made it, the state is waited for: no product is still reading when the next operands
     # arrive in the same place. (An operand that is also summed in registers gets one buffer too few for that.)
     S_dt = S.to(DT)
-    S_rest = rest_of(S, S_dt) if RESTS else S_dt
     if MARK and not REVERSE:
         if (c % CK == CK - 1) | (c == count - 1):
             keep_mark(S, zr, marks, z_marks, place0 + c // CK, size, ex, ew, h % DIV, X, W, ZROW > 0)
@@ -283,4 +284,4 @@ def chunk(
     if MASK_X:
         acc = tl.where(x_rows[:, None], acc, 0.0)
     tl.store(out + place, acc.to(out.dtype.element_ty), mask=w_rows)
-    return S, S_dt, S_rest, zc, zr
+    return S, S_dt, zc, zr

@@ -38,7 +38,7 @@ def add_product(a, b, sums, PREC: tl.constexpr):
 
 @triton.jit
 def from_before(
-    xv, S, S_dt, S_rest, zc, zr, reading, e, keep, PREC: tl.constexpr,
+    xv, S, S_dt, zc, zr, reading, e, keep, PREC: tl.constexpr,
     DECAY: tl.constexpr, FACTORED: tl.constexpr, SCALE: tl.constexpr, EXTRA: tl.constexpr, ZCOL: tl.constexpr,
     ZROW: tl.constexpr, RESTS: tl.constexpr,
 ):  # fmt: skip
@@ -48,7 +48,7 @@ def from_before(
     """
     acc = tl.dot(xv, S_dt, input_precision=PREC)
     if RESTS:
-        acc = tl.dot(xv, S_rest, acc, input_precision=PREC)
+        acc = tl.dot(xv, rest_by_pairs(S, S_dt), acc, input_precision=PREC)
     if ZROW == 1 and EXTRA == 1:
         acc += e[:, None] * zr[None, :]
     if ZROW == 2:
@@ -104,6 +104,26 @@ def spread(z, L: tl.constexpr, DT: tl.constexpr):
 def rest_of(x, rounded):
     """What the rounding of x (fp32) has left over, in the dtype it was rounded to."""
     return (x - rounded.to(tl.float32)).to(rounded.dtype)
+
+
+@triton.jit
+def rest_by_pairs(x, rounded):
+    """The same by pairs: a conversion that is issued alone, as those of rest_of are, takes many times as long."""
+    if rounded.dtype == tl.bfloat16 and not INTERPRETED:
+        rest = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 low, high;
+            shl.b32 low, $3, 16;
+            and.b32 high, $3, 0xffff0000;
+            sub.rn.f32 low, $1, low;
+            sub.rn.f32 high, $2, high;
+            cvt.rn.bf16x2.f32 $0, high, low;
+            }""",
+            "=r,f,f,r", [x, rounded], tl.bfloat16, True, 2,
+        )  # fmt: skip
+    else:
+        rest = rest_of(x, rounded)
+    return rest
 
 
 @triton.jit

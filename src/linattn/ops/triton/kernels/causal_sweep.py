@@ -18,8 +18,8 @@ against time (LION's second one) all four turn round.
     gates (.., B, HS, T), keeps (.., chunks)   what the decay does inside a chunk, see potentials
     s0    start state, X x W with strides s0_x, s0_w, one per (sequence, key head, segment); s1 where the walk ends
     z0    start of the keys' sum: X numbers for the output, W numbers (ZROW) for dq and dk; z1 where it ends
-    dots  (DOTS, TILES, B, HX, T) fp32: u_i . out_i without the diagonal, which no decay touches; then what the diagonal
-          gave it; then u_i . w_i
+    dots  (DOTS, TILES, B, HX, T) fp32: u_i . out_i without the diagonal, which no decay touches (with it, in dq and dk
+          alike, where only their difference is wanted); then what the diagonal gave it; then u_i . w_i
     marks (HS places, X, W), z_marks (.., W): the state (dq), or its gradient (dk), at the end of every CK chunks
     prev, prev_den   what another sweep gave, to be added
 
@@ -33,7 +33,7 @@ import triton
 import triton.language as tl
 
 from linattn.ops.triton.kernels.causal_chunk import chunk
-from linattn.ops.triton.kernels.causal_parts import rest_of, weakest
+from linattn.ops.triton.kernels.causal_parts import weakest
 
 # Numbers that change from call to call: no kernel of its own for each that is 1 or a multiple of 16.
 SIZES = ["T", "segment", "NSEG", "HX", "HS", "chunks", "places", "size", "eps"]
@@ -135,11 +135,10 @@ def sweep(
 
     # Its copy for products is made at the end of a chunk, see there.
     S_dt = S.to(DT)
-    S_rest = rest_of(S, S_dt)
     # Told the stages here, the compiler fetches all loads ahead, not only those of matrix products.
     for step in tl.range(0, count, num_stages=STAGES):
-        S, S_dt, S_rest, zc, zr = chunk(
-            step, count, S, S_dt, S_rest, zc, zr,
+        S, S_dt, zc, zr = chunk(
+            step, count, S, S_dt, zc, zr,
             x, x_t, y, y_b, y_h, y_t, y_d, w, w_b, w_h, w_t, w_d, u, u_b, u_h, u_t, u_d, xo, yo, wo,
             out, den, prev_den, prev, scale, e, dots, dots_plane, marks, z_marks, gates, plane, keeps, key_mask,
             b, h, hs, row, tile, start, end, T, HS, chunk0, place0, size, eps,
