@@ -18,7 +18,7 @@ from linattn.ops.packing import compute_dtype
 from linattn.ops.prepare import without_autocast
 from linattn.ops.recurrent.convolution import convolve as recurrent
 from linattn.ops.reference.convolution import convolve as reference
-from linattn.ops.triton import convolution as triton
+from linattn.ops.triton.convolution import apply as triton
 
 Form = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, Tensor], tuple[Tensor, Tensor]]
 

@@ -18,7 +18,7 @@ from linattn.ops.packing import compute_dtype, zero_state
 from linattn.ops.prepare import hide, widen, without_autocast
 from linattn.ops.recurrent import exponential as recurrent
 from linattn.ops.reference import exponential as reference
-from linattn.ops.triton import exponential as triton
+from linattn.ops.triton.exponential import attend as triton
 
 FORMS: dict[str, Form] = {
     "reference": reference.exponential_sums,

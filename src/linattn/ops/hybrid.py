@@ -24,7 +24,7 @@ from linattn.ops.packing import compute_dtype
 from linattn.ops.prepare import hide, without_autocast
 from linattn.ops.recurrent.hybrid import Token, hybrid_step
 from linattn.ops.reference.hybrid import hybrid_sums as reference
-from linattn.ops.triton import hybrid as kernels
+from linattn.ops.triton.hybrid import attend as kernels
 
 FORMS: dict[str, Callable[[Rows], HybridSums]] = {"reference": reference, "chunked": chunked}
 LARGEST_EXPONENT = 80.0  # e^80 is finite in fp32; a linear part that small besides logits below -80 is next to 0

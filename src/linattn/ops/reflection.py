@@ -8,7 +8,7 @@ from linattn.ops import reflection_torch as plain
 from linattn.ops.checks import check_same, check_shape, check_size, check_tensor
 from linattn.ops.choice import Choice, choose
 from linattn.ops.reflection_torch import Modulation, Reflected
-from linattn.ops.triton import reflection as triton
+from linattn.ops.triton.reflection import apply as triton
 
 __all__ = ["Modulation", "Reflected", "explain_reflection", "pair_matrices", "reflect_heads"]
 

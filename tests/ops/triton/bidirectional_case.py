@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from linattn import linear_attention_with_state
-from linattn.ops.triton import bidirectional_config as config
-from linattn.ops.triton.bidirectional import attend_all
+from linattn.ops.triton.bidirectional import config
+from linattn.ops.triton.bidirectional.attend import attend_all
 from linattn.ops.types import LinearState
 from ops.triton.device import DEVICE
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from linattn import linear_attention, linear_attention_with_state
 from linattn.ops.prepare import log_decay_for, log_input_for
-from linattn.ops.triton import causal_config
-from linattn.ops.triton.causal import attend_both_ways, attend_causal
+from linattn.ops.triton.causal import config as causal_config
+from linattn.ops.triton.causal.attend import attend_both_ways, attend_causal
 from linattn.ops.types import LinearState
 from ops.triton.budget import moved
 from ops.triton.device import DEVICE

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from linattn import linear_attention_with_state
 from linattn.ops.feature_maps import Twin
-from linattn.ops.triton.bidirectional import attend_all
+from linattn.ops.triton.bidirectional.attend import attend_all
 from linattn.ops.types import LinearState
 from ops.triton.budget import moved
 from ops.triton.device import DEVICE

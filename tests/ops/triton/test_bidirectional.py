@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from linattn import linear_attention_with_state
-from linattn.ops.triton.bidirectional import attend_all
+from linattn.ops.triton.bidirectional.attend import attend_all
 from linattn.testing.poison import poisoned_allocations
 from ops.triton.bidirectional_case import check, evaluate, inputs, on_all_paths, take_path
 from ops.triton.device import DEVICE

@@ -5,11 +5,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from linattn.ops.triton import bidirectional_config as config
-from linattn.ops.triton import bidirectional_launch as launch
-from linattn.ops.triton.bidirectional import attend_all
-from linattn.ops.triton.bidirectional_config import Config
-from linattn.ops.triton.bidirectional_library import bidirectional
+from linattn.ops.triton.bidirectional import config, launch
+from linattn.ops.triton.bidirectional.attend import attend_all
+from linattn.ops.triton.bidirectional.config import Config
+from linattn.ops.triton.bidirectional.library import bidirectional
 from ops.triton.bidirectional_case import check, inputs, on_all_paths, take_path
 from ops.triton.device import DEVICE
 

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from linattn.ops.feature_maps import Twin
-from linattn.ops.triton import bidirectional_config as config
-from linattn.ops.triton import bidirectional_launch as launch
-from linattn.ops.triton.bidirectional import attend_all
-from linattn.ops.triton.bidirectional_config import Config, can_fuse
-from linattn.ops.triton.bidirectional_library import bidirectional
-from linattn.ops.triton.bidirectional_maps import maps_of
+from linattn.ops.triton.bidirectional import config, launch
+from linattn.ops.triton.bidirectional.attend import attend_all
+from linattn.ops.triton.bidirectional.config import Config, can_fuse
+from linattn.ops.triton.bidirectional.library import bidirectional
+from linattn.ops.triton.bidirectional.maps import maps_of
 from linattn.ops.triton.support import MAP_CODES
 from linattn.ops.types import LinearState
 from linattn.testing.poison import poisoned_allocations

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from linattn.ops.triton import both_ways
-from linattn.ops.triton.causal_library import triton_causal
+from linattn.ops.triton.causal import both_ways
+from linattn.ops.triton.causal.library import triton_causal
 from linattn.testing.poison import poisoned_allocations
 from ops.triton.causal_case import Case, segments
 from ops.triton.device import DEVICE
@@ -96,7 +96,7 @@ def test_row_sums_of_later_keys_are_theirs_alone() -> None:
 
 
 def test_what_two_sweeps_still_do() -> None:
-    from linattn.ops.triton.causal_library import _passes
+    from linattn.ops.triton.causal.library import _passes
 
     def served(case: Case) -> bool:
         return both_ways.serves(_passes(case.q, case.k, case.v, case.a, None, None, True, 1, 1e-6, log_input=case.i))

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from linattn.ops.triton.causal import attend_causal
-from linattn.ops.triton.causal_library import triton_causal, triton_causal_backward
+from linattn.ops.triton.causal.attend import attend_causal
+from linattn.ops.triton.causal.library import triton_causal, triton_causal_backward
 from linattn.testing.poison import poisoned_allocations
 from ops.triton.causal_case import Case, check, segments
 from ops.triton.device import DEVICE

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from linattn.ops.triton import causal_config, causal_passes
-from linattn.ops.triton.causal import attend_causal
+from linattn.ops.triton.causal import config as causal_config
+from linattn.ops.triton.causal import passes as causal_passes
+from linattn.ops.triton.causal.attend import attend_causal
 from linattn.testing.poison import poisoned_allocations
 from ops.triton.causal_case import Case, check, segments
 from ops.triton.device import DEVICE

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from linattn.ops.triton import causal_config
-from linattn.ops.triton.causal_library import triton_causal
+from linattn.ops.triton.causal import config as causal_config
+from linattn.ops.triton.causal.library import triton_causal
 from linattn.testing.poison import poisoned_allocations
 from ops.triton.causal_case import Case, check, segments
 from ops.triton.device import DEVICE

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from linattn import linear_attention_with_state
 from linattn.ops.prepare import log_decay_for
-from linattn.ops.triton.channel_decay import attend_channel_decay
-from linattn.ops.triton.channel_decay_library import channel_decay
+from linattn.ops.triton.channel_decay.attend import attend_channel_decay
+from linattn.ops.triton.channel_decay.library import channel_decay
 from linattn.ops.types import LinearState
 from linattn.testing.poison import poisoned_allocations
 from ops.triton.device import DEVICE
@@ -217,7 +217,7 @@ def test_packed_sequences(decay_index: str) -> None:
 )
 def test_segments_side_by_side(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few heads: the sequence is cut, and states are handed from segment to segment."""
-    from linattn.ops.triton.kernels import channel_decay_plan as plan
+    from linattn.ops.triton.channel_decay.kernels import plan
 
     monkeypatch.setattr(plan, "_SHORTEST", 64)
     case.check()

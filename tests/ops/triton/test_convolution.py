@@ -6,7 +6,7 @@ import torch
 from linattn.ops.convolution import short_convolution, short_convolution_step, short_convolution_with_state
 from linattn.ops.convolution_call import ConvolutionState
 from linattn.ops.reference.convolution import convolve as reference_form
-from linattn.ops.triton.convolution import (
+from linattn.ops.triton.convolution.apply import (
     WIDEST,
     convolve,
     convolve_fused,
@@ -14,7 +14,7 @@ from linattn.ops.triton.convolution import (
     convolve_step_,
     reason_against_convolution,
 )
-from linattn.ops.triton.convolution_library import (
+from linattn.ops.triton.convolution.library import (
     Walk,
     convolution,
     convolution_backward,
@@ -133,7 +133,7 @@ def test_packed_sequences(masked, state, W):
 )
 def test_every_cut_into_segments(T, segment, group, masked):
     """The launch's own choice needs long sequences; a group may not go beyond a segment forward."""
-    from linattn.ops.triton.convolution_places import lay_out
+    from linattn.ops.triton.convolution.places import lay_out
 
     t = make(T, B=1)
     places = lay_out(t["x"], 3, some_mask(T, 1), None).table if masked else None

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 
 from linattn import exponential_attention, exponential_attention_step, exponential_attention_with_state
 from linattn.ops.exponential_types import ExponentialState
-from linattn.ops.triton import exponential_config
-from linattn.ops.triton.exponential_library import triton_exponential
+from linattn.ops.triton.exponential import config as exponential_config
+from linattn.ops.triton.exponential.library import triton_exponential
 from linattn.testing.poison import poisoned_allocations
 from ops.triton.budget import assert_within, moved
 from ops.triton.device import DEVICE

@@ -6,8 +6,9 @@ import torch.nn.functional as F
 
 from linattn.ops.hybrid import hybrid_attention
 from linattn.ops.hybrid_types import SalientBudget
-from linattn.ops.triton import hybrid, hybrid_config
-from linattn.ops.triton.hybrid_library import triton_hybrid
+from linattn.ops.triton.hybrid import attend as hybrid
+from linattn.ops.triton.hybrid import config as hybrid_config
+from linattn.ops.triton.hybrid.library import triton_hybrid
 from linattn.testing.poison import poisoned_allocations
 from ops.hybrid_cases import call, change, make
 from ops.triton.budget import assert_within

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from linattn.ops.feature_maps import FeatureMap, PairRelu, SplitPower
-from linattn.ops.triton.maps import STEEP, map_features
-from linattn.ops.triton.maps_library import LEARNS, mapped, mapped_backward
+from linattn.ops.triton.maps.apply import STEEP, map_features
+from linattn.ops.triton.maps.library import LEARNS, mapped, mapped_backward
 from linattn.ops.triton.support import MAP_CODES
 from linattn.testing.poison import poisoned_allocations
 from ops.map_cases import MAPS, converted, drawer, tensors
@@ -154,7 +154,7 @@ def test_operator(name: str) -> None:
 
 
 def test_the_lists_of_names_agree_with_the_device_code() -> None:
-    from linattn.ops.triton.kernels.map_codes import learns_table, parts_of
+    from linattn.ops.triton.maps.kernels.codes import learns_table, parts_of
 
     for name, code in MAP_CODES.items():
         assert bool(learns_table(code)) == (code in LEARNS), name

@@ -10,10 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from linattn import create_mechanism
 from linattn.ops.reflection import Modulation, explain_reflection, pair_matrices, reflect_heads
-from linattn.ops.triton import reflection_library as library
-from linattn.ops.triton.reflection_library import reflect_directly as directly
-from linattn.ops.triton.reflection_library import reflected, reflected_backward
-from linattn.ops.triton.reflection_pairs_library import pair_table, pair_table_backward
+from linattn.ops.triton.reflection import library
+from linattn.ops.triton.reflection.library import reflect_directly as directly
+from linattn.ops.triton.reflection.library import reflected, reflected_backward
+from linattn.ops.triton.reflection.pairs_library import pair_table, pair_table_backward
 from linattn.testing.poison import poisoned_allocations
 from ops.triton.budget import assert_within
 from ops.triton.device import DEVICE

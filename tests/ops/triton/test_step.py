@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from linattn.ops.linear import linear_attention_with_state
-from linattn.ops.triton.step import attend_step, attend_step_, step, step_in_place
+from linattn.ops.triton.step.attend import attend_step, attend_step_, step, step_in_place
 from linattn.ops.types import LinearState
 from linattn.testing.poison import poisoned_allocations
 from ops.triton.budget import ROUNDINGS, assert_within, moved

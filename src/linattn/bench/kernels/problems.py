@@ -107,7 +107,7 @@ def log_weights(log_input: Tensor, width: int) -> Tensor:
 def _step(t: Tensors, impl: str) -> Outputs:
     state = LinearState(t["kv"], t["z"])
     if impl in ("triton", "triton in place"):
-        from linattn.ops.triton.step import attend_step, attend_step_
+        from linattn.ops.triton.step.attend import attend_step, attend_step_
         from linattn.ops.triton.support import reason_against
 
         reason = reason_against(t["q"])

@@ -1,1 +1,4 @@
-"""GPU kernels for the algebra. Importing this folder needs torch alone; ``kernels`` needs Triton, imported late."""
+"""GPU kernels for the algebra, a folder for each family.
+
+Importing these folders needs torch alone; what lies in their ``kernels`` needs Triton and is imported late.
+"""

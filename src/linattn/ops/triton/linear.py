@@ -12,13 +12,13 @@ from linattn.ops.flows import join_outputs, order_queries, split_decay, split_va
 from linattn.ops.linear_call import LinearCall
 from linattn.ops.prepare import log_decay_for, log_input_for, normalize, weigh
 from linattn.ops.triton import which_kernel
-from linattn.ops.triton.bidirectional import attend_all
-from linattn.ops.triton.bidirectional_config import can_fuse
-from linattn.ops.triton.causal import attend_both_ways, attend_causal
-from linattn.ops.triton.channel_decay import attend_channel_decay
-from linattn.ops.triton.maps import map_features
+from linattn.ops.triton.bidirectional.attend import attend_all
+from linattn.ops.triton.bidirectional.config import can_fuse
+from linattn.ops.triton.causal.attend import attend_both_ways, attend_causal
+from linattn.ops.triton.channel_decay.attend import attend_channel_decay
+from linattn.ops.triton.maps.apply import map_features
 from linattn.ops.triton.operands import one_dtype
-from linattn.ops.triton.step import attend_step
+from linattn.ops.triton.step.attend import attend_step
 from linattn.ops.triton.support import reason_against
 from linattn.ops.types import AttentionOutput, LinearState
 

@@ -1,0 +1,1 @@
+"""Causal attention with and without a decay per head or token, decays both ways, row sums."""

@@ -1,0 +1,91 @@
+"""Causal linear attention, and bidirectional attention with a decay, on Triton kernels.
+
+A sequence is walked chunk by chunk with its state in registers; a long one with few heads is cut into segments, whose
+states are made first and summed in order. Backward walks again, and keeps nothing but the row sums of the normaliser.
+"""
+
+import torch
+from torch import Tensor
+
+from linattn.ops.triton.causal.library import triton_causal
+from linattn.ops.triton.causal.widths import first_of, missing, padded_by
+from linattn.ops.triton.support import NORM_CODES
+from linattn.ops.types import AttentionOutput, DecayIndex, LinearState, Normalizer
+
+WIDEST = 256
+
+
+def attend_causal(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    log_decay: Tensor | None,
+    decay_index: DecayIndex,
+    normalizer: Normalizer,
+    eps: float,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    initial: LinearState | None = None,
+    out_dtype: torch.dtype,
+    need_state: bool = False,
+    log_input: Tensor | None = None,
+) -> AttentionOutput:
+    """``o_t = sum_{s<=t} M_ts (q_t . k_s) v_s / n_t``; the state is None unless needed.
+
+    q ``(B, H, T, K)``, k ``(B, H_kv, T, K)`` and v ``(B, H_kv, T, V)`` of one dtype, K and V at most 256;
+    log_decay None, ``(H_kv,)`` or ``(B, H_kv, T)``, zero at masked tokens; so is log_input, None or ``(B, H_kv, T)``,
+    whose exponentials are weights of the keys.
+    """
+    _check_widths(q, v)
+    K, V = q.shape[3], v.shape[3]
+    more_k, more_v = missing(K, q.dtype), missing(V, q.dtype)
+    kv = z = None
+    if initial is not None:
+        kv, z = padded_by(initial.kv.float(), more_v, more_k), padded_by(initial.k.float(), more_k)
+    a, i = _gates(k, log_decay, log_input)
+    out, _, kv, z = triton_causal(
+        padded_by(q, more_k), padded_by(k, more_k), padded_by(v, more_v), kv, z, a, key_mask, cu_seqlens,
+        decay_index == "key", NORM_CODES[normalizer], eps, out_dtype, need_state, False, i,
+    )  # fmt: skip
+    state = LinearState(first_of(first_of(kv, 2, K), 3, V), first_of(z, 2, K)) if need_state else None
+    return AttentionOutput(first_of(out, 3, V), state)  # type: ignore[arg-type]
+
+
+def attend_both_ways(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    log_decay: Tensor,
+    decay_index: DecayIndex,
+    normalizer: Normalizer,
+    eps: float,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    out_dtype: torch.dtype,
+    log_input: Tensor | None = None,
+) -> Tensor:
+    """Bidirectional attention whose weights decay with the distance (LION): a causal sweep and a strict one back."""
+    _check_widths(q, v)
+    V, more_k, more_v = v.shape[3], missing(q.shape[3], q.dtype), missing(v.shape[3], q.dtype)
+    q, k, v = padded_by(q, more_k), padded_by(k, more_k), padded_by(v, more_v)
+    a, i = _gates(k, log_decay, log_input)
+    out = triton_causal(
+        q, k, v, None, None, a, key_mask, cu_seqlens, decay_index == "key", NORM_CODES[normalizer], eps,
+        out_dtype, False, True, i,
+    )[0]  # fmt: skip
+    return first_of(out, 3, V)
+
+
+def _gates(k: Tensor, log_decay: Tensor | None, log_input: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """In fp32. Weights of keys are factors beside those of a decay: without one, of a decay of 1."""
+    if log_decay is None and log_input is not None:
+        log_decay = torch.zeros(k.shape[1], device=k.device)
+    return None if log_decay is None else log_decay.float(), None if log_input is None else log_input.float()
+
+
+def _check_widths(q: Tensor, v: Tensor) -> None:
+    for name, width in (("q and k", q.shape[3]), ("v", v.shape[3])):
+        if not 1 <= width <= WIDEST:
+            raise ValueError(f"{name} must have 1 to {WIDEST} features a head for the Triton kernels, got {width}")

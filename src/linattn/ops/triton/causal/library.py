@@ -1,0 +1,183 @@
+"""Causal attention and both ways at once, on Triton kernels, as operators of torch's library."""
+
+import torch
+from torch import Tensor
+
+from linattn.ops.triton.causal import both_ways
+from linattn.ops.triton.causal.passes import Border, Gates, Marks, Passes, State
+from linattn.ops.triton.causal.widths import reachable, reachable_gradient
+
+
+@torch.library.custom_op("linattn::triton_causal", mutates_args=())
+def triton_causal(
+    q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None, log_decay: Tensor | None,
+    key_mask: Tensor | None, cu_seqlens: Tensor | None, key_index: bool, norm: int, eps: float,
+    out_dtype: torch.dtype, need_state: bool, both: bool, log_input: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Output, row sums (empty with norm 0) and the state after the last token (empty unless needed).
+
+    norm: 0 none, 1 sum, 2 abs_max_one. both: the strict sweep against time is added before the division, and its own
+    row sums come after those of both. log_input: weights of keys, beside a decay.
+    """
+    p = _passes(q, k, v, log_decay, key_mask, cu_seqlens, key_index, norm, eps, log_input=log_input)
+    N, H, HS, T, K, V = p.sizes
+    if both and both_ways.serves(p):
+        out, sums = both_ways.attend(p, out_dtype)
+        return out, _fp32(q, 0) if sums is None else sums, _fp32(q, 0), _fp32(q, 0)
+    initial = _state(kv, z)
+    out = torch.empty(q.shape[0], H, T, V, dtype=out_dtype, device=q.device)
+    sums = _fp32(q, 1 + both, *q.shape[:3]) if norm else None
+    den = None if sums is None else sums[0]
+    prev = prev_den = made = None
+    decay, with_z = p.potentials(False), norm > 0 or need_state
+    border = p.borders(p.k, p.v, initial, decay, reverse=False, with_z=with_z, with_last=need_state)
+    last = border.last
+    own_last = (_fp32(q, N, HS, K, V), _fp32(q, N, HS, K)) if need_state and last is None else None
+    turns = [(border, decay)]
+    if both:
+        decay = p.potentials(True)
+        turns.append((p.borders(p.k, p.v, None, decay, reverse=True, with_z=norm > 0, with_last=False), decay))
+    if sums is not None:
+        made = p.row_factors(sums, turns, None if own_last is None else own_last[1])
+    if both:
+        # Sums without their division may leave the range of fp16.
+        prev = _fp32(q, *out.shape) if out_dtype == torch.float16 else out
+        prev_den = None if sums is None else sums[1]
+        p.sweep(
+            "output", p.q, p.k, p.v, prev, *turns[1], against=True, den=prev_den, divide=False, z=norm > 0, made=made
+        )  # fmt: skip
+    p.sweep(
+        "output", p.q, p.k, p.v, out, *turns[0], against=False, den=den, prev=prev, prev_den=prev_den,
+        z=with_z, last=own_last or (None, None), made=made,
+    )  # fmt: skip
+    return out, _fp32(q, 0) if sums is None else sums, *(last or own_last or (_fp32(q, 0), _fp32(q, 0)))
+
+
+@torch.library.custom_op("linattn::triton_causal_backward", mutates_args=())
+def triton_causal_backward(
+    d_out: Tensor, d_kv: Tensor | None, d_z: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None, log_decay: Tensor | None,
+    key_mask: Tensor | None, cu_seqlens: Tensor | None, out: Tensor, den: Tensor,
+    key_index: bool, norm: int, eps: float, both: bool, need_decay: bool,
+    log_input: Tensor | None = None, need_input: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v, the initial state's kv and z, log_decay and log_input; empty where there is nothing."""
+    need_decay = need_decay and log_decay is not None
+    need_input = need_input and log_input is not None
+    p = _passes(q, k, v, log_decay, key_mask, cu_seqlens, key_index, norm, eps, need_decay, log_input)
+    N, _, HS, T, K, V = p.sizes
+    q, k, v, d_out = p.q, p.k, p.v, reachable_gradient(d_out)
+    initial, d_last = _state(kv, z), _state(d_kv, d_z)
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    d_first = (_fp32(q, N, HS, K, V), _fp32(q, N, HS, K)) if initial is not None else None
+    da = _fp32(q, k.shape[0], HS, T) if need_decay else _fp32(q, 0)
+    di = torch.zeros(k.shape[:3], dtype=torch.float32, device=q.device) if need_input else _fp32(q, 0)
+    rows = p.normalizer_gradient(out, d_out, den[0]) if norm else None
+    with_z = norm > 0 or d_last is not None
+    turns: list[tuple[Gates | None, Tensor | None, Marks | None]] = []
+    for against in (False, True) if both else (False,):
+        decay = p.potentials(against)
+        marks = p.marks(with_z) if need_decay else None
+        states = p.borders(k, v, initial, decay, reverse=against, with_z=with_z, with_last=False)
+        q_dots = p.sweep(
+            "dq", d_out, v, k, dq, states, decay, against=against, rows=rows,
+            u=q if need_decay else None, prev=dq if against else None, z=with_z, marks=marks,
+        )  # fmt: skip
+        turns.append((decay, q_dots, marks))
+    if rows is not None and turns[0][1] is not None:
+        p.correct_denominator(rows, den, turns[0][1], turns[1][1] if both else None)
+    for against in (False, True) if both else (False,):
+        decay, q_dots, marks = turns.pop(0)
+        d_marks = p.marks(with_z) if need_decay else None
+        add_k, add_v = (dk, dv) if against else (None, None)
+        grads = p.borders(
+            q, d_out, d_last, decay, reverse=not against, with_z=with_z, with_last=d_first is not None,
+            rows=rows,
+        )  # fmt: skip
+        own_first = d_first if grads.last is None else None
+        k_dots = p.sweep(
+            "dk", v, d_out, q, dk, grads, decay, against=against, rows=rows,
+            u=k if need_decay or need_input else None, prev=add_k, z=with_z, marks=d_marks,
+            last=(None, own_first[1] if own_first is not None and with_z else None),
+        )  # fmt: skip
+        p.sweep(
+            "dv", k, q, d_out, dv, grads, decay, against=against, rows=rows, prev=add_v,
+            last=(own_first[0] if own_first is not None else None, None),
+        )  # fmt: skip
+        if need_input and k_dots is not None:
+            di += k_dots.sum((0, 1))  # the diagonal too
+        if q_dots is not None and k_dots is not None and marks is not None and d_marks is not None:
+            p.decay_gradient(da, q_dots, k_dots, marks, d_marks, against=against, start=initial is not None)
+        del q_dots, k_dots, marks, d_marks  # the states of a turn are large
+        d_first = _first(d_first, grads, with_z)
+    if need_decay and log_decay is not None and log_decay.ndim == 1:
+        da = da.sum((0, 2), dtype=torch.float64).to(da.dtype)  # many numbers, which cancel
+    return dq, dk, dv, *(d_first or (_fp32(q, 0), _fp32(q, 0))), da, di
+
+
+@triton_causal.register_fake
+def _(q, k, v, kv, z, log_decay, key_mask, cu_seqlens, key_index, norm, eps, out_dtype, need_state, both, *rest):  # type: ignore[no-untyped-def]
+    out = q.new_empty(*q.shape[:3], v.shape[3], dtype=out_dtype)
+    den = _fp32(q, 1 + both, *q.shape[:3]) if norm else _fp32(q, 0)
+    if not need_state:
+        return out, den, _fp32(q, 0), _fp32(q, 0)
+    N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return out, den, _fp32(q, N, *k.shape[1:2], k.shape[3], v.shape[3]), _fp32(q, N, k.shape[1], k.shape[3])
+
+
+@triton_causal_backward.register_fake
+def _(d_out, d_kv, d_z, q, k, v, kv, z, log_decay, *rest):  # type: ignore[no-untyped-def]
+    *_, need_decay, log_input, need_input = (*rest, None, False)[:11]
+    grads = (x.new_empty(x.shape) for x in (q, k, v))
+    first = (_fp32(q, 0), _fp32(q, 0)) if kv is None else (_fp32(q, *kv.shape), _fp32(q, *z.shape))
+    da = _fp32(q, *log_decay.shape) if need_decay and log_decay is not None else _fp32(q, 0)
+    return *grads, *first, da, _fp32(q, *log_input.shape) if need_input and log_input is not None else _fp32(q, 0)
+
+
+def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    *tensors, key_index, norm, eps, _, need_state, both, log_input = inputs
+    ctx.save_for_backward(*tensors, *output[:2], log_input)
+    ctx.options = key_index, norm, eps, both
+    ctx.need_state = need_state
+
+
+def _gradients(ctx, d_out, d_den, d_kv, d_z):  # type: ignore[no-untyped-def]
+    # The row sums are for this function alone: nobody differentiates them.
+    d_state = (d_kv, d_z) if ctx.need_state else (None, None)
+    *saved, log_input = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
+    # An argument that has its default is none for torch.
+    need_decay, need_input = ctx.needs_input_grad[5], log_input is not None and ctx.needs_input_grad[14]
+    *found, d_kv, d_z, da, di = triton_causal_backward(
+        d_out, *d_state, *saved, *ctx.options, need_decay, log_input, need_input
+    )
+    first = (None, None) if saved[3] is None else (d_kv, d_z)
+    return *found, *first, da if need_decay else None, *(None,) * 8, di if need_input else None
+
+
+triton_causal.register_autograd(_gradients, setup_context=_remember)
+
+
+def _passes(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, key_mask: Tensor | None, cu_seqlens: Tensor | None,
+    key_index: bool, norm: int, eps: float, learned: bool = False, log_input: Tensor | None = None,
+) -> Passes:  # fmt: skip
+    mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
+    cu = None if cu_seqlens is None else cu_seqlens.contiguous()
+    q, k, v = reachable(q), reachable(k), reachable(v)
+    return Passes(q, k, v, log_decay, mask, cu, key_index, norm, eps, learned, log_input)
+
+
+def _state(kv: Tensor | None, z: Tensor | None) -> State | None:
+    return None if kv is None or z is None else (kv.contiguous(), z.contiguous())
+
+
+def _first(d_first: State | None, grads: Border, with_z: bool) -> State | None:
+    """The gradient of the initial state: what the sweeps wrote, or what the scan over segments ended in."""
+    if d_first is None:
+        return None
+    kv, z = d_first if grads.last is None else grads.last
+    return kv, z if with_z else z.zero_()
+
+
+def _fp32(like: Tensor, *shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device=like.device)

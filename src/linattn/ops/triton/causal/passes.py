@@ -1,0 +1,350 @@
+"""The passes of causal attention: which kernel meets which tensors. ``causal_library`` makes them operators."""
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linattn.ops.triton.causal import config as causal_config
+from linattn.ops.triton.causal.config import Config, pick, segments
+from linattn.ops.triton.causal.row_sums import Walk, row_factors, row_sums
+from linattn.ops.triton.support import interpreted, padded
+
+# Features of x that one sweep of a gradient takes in bf16: a larger state fills no product well.
+SPLIT_AT = 128
+State = tuple[Tensor, Tensor]  # kv (.., K, V) and z (.., K), fp32 and contiguous
+
+Gates = tuple[Tensor, int, Tensor]
+Rows = tuple[Tensor, Tensor]  # of the normaliser: 1 / n, and its row sum's gradient times n, (B, H, T) fp32
+
+
+@dataclass(frozen=True)
+class Border:
+    """States at the start of every segment: (N, HS, NSEG, K, V) and (N, HS, NSEG, K). One segment: those given."""
+
+    state: State | None
+    last: State | None = None  # after the last segment, where a scan made it
+
+
+@dataclass(frozen=True)
+class Marks:
+    """States, or their gradients, at the end of every stretch of tokens."""
+
+    stretch: int
+    places: int
+    kv: Tensor  # (rows HS places, V, K)
+    z: Tensor | None  # (.., K)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """One call. N sequences, H query heads, HS key heads, G of the former share one of the latter."""
+
+    q: Tensor  # (B, H, T, K)
+    k: Tensor  # (B, HS, T, K)
+    v: Tensor  # (B, HS, T, V)
+    log_decay: Tensor | None  # (HS,) or (B, HS, T)
+    key_mask: Tensor | None  # (B, T)
+    cu: Tensor | None  # (N+1,)
+    key_index: bool
+    norm: int  # 0 none, 1 sum, 2 abs_max_one
+    eps: float
+    learned: bool = False  # the decay gets a gradient
+    log_input: Tensor | None = None  # (B, HS, T), logarithms of the keys' weights; beside a decay
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int, int]:
+        """N, H, HS, T, K, V."""
+        N = self.q.shape[0] if self.cu is None else self.cu.shape[0] - 1
+        return N, self.q.shape[1], self.k.shape[1], self.q.shape[2], self.q.shape[3], self.v.shape[3]
+
+    @cached_property
+    def cut(self) -> tuple[int, int, int]:
+        """Tokens of a chunk, tokens of a segment, segments."""
+        N, H, _, T, K, V = self.sizes
+        config = self._config("output", K, V)
+        programs = N * H * -(-V // config.BW)
+        # Whole stretches: see marks.
+        unit = self._stretch(config.L) if self.log_decay is not None else config.L
+        return config.L, *segments(T, programs, config, unit, self.q.device)
+
+    @cached_property
+    def _chunks(self) -> int:
+        """Places for the totals of chunks in a row, see the kernel of potentials."""
+        N, T, L = self.sizes[0], self.sizes[3], self.cut[0]
+        return -(-T // L) if self.cu is None else T // L + N + 1
+
+    def _dot_type(self, role: str) -> dict[str, Any]:
+        """bf16 multiplies as it is. A state or score may be too large for fp16, and fp32 wants all its digits."""
+        # The interpreter multiplies the bits of bf16 as integers.
+        bf16 = self.q.dtype == torch.bfloat16 and not interpreted()
+        precision = causal_config.FP32_PRODUCTS if self.q.dtype == torch.float32 else "tf32"
+        if self.learned and self.q.dtype == torch.float16 and role in ("dq", "dk", "states"):
+            precision = "tf32x3"  # value and rest of state and weights, as the kernels have them in bf16
+        return {"BF16": bf16, "PREC": precision}
+
+    @property
+    def _split(self) -> bool:
+        """Whether differences of log decays need more digits than fp32 has: bf16 would not notice."""
+        return self.q.dtype != torch.bfloat16
+
+    @property
+    def _weight(self) -> int:
+        """The plane of the gates that holds the weights of keys; 0 where they have none."""
+        return 0 if self.log_input is None else 3 + self._split
+
+    def potentials(self, against: bool) -> Gates | None:
+        """What the decay does inside the chunks: gates, their length, what each chunk keeps of a state."""
+        if self.log_decay is None:
+            return None
+        from linattn.ops.triton.causal.kernels.potentials import potentials
+
+        N, _, HS, T, _, _ = self.sizes
+        B, L = self.q.shape[0], self.cut[0]
+        a = self.log_decay
+        if a.ndim == 1:
+            a = a[None, :, None].expand(B, HS, T)
+        planes = 3 + self._split + (self._weight > 0)
+        gates, keeps = self._with_room(planes, B, HS, T), self._new(B * HS, self._chunks)
+        if self.log_input is not None:
+            torch.exp(self.log_input, out=gates[self._weight])
+        per_program = 8
+        blocks = -(-T // (L * per_program))
+        _launch(
+            potentials, N * HS * blocks, a, *a.stride(), gates, gates.stride(0), keeps,
+            self.cu, T, HS, blocks, self._chunks,
+            L=L, CHUNKS=per_program, EXCLUSIVE=self.key_index != against, PACKED=self.cu is not None,
+            SPLIT=self._split, num_warps=4,
+        )  # fmt: skip
+        return gates, gates.stride(0), keeps
+
+    def borders(
+        self, y: Tensor, w: Tensor, initial: State | None, decay: Gates | None, *, reverse: bool,
+        with_z: bool, with_last: bool, rows: Rows | None = None,
+    ) -> Border:  # fmt: skip
+        """States before the segments: of y = k, w = v; of y = q, w = do their gradients, the other way round."""
+        L, segment, NSEG = self.cut
+        if NSEG == 1:
+            return Border(initial)
+        from linattn.ops.triton.causal.kernels.scan import scan
+        from linattn.ops.triton.causal.kernels.states import states
+
+        N, _, HS, T, K, V = self.sizes
+        loop = y.shape[1] // HS
+        config = self._config("states", K, V)
+        tiles = -(-V // config.BW)
+        kv, z, kepts = self._new(N, HS, NSEG, K, V), self._new(N, HS, NSEG, K), self._new(N, HS, NSEG)
+        keys = y is self.k
+        mask = self.key_mask if keys else None
+        z_gain = 0 if not with_z else 1 if keys else 2 if rows is not None else 0
+        if z_gain == 0:
+            z.zero_()  # nothing is added on the way, a given sum may still pass through
+        _launch(
+            states, N * HS * NSEG * tiles, y, *y.stride(), w, *w.stride(), *(rows or (None, None)),
+            *(decay or (None, 0, None)),
+            mask, 0 if mask is None else mask.stride(0), self.cu, kv, z, kepts,
+            T, segment, NSEG, HS, self._chunks, 1.0,
+            Y=K, W=V, BY=padded(K), BW=config.BW, L=L, TILES=tiles, LOOP=loop, REVERSE=reverse,
+            DECAY=decay is not None, PACKED=self.cu is not None, MASK=mask is not None,
+            SCALE=rows is not None, Z=z_gain, LAST=with_last, WEIGHT=self._weight if keys else 0,
+            num_warps=config.warps, num_stages=config.stages, STAGES=config.stages, **self._dot_type("states"),
+        )  # fmt: skip
+        last = (self._new(N, HS, K, V), self._new(N, HS, K)) if with_last else None
+        for part, start, end in zip((kv, z), initial or (None, None), last or (None, None), strict=True):
+            if part is z and not with_z:
+                continue
+            size = part[0, 0, 0].numel()
+            block = min(1024, padded(size))
+            _launch(
+                scan, N * HS * -(-size // block), part, kepts, start, end, NSEG,
+                SIZE=size, BLOCK=block, BLOCKS=-(-size // block), REVERSE=reverse, DECAY=decay is not None,
+                S0=start is not None, S1=end is not None, num_warps=4,
+            )  # fmt: skip
+        return Border((kv, z), last)
+
+    def sweep(
+        self, role: str, x: Tensor, y: Tensor, w: Tensor, out: Tensor, border: Border,
+        decay: Gates | None, *, against: bool, den: Tensor | None = None, rows: Rows | None = None,
+        u: Tensor | None = None, prev: Tensor | None = None,
+        prev_den: Tensor | None = None, divide: bool = True, z: bool = False, marks: Marks | None = None,
+        last: tuple[Tensor | None, Tensor | None] = (None, None), made: Tensor | None = None,
+    ) -> Tensor | None:  # fmt: skip
+        """One walk, see the kernel; u . out by tiles of columns, where u is given. z: sums of keys are wanted.
+
+        made: of row_factors, for walks that are mild enough; others make their row sums themselves.
+        """
+        X, W, T = x.shape[3], w.shape[3], x.shape[2]
+        # A sum over the features of x: where the state of all of them is too large, part by part.
+        part = SPLIT_AT if role in ("dq", "dk") and X > SPLIT_AT and self.q.dtype == torch.bfloat16 else X
+        tiles = -(-W // self._config(role, part, W).BW)
+        # With what the diagonal gives, where the denominator's gradient is to be corrected by it.
+        planes = 3 if role == "dq" and self.norm > 0 and not against else 1
+        if role == "dk" and self._weight and not against:
+            planes = 2  # for the gradient of the weights
+        dots = None if u is None else self._new(planes, -(-X // part) * tiles, x.shape[0], x.shape[1], T)
+        for n, lo in enumerate(range(0, X, part)):
+            if n > 0:  # what belongs to no feature was in the first
+                prev, z, last = out, False, (None, None)
+            # Once for the decays that are mild enough for its short form, once for the others: see the kernel.
+            for mild in (0,) if decay is None or (self._split and made is None) else (1, 2):
+                self._sweep(
+                    mild, role, x[..., lo : lo + part], y[..., lo : lo + part], w, out, border.state, lo, decay,
+                    against=against, den=den, rows=rows, extra=n == 0, u=u, prev=prev, prev_den=prev_den, divide=divide,
+                    z=z, marks=marks, last=last, dots=None if dots is None else dots[:, n * tiles :],
+                    made=made if mild < 2 else None,
+                )  # fmt: skip
+        return dots
+
+    def _sweep(
+        self, mild: int, role: str, x: Tensor, y: Tensor, w: Tensor, out: Tensor, start: State | None, lo: int,
+        decay: Gates | None, *, against: bool, den: Tensor | None, rows: Rows | None, extra: bool, u: Tensor | None,
+        prev: Tensor | None, prev_den: Tensor | None, divide: bool, z: bool, marks: Marks | None,
+        last: tuple[Tensor | None, Tensor | None], dots: Tensor | None, made: Tensor | None,
+    ) -> None:  # fmt: skip
+        from linattn.ops.triton.causal.kernels.sweep import sweep
+
+        L, segment, NSEG = self.cut
+        N, _, HS, T, K, V = self.sizes
+        heads, X, W = x.shape[1], x.shape[3], w.shape[3]
+        keys = role in ("dk", "dv")  # one row of the output per key: the query heads that share it are summed
+        config = self._config(role, X, W, dots=dots is not None)
+        tiles = -(-W // config.BW)
+        natural = role in ("output", "dv")
+        scale, e = rows or (None, None)
+        if made is not None:
+            scale, den, prev_den, z, last = made, None, None, False, (last[0], None)
+        _launch(
+            sweep, N * heads * NSEG * tiles,
+            x, *x.stride(), y, *y.stride(), w, *w.stride(), u, *(u.stride() if u is not None else (0, 0, 0, 0)),
+            out, den, prev_den, prev, scale, e, dots, *((0, 0) if dots is None else (dots.stride(1), dots.stride(0))),
+            None if marks is None else marks.kv[:, lo:], None if marks is None else marks.z,
+            *(decay or (None, 0, None)), self.key_mask, 0 if self.key_mask is None else self.key_mask.stride(0),
+            self.cu,
+            None if start is None else start[0][..., lo:], *((V, 1) if natural else (1, V)),
+            last[0], None if start is None else start[1], last[1],
+            T, segment, NSEG, heads, HS, self._chunks, 0 if marks is None else marks.places, K * V, self.eps,
+            X=X, W=W, BX=padded(X), BW=config.BW, L=L, TILES=tiles,
+            DIV=1 if keys else heads // HS, LOOP=y.shape[1] // HS if keys else 1, REVERSE=against != keys,
+            DIAG=2 if against else 1 if u is not None else 0,
+            DECAY=decay is not None, MILD=mild, PACKED=self.cu is not None,
+            MASK_Y=self.key_mask is not None and not keys, MASK_X=self.key_mask is not None and keys,
+            DEN=den is not None, NORM=self.norm if den is not None and divide else 0,
+            SCALE=3 if made is not None else 0 if rows is None else 2 if keys else 1,
+            EXTRA=0 if rows is None or role == "dv" or not extra else 2 if keys else 1,
+            ZCOL=role == "output" and z, ZROW=0 if natural or not z else 2 if keys else 1, S0=start is not None,
+            S1=last[0] is not None, Z1=last[1] is not None,
+            DOTS=0 if dots is None else dots.shape[0],
+            MARK=marks is not None, CK=1 if marks is None else marks.stretch // L,
+            ADD=prev is not None, SPLIT=self._split, STAGES=config.stages, LEAN=config.lean > 0,
+            PARTS=config.parts if role == "output" and z else 0,
+            WEIGHT_Y=0 if keys else self._weight, WEIGHT_X=self._weight if keys else 0,
+            num_warps=config.warps, num_stages=config.stages, **self._dot_type(role),
+        )  # fmt: skip
+
+    def row_factors(self, sums: Tensor, turns: list[tuple[Border, Gates | None]], last: Tensor | None) -> Tensor | None:
+        """1 / n (B, H, T), where row sums have a kernel of their own, and sums and the last sum of keys in place.
+
+        turns: along time and, where there is one, against it.
+        """
+        if not self._config("output", *self.sizes[4:]).apart:
+            return None
+        walks, parts = [], []
+        for against, (border, decay) in enumerate(turns):
+            gates, _, keeps = decay or (None, 0, None)
+            walk = Walk(
+                self.cut, self._chunks, int(decay is not None), None if gates is None else gates[2 - against], keeps,
+                None, None if border.state is None else border.state[1], None if against else last, against > 0,
+            )  # fmt: skip
+            walks.append(walk)
+            if gates is not None and self._weight:  # of the keys alone, not of the rows
+                walk = walk._replace(gates=gates[2 - against] * gates[self._weight])
+            parts.append(row_sums(_launch, self.q, self.k, walk, key_mask=self.key_mask, cu=self.cu))
+        return row_factors(_launch, sums, walks, parts, self.sizes[2], norm=self.norm, eps=self.eps)
+
+    def decay_gradient(
+        self, da: Tensor, q_dots: Tensor, k_dots: Tensor, marks: Marks, d_marks: Marks, *, against: bool,
+        start: bool,
+    ) -> None:  # fmt: skip
+        """Into da (B, HS, T), from the dots of one direction's sweeps and the states that they kept."""
+        from linattn.ops.triton.causal.kernels.decay_gradient import decay_gradient
+
+        N, H, HS, T, K, V = self.sizes
+        stretches = -(-T // marks.stretch)
+        _launch(
+            decay_gradient, N * HS * stretches, q_dots, q_dots.stride(1), k_dots, k_dots.stride(1),
+            marks.kv, d_marks.kv, marks.z, d_marks.z, self.cu, da, T, stretches, marks.places, HS,
+            QT=q_dots.shape[1], KT=k_dots.shape[1], G=H // HS, STRETCH=marks.stretch, SIZE=K * V, K=K,
+            BLOCK=min(4096, padded(K * V)), BK=padded(K), Z=marks.z is not None,
+            EXCLUSIVE=self.key_index != against, NEGATE=against, ADD=against, PACKED=self.cu is not None, START=start,
+            num_warps=4,
+        )  # fmt: skip
+
+    def marks(self, with_z: bool) -> Marks:
+        """Room for the states, or their gradients, that re-anchor the decay's gradient."""
+        N, _, HS, T, K, V = self.sizes
+        stretch = self._stretch(self.cut[0])
+        rows, places = (N, -(-T // stretch)) if self.cu is None else (1, T // stretch + N + 1)
+        # fp32, as all states: rounded to bf16, they alone put a decay per head off by 5 %.
+        z = self._new(rows * HS * places, K) if with_z else None
+        return Marks(stretch, places, self._new(rows * HS * places, V, K), z)
+
+    def normalizer_gradient(self, out: Tensor, d_out: Tensor, den: Tensor) -> Rows:
+        from linattn.ops.triton.causal.kernels.normalizer_gradient import normalizer_gradient
+
+        H, T, V = out.shape[1:]
+        scale, e = torch.empty_like(den), torch.empty_like(den)
+        block = max(1, 4096 // padded(V))
+        _launch(
+            normalizer_gradient, -(-den.numel() // block), out, d_out, den, scale, e, *d_out.stride(), H, T,
+            den.numel(), self.eps, V=V, BV=padded(V), C=block, NORMALIZER=self.norm, TIMES_N=True, num_warps=4,
+        )  # fmt: skip
+        return scale, e
+
+    def correct_denominator(self, rows: Rows, den: Tensor, along: Tensor, against: Tensor | None) -> None:
+        """The row sums' gradient and the dots that were made with it, in place: see the kernel."""
+        from linattn.ops.triton.causal.kernels.correction import correct_denominator
+
+        tiles = -(-self.sizes[4] // self._config("dq", min(self.sizes[5], SPLIT_AT), self.sizes[4]).BW)
+        block = 256
+        _launch(
+            correct_denominator, -(-den[0].numel() // block), along, along.stride(0), along.stride(1),
+            against, 0 if against is None else against.stride(1), den[0], None if against is None else den[1], *rows,
+            den[0].numel(),
+            TILES=along.shape[1], KEY_TILES=tiles, NORM=self.norm, AGAINST=against is not None, BLOCK=block,
+            num_warps=4,
+        )  # fmt: skip
+
+    def _stretch(self, L: int) -> int:
+        """Tokens between two marks: with all of them kept in fp32, an eighth of the memory of q, k, v and the output.
+
+        A quarter with inputs in fp32, of whose digits the sums between two marks may take none.
+        """
+        return max(2 * L, (2 if self.q.dtype == torch.float32 else 8) * padded(max(self.sizes[4:])))
+
+    def _config(self, role: str, X: int, W: int, dots: bool = False) -> Config:
+        return pick(role, X, W, self.q.dtype, self.q.device, decay=self.log_decay is not None, dots=dots)
+
+    def _with_room(self, *shape: int) -> Tensor:
+        """A tensor with a chunk of memory after its end: sweeps read whole chunks and choose after."""
+        size = math.prod(shape)
+        return self._new(size + self.cut[0])[:size].view(shape)
+
+    def _new(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=self.q.device)
+
+
+def _launch(kernel: Any, programs: int, *args: Any, **options: Any) -> None:
+    if programs == 0:
+        return
+    like = next(a for a in args if isinstance(a, Tensor))
+    with _on(like.device):
+        kernel[(programs,)](*args, **options)
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """Triton launches on the current device, which need not be that of the tensors."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

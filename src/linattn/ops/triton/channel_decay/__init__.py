@@ -1,0 +1,1 @@
+"""Causal attention with a decay per channel."""

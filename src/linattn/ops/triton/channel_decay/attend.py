@@ -1,0 +1,69 @@
+"""Causal attention whose key channels each decay by themselves (gated linear attention), by Triton kernels.
+
+    S_t = lambda_t * S_{t-1} + k_t v_t,     o_t = q_t S_t / n_t         (lambda_t by rows of S)
+
+One fused pass forward, two backward; nothing of the size of a score matrix or of a state per chunk is stored.
+"""
+
+import torch
+from torch import Tensor
+
+from linattn.ops.triton.causal.widths import first_of, missing, padded_by
+from linattn.ops.triton.channel_decay.library import channel_decay
+from linattn.ops.triton.support import NORM_CODES
+from linattn.ops.types import AttentionOutput, DecayIndex, LinearState, Normalizer
+
+
+def attend_channel_decay(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    log_decay: Tensor,
+    decay_index: DecayIndex,
+    normalizer: Normalizer,
+    eps: float,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    initial: LinearState | None = None,
+    out_dtype: torch.dtype,
+    need_state: bool = False,
+) -> AttentionOutput:
+    """Causal linear attention with ``log_decay (B, H_kv, T, K) <= 0``, 0 at masked tokens.
+
+    q ``(B, H, T, K)``, k ``(B, H_kv, T, K)`` and v ``(B, H_kv, T, V)`` are strided as they come, of one dtype: fp32,
+    bf16 or fp16. The state is fp32, one row a sequence; without ``need_state`` it is None.
+    """
+    shift = decay_index == "key"
+    K, V = q.shape[3], v.shape[3]
+    more_k, more_v = missing(K, q.dtype), missing(V, q.dtype)
+    kv_0 = z_0 = None
+    if initial is not None:
+        kv_0, z_0 = padded_by(_fp32(initial.kv), more_v, more_k), padded_by(_fp32(initial.k), more_k)
+    q, k, v, log_decay = (
+        padded_by(x, more) for x, more in ((q, more_k), (k, more_k), (v, more_v), (log_decay, more_k))
+    )
+    out, _, kv, z = channel_decay(
+        q, k, v, log_decay, kv_0, z_0, key_mask, cu_seqlens, NORM_CODES[normalizer], eps, shift, need_state,
+        out_dtype,
+    )  # fmt: skip
+    out = first_of(out, 3, V)
+    if not need_state:
+        return AttentionOutput(out, None)  # type: ignore[arg-type]
+    if shift and log_decay.shape[2]:
+        last = _last_decay(log_decay, cu_seqlens).exp()
+        kv, z = kv * last.unsqueeze(-1), z * last
+    return AttentionOutput(out, LinearState(first_of(first_of(kv, 2, K), 3, V), first_of(z, 2, K)))
+
+
+def _fp32(state: Tensor) -> Tensor:
+    return state.float().contiguous()
+
+
+def _last_decay(log_decay: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """Of each sequence's last token, ``(N, H_kv, K)``; 0 where a sequence has none."""
+    a = log_decay.float()
+    if cu_seqlens is None:
+        return a[:, :, -1]
+    last = a[0].index_select(1, (cu_seqlens[1:] - 1).clamp(min=0)).transpose(0, 1)
+    return last.masked_fill((cu_seqlens.diff() == 0)[:, None, None], 0)

@@ -1,0 +1,122 @@
+"""Forward: one program per (query head, segment, K part, V part) walks its chunks with the state in registers.
+
+    o_t = [exp(P_t) q_t S + sum_{s in chunk} A_ts v_s] / n_t,     S <- exp(P_C) S + sum_s exp(P_C - P_s) k_s v_s
+
+q (B, H, T, K), k and a (B, H_kv, T, K), v (B, H_kv, T, V), all strided; mask (B, T); table: see ``parts.place``;
+start states kv (R, K, V), z (R, K) by segment (SEGMENTED) or sequence; o (NK, B, H, T, V), den (NK, B, H, T) and the
+final states (N, H_kv, K, V), (N, H_kv, K) contiguous. With several K parts o holds sums that are yet to be divided.
+
+Chunks whose decay is not mild (see ``parts``) get what the state gives, undivided, and ``strong`` (NK, B, H, slots, 2)
+notes their tokens [start, end) for ``near``, with the row sums so far in ``den_state``, shaped like den.
+"""
+# mypy: ignore-errors
+# ruff: noqa: SIM102 - conditions at compile time stay apart from those at run time
+
+import triton
+import triton.language as tl
+
+from linattn.ops.triton.channel_decay.kernels.parts import (
+    LIMIT,
+    add_product,
+    around_middle,
+    live_keys,
+    load_columns,
+    load_decay,
+    load_decay_columns,
+    load_rows,
+    place,
+    product,
+    running,
+    running_columns,
+    spread,
+)
+
+
+@triton.jit(do_not_specialize=["T", "span", "segments", "slots", "eps"])
+def forward_kernel(
+    q, k, v, a, mask, table, start_kv, start_z, o, den, den_state, strong, final_kv, final_z,
+    q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, a_b, a_h, a_t, a_d, m_b, m_t,
+    B, H, G, T, span, segments, slots, eps,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, NK: tl.constexpr, NV: tl.constexpr,
+    C: tl.constexpr,
+    NORMALIZER: tl.constexpr,  # 0 none, 1 sum, 2 max(abs, 1)
+    SHIFT: tl.constexpr, MASKED: tl.constexpr, PACKED: tl.constexpr, SEGMENTED: tl.constexpr,
+    HAS_START: tl.constexpr, HAS_FINAL: tl.constexpr,
+    EXACT: tl.constexpr, DT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0).to(tl.int64)
+    kt, vt = (pid // NV) % NK, pid % NV
+    segment = (pid // (NK * NV)) % segments
+    bh = pid // (NK * NV * segments)
+    b, h, hk = bh // H, bh % H, (bh % H) // G
+    start, end, sequence, first, last = place(table, b, segment, T, span, PACKED)
+    r, dk, dv = tl.arange(0, C), (kt * BK).to(tl.int32) + tl.arange(0, BK), (vt * BV).to(tl.int32) + tl.arange(0, BV)
+    q += b * q_b + h * q_h
+    k += b * k_b + hk * k_h
+    v += b * v_b + hk * v_h
+    a += b * a_b + hk * a_h
+    mask += b * m_b
+    o += (kt * B * H + bh) * T * V
+    den += (kt * B * H + bh) * T
+    den_state += (kt * B * H + bh) * T
+    strong += ((kt * B * H + bh) * slots + start // C + segment) * 2
+    state_row = (b + sequence) * (H // G) + hk
+    in_state = (dk < K)[:, None] & (dv < V)[None, :]
+    if HAS_START:
+        row = state_row
+        if SEGMENTED:
+            row = (b * (H // G) + hk) * segments + segment
+        state = tl.load(start_kv + row * K * V + dk[:, None] * V + dv[None, :], mask=in_state, other=0.0)
+        z = tl.load(start_z + row * K + dk, mask=dk < K, other=0.0)
+    else:
+        state = tl.zeros((BK, BV), dtype=tl.float32)
+        z = tl.zeros((BK,), dtype=tl.float32)
+    for chunk in range(start, end, C):
+        live = r < end - chunk
+        keys = live_keys(mask + chunk * m_t, m_t, live, C, MASKED)
+        a_c = load_decay(a + chunk * a_t, a_t, a_d, chunk, first, end, dk, K, C, SHIFT)
+        q_c = load_rows(q + chunk * q_t, q_t, q_d, live, dk, K, C).to(tl.float32)
+        a_columns = load_decay_columns(a + chunk * a_t, a_t, a_d, chunk, first, end, dk, K, C, SHIFT)
+        k_columns = load_columns(k + chunk * k_t, k_t, k_d, keys, dk, K, C).to(tl.float32)
+        v_c = load_rows(v + chunk * v_t, v_t, v_d, keys, dv, V, C).to(DT)
+        P, _own_rest, total = running(a_c, C, EXACT)
+        P_columns, rest = running_columns(a_columns, total, C, EXACT)
+        reading = q_c * tl.exp(P)
+        found = product(reading.to(DT), state.to(DT), PRECISION)
+        kept = tl.exp(total)
+        if NORMALIZER > 0:
+            n = tl.sum(reading * z[None, :], 1)
+        mild = False
+        if not EXACT:
+            mild = tl.min(total) > -LIMIT
+            away, _own_back = around_middle(P, total)
+            back = tl.where(
+                (spread(tl.min(total), total) > -LIMIT)[:, None], tl.exp(0.5 * total[:, None] - P_columns), 0.0
+            )
+            A = product((q_c * away).to(DT), (k_columns * back).to(DT), PRECISION)
+            A = tl.where(r[:, None] >= r[None, :], A, 0.0)
+            found = add_product(found, A.to(DT), v_c, PRECISION)
+            if NORMALIZER > 0:
+                n += tl.sum(A, 1)
+        writing = k_columns * tl.exp(rest)
+        if NORMALIZER > 0:
+            here = live & (spread(vt, r) == 0)
+            if mild:
+                tl.store(den + chunk + r, n, mask=here)
+            else:
+                tl.store(den_state + chunk + r, n, mask=here)
+            if NK == 1:
+                n = n + eps if NORMALIZER == 1 else tl.maximum(tl.abs(n), 1.0)
+                found = found / tl.where(spread(mild, r) != 0, n, 1.0)[:, None]
+        if (NORMALIZER > 0) | HAS_FINAL:
+            z = z * kept + tl.sum(writing, 1)
+        state = add_product(state * kept[:, None], writing.to(DT), v_c, PRECISION)
+        on_v = live[:, None] & (dv < V)[None, :]
+        tl.store(o + chunk * V + (r[:, None] * V + dv[None, :]), found.to(o.dtype.element_ty), mask=on_v)
+        tl.store(strong, tl.where(mild, -1, chunk))
+        tl.store(strong + 1, tl.minimum(chunk + C, end))
+        strong += 2
+    if HAS_FINAL:
+        if (end == last) & (end > start) & (h % G == 0):
+            tl.store(final_kv + state_row * K * V + dk[:, None] * V + dv[None, :], state, mask=in_state)
+            tl.store(final_z + state_row * K + dk, z, mask=(dk < K) & (spread(vt, dk) == 0))

@@ -1,0 +1,87 @@
+"""Attention with a decay per channel as operators of torch's library; the kernels are imported when one first runs."""
+
+import torch
+from torch import Tensor
+
+from linattn.ops.triton.causal.widths import reachable, reachable_gradient
+
+
+@torch.library.custom_op("linattn::triton_channel_decay", mutates_args=())
+def channel_decay(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, kv: Tensor | None, z: Tensor | None, key_mask: Tensor | None,
+    cu_seqlens: Tensor | None, normalizer: int, eps: float, shift: bool, need_state: bool, dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Output, row sums (empty without a normaliser), final state kv and z (empty unless needed).
+
+    ``shift``: token t is decayed by the decay of token t - 1 (decay_index "key"); the state returned is then the one
+    that the last token's decay has not reached.
+    """
+    from linattn.ops.triton.channel_decay.kernels import launch
+    from linattn.ops.triton.channel_decay.kernels.plan import Inputs
+
+    inputs = Inputs(reachable(q), reachable(k), reachable(v), reachable(log_decay), _bytes(key_mask), cu_seqlens, shift)
+    with _on(q):
+        return launch.forward(inputs, kv, z, normalizer, eps, dtype, need_state)
+
+
+@torch.library.custom_op("linattn::triton_channel_decay_backward", mutates_args=())
+def channel_decay_backward(
+    d_o: Tensor, d_kv: Tensor | None, d_z: Tensor | None, o: Tensor, den: Tensor, kv_1: Tensor, z_1: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, kv: Tensor | None, z: Tensor | None, key_mask: Tensor | None,
+    cu_seqlens: Tensor | None, normalizer: int, eps: float, shift: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v, log_decay and the initial state (empty where there is none)."""
+    from linattn.ops.triton.channel_decay.kernels import launch
+    from linattn.ops.triton.channel_decay.kernels.plan import Inputs
+
+    inputs = Inputs(reachable(q), reachable(k), reachable(v), reachable(log_decay), _bytes(key_mask), cu_seqlens, shift)
+    d_kv, d_z = (None if t is None else t.contiguous() for t in (d_kv, d_z))
+    with _on(q):
+        return launch.backward(inputs, kv, z, o, den, kv_1, z_1, reachable_gradient(d_o), d_kv, d_z, normalizer, eps)
+
+
+@channel_decay.register_fake
+def _(q, k, v, log_decay, kv, z, key_mask, cu_seqlens, normalizer, eps, shift, need_state, dtype):  # type: ignore[no-untyped-def]
+    o = q.new_empty(*q.shape[:3], v.shape[3], dtype=dtype)
+    den = q.new_empty(q.shape[:3] if normalizer else (0,), dtype=torch.float32)
+    if not need_state:
+        return o, den, q.new_empty(0, dtype=torch.float32), q.new_empty(0, dtype=torch.float32)
+    sequences = k.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    shape = sequences, k.shape[1], k.shape[3]
+    return o, den, q.new_empty(*shape, v.shape[3], dtype=torch.float32), q.new_empty(shape, dtype=torch.float32)
+
+
+@channel_decay_backward.register_fake
+def _(d_o, d_kv, d_z, o, den, kv_1, z_1, q, k, v, log_decay, kv, z, *options):  # type: ignore[no-untyped-def]
+    states = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (kv, z)) if kv is not None else (
+        q.new_empty(0, dtype=torch.float32) for _ in range(2))  # fmt: skip
+    gradients = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v, log_decay))
+    return *gradients, *states
+
+
+def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    *tensors, normalizer, eps, shift, need_state, _ = inputs
+    ctx.save_for_backward(*output, *tensors)
+    ctx.options = normalizer, eps, shift
+    ctx.need_state = need_state
+
+
+def _gradients(ctx, d_o, d_den, d_kv, d_z):  # type: ignore[no-untyped-def]
+    if not ctx.need_state:
+        d_kv = d_z = None
+    saved = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
+    *found, d_kv_0, d_z_0 = channel_decay_backward(d_o, d_kv, d_z, *saved, *ctx.options)
+    starts = (None, None) if saved[8] is None else (d_kv_0, d_z_0)
+    return *found, *starts, *(None,) * 7
+
+
+channel_decay.register_autograd(_gradients, setup_context=_remember)
+
+
+def _bytes(mask: Tensor | None) -> Tensor | None:
+    return None if mask is None else mask.view(torch.uint8)
+
+
+def _on(like: Tensor) -> torch.cuda.device:
+    """Kernels start on the current device: make it that of the tensors (-1 leaves it as it is)."""
+    return torch.cuda.device(like.device.index if like.device.type == "cuda" else -1)

@@ -1,0 +1,1 @@
+"""Short causal convolution and its step."""

@@ -1,0 +1,1 @@
+"""Causal attention with an exponential input gate."""

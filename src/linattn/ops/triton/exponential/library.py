@@ -1,0 +1,136 @@
+"""Exponential attention on Triton kernels, as operators of torch's library."""
+
+import torch
+from torch import Tensor
+
+from linattn.ops.triton.causal.widths import reachable, reachable_gradient
+from linattn.ops.triton.exponential.config import D_K, D_Q, D_V, OUTPUT
+from linattn.ops.triton.exponential.passes import Passes, State, Units
+
+
+@torch.library.custom_op("linattn::triton_exponential", mutates_args=())
+def triton_exponential(
+    q: Tensor, k: Tensor, v: Tensor, log_input: Tensor, log_decay: Tensor, kv: Tensor | None, z: Tensor | None,
+    log_scale: Tensor | None, cu_seqlens: Tensor | None, scale: float, out_dtype: torch.dtype, need_state: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Output, state after the last token (empty unless needed) and its unit (fp64); row sums and the gates' factors."""
+    p = _passes(q, k, v, log_input, log_decay, cu_seqlens)
+    N, H, HS, T, K, V = p.sizes
+    units = p.units(log_scale, scale)
+    out = torch.empty(q.shape[0], H, T, V, dtype=out_dtype, device=q.device)
+    den = _fp32(q, *q.shape[:3])
+    last = (_fp32(q, N, HS, K, V), _fp32(q, N, HS, K)) if need_state else None
+    initial = p.borders(p.k, p.v, units.gates, units, _state(kv, z), last, reverse=False)
+    made = p.row_factors(units, den, initial, last)
+    p.walk(OUTPUT, None, out, units, den, start=initial, end=last, made=made)
+    return out, *(last or (_fp32(q, 0), _fp32(q, 0))), units.last, den, *units[:3]
+
+
+@torch.library.custom_op("linattn::triton_exponential_backward", mutates_args=())
+def triton_exponential_backward(
+    d_out: Tensor, d_kv: Tensor | None, d_z: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, log_input: Tensor, log_decay: Tensor, kv: Tensor | None, z: Tensor | None,
+    cu_seqlens: Tensor | None, out: Tensor, den: Tensor, gates: Tensor, keep: Tensor, spans: Tensor, need_gates: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v, both gates and the initial state's kv and z; empty where there is nothing."""
+    p = _passes(q, k, v, log_input, log_decay, cu_seqlens)
+    N, H, HS, T, K, V = p.sizes
+    units = Units(gates, keep, spans, den)
+    d_out, initial = reachable_gradient(d_out), _state(kv, z)
+    rows, a = p.rows(out, d_out, den, gates)
+    marks = p.marks() if need_gates else None
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    # Query heads that share a key head give it a gradient each, to be summed before they are rounded.
+    dtype = q.dtype if H == HS else torch.float32
+    dk, dv = (torch.empty(q.shape[0], H, T, D, dtype=dtype, device=q.device) for D in (K, V))
+    d_first = (_fp32(q, N, H, K, V), _fp32(q, N, H, K)) if initial is not None else None
+    # A walk of dk has its state turned.
+    turned = (_fp32(q, N, H, V, K), d_first[1]) if d_first is not None else None
+    states = p.borders(p.k, p.v, gates, units, initial, None, reverse=False)
+    grads = p.borders(p.q, d_out, rows, units, _of_first(_state(d_kv, d_z), H), d_first, reverse=True)
+    p.walk(D_Q, d_out, dq, units, den, rows=rows, start=states, marks=marks, dots=a if need_gates else None)
+    b = p.dots(D_K) if need_gates else None
+    p.walk(D_K, d_out, dk, units, den, rows=rows, start=grads, end=turned, marks=marks, dots=b)
+    p.walk(D_V, d_out, dv, units, den, rows=rows, start=grads, end=d_first)
+    d_gates = (_fp32(q, 0), _fp32(q, 0))
+    if marks is not None and b is not None:
+        d_gates = p.gate_gradients(a, b, marks.flows)
+    dk, dv = (_summed(x, HS, like.dtype) for x, like in ((dk, k), (dv, v)))
+    first = (_fp32(q, 0), _fp32(q, 0))
+    if d_first is not None:
+        first = _summed(d_first[0], HS, torch.float32), _summed(d_first[1], HS, torch.float32)
+    return dq, dk, dv, *d_gates, *first
+
+
+@triton_exponential.register_fake
+def _(q, k, v, log_input, log_decay, kv, z, log_scale, cu_seqlens, scale, out_dtype, need_state):  # type: ignore[no-untyped-def]
+    p = Passes(q, k, v, log_input, log_decay, cu_seqlens)
+    N, _, HS, _, K, V = p.sizes
+    out = q.new_empty(*q.shape[:3], V, dtype=out_dtype)
+    last = (_fp32(q, N, HS, K, V), _fp32(q, N, HS, K)) if need_state else (_fp32(q, 0), _fp32(q, 0))
+    factors = _fp32(q, *log_input.shape, 2), _fp32(q, *log_input.shape)
+    spans = q.new_empty(log_input.shape[0] * HS, p.places(p.length), dtype=torch.int32)
+    return out, *last, q.new_empty(N, HS, dtype=torch.float64), _fp32(q, *q.shape[:3]), *factors, spans
+
+
+@triton_exponential_backward.register_fake
+def _(d_out, d_kv, d_z, q, k, v, log_input, log_decay, kv, z, *rest):  # type: ignore[no-untyped-def]
+    grads = (x.new_empty(x.shape) for x in (q, k, v))
+    gates = [_fp32(q, *(log_input.shape if rest[-1] else (0,))) for _ in range(2)]
+    first = (_fp32(q, 0), _fp32(q, 0)) if kv is None else (_fp32(q, *kv.shape), _fp32(q, *z.shape))
+    return *grads, *gates, *first
+
+
+def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    q, k, v, log_input, log_decay, kv, z, _, cu_seqlens, *_, need_state = inputs
+    out, _, _, _, *kept = output
+    ctx.save_for_backward(q, k, v, log_input, log_decay, kv, z, cu_seqlens, out, *kept)
+    ctx.dtypes = log_input.dtype, log_decay.dtype
+    ctx.need_state = need_state
+
+
+def _gradients(ctx, d_out, d_kv, d_z, *_):  # type: ignore[no-untyped-def]
+    """The maximum cancels from whatever is computed in its units: it counts as a constant, except where it starts."""
+    saved = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
+    kv, z, cu_seqlens = saved[5:8]
+    need_gates = any(ctx.needs_input_grad[3:5])
+    d_state = (d_kv, d_z) if ctx.need_state else (None, None)
+    dq, dk, dv, d_i, d_f, d_kv, d_z = triton_exponential_backward(d_out, *d_state, *saved, need_gates)
+    d_start = None
+    if kv is not None and ctx.needs_input_grad[7]:
+        d_start = ((kv * d_kv).sum((2, 3)) + (z * d_z).sum(2)).double()
+        if cu_seqlens is not None:  # the state of an empty sequence stays in its unit, whatever that is
+            d_start = d_start.masked_fill((cu_seqlens[1:] == cu_seqlens[:-1])[:, None], 0)
+    gates = (d_i.to(ctx.dtypes[0]), d_f.to(ctx.dtypes[1])) if need_gates else (None, None)
+    first = (None, None) if kv is None else (d_kv, d_z)
+    return dq, dk, dv, *gates, *first, d_start, *(None,) * 4
+
+
+triton_exponential.register_autograd(_gradients, setup_context=_remember)
+
+
+def _passes(q: Tensor, k: Tensor, v: Tensor, log_input: Tensor, log_decay: Tensor, cu_seqlens: Tensor | None) -> Passes:
+    cu = None if cu_seqlens is None else cu_seqlens.contiguous()
+    return Passes(reachable(q), reachable(k), reachable(v), log_input, log_decay, cu)
+
+
+def _state(kv: Tensor | None, z: Tensor | None) -> State | None:
+    return None if kv is None or z is None else (kv.contiguous(), z.contiguous())
+
+
+def _of_first(state: State | None, heads: int) -> State | None:
+    """The gradient that key heads are given, as that of their first query head; the others have none."""
+    if state is None or state[0].shape[1] == heads:
+        return state
+    group = heads // state[0].shape[1]
+    kv, z = (torch.stack([x, *[torch.zeros_like(x)] * (group - 1)], dim=2).flatten(1, 2) for x in state)
+    return kv, z
+
+
+def _summed(x: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
+    """Over the query heads of each key head."""
+    return x if x.shape[1] == heads else x.unflatten(1, (heads, -1)).sum(2).to(dtype)
+
+
+def _fp32(like: Tensor, *shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device=like.device)

@@ -1,0 +1,1 @@
+"""Softmax over a window and chosen tokens, linear attention over the rest."""

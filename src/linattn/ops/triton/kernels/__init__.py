@@ -1,1 +1,0 @@
-"""Device code: one kernel a file. Imported when a kernel is first launched, never before."""

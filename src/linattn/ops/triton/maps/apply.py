@@ -1,0 +1,21 @@
+"""A feature map by a kernel of its own, where no kernel of attention runs it inside."""
+
+import torch
+from torch import Tensor
+
+from linattn.ops.feature_maps import Twin
+from linattn.ops.triton.maps.library import mapped
+from linattn.ops.triton.support import MAP_CODES
+
+# Features that leave the range of fp16: there they are fp32.
+STEEP = ("split_power", "norm_power", "sign_power", "split_expm1", "squares", "squares_and_linear")
+
+
+def map_features(x: Tensor, twin: Twin) -> Tensor:
+    """Features ``(B, H flows, T, parts D [+ 1])`` of ``x (B, H, T, D)``, contiguous, in x's dtype.
+
+    Differentiable in x and in the twin's table, factors and constant. Flow f of head h stands at ``h flows + f``, a
+    constant in the last column.
+    """
+    dtype = torch.float32 if x.dtype == torch.float16 and twin.name in STEEP else x.dtype
+    return mapped(x, twin.table, twin.token, twin.constant, MAP_CODES[twin.name], twin.parts, twin.flows, dtype)

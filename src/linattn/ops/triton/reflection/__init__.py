@@ -1,0 +1,1 @@
+"""Householder reflections before the maps of mirror."""
