@@ -231,9 +231,13 @@ def test_mlp_with_convolution():
     torch.testing.assert_close(part(x, spatial_shape=PLANE), part.fc2(y), **TOLERANCE)
 
 
-def test_drop_path_drops_samples_and_keeps_the_mean():
+@pytest.mark.parametrize("in_tensor", [False, True])
+def test_drop_path_drops_samples_and_keeps_the_mean(in_tensor):
     torch.manual_seed(0)
     drop, x = DropPath(0.25), torch.ones(4000, 2, 3)
+    if in_tensor:
+        drop.rate_to_tensor(x.device)
+    assert drop.state_dict() == {}
     out = drop(x)
     kept = out[:, 0, 0] != 0
     assert torch.equal(out, kept[:, None, None] * torch.full_like(x, 1 / 0.75))
@@ -241,6 +245,8 @@ def test_drop_path_drops_samples_and_keeps_the_mean():
     assert drop.eval()(x) is x
     with pytest.raises(ValueError, match=r"rate must be a number in \[0, 1\), got 1"):
         DropPath(1)
+    drop.train().rate = 0
+    assert torch.equal(drop(x), x)
 
 
 def test_layer_scale():

@@ -13,24 +13,40 @@ def compile_blocks(model: nn.Module, **options: Any) -> None:
 
     Blocks and not the whole model: equal blocks share one compiled graph, so that a deep model costs the compile time
     of one block. In place and not wrapped: names of parameters, and with them checkpoints, stay as they are.
+
+    Shapes are fixed: a backbone has graphs for each of its stages. Left to itself, torch takes the second stage for a
+    sign that sizes vary, and compiles the others for planes of unknown height and width: tracing took four times as
+    long, and torch 2.11 then failed to write code for a CPU. A model whose inputs do vary from batch to batch says so
+    by ``dynamic_shapes = None`` (torch finds out) or True.
     """
     blocks = getattr(model, "blocks", None)
     if not isinstance(blocks, nn.ModuleList | nn.Sequential) or not len(blocks):
         raise OptionError("compile", f"needs a model with a list of blocks, {type(model).__name__} has none")
     make_room(4 * len(blocks))
+    share_rates(blocks)
+    options = {"dynamic": getattr(model, "dynamic_shapes", False)} | options
     if "backend" not in options:
         options = {"options": safe_options()} | options
     for block in blocks:
         block.compile(**options)
 
 
+def share_rates(blocks: nn.Module) -> None:
+    """Where some blocks skip branches (``DropPath``), let one graph serve all rates: each would have its own else."""
+    drops: list[Any] = [module for module in blocks.modules() if hasattr(module, "rate_to_tensor")]
+    place = next(blocks.parameters(), torch.empty(0)).device
+    if any(drop.rate for drop in drops):
+        for drop in drops:
+            drop.rate_to_tensor(place)
+
+
 def make_room(graphs: int) -> None:
     """Let torch keep as many compiled graphs of one function more than it does now.
 
-    Blocks that differ in a number, such as the rate of DropPath, are graphs of their own, and so is evaluation. All
-    blocks of all models in a process are one function to torch, and past its limit it goes on without compiling, in
-    silence. Each model therefore adds to the limit. To run through the graphs of many models takes time at every call:
-    call ``torch.compiler.reset()`` between models that are not used at the same time.
+    Blocks that differ in a shape or a number are graphs of their own, and so is evaluation. All blocks of all models in
+    a process are one function to torch, and past its limit it goes on without compiling, in silence. Each model
+    therefore adds to the limit. To run through the graphs of many models takes time at every call: call
+    ``torch.compiler.reset()`` between models that are not used at the same time.
     """
     dynamo = torch._dynamo.config
     dynamo.recompile_limit += graphs

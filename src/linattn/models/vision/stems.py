@@ -15,7 +15,18 @@ from linattn.ops.checks import check_choice
 STEM_STRIDES = {4: (2, 2), 2: (1, 2), 1: (1, 1)}
 
 
-class ConvStem(nn.Sequential):
+class Convolutions(nn.Sequential):
+    """Whose output has the dtype of its weights, in mixed precision too.
+
+    There a convolution gives 16 bits, and what a block with LayerScale adds up is fp32: the first block of a stage
+    would differ from the others, in how it rounds and as compiled code.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).to(self[0].weight.dtype)
+
+
+class ConvStem(Convolutions):
     """Four 3 x 3 convolutions, the first and the last with stride 2, each with BatchNorm, all but the last with GELU.
 
     Widths ``dim / 2`` three times, then ``dim``: the stem of RALA and its heirs, ``stride`` 4 in all. Small images
@@ -33,7 +44,7 @@ class ConvStem(nn.Sequential):
         super().__init__(*layers)
 
 
-class ConvMerge(nn.Sequential):
+class ConvMerge(Convolutions):
     """A 3 x 3 convolution with stride 2, and BatchNorm: between the stages of RALA and its heirs."""
 
     def __init__(self, dim: int, out_dim: int) -> None:

@@ -15,6 +15,9 @@ class TextNetwork(nn.Module):
     something is scored and nowhere else: of a long sequence with few answers they would cost more than the model.
     """
 
+    dynamic_shapes = None
+    """Of compiled blocks: rows of documents have as many cuts as it happens, and tests may be longer."""
+
     def __init__(self, model: Any, task: SequenceTask) -> None:
         super().__init__()
         self.model, self.task = model, task
