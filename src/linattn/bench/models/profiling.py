@@ -80,7 +80,7 @@ def own_kernels() -> frozenset[str]:
     import linattn.ops.triton as package
 
     names: set[str] = set()
-    for path in (Path(package.__path__[0]) / "kernels").glob("*.py"):
+    for path in Path(package.__path__[0]).glob("*/kernels/*.py"):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(d) for d in node.decorator_list):
                 names.add(node.name)

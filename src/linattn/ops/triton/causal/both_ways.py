@@ -1,7 +1,7 @@
 """Attention whose weights decay with the distance in both directions: the forward pass in one walk over the sequence.
 
 Gates of all chunks, states of all segments in both directions (k and v read once), a scan over segments, and outputs of
-both directions together (q, k and v read once). Backward walks twice each way, see ``causal_library``.
+both directions together (q, k and v read once). Backward walks twice each way, see ``library``.
 """
 
 from dataclasses import dataclass, replace

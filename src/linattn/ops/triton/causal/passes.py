@@ -1,4 +1,4 @@
-"""The passes of causal attention: which kernel meets which tensors. ``causal_library`` makes them operators."""
+"""The passes of causal attention: which kernel meets which tensors. ``library`` makes them operators."""
 
 import math
 from contextlib import AbstractContextManager, nullcontext

@@ -1,6 +1,6 @@
 """The gap-free rows of a convolution over masked or packed tokens, as tables. Nothing here waits for the device.
 
-The kernels' ``convolution_slots`` says what slots and places are.
+The kernels' ``kernels.slots`` says what slots and places are.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""The passes of exponential attention: which kernel meets which tensors. Operators: ``exponential_library``."""
+"""The passes of exponential attention: which kernel meets which tensors. Operators: ``library``."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

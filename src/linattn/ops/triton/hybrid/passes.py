@@ -1,4 +1,4 @@
-"""The passes of hybrid attention: which kernel meets which tensors. Operators: ``hybrid_library``."""
+"""The passes of hybrid attention: which kernel meets which tensors. Operators: ``library``."""
 
 from dataclasses import dataclass
 from functools import cached_property

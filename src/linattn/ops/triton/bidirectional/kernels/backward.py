@@ -8,7 +8,7 @@ them. With u_t = S do_t and numerators that are never needed, since do_t . num_t
     dS = d_state + sum_t phi_t (do_t / n_t)^T,   dz = d_state + sum_t delta_t phi_t
     dpsi_s = dS v_s + dz,                  dv_s = dS^T psi_s
 
-Shapes as in bidirectional_forward; do (B, H, Tq, FLOWS V) strided; dq (FLOWS, B, H, Tq, D), dk (FLOWS, B, H_kv, Tk, D),
+Shapes as in forward; do (B, H, Tq, FLOWS V) strided; dq (FLOWS, B, H, Tq, D), dk (FLOWS, B, H_kv, Tk, D),
 dv contiguous; initial, d_state, d_initial (B, H_kv FLOWS, K V + K) contiguous fp32. Grid: B H_kv FLOWS.
 With maps, parts to be summed: d_table_q (B, H_kv FLOWS, G, 2, F), d_table_k (B, H_kv FLOWS, 2, F), d_token_q (FLOWS, B,
 H, Tq), d_token_k (FLOWS, B, H_kv, Tk), d_constant_q and _k (B, H_kv FLOWS), contiguous fp32; d_table_q is not written

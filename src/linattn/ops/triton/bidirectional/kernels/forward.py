@@ -7,7 +7,7 @@
 q (B, H, Tq, D), k (B, H_kv, Tk, D), v (B, H_kv, Tk, FLOWS V) strided; o (B, H, Tq, FLOWS V) contiguous; mask (B, Tk)
 uint8; initial, state (B, H_kv FLOWS, K V + K) contiguous fp32: S row by row, then z; none where flows are JOINED.
 Grid: B H_kv FLOWS.
-NORM 0 none, 1 sum, 2 abs_max_one. G = H / H_kv. Features: see bidirectional_features.
+NORM 0 none, 1 sum, 2 abs_max_one. G = H / H_kv. Features: see features.
 """
 
 import triton

@@ -6,7 +6,7 @@ Forward: x = psi, y = v, w = d = 1. Backward of wide heads: x = phi, y = do, w =
 x (B, G H_kv, T, D), y (B, G H_kv, T, FLOWS V) strided; scale, delta (B, G H_kv, T) contiguous fp32; mask (B, T) uint8;
 partial (segments, N, H_kv FLOWS, K V + K) contiguous fp32, S row by row, then z. N = B, or sequences when packed.
 Grid: N H_kv FLOWS segments, times tiles of K and of V: each program sums a tile (BK, BV). Features that are made here
-(see bidirectional_features) come from keys, G = 1, whose sums are not weighted; their tile is the whole.
+(see features) come from keys, G = 1, whose sums are not weighted; their tile is the whole.
 """
 
 import triton

@@ -4,7 +4,7 @@
 k (B, H_kv, T, D), v (B, H_kv, T, FLOWS V) strided; d_state (N, H_kv FLOWS, K V + K) contiguous fp32; mask (B, T) uint8;
 dk (FLOWS, B, H_kv, T, D), dv (B, H_kv, T, FLOWS V) contiguous. Grid: N H_kv FLOWS segments.
 With a map, parts to be summed: d_table (segments, N, H_kv FLOWS, 2, F), d_token (FLOWS, B, H_kv, T), d_constant
-(segments, N, H_kv FLOWS), contiguous fp32. Features: see bidirectional_features.
+(segments, N, H_kv FLOWS), contiguous fp32. Features: see features.
 """
 
 import triton

@@ -3,7 +3,7 @@
 
 q (B, G H_kv, T, D) strided; state (N, H_kv FLOWS, K V + K) contiguous fp32; o (B, G H_kv, T, FLOWS V) contiguous.
 Grid: N H_kv FLOWS segments, times tiles of V: a program holds S (BK, BV) while it walks the queries of its group.
-Features: see bidirectional_features.
+Features: see features.
 """
 
 import triton

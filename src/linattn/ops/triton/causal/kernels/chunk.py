@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: SIM102  (a condition known to the compiler stands alone)
-"""One chunk of a causal sweep: its tokens' outputs, and the state after it. Names and options: see causal_sweep.
+"""One chunk of a causal sweep: its tokens' outputs, and the state after it. Names and options: see sweep.
 
 Inside a chunk a pair's weight is exp(f_i - f_j). FACTORED: where no chunk of the walk decays by more than exp(-60), it
 is a factor 1 / write_i on the row and write_j on w, the same w that the state takes: no exponential of a pair, and y

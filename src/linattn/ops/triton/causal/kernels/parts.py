@@ -3,7 +3,7 @@
 """What the causal sweep does with a tile apart from attention.
 
 rows, columns   which tokens and features of a tile are there    S (BX, BW), zc (BX,), zr (BW,)  state and key sums
-All other names                                                  see causal_sweep
+All other names                                                  see sweep
 """
 
 import triton

@@ -6,7 +6,7 @@
 
     q (B, H, T, K)   k (B, HS, T, K)   parts (PARTS, B, H, T) fp32, of BK features each: they add up to the row sums
     GATE 0  M is 1
-    GATE 1  gates (B, HS, T), keeps (.., chunks) of causal_potentials: write_j, and what a chunk leaves of a sum
+    GATE 1  gates (B, HS, T), keeps (.., chunks) of potentials: write_j, and what a chunk leaves of a sum
     GATE 2  gates (B, HS, T, 2), keeps (B, HS, T), spans of exponential_units: column_j first in gates
     z0    (sequences, HS, NSEG, K) fp32, sums before the segments; z1 where the walk ends
 
@@ -101,7 +101,7 @@ def row_sums(
     end = tl.minimum(start + segment, last)
     count = tl.cdiv(tl.maximum(end - start, 0), L).to(tl.int32)
     if GATE == 1:
-        if weakest(keeps + chunk0, count) < 8.7565e-27:  # the same bound as in causal_sweep
+        if weakest(keeps + chunk0, count) < 8.7565e-27:  # the same bound as in sweep
             return
     if GATE == 2:
         if shortest(spans + chunk0, count, L) < L:

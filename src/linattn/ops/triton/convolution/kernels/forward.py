@@ -4,7 +4,7 @@
 
     y_t = act(sum_w taps[w] x_{t-w} + bias)   (+ x_t)
 
-A program takes BLOCK_C channels and walks over one segment of a row's slots (see convolution_slots), with the last
+A program takes BLOCK_C channels and walks over one segment of a row's slots (see slots), with the last
 W-1 inputs in registers. The loads of GROUP slots are issued before the first of them is used: their number in
 flight is what keeps the memory busy.
 

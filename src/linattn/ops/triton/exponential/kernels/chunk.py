@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: SIM102  (a condition known to the compiler stands alone)
-"""One chunk of a walk of exponential attention: its tokens' outputs and the state after it. Names: exponential_walk."""
+"""One chunk of a walk of exponential attention: its tokens' outputs and the state after it. Names: walk."""
 
 import triton
 import triton.language as tl

@@ -5,7 +5,7 @@
     against                S = keep (S + sum_j r_j q_j do_j^T)         z = keep (z + sum_j r_j e_j q_j)
 
 chunk by chunk. y, w (B, heads, T, K or V); pairs (B, HS, T, 2), of which the first is c,
-or (B, H, T, 2), r and e; other names: exponential_walk.
+or (B, H, T, 2), r and e; other names: walk.
 
     s (N, heads, NSEG, K, V)   z (.., NSEG, K)   kepts (.., NSEG)   fp32; heads: of keys, against time of queries
 

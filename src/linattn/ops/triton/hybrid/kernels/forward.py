@@ -7,7 +7,7 @@
     state    phi . S_c, phi . z_c over all others
 
     q, phi, gate (B, H, T, .)   k, v, psi (B, HS, T, .)   chosen_k, chosen_v (B, HS, N, .)   begin, end (B, HS, N) int32
-    spans (B, HS, chunks, 2) int32: the slots that may count    ends (B, HS, T) int32, see hybrid_parts
+    spans (B, HS, chunks, 2) int32: the slots that may count    ends (B, HS, T) int32, see parts
     states (B, HS, chunks, F, V), sums (B, HS, chunks, F) fp32   first (B,) int32: the first token that is there
     out (B, H, T, V)
     level (B, H, T) fp32: an exact weight over the denominator is 2^(logit - level)

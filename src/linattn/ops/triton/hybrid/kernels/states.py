@@ -6,7 +6,7 @@ gains      what joins the sums between chunk e and e + 1: the tokens of chunk e 
 gradients  of the sums that chunk c reads:  sum share_t phi_t (gate_t do_t)^T,  -sum share_t delta_t phi_t
 running    from what each chunk adds to what stands before it (REVERSE: after it), in place
 
-states (B, HS, chunks, F, V), sums (B, HS, chunks, F), share, delta (B, H, T): fp32;  ends: see hybrid_parts
+states (B, HS, chunks, F, V), sums (B, HS, chunks, F), share, delta (B, H, T): fp32;  ends: see parts
 """
 
 import triton
