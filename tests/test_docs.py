@@ -76,7 +76,7 @@ def documented_commands():
     """``linattn ...`` of every shell block, by page."""
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         for block in SHELL_BLOCK.findall(page.read_text()):
-            for line in block.splitlines():
+            for line in block.replace("\\\n", " ").splitlines():
                 words = shlex.split(line, comments=True)
                 if words[:1] == ["linattn"]:
                     yield f"{page.name}: {line}", words[1:]
