@@ -14,7 +14,7 @@ from linattn.lab.synth.settings import SynthConfig
 from linattn.lab.synth.table import on_screen, paper_table
 from linattn.support.files import write_json
 
-SCORED_ON = "held-out instances, the same that the learning rate was chosen by; one run at each rate"
+SCORED_ON = "held-out data, the same that the learning rate was chosen by; one run at each rate"
 
 
 def tabulate_rates(config: SynthConfig, console: Console) -> int:

@@ -10,7 +10,7 @@ not below it, on the diagonal both are 0. So the minimum is the pair's log weigh
     den     (2, B, H, T) fp32: row sums of both directions, and of the keys after the row alone
     gates, totals: see both_ways_gates   behind, sums, tails: see both_ways_states   starts: see both_ways_scan
 
-A program has one sequence, query head, segment and tile of BW columns. Along time the state is in registers. Against it
+A program has one sequence, query head and segment. Along time the state is in registers. Against it
 the state after a chunk is what the segment still has to come, behind, and what comes after the segment, by its tail:
 two products, the second with an operand that does not change.
 NORM: 0 none, 1 sum, 2 abs_max_one. STARTS: there is more than one segment.
@@ -19,6 +19,7 @@ NORM: 0 none, 1 sum, 2 abs_max_one. STARTS: there is more than one segment.
 import triton
 import triton.language as tl
 
+from linattn.ops.triton.causal.kernels.both_ways_places import segment_of
 from linattn.ops.triton.causal.kernels.parts import held_no_longer, inside
 
 
@@ -27,12 +28,11 @@ def outputs_both_ways(
     q, q_b, q_h, q_t, q_d, k, k_b, k_h, k_t, k_d, v, v_b, v_h, v_t, v_d, out, den, den_plane,
     gates, plane, totals, key_mask, mask_b, cu, starts, starts_plane, behind, sums, sums_plane, tails,
     T, segment, NSEG, H, HS, chunks, pieces, eps,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BW: tl.constexpr, L: tl.constexpr, TILES: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BW: tl.constexpr, L: tl.constexpr,
     DIV: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, NORM: tl.constexpr, STARTS: tl.constexpr,
     Q_T: tl.constexpr, K_T: tl.constexpr, V_T: tl.constexpr, BF16: tl.constexpr, STAGES: tl.constexpr,
-    LEAN: tl.constexpr,
 ):  # fmt: skip
-    # Q_T, K_T, V_T: strides of tokens that the compiler may know, 0 where not. LEAN: see held_no_longer.
+    # Q_T, K_T, V_T: strides of tokens that the compiler may know, 0 where not.
     if Q_T > 0:
         q_t = Q_T
     if K_T > 0:
@@ -41,35 +41,19 @@ def outputs_both_ways(
         v_t = V_T
     DT: tl.constexpr = tl.bfloat16 if BF16 else tl.float32
     pid = tl.program_id(0).to(tl.int64)
-    tile = pid % TILES
-    pid = pid // TILES
     h = pid % H
     pid = pid // H
     seg = pid % NSEG
     n = pid // NSEG
     hs = h // DIV
-    if PACKED:
-        b = n * 0
-        first = tl.load(cu + n).to(tl.int64)
-        last = tl.load(cu + n + 1).to(tl.int64)
-        place0 = hs * chunks + first // L + n
-        piece = hs * pieces + first // segment + n + seg
-    else:
-        b = n
-        first = n * 0
-        last = first + T
-        place0 = (n * HS + hs) * chunks
-        piece = (n * HS + hs) * pieces + seg
-    place0 += (seg * segment) // L
-    start = first + seg * segment
-    end = tl.minimum(start + segment, last)
+    b, start, end, place0, piece = segment_of(n, hs, seg, cu, T, segment, HS, chunks, pieces, L, PACKED)
     if start >= end:
         return
     count = tl.cdiv(end - start, L).to(tl.int32)
 
     i = tl.arange(0, L)
     ek = tl.arange(0, BK)
-    ew = (tile * BW).to(tl.int32) + tl.arange(0, BW)
+    ew = tl.arange(0, BW)
     k_ok = ek < K
     w_ok = ew < V
     there = k_ok[:, None] & w_ok[None, :]
@@ -111,7 +95,7 @@ def outputs_both_ways(
         kv = tl.load(k + at * k_t + ko, mask=columns, other=0.0).to(DT)
         vv = tl.load(v + at * v_t + vo, mask=inside(rows, w_ok, V, BW), other=0.0).to(DT)
         to_come = tl.load(behind + place * (K * V) + so, mask=there, other=0.0).to(DT)
-        if LEAN:
+        if BF16:
             held_no_longer(qv)
             held_no_longer(kv)
             held_no_longer(to_come)
@@ -146,9 +130,8 @@ def outputs_both_ways(
         S_dt = S.to(DT)
         if NORM > 0:
             both = below + above
-            if tile == 0:
-                tl.store(den + row + at + i, both, mask=ok)
-                tl.store(den + den_plane + row + at + i, above, mask=ok)
+            tl.store(den + row + at + i, both, mask=ok)
+            tl.store(den + den_plane + row + at + i, above, mask=ok)
             if NORM == 1:
                 acc = acc * (1.0 / (both + eps))[:, None]
             if NORM == 2:

@@ -10,13 +10,14 @@
     sums    (2, places, K) fp32: the sum of a chunk's keys, in the unit of its end, and that of the keys after it
     tails   (places,) fp32: what the chunks of the segment after a chunk leave of a state
 
-A program has one sequence, key head, segment and tile of BW columns, and walks against time: so the states against time
+A program has one sequence, key head and segment, and walks against time: so the states against time
 come by themselves, and a chunk's weight along time has what comes after it as one factor more. SUMS: keys are summed.
 """
 
 import triton
 import triton.language as tl
 
+from linattn.ops.triton.causal.kernels.both_ways_places import segment_of
 from linattn.ops.triton.causal.kernels.parts import held_no_longer, inside
 
 
@@ -24,7 +25,7 @@ from linattn.ops.triton.causal.kernels.parts import held_no_longer, inside
 def states_both_ways(
     k, k_b, k_h, k_t, k_d, v, v_b, v_h, v_t, v_d, gates, plane, totals, key_mask, mask_b, cu,
     gains, gains_plane, kepts, behind, sums, sums_plane, tails, T, segment, NSEG, HS, chunks, pieces,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BW: tl.constexpr, L: tl.constexpr, TILES: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BW: tl.constexpr, L: tl.constexpr,
     PACKED: tl.constexpr, MASK: tl.constexpr, SUMS: tl.constexpr, K_T: tl.constexpr, V_T: tl.constexpr,
     BF16: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -35,34 +36,18 @@ def states_both_ways(
         v_t = V_T
     DT: tl.constexpr = tl.bfloat16 if BF16 else tl.float32
     pid = tl.program_id(0).to(tl.int64)
-    tile = pid % TILES
-    pid = pid // TILES
     hs = pid % HS
     pid = pid // HS
     seg = pid % NSEG
     n = pid // NSEG
-    if PACKED:
-        b = n * 0
-        first = tl.load(cu + n).to(tl.int64)
-        last = tl.load(cu + n + 1).to(tl.int64)
-        place0 = hs * chunks + first // L + n
-        piece = hs * pieces + first // segment + n + seg
-    else:
-        b = n
-        first = n * 0
-        last = first + T
-        place0 = (n * HS + hs) * chunks
-        piece = (n * HS + hs) * pieces + seg
-    place0 += (seg * segment) // L
-    start = first + seg * segment
-    end = tl.minimum(start + segment, last)
+    b, start, end, place0, piece = segment_of(n, hs, seg, cu, T, segment, HS, chunks, pieces, L, PACKED)
     if start >= end:
         return
     count = tl.cdiv(end - start, L).to(tl.int32)
 
     i = tl.arange(0, L)
     ek = tl.arange(0, BK)
-    ew = (tile * BW).to(tl.int32) + tl.arange(0, BW)
+    ew = tl.arange(0, BW)
     k_ok = ek < K
     w_ok = ew < V
     there = k_ok[:, None] & w_ok[None, :]
@@ -100,15 +85,13 @@ def states_both_ways(
         later = (whole * (to_end * tl.exp2(tail))[:, None]).to(DT)
         earlier = (whole * tl.exp2(back)[:, None]).to(DT)
         tl.store(behind + place * (K * V) + so, held.to(behind.dtype.element_ty), mask=there)
-        if tile == 0:
-            tl.store(tails + place, tl.exp2(tail))
+        tl.store(tails + place, tl.exp2(tail))
         keep = tl.exp2(total)
         if SUMS:
             keys = kv.to(tl.float32)
             gained = tl.sum(keys * to_end[None, :], axis=1)
-            if tile == 0:
-                tl.store(sums + place * K + ek, gained, mask=k_ok)
-                tl.store(sums + sums_plane + place * K + ek, z_against, mask=k_ok)
+            tl.store(sums + place * K + ek, gained, mask=k_ok)
+            tl.store(sums + sums_plane + place * K + ek, z_against, mask=k_ok)
             z_along += gained * tl.exp2(tail)
             z_against = z_against * keep + tl.sum(keys * tl.exp2(back)[None, :], axis=1)
         along = tl.dot(kv, later, along, input_precision="tf32")
@@ -120,8 +103,7 @@ def states_both_ways(
     gain = gains + piece * (K * V + K)
     tl.store(gain + so, along, mask=there)
     tl.store(gain + gains_plane + so, against, mask=there)
-    if tile == 0:
-        tl.store(kepts + piece, tl.exp2(tail))
-        if SUMS:
-            tl.store(gain + K * V + ek, z_along, mask=k_ok)
-            tl.store(gain + gains_plane + K * V + ek, z_against, mask=k_ok)
+    tl.store(kepts + piece, tl.exp2(tail))
+    if SUMS:
+        tl.store(gain + K * V + ek, z_along, mask=k_ok)
+        tl.store(gain + gains_plane + K * V + ek, z_against, mask=k_ok)
