@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from linattn.ops.hybrid_types import SalientBudget
+from linattn.ops import salient_list
+from linattn.ops.hybrid_types import FOREVER, SalientBudget, SalientList
 from linattn.ops.saliency import choose_salient, self_saliency
 from ops.hybrid_cases import F64, SETTINGS, call, change, exact_sets, make, self_probability
 
@@ -102,3 +103,28 @@ def test_wrong_arguments_are_refused():
     ):  # fmt: skip
         with pytest.raises(ValueError, match=words):
             self_saliency(x, x, **options)
+
+
+@pytest.mark.parametrize("pairs", [7, 2**24])
+def test_under_a_cap_the_best_so_far_stay(pairs, monkeypatch):
+    """Ties, sinks, tokens of a state and chunks that are not complete, against a list that is sorted at each border."""
+    monkeypatch.setattr(salient_list, "MOST_PAIRS", pairs)
+    made = torch.Generator().manual_seed(0)
+    head, per_chunk, borders, cap, sinks = 2, 3, torch.tensor([[4, 8, 12, 16, 20]]), 4, 1
+    N = head + per_chunk * borders.shape[1]
+    scores = torch.randint(-2, 3, (1, 2, N), generator=made).double()
+    position = torch.arange(N).expand(1, 2, N)
+    until = torch.where(torch.rand(1, 2, N, generator=made) < 0.8, FOREVER, 0)
+    expected = until.clone()
+    for h in range(2):
+        kept = [i for i in range(head) if until[0, h, i]]
+        for c, border in enumerate(borders[0].tolist()):
+            first = head + c * per_chunk
+            kept += [i for i in range(first, first + per_chunk) if until[0, h, i]]
+            kept.sort(key=lambda i, h=h: (i >= sinks, -scores[0, h, i].item(), i))
+            expected[0, h, kept[cap:]] = border
+            kept = kept[:cap]
+    given = SalientList(*[scores] * 4, position, until, position, head, per_chunk, cap)
+    found = salient_list._with_cap(given, borders, SalientBudget(1.0, 4, cap=cap, sinks=sinks)).until
+    assert (expected < FOREVER).sum() > 2 * cap
+    assert torch.equal(found, expected)

@@ -1,6 +1,7 @@
 """The chosen tokens of rows and for how long each stays exact: from a mask, or from scores and a budget."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.ops.hybrid_layout import Places, first_true, take
@@ -8,6 +9,7 @@ from linattn.ops.hybrid_types import FOREVER, SalientBudget, SalientCache, Salie
 from linattn.ops.saliency import best_first, top_of_chunk
 
 Table = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # k, v, features, scores and positions of the rows
+MOST_PAIRS = 2**24  # of tokens that are compared at a time
 
 
 def list_from_mask(chosen: Tensor, table: Table, cache: SalientCache | None) -> SalientList:
@@ -46,25 +48,35 @@ def list_from_scores(
 
 
 def _with_cap(chosen: SalientList, border: Tensor, budget: SalientBudget) -> SalientList:
-    """Chunk after chunk, the best ``cap`` of all so far stay; the others stop where the chunk's choice counts."""
+    """Chunk after chunk, the best ``cap`` of all so far stay; the others stop where the chunk's choice counts.
+
+    A token stops with the chunk that brings the last of ``cap`` better ones: what has stopped never comes back, so all
+    chunks are looked at together.
+    """
     assert budget.cap is not None
     assert chosen.per_chunk is not None
-    until = chosen.until
-    order = torch.arange(until.shape[2], device=until.device).expand_as(until)
-    current = order[..., : chosen.head]
-    for c in range(border.shape[1]):
-        first = chosen.head + c * chosen.per_chunk
-        entries = torch.cat([current, order[..., first : first + chosen.per_chunk]], -1)
-        scores, position, alive = (x.gather(2, entries) for x in (chosen.scores, chosen.position, until > 0))
-        entries = entries.gather(2, best_first(scores, position, alive, budget))
-        current, lost = entries[..., : budget.cap], entries[..., budget.cap :]
-        if lost.shape[2]:
-            end = border[:, c, None, None].expand_as(lost)
-            until = until.scatter(2, lost, torch.minimum(until.gather(2, lost), end))
+    alive, n = chosen.until > 0, border.shape[1]
+    rank = best_first(chosen.scores, chosen.position, alive, budget).argsort(-1)
+    entries = torch.arange(rank.shape[2], device=rank.device)
+    chunk = F.pad(((entries - chosen.head) // max(chosen.per_chunk, 1)).clamp(min=0), (0, 1), value=n)
+    crowded = chunk[_comes_last(rank.masked_fill(~alive, rank.shape[2]), budget.cap)]  # n: never
+    ends = torch.cat([border, border.new_full((border.shape[0], 1), FOREVER)], 1)[:, None].expand(-1, rank.shape[1], -1)
+    until = torch.minimum(chosen.until, ends.gather(2, torch.maximum(chunk[:-1], crowded)))
     return SalientList(
         chosen.k, chosen.v, chosen.features, chosen.scores, chosen.position, until, chosen.index, chosen.head,
         chosen.per_chunk, budget.cap,
     )  # fmt: skip
+
+
+def _comes_last(rank: Tensor, cap: int) -> Tensor:
+    """The place of the ``cap``-th entry with a lower rank than each ``(..., N)`` has; N if there are fewer."""
+    N = rank.shape[-1]
+    rows = max(MOST_PAIRS // max(rank.numel(), 1), 1)
+    found = [
+        ((rank.unsqueeze(-2) < own.unsqueeze(-1)).cumsum(-1, dtype=torch.int32) < cap).sum(-1)
+        for own in rank.split(rows, -1)
+    ]
+    return torch.cat(found, -1) if N else rank
 
 
 def _join(
