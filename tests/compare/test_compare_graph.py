@@ -6,15 +6,20 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from linattn.cli.main import app
 from linattn.compare.cells import Cell
 from linattn.compare.graph.grid import Grid
 from linattn.compare.graph.scaling import ScalingConfig, ScalingResult, ScalingRow, measure_scaling
-from linattn.compare.graph.settings import GraphCompareConfig
+from linattn.compare.graph.settings import GraphCompareConfig, Point
+from linattn.compare.graph.subject import Graphs
+from linattn.models.graph import graph_models
+from linattn.tasks.graph import load_graph
 from linattn.train.graph.epochs import NotFiniteError
 from linattn.train.graph.loop import GraphResult
+from linattn.train.graph.objective import create_objective
 from linattn.train.graph.recipes import DEFAULTS, graph_recipe
 
 COMMON = ("--data", "communities:120:3", "--epochs", "6", "--device", "cpu")
@@ -156,8 +161,6 @@ def test_growth_is_that_of_large_graphs():
 
 
 def test_every_model_has_a_recipe():
-    from linattn.models.graph import graph_models
-
     assert set(graph_models()) == set(DEFAULTS)
     paper, own = (graph_recipe("pseudo_riemannian", "nodes", "Cora", paper=which) for which in (True, False))
     assert (paper.hidden, paper.options["signature"]) == (16, (14, 2))
@@ -185,6 +188,21 @@ def test_a_grid_is_the_same_for_all_and_validation_chooses(tmp_path):
     assert "mathdefault" not in page  # no TeX on an axis
     assert f"{results['mechanisms'][0]['score_mean']:.2f}" in page
     assert page.count("1e+06") == 8  # of 2 models, 2 rates and 2 dropouts
+
+
+def test_the_dropout_of_a_grid_reaches_every_model():
+    """The same weights and the same draws, with two rates: a model that gave the same would have half a grid."""
+    data, names = load_graph("communities:60:3"), tuple(graph_models())
+    subject = Graphs(GraphCompareConfig("communities:60:3", names), data)
+    objective = create_objective(data, subject.config.train_of(names[0], data.name, 0))
+    for name in names:
+        found = []
+        for rate in (0.3, 0.8):
+            torch.manual_seed(0)
+            model = subject.create(name, objective.outputs, Point(dropout=rate)).train()
+            torch.manual_seed(1)
+            found.append(model(objective.graph))
+        assert not torch.allclose(*found), name
 
 
 def test_a_grid_may_grow_and_finished_points_are_kept(tmp_path):

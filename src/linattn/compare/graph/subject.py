@@ -23,7 +23,7 @@ from linattn.train.graph.loop import GraphResult, train_graph
 from linattn.train.graph.objective import Objective, create_objective
 
 CURVED = "pseudo_riemannian"
-FEATURE_RATES = ("input_dropout", "graph_dropout", "dropout")  # the first a model has is that of its features
+FEATURE_RATES = ("input_dropout", "graph_dropout", "dropout")  # the first that acts is that of the features
 RECIPE = Point()
 METRICS = {"nodes": Metric("score", "accuracy"), "links": Metric("score", "ROC AUC")}
 
@@ -58,8 +58,9 @@ class Graphs(Subject):
         """With the dropout of a point of the grid, of the features; some models have the same rate in all layers."""
         if point.dropout is None:
             return self.options[name]
-        known = graph_model_options(name.partition("+")[0])
-        return self.options[name] | {next(rate for rate in FEATURE_RATES if rate in known): point.dropout}
+        known = graph_model_options(name.partition("+")[0]) | self.options[name]
+        idle = {"graph_dropout"} if known.get("graph_layers") == 0 else set()
+        return self.options[name] | {next(r for r in FEATURE_RATES if r in known and r not in idle): point.dropout}
 
     def create(self, name: str, outputs: int | None, point: Point = RECIPE) -> GraphModel:
         model, _, mechanism = name.partition("+")
