@@ -10,12 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from linattn.ops.triton import launching, replaying
 from ops.triton.device import DEVICE
 from ops.triton.interpreter import hurry
 from ops.triton.pairs import Cell, covering
 
 if DEVICE == "cpu":
     hurry()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_remembered() -> None:
+    """Of launches of other tests: one that changes a setting is to see what that does."""
+    launching.forget()
+    replaying.forget()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -195,7 +195,7 @@ def test_a_second_derivative_is_refused() -> None:
     q = case.q.requires_grad_()
     output, _ = attend_all(q, case.k, case.v, maps=case.twins(), normalizer="sum", eps=1e-6, out_dtype=torch.float32)
     (grad,) = torch.autograd.grad(output.square().sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(RuntimeError, match="no autograd formula"):
         grad.sum().backward()
 
 

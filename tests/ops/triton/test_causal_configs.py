@@ -65,7 +65,7 @@ def test_every_config(width: int, config: dict[str, int], decay: str | None) -> 
 def test_odd_widths_in_16_bits_meet_no_masked_tail(monkeypatch: pytest.MonkeyPatch) -> None:
     """Zeros up to a multiple of 16, and rows that start at whole vectors, before a kernel sees them."""
     seen = []
-    monkeypatch.setattr(causal_passes, "_launch", lambda kernel, programs, *args, **options: seen.append(args))
+    monkeypatch.setattr(causal_passes, "launch", lambda kernel, programs, *args, **options: seen.append(args))
     q = torch.zeros(1, 2, 20, 3 * 33, dtype=torch.bfloat16, device=DEVICE)[..., 1:34].requires_grad_()
     v = q[..., :17]
     out = attend_causal(
@@ -86,7 +86,7 @@ def test_odd_widths_in_16_bits_meet_no_masked_tail(monkeypatch: pytest.MonkeyPat
 def test_one_stage_where_products_are_in_two_parts(learned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweeps that make dots, and no others: those of a fixed decay are slower with one stage."""
     seen = []
-    monkeypatch.setattr(causal_passes, "_launch", lambda kernel, programs, *args, **options: seen.append(options))
+    monkeypatch.setattr(causal_passes, "launch", lambda kernel, programs, *args, **options: seen.append(options))
     q = torch.zeros(1, 1, 70, 128, dtype=torch.bfloat16, device=DEVICE, requires_grad=True)
     a = torch.zeros(1, 1, 70, device=DEVICE, requires_grad=learned)
     out = attend_causal(

@@ -133,7 +133,7 @@ def test_who_is_served():
 def test_the_operator_is_one_of_torch(monkeypatch):
     """Schema, fake tensors, and compiled with its gradients: with a list, a state and a cap."""
     calls = []
-    monkeypatch.setattr(hybrid, "triton_hybrid", lambda *given: calls.append(given) or triton_hybrid(*given))
+    monkeypatch.setattr(hybrid, "hybrid_directly", lambda *given: calls.append(given) or triton_hybrid(*given))
     options = {"window": 32, "layout": "chunks", "budget": SalientBudget(1 / 8, 32, cap=3), "impl": "triton"}
     size = {"B": 1, "H": 2, "H_kv": 1, "K": 4, "V": 4, "F": 6, "dtype": torch.float32, "gate": True}
     first = change(make(40, **size), lambda x: x.to(DEVICE))

@@ -3,25 +3,13 @@
 Maps travel as the six tensors of their two sides, two codes (-1: no maps), parts and flows; see ``Maps``.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from linattn.ops.triton.bidirectional import launch
 from linattn.ops.triton.bidirectional.config import Inputs, Maps, Side, fits_one_program
-
-
-def attend(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """``bidirectional``, by the shortest way: the operator where something watches, else what it does itself."""
-    q, k, v = arguments[:3]
-    watched = torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
-    if watched or not type(q) is type(k) is type(v) is Tensor:
-        found: tuple[Tensor, Tensor] = bidirectional(*arguments)
-        return found
-    return _Directly.apply(*arguments) if torch.is_grad_enabled() else _forward(*arguments)
+from linattn.ops.triton.direct import shortest
+from linattn.ops.triton.replaying import replayed
 
 
 def _forward(
@@ -54,6 +42,7 @@ def _backward(
     return dq, dk, dv, d_initial, *of_query, *of_key
 
 
+_forward, _backward = replayed(_forward), replayed(_backward)
 bidirectional = torch.library.custom_op("linattn::bidirectional", _forward, mutates_args=())
 bidirectional_backward = torch.library.custom_op("linattn::bidirectional_backward", _backward, mutates_args=())
 
@@ -122,19 +111,4 @@ def _gradients(ctx, d_output, d_state, run=bidirectional_backward):  # type: ign
 
 
 bidirectional.register_autograd(_gradients, setup_context=_remember)
-
-
-class _Directly(torch.autograd.Function):
-    """The operator without the dispatcher, which costs as much time as a short kernel takes."""
-
-    @staticmethod
-    def forward(ctx, *arguments):  # type: ignore[no-untyped-def]
-        # Not with a setup_context: for that one PyTorch inspects the signature in every call.
-        found = _forward(*arguments)
-        _remember(ctx, arguments, found)
-        return found
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, d_output, d_state):  # type: ignore[no-untyped-def]
-        return _gradients(ctx, d_output, d_state, _backward)
+attend = shortest(bidirectional, _forward, _backward, _remember, _gradients)

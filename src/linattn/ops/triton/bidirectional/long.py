@@ -6,6 +6,7 @@ from torch import Tensor
 from linattn.ops.triton.bidirectional.config import Config, Inputs, Widths, columns_for, segments_for
 from linattn.ops.triton.bidirectional.maps import Arguments, Grads, arguments, new_grads, strides_of_keys
 from linattn.ops.triton.bidirectional.short import mask_of
+from linattn.ops.triton.launching import launch
 from linattn.ops.triton.support import padded
 
 
@@ -26,7 +27,8 @@ def gather(
     segments = segments_for(N * H_kv * w.flows * tiles, T * (H // H_kv), config, rows.device)
     partial = total.unsqueeze(0) if segments == 1 and initial is None else total.new_empty(segments, *total.shape)
     mask, mask_strides = mask_of(key_mask, rows)
-    kernel[(N * H_kv * w.flows * segments * tiles,)](
+    launch(
+        kernel, N * H_kv * w.flows * segments * tiles,
         rows, columns, total if scale is None else scale, total if delta is None else delta, mask,
         total if x.cu_seqlens is None else x.cu_seqlens, partial, *of_rows.pointers,
         *rows.stride(), *columns.stride(), *mask_strides, *strides_of_keys(of_rows), N, H_kv, H // H_kv, T, segments,
@@ -35,16 +37,18 @@ def gather(
         MAP=of_rows.code, TOKEN=of_rows.has_token, CONSTANT=w.K - w.F, FLOWS=w.flows, PARTS=w.F // w.D,
         D=w.D, K=w.K, V=w.V, BK=BK, BV=BV, **config.options(),
     )  # fmt: skip
-    _sum(partial, initial, total)
+    add_parts(partial, initial, total)
 
 
-def _sum(partial: Tensor, initial: Tensor | None, total: Tensor) -> None:
+def add_parts(partial: Tensor, initial: Tensor | None, total: Tensor) -> None:
+    """total = initial + the parts of all segments."""
     from linattn.ops.triton.bidirectional.kernels.sum import bidirectional_sum as kernel
 
     if partial.data_ptr() == total.data_ptr():
         return
     size, block = total.numel(), 256
-    kernel[(-(-size // block),)](
+    launch(
+        kernel, -(-size // block),
         partial, total if initial is None else initial, total, size, partial.shape[0],
         HAS_INITIAL=initial is not None, BLOCK=block, num_warps=2,
     )  # fmt: skip
@@ -60,7 +64,8 @@ def read(x: Inputs, w: Widths, state: Tensor, of_query: Arguments, output: Tenso
     BV = min(padded(w.V), columns_for(x.q, padded(w.F)))
     tiles = -(-w.V // BV)
     segments = segments_for(N * H_kv * w.flows * tiles, T * (H // H_kv), config, x.q.device)
-    kernel[(N * H_kv * w.flows * segments * tiles,)](
+    launch(
+        kernel, N * H_kv * w.flows * segments * tiles,
         x.q, state, output, state if x.cu_seqlens is None else x.cu_seqlens, *of_query.pointers, *x.q.stride(),
         *of_query.table_strides, *of_query.token_strides, H_kv, H // H_kv, T, segments, x.eps,
         NORM=x.norm, PACKED=x.cu_seqlens is not None, GROUPED=H // H_kv > 1,
@@ -84,7 +89,8 @@ def query_grad(
         return grads
     of_query = arguments(side, H, H_kv, w.flows, state)
     partial = total.unsqueeze(0) if segments == 1 and d_state is None else total.new_empty(segments, *total.shape)
-    kernel[(N * H_kv * w.flows * segments,)](
+    launch(
+        kernel, N * H_kv * w.flows * segments,
         x.q, d_output, state, state if x.cu_seqlens is None else x.cu_seqlens, dq, partial,
         *of_query.pointers, *grads, *x.q.stride(), *d_output.stride(),
         *of_query.table_strides, *of_query.token_strides, N, B, H_kv, H // H_kv, T, segments, x.eps,
@@ -93,7 +99,7 @@ def query_grad(
         LEARN_Q=learn, CONSTANT=w.K - w.F, FLOWS=w.flows, PARTS=w.F // w.D, SPLIT=config.split,
         D=w.D, K=w.K, V=w.V, BK=padded(w.D), BV=padded(w.V), **config.options(),
     )  # fmt: skip
-    _sum(partial, d_state, total)
+    add_parts(partial, d_state, total)
     return grads
 
 
@@ -108,7 +114,8 @@ def key_grad(x: Inputs, w: Widths, d_state: Tensor, dk: Tensor, dv: Tensor, lear
         return grads
     of_key = arguments(side, H_kv, H_kv, w.flows, d_state)
     mask, mask_strides = mask_of(x.key_mask, x.k)
-    kernel[(N * H_kv * w.flows * segments,)](
+    launch(
+        kernel, N * H_kv * w.flows * segments,
         x.k, x.v, d_state, mask, d_state if x.cu_seqlens is None else x.cu_seqlens, dk, dv,
         *of_key.pointers, *grads, *x.k.stride(), *x.v.stride(), *mask_strides, *strides_of_keys(of_key),
         N, B, H_kv, T, segments,

@@ -96,23 +96,21 @@ def summed(parts: Grads, side: Side | None) -> Grads:
 
 
 def _summed_table(parts: Tensor, shape: torch.Size) -> Tensor:
+    """Of parts ``(segments, N, H_kv, flows, G, 2, F)``, in one sum over what shares a row of the table."""
     _, _, H_kv, flows, G, *_ = parts.shape
-    grad = parts.sum(0)  # (N, H_kv, flows, G, 2, F)
-    if shape[0] == 1:
-        grad = grad.sum(0, keepdim=True)
-    if shape[1] == H_kv * flows:
-        grad = grad.sum(3).flatten(1, 2)
-    elif shape[1] == H_kv * G * flows:
-        grad = grad.transpose(2, 3).flatten(1, 3)
-    elif shape[1] == 1:
-        grad = grad.sum((1, 2, 3)).unsqueeze(1)
-    else:
-        grad = grad.sum((1, 3))
-    return grad.contiguous()
+    batch, heads = shape[:2]
+    dims = [0, 1] if batch == 1 else [0]
+    if heads == H_kv * flows:
+        dims += [4]
+    elif heads != H_kv * flows * G:
+        dims += [2, 3, 4] if heads == 1 else [2, 4]
+    dims = [d for d in dims if parts.shape[d] > 1]  # a sum of one number would still be a kernel
+    grad = parts.sum(dims, keepdim=True) if dims else parts
+    return grad.transpose(3, 4).reshape(shape)
 
 
 def _summed_token(parts: Tensor, shape: torch.Size) -> Tensor:
-    grad = parts.sum(0)  # (B, H, T)
+    grad = parts.sum(0) if parts.shape[0] > 1 else parts[0]  # (B, H, T)
     if shape[0] == 1:
         grad = grad.sum(0, keepdim=True)
     if shape[1] != grad.shape[1]:

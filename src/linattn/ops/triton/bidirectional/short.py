@@ -5,6 +5,7 @@ from torch import Tensor
 
 from linattn.ops.triton.bidirectional.config import Config, Inputs, Widths, joins_flows
 from linattn.ops.triton.bidirectional.maps import Grads, arguments_of, new_grads, strides_of_keys
+from linattn.ops.triton.launching import launch
 from linattn.ops.triton.support import padded
 
 
@@ -18,7 +19,8 @@ def launch_forward(x: Inputs, w: Widths, output: Tensor, state: Tensor, config: 
     of_query, of_key = arguments_of(x)
     joined = joins_flows(x) and not state.numel()
     flows, V = (1, w.flows * w.V) if joined else (w.flows, w.V)
-    kernel[(B * H_kv * flows,)](
+    launch(
+        kernel, B * H_kv * flows,
         x.q, x.k, x.v, output, mask, x.initial if x.initial is not None else state, state,
         *of_query.pointers, *of_key.pointers,
         *x.q.stride(), *x.k.stride(), *x.v.stride(), *mask_strides,
@@ -45,7 +47,8 @@ def launch_backward(
         return d_query, d_key
     mask, mask_strides = mask_of(x.key_mask, x.k)
     of_query, of_key = arguments_of(x)
-    kernel[(B * H_kv * w.flows,)](
+    launch(
+        kernel, B * H_kv * w.flows,
         x.q, x.k, x.v, d_output, mask, x.initial if x.initial is not None else d_initial,
         d_state if d_state is not None else d_initial, dq, dk, dv, d_initial,
         *of_query.pointers, *of_key.pointers, *d_query, *d_key,

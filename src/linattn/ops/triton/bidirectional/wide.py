@@ -7,6 +7,7 @@ from linattn.ops.triton.bidirectional.config import Config, Inputs, Widths, colu
 from linattn.ops.triton.bidirectional.long import gather
 from linattn.ops.triton.bidirectional.maps import arguments_of
 from linattn.ops.triton.bidirectional.short import mask_of
+from linattn.ops.triton.launching import launch
 from linattn.ops.triton.support import padded
 
 
@@ -34,7 +35,8 @@ def _stats(x: Inputs, d_output: Tensor, state: Tensor, scale: Tensor, delta: Ten
     if scale.numel() == 0:
         return
     segments = segments_for(N * H_kv, T * (H // H_kv), config, x.q.device)
-    kernel[(N * H_kv * segments,)](
+    launch(
+        kernel, N * H_kv * segments,
         x.q, d_output, state, state if x.cu_seqlens is None else x.cu_seqlens, scale, delta,
         *x.q.stride(), *d_output.stride(), H_kv, H // H_kv, T, segments, x.eps,
         NORM=x.norm, PACKED=x.cu_seqlens is not None, SPLIT=config.split,
@@ -57,7 +59,8 @@ def _apply(
     tiles = -(-C // BN)
     segments = segments_for(N * H_kv * tiles, T * (H // H_kv), config, x.q.device)
     mask, mask_strides = mask_of(key_mask, rows)
-    kernel[(N * H_kv * segments * tiles,)](
+    launch(
+        kernel, N * H_kv * segments * tiles,
         rows, state, state if scale is None else scale, state if delta is None else delta, mask,
         state if x.cu_seqlens is None else x.cu_seqlens, out,
         *rows.stride(), *mask_strides, H_kv, H // H_kv, T, segments,

@@ -7,7 +7,7 @@ states are made first and summed in order. Backward walks again, and keeps nothi
 import torch
 from torch import Tensor
 
-from linattn.ops.triton.causal.library import triton_causal
+from linattn.ops.triton.causal.library import causal_directly
 from linattn.ops.triton.causal.widths import first_of, missing, padded_by
 from linattn.ops.triton.support import NORM_CODES
 from linattn.ops.types import AttentionOutput, DecayIndex, LinearState, Normalizer
@@ -44,7 +44,7 @@ def attend_causal(
     if initial is not None:
         kv, z = padded_by(initial.kv.float(), more_v, more_k), padded_by(initial.k.float(), more_k)
     a, i = _gates(k, log_decay, log_input)
-    out, _, kv, z = triton_causal(
+    out, _, kv, z = causal_directly(
         padded_by(q, more_k), padded_by(k, more_k), padded_by(v, more_v), kv, z, a, key_mask, cu_seqlens,
         decay_index == "key", NORM_CODES[normalizer], eps, out_dtype, need_state, False, i,
     )  # fmt: skip
@@ -71,7 +71,7 @@ def attend_both_ways(
     V, more_k, more_v = v.shape[3], missing(q.shape[3], q.dtype), missing(v.shape[3], q.dtype)
     q, k, v = padded_by(q, more_k), padded_by(k, more_k), padded_by(v, more_v)
     a, i = _gates(k, log_decay, log_input)
-    out = triton_causal(
+    out = causal_directly(
         q, k, v, None, None, a, key_mask, cu_seqlens, decay_index == "key", NORM_CODES[normalizer], eps,
         out_dtype, False, True, i,
     )[0]  # fmt: skip

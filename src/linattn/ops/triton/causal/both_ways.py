@@ -7,9 +7,9 @@ both directions together (q, k and v read once). Backward walks twice each way, 
 import torch
 from torch import Tensor
 
-from linattn.ops.triton.causal import passes as causal_passes
 from linattn.ops.triton.causal.config import TRIAL_SEGMENTS
 from linattn.ops.triton.causal.passes import Passes
+from linattn.ops.triton.launching import launch
 from linattn.ops.triton.support import interpreted, known_stride, multiprocessors, padded
 
 # At 128 features states and products leave no room for a second program: 1.8 times as long as two sweeps.
@@ -48,7 +48,7 @@ def attend(p: Passes, out_dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     from linattn.ops.triton.causal.kernels.both_ways_scan import scan_both_ways
     from linattn.ops.triton.causal.kernels.both_ways_states import states_both_ways
 
-    launch, segment = causal_passes._launch, segment_length(p)
+    segment = segment_length(p)
     N, H, HS, T, K, V = p.sizes
     q, k, v, a, mask, cu = p.q, p.k, p.v, p.log_decay, p.key_mask, p.cu
     assert a is not None

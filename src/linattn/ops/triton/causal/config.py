@@ -1,7 +1,7 @@
 """Tile sizes of the causal kernels and how a sequence is cut into segments: by shape and device, without measuring."""
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 
@@ -59,6 +59,11 @@ CANDIDATES: dict[int, tuple[dict[str, int], ...]] = {
 TRIAL_SEGMENTS: list[int] = []
 
 
+def is_tried() -> bool:
+    """Whether somebody wants other settings than those of the shape."""
+    return bool(TRIAL or TRIAL_SEGMENTS)
+
+
 def pick(
     role: str, X: int, W: int, dtype: torch.dtype, device: torch.device, *, decay: bool = False, dots: bool = False
 ) -> Config:  # fmt: skip
@@ -66,6 +71,20 @@ def pick(
 
     dots: the sweep makes those of a gate's gradient, so that in bf16 it multiplies in two parts.
     """
+    if role in TRIAL:
+        config = replace(_preferred(role, X, W, dtype, decay, dots), **TRIAL[role])
+        return _fitting(config, padded(X), dtype, shared_memory(device))
+    return _usual(role, X, W, dtype, decay, dots, shared_memory(device))
+
+
+@lru_cache(1024)
+def _usual(role: str, X: int, W: int, dtype: torch.dtype, decay: bool, dots: bool, limit: int) -> Config:
+    """Every launch asks: found once for all."""
+    return _fitting(_preferred(role, X, W, dtype, decay, dots), padded(X), dtype, limit)
+
+
+def _preferred(role: str, X: int, W: int, dtype: torch.dtype, decay: bool, dots: bool) -> Config:
+    """Without a look at the shared memory of the device."""
     BX, wide = padded(X), max(padded(X), padded(W))
     if dtype == torch.float32:
         # Full fp32 products run outside the tensor cores, with both operands in registers: small tiles, many warps.
@@ -92,9 +111,7 @@ def pick(
         config = Config(L=64, BW=min(padded(W), 64), warps=8, stages=2, per_sm=1)
     # In the walk itself, what row sums need would spill: the state leaves no registers. And every tile makes them anew.
     apart = role == "output" and dtype == torch.bfloat16 and BX >= 128 and W > config.BW
-    config = replace(config, apart=int(apart))
-    config = replace(config, **TRIAL.get(role, {}))
-    return _fitting(config, BX, dtype, shared_memory(device))
+    return replace(config, apart=int(apart))
 
 
 def row_tiles(K: int, L: int) -> Config:

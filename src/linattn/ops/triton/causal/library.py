@@ -4,12 +4,14 @@ import torch
 from torch import Tensor
 
 from linattn.ops.triton.causal import both_ways
+from linattn.ops.triton.causal.config import is_tried
 from linattn.ops.triton.causal.passes import Border, Gates, Marks, Passes, State
 from linattn.ops.triton.causal.widths import reachable, reachable_gradient
+from linattn.ops.triton.direct import shortest, whole_state
+from linattn.ops.triton.replaying import replayed
 
 
-@torch.library.custom_op("linattn::triton_causal", mutates_args=())
-def triton_causal(
+def _forward(
     q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None, log_decay: Tensor | None,
     key_mask: Tensor | None, cu_seqlens: Tensor | None, key_index: bool, norm: int, eps: float,
     out_dtype: torch.dtype, need_state: bool, both: bool, log_input: Tensor | None = None,
@@ -53,8 +55,7 @@ def triton_causal(
     return out, _fp32(q, 0) if sums is None else sums, *(last or own_last or (_fp32(q, 0), _fp32(q, 0)))
 
 
-@torch.library.custom_op("linattn::triton_causal_backward", mutates_args=())
-def triton_causal_backward(
+def _backward(
     d_out: Tensor, d_kv: Tensor | None, d_z: Tensor | None,
     q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None, log_decay: Tensor | None,
     key_mask: Tensor | None, cu_seqlens: Tensor | None, out: Tensor, den: Tensor,
@@ -115,6 +116,11 @@ def triton_causal_backward(
     return dq, dk, dv, *(d_first or (_fp32(q, 0), _fp32(q, 0))), da, di
 
 
+_forward, _backward = replayed(_forward, unless=is_tried), replayed(_backward, unless=is_tried)
+triton_causal = torch.library.custom_op("linattn::triton_causal", _forward, mutates_args=())
+triton_causal_backward = torch.library.custom_op("linattn::triton_causal_backward", _backward, mutates_args=())
+
+
 @triton_causal.register_fake
 def _(q, k, v, kv, z, log_decay, key_mask, cu_seqlens, key_index, norm, eps, out_dtype, need_state, both, *rest):  # type: ignore[no-untyped-def]
     out = q.new_empty(*q.shape[:3], v.shape[3], dtype=out_dtype)
@@ -139,22 +145,24 @@ def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     ctx.save_for_backward(*tensors, *output[:2], log_input)
     ctx.options = key_index, norm, eps, both
     ctx.need_state = need_state
+    # What nobody used has no gradient: None, rather than tensors of zeros to make and to read.
+    ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx, d_out, d_den, d_kv, d_z):  # type: ignore[no-untyped-def]
+def _gradients(ctx, d_out, d_den, d_kv, d_z, run=triton_causal_backward):  # type: ignore[no-untyped-def]
     # The row sums are for this function alone: nobody differentiates them.
-    d_state = (d_kv, d_z) if ctx.need_state else (None, None)
     *saved, log_input = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
     # An argument that has its default is none for torch.
     need_decay, need_input = ctx.needs_input_grad[5], log_input is not None and ctx.needs_input_grad[14]
-    *found, d_kv, d_z, da, di = triton_causal_backward(
-        d_out, *d_state, *saved, *ctx.options, need_decay, log_input, need_input
-    )
+    d_out = saved[8].new_zeros(()).expand(saved[8].shape) if d_out is None else d_out
+    d_state = whole_state(d_kv, d_z, saved[2].shape[3]) if ctx.need_state else (None, None)
+    *found, d_kv, d_z, da, di = run(d_out, *d_state, *saved, *ctx.options, need_decay, log_input, need_input)
     first = (None, None) if saved[3] is None else (d_kv, d_z)
     return *found, *first, da if need_decay else None, *(None,) * 8, di if need_input else None
 
 
 triton_causal.register_autograd(_gradients, setup_context=_remember)
+causal_directly = shortest(triton_causal, _forward, _backward, _remember, _gradients)
 
 
 def _passes(

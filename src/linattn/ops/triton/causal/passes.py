@@ -1,7 +1,6 @@
 """The passes of causal attention: which kernel meets which tensors. ``library`` makes them operators."""
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 from linattn.ops.triton.causal import config as causal_config
 from linattn.ops.triton.causal.config import Config, pick, segments
 from linattn.ops.triton.causal.row_sums import Walk, row_factors, row_sums
+from linattn.ops.triton.launching import launch
 from linattn.ops.triton.support import interpreted, padded
 
 # Features of x that one sweep of a gradient takes in bf16: a larger state fills no product well.
@@ -56,7 +56,7 @@ class Passes:
     learned: bool = False  # the decay gets a gradient
     log_input: Tensor | None = None  # (B, HS, T), logarithms of the keys' weights; beside a decay
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, int, int, int, int, int]:
         """N, H, HS, T, K, V."""
         N = self.q.shape[0] if self.cu is None else self.cu.shape[0] - 1
@@ -80,12 +80,15 @@ class Passes:
 
     def _dot_type(self, role: str) -> dict[str, Any]:
         """bf16 multiplies as it is. A state or score may be too large for fp16, and fp32 wants all its digits."""
-        # The interpreter multiplies the bits of bf16 as integers.
-        bf16 = self.q.dtype == torch.bfloat16 and not interpreted()
         precision = causal_config.FP32_PRODUCTS if self.q.dtype == torch.float32 else "tf32"
         if self.learned and self.q.dtype == torch.float16 and role in ("dq", "dk", "states"):
             precision = "tf32x3"  # value and rest of state and weights, as the kernels have them in bf16
-        return {"BF16": bf16, "PREC": precision}
+        return {"BF16": self._bf16, "PREC": precision}
+
+    @cached_property
+    def _bf16(self) -> bool:
+        """Not in the interpreter, which multiplies the bits of bf16 as integers."""
+        return self.q.dtype == torch.bfloat16 and not interpreted()
 
     @property
     def _split(self) -> bool:
@@ -114,7 +117,7 @@ class Passes:
             torch.exp(self.log_input, out=gates[self._weight])
         per_program = 8
         blocks = -(-T // (L * per_program))
-        _launch(
+        launch(
             potentials, N * HS * blocks, a, *a.stride(), gates, gates.stride(0), keeps,
             self.cu, T, HS, blocks, self._chunks,
             L=L, CHUNKS=per_program, EXCLUSIVE=self.key_index != against, PACKED=self.cu is not None,
@@ -143,7 +146,7 @@ class Passes:
         z_gain = 0 if not with_z else 1 if keys else 2 if rows is not None else 0
         if z_gain == 0:
             z.zero_()  # nothing is added on the way, a given sum may still pass through
-        _launch(
+        launch(
             states, N * HS * NSEG * tiles, y, *y.stride(), w, *w.stride(), *(rows or (None, None)),
             *(decay or (None, 0, None)),
             mask, 0 if mask is None else mask.stride(0), self.cu, kv, z, kepts,
@@ -159,7 +162,7 @@ class Passes:
                 continue
             size = part[0, 0, 0].numel()
             block = min(1024, padded(size))
-            _launch(
+            launch(
                 scan, N * HS * -(-size // block), part, kepts, start, end, NSEG,
                 SIZE=size, BLOCK=block, BLOCKS=-(-size // block), REVERSE=reverse, DECAY=decay is not None,
                 S0=start is not None, S1=end is not None, num_warps=4,
@@ -190,19 +193,23 @@ class Passes:
             if n > 0:  # what belongs to no feature was in the first
                 prev, z, last = out, False, (None, None)
             # Once for the decays that are mild enough for its short form, once for the others: see the kernel.
-            for mild in (0,) if decay is None or (self._split and made is None) else (1, 2):
+            once = decay is None or (self._split and made is None)
+            # Row sums that were made before are for the short form alone.
+            turns = (((0,), made),) if once else (((1, 2), None),) if made is None else (((1,), made), ((2,), None))
+            whole = part == X  # a view takes as long as half a launch
+            for milds, made_here in turns:
                 self._sweep(
-                    mild, role, x[..., lo : lo + part], y[..., lo : lo + part], w, out, border.state, lo, decay,
-                    against=against, den=den, rows=rows, extra=n == 0, u=u, prev=prev, prev_den=prev_den, divide=divide,
-                    z=z, marks=marks, last=last, dots=None if dots is None else dots[:, n * tiles :],
-                    made=made if mild < 2 else None,
+                    milds, role, x if whole else x[..., lo : lo + part], y if whole else y[..., lo : lo + part], w, out,
+                    border.state, lo, decay, against=against, den=den, rows=rows, extra=n == 0, u=u, prev=prev,
+                    prev_den=prev_den, divide=divide, z=z, marks=marks, last=last,
+                    dots=dots if dots is None or n == 0 else dots[:, n * tiles :], made=made_here,
                 )  # fmt: skip
         return dots
 
     def _sweep(
-        self, mild: int, role: str, x: Tensor, y: Tensor, w: Tensor, out: Tensor, start: State | None, lo: int,
-        decay: Gates | None, *, against: bool, den: Tensor | None, rows: Rows | None, extra: bool, u: Tensor | None,
-        prev: Tensor | None, prev_den: Tensor | None, divide: bool, z: bool, marks: Marks | None,
+        self, milds: tuple[int, ...], role: str, x: Tensor, y: Tensor, w: Tensor, out: Tensor, start: State | None,
+        lo: int, decay: Gates | None, *, against: bool, den: Tensor | None, rows: Rows | None, extra: bool,
+        u: Tensor | None, prev: Tensor | None, prev_den: Tensor | None, divide: bool, z: bool, marks: Marks | None,
         last: tuple[Tensor | None, Tensor | None], dots: Tensor | None, made: Tensor | None,
     ) -> None:  # fmt: skip
         from linattn.ops.triton.causal.kernels.sweep import sweep
@@ -215,22 +222,25 @@ class Passes:
         tiles = -(-W // config.BW)
         natural = role in ("output", "dv")
         scale, e = rows or (None, None)
+        start_kv, start_z = start or (None, None)
+        if start_kv is not None and lo:
+            start_kv = start_kv[..., lo:]
         if made is not None:
             scale, den, prev_den, z, last = made, None, None, False, (last[0], None)
-        _launch(
-            sweep, N * heads * NSEG * tiles,
+        mark = (None, None) if marks is None else (marks.kv[:, lo:] if lo else marks.kv, marks.z)
+        args = (
             x, *x.stride(), y, *y.stride(), w, *w.stride(), u, *(u.stride() if u is not None else (0, 0, 0, 0)),
             out, den, prev_den, prev, scale, e, dots, *((0, 0) if dots is None else (dots.stride(1), dots.stride(0))),
-            None if marks is None else marks.kv[:, lo:], None if marks is None else marks.z,
-            *(decay or (None, 0, None)), self.key_mask, 0 if self.key_mask is None else self.key_mask.stride(0),
+            *mark, *(decay or (None, 0, None)), self.key_mask, 0 if self.key_mask is None else self.key_mask.stride(0),
             self.cu,
-            None if start is None else start[0][..., lo:], *((V, 1) if natural else (1, V)),
-            last[0], None if start is None else start[1], last[1],
+            start_kv, *((V, 1) if natural else (1, V)), last[0], start_z, last[1],
             T, segment, NSEG, heads, HS, self._chunks, 0 if marks is None else marks.places, K * V, self.eps,
+        )  # fmt: skip
+        constants = dict(
             X=X, W=W, BX=padded(X), BW=config.BW, L=L, TILES=tiles,
             DIV=1 if keys else heads // HS, LOOP=y.shape[1] // HS if keys else 1, REVERSE=against != keys,
             DIAG=2 if against else 1 if u is not None else 0,
-            DECAY=decay is not None, MILD=mild, PACKED=self.cu is not None,
+            DECAY=decay is not None, PACKED=self.cu is not None,
             MASK_Y=self.key_mask is not None and not keys, MASK_X=self.key_mask is not None and keys,
             DEN=den is not None, NORM=self.norm if den is not None and divide else 0,
             SCALE=3 if made is not None else 0 if rows is None else 2 if keys else 1,
@@ -244,6 +254,8 @@ class Passes:
             WEIGHT_Y=0 if keys else self._weight, WEIGHT_X=self._weight if keys else 0,
             num_warps=config.warps, num_stages=config.stages, **self._dot_type(role),
         )  # fmt: skip
+        for mild in milds:
+            launch(sweep, N * heads * NSEG * tiles, *args, **constants, MILD=mild)
 
     def row_factors(self, sums: Tensor, turns: list[tuple[Border, Gates | None]], last: Tensor | None) -> Tensor | None:
         """1 / n (B, H, T), where row sums have a kernel of their own, and sums and the last sum of keys in place.
@@ -262,8 +274,8 @@ class Passes:
             walks.append(walk)
             if gates is not None and self._weight:  # of the keys alone, not of the rows
                 walk = walk._replace(gates=gates[2 - against] * gates[self._weight])
-            parts.append(row_sums(_launch, self.q, self.k, walk, key_mask=self.key_mask, cu=self.cu))
-        return row_factors(_launch, sums, walks, parts, self.sizes[2], norm=self.norm, eps=self.eps)
+            parts.append(row_sums(launch, self.q, self.k, walk, key_mask=self.key_mask, cu=self.cu))
+        return row_factors(launch, sums, walks, parts, self.sizes[2], norm=self.norm, eps=self.eps)
 
     def decay_gradient(
         self, da: Tensor, q_dots: Tensor, k_dots: Tensor, marks: Marks, d_marks: Marks, *, against: bool,
@@ -274,7 +286,7 @@ class Passes:
 
         N, H, HS, T, K, V = self.sizes
         stretches = -(-T // marks.stretch)
-        _launch(
+        launch(
             decay_gradient, N * HS * stretches, q_dots, q_dots.stride(1), k_dots, k_dots.stride(1),
             marks.kv, d_marks.kv, marks.z, d_marks.z, self.cu, da, T, stretches, marks.places, HS,
             QT=q_dots.shape[1], KT=k_dots.shape[1], G=H // HS, STRETCH=marks.stretch, SIZE=K * V, K=K,
@@ -298,7 +310,7 @@ class Passes:
         H, T, V = out.shape[1:]
         scale, e = torch.empty_like(den), torch.empty_like(den)
         block = max(1, 4096 // padded(V))
-        _launch(
+        launch(
             normalizer_gradient, -(-den.numel() // block), out, d_out, den, scale, e, *d_out.stride(), H, T,
             den.numel(), self.eps, V=V, BV=padded(V), C=block, NORMALIZER=self.norm, TIMES_N=True, num_warps=4,
         )  # fmt: skip
@@ -310,7 +322,7 @@ class Passes:
 
         tiles = -(-self.sizes[4] // self._config("dq", min(self.sizes[5], SPLIT_AT), self.sizes[4]).BW)
         block = 256
-        _launch(
+        launch(
             correct_denominator, -(-den[0].numel() // block), along, along.stride(0), along.stride(1),
             against, 0 if against is None else against.stride(1), den[0], None if against is None else den[1], *rows,
             den[0].numel(),
@@ -335,16 +347,3 @@ class Passes:
 
     def _new(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self.q.device)
-
-
-def _launch(kernel: Any, programs: int, *args: Any, **options: Any) -> None:
-    if programs == 0:
-        return
-    like = next(a for a in args if isinstance(a, Tensor))
-    with _on(like.device):
-        kernel[(programs,)](*args, **options)
-
-
-def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Triton launches on the current device, which need not be that of the tensors."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

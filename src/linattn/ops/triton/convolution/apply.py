@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops.convolution_call import Activation, ConvolutionCall
-from linattn.ops.triton.convolution.library import convolution, convolution_step, convolution_step_in_place
+from linattn.ops.triton.convolution.library import convolution_step, convolution_step_in_place, convolve_directly
 from linattn.ops.triton.convolution.places import last_inputs, lay_out
 from linattn.ops.triton.support import reason_against
 
@@ -69,7 +69,7 @@ def convolve_fused(
         places = lay_out(x, past, key_mask, cu_seqlens)
     table = None if places is None else places.table
     silu, masked = activation == "silu", key_mask is not None
-    y = convolution(x, weight, bias, initial, table, residual, silu, masked, out_dtype)
+    y = convolve_directly(x, weight, bias, initial, table, residual, silu, masked, out_dtype)
     n = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     return y, last_inputs(x, initial, past, n, places)
 

@@ -5,6 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from linattn.ops.triton.direct import shortest
+from linattn.ops.triton.launching import launch
+
 
 class Walk(NamedTuple):
     """Channels of a program, slots whose loads are in flight together, slots of a program, warps."""
@@ -29,8 +32,7 @@ def walk_for(C: int, slots: int, W: int, rows: int, backward: bool) -> Walk:
     return Walk(channels, group, segment - (W - 1) if backward else segment, 1)
 
 
-@torch.library.custom_op("linattn::triton_convolution", mutates_args=())
-def convolution(
+def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, places: Tensor | None,
     residual: bool, silu: bool, masked: bool, out_dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
@@ -41,8 +43,7 @@ def convolution(
     return y
 
 
-@torch.library.custom_op("linattn::triton_convolution_backward", mutates_args=())
-def convolution_backward(
+def _backward(
     dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, places: Tensor | None,
     residual: bool, silu: bool, masked: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
@@ -58,6 +59,10 @@ def convolution_backward(
     d_weight = sums[:W].t().to(weight.dtype).contiguous()
     d_bias = x.new_empty(0) if bias is None else sums[W].to(bias.dtype, copy=True)
     return dx, d_weight, d_bias, d_initial
+
+
+convolution = torch.library.custom_op("linattn::triton_convolution", _forward, mutates_args=())
+convolution_backward = torch.library.custom_op("linattn::triton_convolution_backward", _backward, mutates_args=())
 
 
 @convolution.register_fake
@@ -77,15 +82,16 @@ def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     ctx.options = residual, silu, masked
 
 
-def _gradients(ctx, dy):  # type: ignore[no-untyped-def]
+def _gradients(ctx, dy, run=convolution_backward):  # type: ignore[no-untyped-def]
     saved = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
     _, _, bias, initial, _ = saved
-    dx, d_weight, d_bias, d_initial = convolution_backward(dy, *saved, *ctx.options)
+    dx, d_weight, d_bias, d_initial = run(dy, *saved, *ctx.options)
     absent = None, None, None, None, None
     return dx, d_weight, None if bias is None else d_bias, None if initial is None else d_initial, *absent
 
 
 convolution.register_autograd(_gradients, setup_context=_remember)
+convolve_directly = shortest(convolution, _forward, _backward, _remember, _gradients)
 
 
 @torch.library.custom_op("linattn::triton_convolution_step", mutates_args=())
@@ -132,7 +138,8 @@ def launch_forward(
     slots = T + W - 1 if places is None else places.shape[1]
     walk = walk or walk_for(C, slots, W, B, backward=False)
     segments, blocks = -(-slots // walk.segment), -(-C // walk.channels)
-    convolve_forward[(blocks * segments * B,)](
+    launch(
+        convolve_forward, blocks * segments * B,
         x, weight, weight if bias is None else bias.contiguous(), _or(initial, x), _or(places, x), y,
         T, C, slots, segments, walk.segment,
         *x.stride(), *weight.stride(),
@@ -154,7 +161,8 @@ def launch_backward(
     walk = walk or walk_for(C, slots, W, B, backward=True)
     segments, blocks = -(-slots // walk.segment), -(-C // walk.channels)
     partial = torch.empty(B * segments, W + 1, C, dtype=torch.float32, device=x.device)
-    convolve_backward[(blocks * segments * B,)](
+    launch(
+        convolve_backward, blocks * segments * B,
         dy, x, weight, weight if bias is None else bias.contiguous(), _or(initial, x), _or(places, x),
         dx, d_initial, partial,
         T, C, slots, segments, walk.segment,
@@ -174,7 +182,8 @@ def launch_step(
     B, C = x.shape
     if y.numel() == 0:
         return
-    convolve_step[(B * -(-C // 256),)](
+    launch(
+        convolve_step, B * -(-C // 256),
         x, weight, weight if bias is None else bias.contiguous(), following if state is None else state, y, following,
         C, *x.stride(), *weight.stride(), *(following if state is None else state).stride(), *following.stride(),
         W=weight.shape[1], HAS_BIAS=bias is not None, HAS_STATE=state is not None, SILU=silu, RESIDUAL=residual,

@@ -15,7 +15,7 @@ from linattn.ops.exponential_call import ExponentialCall
 from linattn.ops.exponential_types import ExponentialOutput, ExponentialState
 from linattn.ops.prepare import STRONGEST_DECAY, hide, widen
 from linattn.ops.triton.causal.widths import first_of, missing, padded_by
-from linattn.ops.triton.exponential.library import triton_exponential
+from linattn.ops.triton.exponential.library import exponential_directly
 from linattn.ops.triton.operands import one_dtype
 from linattn.ops.triton.step.attend import attend_step
 from linattn.ops.triton.support import reason_against
@@ -52,7 +52,7 @@ def attend(call: ExponentialCall, out_dtype: torch.dtype) -> ExponentialOutput:
         kv, z, unit = padded_by(kv.float(), more_v, more_k), padded_by(z.float(), more_k), unit.double()
     # Backward reads the output, and where one token outweighs all others its rounding is what is left of a gradient.
     kept = torch.float32 if q.dtype == torch.float16 else out_dtype
-    out, kv, z, unit, *_ = triton_exponential(
+    out, kv, z, unit, *_ = exponential_directly(
         padded_by(q, more_k), padded_by(k, more_k), padded_by(v, more_v), log_input, log_decay, kv, z, unit,
         call.cu_seqlens, float(scale), kept, call.need_state,
     )  # fmt: skip

@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 from linattn.ops.triton.causal.widths import reachable, reachable_gradient
+from linattn.ops.triton.direct import shortest, whole_state
 from linattn.ops.triton.exponential.config import D_K, D_Q, D_V, OUTPUT
 from linattn.ops.triton.exponential.passes import Passes, State, Units
 
 
-@torch.library.custom_op("linattn::triton_exponential", mutates_args=())
-def triton_exponential(
+def _forward(
     q: Tensor, k: Tensor, v: Tensor, log_input: Tensor, log_decay: Tensor, kv: Tensor | None, z: Tensor | None,
     log_scale: Tensor | None, cu_seqlens: Tensor | None, scale: float, out_dtype: torch.dtype, need_state: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
@@ -26,8 +26,7 @@ def triton_exponential(
     return out, *(last or (_fp32(q, 0), _fp32(q, 0))), units.last, den, *units[:3]
 
 
-@torch.library.custom_op("linattn::triton_exponential_backward", mutates_args=())
-def triton_exponential_backward(
+def _backward(
     d_out: Tensor, d_kv: Tensor | None, d_z: Tensor | None,
     q: Tensor, k: Tensor, v: Tensor, log_input: Tensor, log_decay: Tensor, kv: Tensor | None, z: Tensor | None,
     cu_seqlens: Tensor | None, out: Tensor, den: Tensor, gates: Tensor, keep: Tensor, spans: Tensor, need_gates: bool,
@@ -62,6 +61,12 @@ def triton_exponential_backward(
     return dq, dk, dv, *d_gates, *first
 
 
+triton_exponential = torch.library.custom_op("linattn::triton_exponential", _forward, mutates_args=())
+triton_exponential_backward = torch.library.custom_op(
+    "linattn::triton_exponential_backward", _backward, mutates_args=()
+)
+
+
 @triton_exponential.register_fake
 def _(q, k, v, log_input, log_decay, kv, z, log_scale, cu_seqlens, scale, out_dtype, need_state):  # type: ignore[no-untyped-def]
     p = Passes(q, k, v, log_input, log_decay, cu_seqlens)
@@ -87,15 +92,18 @@ def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     ctx.save_for_backward(q, k, v, log_input, log_decay, kv, z, cu_seqlens, out, *kept)
     ctx.dtypes = log_input.dtype, log_decay.dtype
     ctx.need_state = need_state
+    # What nobody used has no gradient: None, rather than tensors of zeros to make and to read.
+    ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx, d_out, d_kv, d_z, *_):  # type: ignore[no-untyped-def]
+def _gradients(ctx, d_out, d_kv, d_z, *_, run=triton_exponential_backward):  # type: ignore[no-untyped-def]
     """The maximum cancels from whatever is computed in its units: it counts as a constant, except where it starts."""
     saved = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
-    kv, z, cu_seqlens = saved[5:8]
+    kv, z, cu_seqlens, out = saved[5:9]
+    d_out = out.new_zeros(()).expand(out.shape) if d_out is None else d_out
     need_gates = any(ctx.needs_input_grad[3:5])
-    d_state = (d_kv, d_z) if ctx.need_state else (None, None)
-    dq, dk, dv, d_i, d_f, d_kv, d_z = triton_exponential_backward(d_out, *d_state, *saved, need_gates)
+    d_state = whole_state(d_kv, d_z, out.shape[3]) if ctx.need_state else (None, None)
+    dq, dk, dv, d_i, d_f, d_kv, d_z = run(d_out, *d_state, *saved, need_gates)
     d_start = None
     if kv is not None and ctx.needs_input_grad[7]:
         d_start = ((kv * d_kv).sum((2, 3)) + (z * d_z).sum(2)).double()
@@ -107,6 +115,7 @@ def _gradients(ctx, d_out, d_kv, d_z, *_):  # type: ignore[no-untyped-def]
 
 
 triton_exponential.register_autograd(_gradients, setup_context=_remember)
+exponential_directly = shortest(triton_exponential, _forward, _backward, _remember, _gradients)
 
 
 def _passes(q: Tensor, k: Tensor, v: Tensor, log_input: Tensor, log_decay: Tensor, cu_seqlens: Tensor | None) -> Passes:

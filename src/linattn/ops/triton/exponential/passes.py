@@ -1,6 +1,5 @@
 """The passes of exponential attention: which kernel meets which tensors. Operators: ``library``."""
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from torch import Tensor
 from linattn.ops.prepare import STRONGEST_DECAY
 from linattn.ops.triton.causal.row_sums import Walk, row_factors, row_sums
 from linattn.ops.triton.exponential.config import D_K, D_Q, D_V, OUTPUT, Tiles, pick, segments
+from linattn.ops.triton.launching import launch
 from linattn.ops.triton.support import interpreted, known_stride, padded
 
 State = tuple[Tensor, Tensor]  # kv (.., K, V) and z (.., K), fp32 and contiguous
@@ -247,14 +247,3 @@ class Passes:
 
     def _new(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.q.device)
-
-
-def launch(kernel: Any, programs: int, *args: Any, **options: Any) -> None:
-    if programs:
-        with _on(args[0].device):
-            kernel[(programs,)](*args, **options)
-
-
-def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Triton launches on the current device, which need not be that of the tensors."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -17,7 +17,7 @@ from linattn.ops.packing import compute_dtype
 from linattn.ops.prepare import hide
 from linattn.ops.triton.causal.widths import first_of, missing, padded_by
 from linattn.ops.triton.hybrid.config import NARROWEST, pick
-from linattn.ops.triton.hybrid.library import triton_hybrid
+from linattn.ops.triton.hybrid.library import hybrid_directly
 from linattn.ops.triton.hybrid.token_list import listed
 from linattn.ops.triton.operands import one_dtype
 from linattn.ops.triton.support import reason_against
@@ -82,7 +82,7 @@ def _output(call: HybridCall, rows: Rows, gate: Tensor | None, out_dtype: torch.
             old_psi = padded_by(chosen.features[:, :, : chosen.head], more_f)
     of_logits = (rows.q, rows.k) if old_k is None else (rows.q, rows.k, old_k)
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in of_logits)
-    out = triton_hybrid(
+    out = hybrid_directly(
         padded_by(rows.q, more_k), padded_by(rows.k, more_k), padded_by(rows.v, more_v), phi, psi,
         None if gate is None else padded_by(gate, more_v), kv, z, old_k, old_v, old_psi, *(found or (None,) * 7),
         rows.real.to(torch.uint8).argmax(1).int(), rows.chunk, back, rows.window.size,

@@ -5,11 +5,11 @@ from torch import Tensor
 
 from linattn.ops.hybrid_layout import take
 from linattn.ops.triton.causal.widths import reachable_gradient
+from linattn.ops.triton.direct import shortest
 from linattn.ops.triton.hybrid.passes import Passes, Saved, Slots, State, readable
 
 
-@torch.library.custom_op("linattn::triton_hybrid", mutates_args=())
-def triton_hybrid(
+def _forward(
     q: Tensor, k: Tensor, v: Tensor, phi: Tensor | None, psi: Tensor | None, gate: Tensor | None,
     kv: Tensor | None, z: Tensor | None, old_k: Tensor | None, old_v: Tensor | None, old_psi: Tensor | None,
     index: Tensor | None, begin: Tensor | None, end: Tensor | None, spans: Tensor | None, ends: Tensor | None,
@@ -31,8 +31,7 @@ def triton_hybrid(
     return out, *saved
 
 
-@torch.library.custom_op("linattn::triton_hybrid_backward", mutates_args=())
-def triton_hybrid_backward(
+def _backward(
     d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, phi: Tensor | None, psi: Tensor | None, gate: Tensor | None,
     kv: Tensor | None, z: Tensor | None, old_k: Tensor | None, old_v: Tensor | None, old_psi: Tensor | None,
     index: Tensor | None, begin: Tensor | None, end: Tensor | None, spans: Tensor | None, ends: Tensor | None,
@@ -65,6 +64,10 @@ def triton_hybrid_backward(
     return d_q, d_k, d_v, d_phi, d_psi, d_gate, d_kv, d_z, d_old[0], d_old[1], d_old[2]
 
 
+triton_hybrid = torch.library.custom_op("linattn::triton_hybrid", _forward, mutates_args=())
+triton_hybrid_backward = torch.library.custom_op("linattn::triton_hybrid_backward", _backward, mutates_args=())
+
+
 @triton_hybrid.register_fake
 def _(q, k, v, *rest):  # type: ignore[no-untyped-def]
     return q.new_empty(*q.shape[:3], v.shape[3], dtype=rest[-1]), *_room(q, rest[-2])
@@ -80,15 +83,20 @@ def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     ctx.save_for_backward(*inputs[:19], *output)
     chunk, back, window, sliding, scale, _, _, best, _ = inputs[19:]
     ctx.options = chunk, back, window, sliding, scale, best
+    # What nobody used has no gradient: None, rather than tensors of zeros to make.
+    ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx, d_out, *_):  # type: ignore[no-untyped-def]
-    found = triton_hybrid_backward(d_out, *ctx.saved_tensors, *ctx.options)
+def _gradients(ctx, d_out, *_, run=triton_hybrid_backward):  # type: ignore[no-untyped-def]
+    saved = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
+    out = saved[19]
+    found = run(out.new_zeros(()).expand(out.shape) if d_out is None else d_out, *saved, *ctx.options)
     given = ctx.needs_input_grad[:11]
     return *(x if needed else None for x, needed in zip(found, given, strict=True)), *(None,) * 17
 
 
 triton_hybrid.register_autograd(_gradients, setup_context=_remember)
+hybrid_directly = shortest(triton_hybrid, _forward, _backward, _remember, _gradients)
 
 
 def _passes(

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from linattn.ops.hybrid_layout import take
 from linattn.ops.triton.causal.widths import reachable
-from linattn.ops.triton.exponential.passes import launch
 from linattn.ops.triton.hybrid.config import Tiles, columns, pick
+from linattn.ops.triton.launching import launch
 from linattn.ops.triton.support import interpreted, multiprocessors
 
 State = tuple[Tensor, Tensor]  # (B, H_kv, chunks, F, V) and (B, H_kv, chunks, F), fp32 and contiguous

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops.feature_maps import Twin
-from linattn.ops.triton.maps.library import mapped
+from linattn.ops.triton.maps.library import map_directly
 from linattn.ops.triton.support import MAP_CODES
 
 # Features that leave the range of fp16: there they are fp32.
@@ -18,4 +18,4 @@ def map_features(x: Tensor, twin: Twin) -> Tensor:
     constant in the last column.
     """
     dtype = torch.float32 if x.dtype == torch.float16 and twin.name in STEEP else x.dtype
-    return mapped(x, twin.table, twin.token, twin.constant, MAP_CODES[twin.name], twin.parts, twin.flows, dtype)
+    return map_directly(x, twin.table, twin.token, twin.constant, MAP_CODES[twin.name], twin.parts, twin.flows, dtype)

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from linattn.ops.triton.direct import shortest
+from linattn.ops.triton.launching import launch
 from linattn.ops.triton.support import MAP_CODES
 
 # Numbers of a tile of features: as many as the threads of a program hold in registers, backward those of twice as many.
@@ -30,8 +32,7 @@ def tiles_for(x: Tensor, parts: int) -> Tiles:
     return Tiles(BT, BF, -(-x.shape[2] // BT))
 
 
-@torch.library.custom_op("linattn::triton_map", mutates_args=())
-def mapped(
+def _forward(
     x: Tensor, table: Tensor | None, token: Tensor | None, constant: Tensor | None,
     code: int, parts: int, flows: int, out_dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
@@ -42,8 +43,7 @@ def mapped(
     return out
 
 
-@torch.library.custom_op("linattn::triton_map_backward", mutates_args=())
-def mapped_backward(
+def _backward(
     d_out: Tensor, x: Tensor, table: Tensor | None, token: Tensor | None, constant: Tensor | None,
     code: int, parts: int, flows: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
@@ -63,6 +63,10 @@ def mapped_backward(
         d_token if token is None else _sum_to(d_token, token.shape[:2], 1).to(token.dtype),
         d_constant if constant is None else d_constant.to(constant.dtype),
     )
+
+
+mapped = torch.library.custom_op("linattn::triton_map", _forward, mutates_args=())
+mapped_backward = torch.library.custom_op("linattn::triton_map_backward", _backward, mutates_args=())
 
 
 @mapped.register_fake
@@ -88,15 +92,16 @@ def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     ctx.options = options
 
 
-def _gradients(ctx, d_out):  # type: ignore[no-untyped-def]
+def _gradients(ctx, d_out, run=mapped_backward):  # type: ignore[no-untyped-def]
     x, table, token, constant = ctx.saved_tensors
-    dx, d_table, d_token, d_constant = mapped_backward(d_out, x, table, token, constant, *ctx.options)
+    dx, d_table, d_token, d_constant = run(d_out, x, table, token, constant, *ctx.options)
     learns = table is not None and ctx.options[0] in LEARNS
     given = d_table if learns else None, None if token is None else d_token, None if constant is None else d_constant
     return dx, *given, None, None, None, None
 
 
 mapped.register_autograd(_gradients, setup_context=_remember)
+map_directly = shortest(mapped, _forward, _backward, _remember, _gradients)
 
 
 def launch_forward(
@@ -107,7 +112,8 @@ def launch_forward(
 
     (B, H, T, _), tiles = x.shape, tiles_for(x, parts)
     table, strides, sizes = _shared(x, table, token, flows)
-    map_forward[(B * H * flows * tiles.per_head,)](
+    launch(
+        map_forward, B * H * flows * tiles.per_head,
         x, out if table is None else table, out if token is None else token, out if constant is None else constant, out,
         *x.stride(), *strides, T, H, **sizes, **_constants(x, code, token, flows, tiles),
         HAS_CONSTANT=constant is not None, num_warps=WARPS,
@@ -123,7 +129,8 @@ def launch_backward(
     (B, H, T, _), tiles = x.shape, tiles_for(x, parts)
     d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
     table, strides, sizes = _shared(x, table, token, flows)
-    map_backward[(B * H * tiles.per_head,)](
+    launch(
+        map_backward, B * H * tiles.per_head,
         x, dx if table is None else table, dx if token is None else token, d_out, dx, d_table, d_token,
         *x.stride(), *strides, *d_out.stride()[:3], T, H, **sizes, **_constants(x, code, token, flows, tiles),
         num_warps=WARPS_BACKWARD,

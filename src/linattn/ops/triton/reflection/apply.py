@@ -51,4 +51,5 @@ def pair_matrices(angles: Tensor, variance: Tensor | None, modulation: Modulatio
         table = pair_table_directly(None, angles, None, None, None)
     else:
         table = pair_table_directly(variance.squeeze(2), angles, *modulation)
-    return table[:, :, 0], table[:, :, 1]
+    first, second = table.unbind(2)  # whose gradients are stacked; those of two slices would be filled up and added
+    return first, second

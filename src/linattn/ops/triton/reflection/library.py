@@ -5,7 +5,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from linattn.ops.triton.reflection.direct import shortest
+from linattn.ops.triton.direct import shortest
+from linattn.ops.triton.launching import launch
+from linattn.ops.triton.replaying import replayed
 
 # Numbers of a tile for each of its 256 threads: so few that two programs fit a multiprocessor. Loads run ahead by the
 # stages less one; backward loads two tiles at a time.
@@ -65,6 +67,7 @@ def _backward(
     return dq, dk, shares.sum(0).to(normals.dtype)
 
 
+_forward = replayed(_forward)
 reflected = torch.library.custom_op("linattn::triton_reflect_heads", _forward, mutates_args=())
 reflected_backward = torch.library.custom_op("linattn::triton_reflect_heads_backward", _backward, mutates_args=())
 
@@ -112,14 +115,15 @@ def launch_forward(
         counts = [q.new_empty(n, dtype=torch.float32) for n in (walk.of_q, walk.of_k)]
         moments = [n.new_empty((n.shape[0], 2, x.shape[1], D)) for x, n in zip((q, k), counts, strict=True)]
     mask, strides, constants = _shared(q, k, normals, key_mask, variance, walk)
-    reflect_forward[(walk.of_q + walk.of_k,)](
+    launch(
+        reflect_forward, walk.of_q + walk.of_k,
         q, k, yq, yk, normals.contiguous(), mask, *moments, *counts, walk.of_q, q.shape[2], k.shape[2], walk.span,
         *q.stride(), *k.stride(), *strides, **constants, STAGES=STAGES, num_warps=WARPS,
     )  # fmt: skip
     if variance:
         H, G = q.shape[1], k.shape[1]
-        pool_moments[(B * G,)](
-            *moments, *counts, center, inverse, variances, walk.of_q // B, walk.of_k // B,
+        launch(
+            pool_moments, B * G, *moments, *counts, center, inverse, variances, walk.of_q // B, walk.of_k // B,
             H=H, GROUP=H // G, D=D, BD=max(2, 1 << (D - 1).bit_length()), BN=POOLED, num_warps=4,
         )  # fmt: skip
 
@@ -136,7 +140,8 @@ def launch_backward(
     shares = normals.new_empty((programs, *normals.shape), dtype=torch.float32)
     mask, strides, constants = _shared(q, k, normals, key_mask, variance, walk)
     gradients = (gq, gk) if normals.shape[0] else (q, k)  # without normals only the variance has one
-    reflect_backward[(programs,)](
+    launch(
+        reflect_backward, programs,
         q, k, *gradients, dq, dk, shares, normals.contiguous(), mask, center, inverse, d_variance,
         walk.of_q, q.shape[2], k.shape[2], walk.span,
         *q.stride(), *k.stride(), *gradients[0].stride(), *gradients[1].stride(), *strides,

@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
-from linattn.ops.triton.reflection.direct import shortest
+from linattn.ops.triton.direct import shortest
+from linattn.ops.triton.launching import launch as launch_kernel
+from linattn.ops.triton.replaying import replayed
 
 ROWS, COLUMNS = 8, 64  # of the batch, and pairs, of one program
 
@@ -33,6 +35,7 @@ def _backward(
     return d_variance, d_angles, d_amplitude, d_gain, d_bias
 
 
+_forward = replayed(_forward)
 pair_table = torch.library.custom_op("linattn::triton_pair_table", _forward, mutates_args=())
 pair_table_backward = torch.library.custom_op("linattn::triton_pair_table_backward", _backward, mutates_args=())
 
@@ -74,14 +77,14 @@ def launch(
 
     (R, H, half), B = angles.shape, table.shape[0]
     P, blocks = H * half, -(-B // ROWS)
-    grid = (blocks * -(-P // COLUMNS),)
+    programs = blocks * -(-P // COLUMNS)
     inputs = [angles if x is None else x.contiguous() for x in (variance, angles, *modulation)]
     constants = {"HAS_VARIANCE": variance is not None, "R": R, "D": 2 * half, "BB": ROWS, "BP": COLUMNS}
     if d_variance is None:
-        pair_forward[grid](*inputs, table, B, P, **constants, num_warps=4)
+        launch_kernel(pair_forward, programs, *inputs, table, B, P, **constants, num_warps=4)
         return table
     shares = angles.new_empty((blocks, 4, P), dtype=torch.float32)
-    pair_backward[grid](*inputs, table, d_variance, shares, B, P, **constants, num_warps=4)
+    launch_kernel(pair_backward, programs, *inputs, table, d_variance, shares, B, P, **constants, num_warps=4)
     return shares
 
 

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from linattn.ops.triton.direct import is_watched
+from linattn.ops.triton.launching import launch as launch_kernel
 from linattn.ops.triton.support import NORM_CODES, padded
 from linattn.ops.types import AttentionOutput, DecayIndex, LinearState, Normalizer
 
@@ -39,7 +41,10 @@ def attend_step(
     """
     kv, z = (None, None) if state is None else (state.kv.float(), state.k.float())
     key_index = decay_index == "key"
-    output, kv, z = step(q_t, k_t, v_t, kv, z, log_decay, key_index, normalizer, eps, out_dtype)
+    inputs = q_t, k_t, v_t, kv, z, log_decay, key_index, normalizer, eps, out_dtype
+    # The dispatcher takes longer than the kernel.
+    run = step if torch.is_grad_enabled() or is_watched(inputs) else _forward
+    output, kv, z = run(*inputs)
     return AttentionOutput(output, LinearState(kv, z))
 
 
@@ -68,8 +73,7 @@ def attend_step_(
     return AttentionOutput(output, state)
 
 
-@torch.library.custom_op("linattn::triton_step", mutates_args=())
-def step(
+def _forward(
     q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None, log_decay: Tensor | None,
     key_index: bool, normalizer: str | None, eps: float, out_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -80,6 +84,9 @@ def step(
     next_z = torch.empty(B, H_kv, K, dtype=torch.float32, device=q.device)
     launch(q, k, v, kv, z, log_decay, key_index, normalizer, eps, output, next_kv, next_z)
     return output, next_kv, next_z
+
+
+step = torch.library.custom_op("linattn::triton_step", _forward, mutates_args=())
 
 
 @torch.library.custom_op("linattn::triton_step_", mutates_args=("kv", "z"))
@@ -128,7 +135,8 @@ def launch(
     if next_z.numel() == 0:
         output.zero_()  # of no keys, should there be queries
         return
-    kernel[(B * H_kv * programs,)](
+    launch_kernel(
+        kernel, B * H_kv * programs,
         q, k, v, k if log_decay is None else log_decay, next_kv if kv is None else kv, next_z if z is None else z,
         output, next_kv, next_z,
         eps, H_kv, q.shape[1] // H_kv,

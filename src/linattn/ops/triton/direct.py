@@ -5,17 +5,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 Function = Callable[..., Any]
+PLAIN = frozenset((Tensor, nn.Parameter, type(None), bool, int, float, str, torch.dtype))
 
 
 def shortest(operator: Function, forward: Function, backward: Function, remember: Function, gradients: Function) -> Any:
     """A function that does what the operator does: by its name where something watches, else by its own means.
 
     ``forward`` and ``backward`` are what the operator and that of its gradient do, ``remember(ctx, inputs, output)``
-    and ``gradients(ctx, *gradients, run)`` are registered with it.
+    and ``gradients(ctx, *gradients, run)`` are registered with it; ``run`` is the latter operator unless given.
     """
 
     class Directly(torch.autograd.Function):
@@ -27,14 +27,29 @@ def shortest(operator: Function, forward: Function, backward: Function, remember
             return found
 
         @staticmethod
-        @once_differentiable
         def backward(ctx, *of_outputs):  # type: ignore[no-untyped-def]
-            return gradients(ctx, *of_outputs, run=backward)
+            # Gradients that are to be differentiated in turn come from the operator, which says that they have none.
+            return gradients(ctx, *of_outputs) if torch.is_grad_enabled() else gradients(ctx, *of_outputs, run=backward)
 
     def run(*arguments: Any) -> Any:
-        watched = torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
-        if watched or any(isinstance(x, Tensor) and type(x) not in (Tensor, nn.Parameter) for x in arguments):
+        if is_watched(arguments):
             return operator(*arguments)
         return Directly.apply(*arguments) if torch.is_grad_enabled() else forward(*arguments)
 
     return run
+
+
+def is_watched(arguments: tuple[Any, ...]) -> bool:
+    """Whether a compiler, a mode, a transform of ``torch.func`` or a subclass of tensors wants to see the operator."""
+    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or torch._C._are_functorch_transforms_active():
+        return True
+    return not PLAIN.issuperset(map(type, arguments))
+
+
+def whole_state(d_kv: Tensor | None, d_z: Tensor | None, V: int) -> tuple[Tensor | None, Tensor | None]:
+    """The gradient of a state of which one part was used; None where none was."""
+    if d_kv is None and d_z is not None:
+        d_kv = d_z.new_zeros(*d_z.shape, V)
+    if d_z is None and d_kv is not None:
+        d_z = d_kv.new_zeros(d_kv.shape[:3])
+    return d_kv, d_z

@@ -1,0 +1,172 @@
+"""Launches of Triton kernels that remember which compiled kernel served arguments like these.
+
+Triton finds out in every launch, argument by argument, which of its compiled kernels fits: 25 to 60 us of the host's
+time for kernels of eighty arguments, while many of them run for less. That answer depends on the arguments alone, so
+that equal ones need not ask again; here a launch whose arguments equal an earlier one's goes straight to the driver.
+Equal means: numbers and constants of the same type and value, tensors of the same dtype, device and place behind a
+multiple of 16 bytes. That is finer than what Triton tells apart, never coarser.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from threading import local
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from linattn.ops.triton.support import TRITON, Version
+
+# Releases whose launcher is called as below; others get ordinary launches.
+KNOWN_RELEASES: tuple[Version, Version] = (3, 6), (3, 10)
+# Bytes: Triton compiles another kernel for pointers that are no multiple of it.
+ALIGNMENT = 16
+# Launches that are remembered: every length of a sequence is one more. Past that all are forgotten.
+MOST = 4096
+# Tensors that are what they seem: others (of a mode, of a subclass) are Triton's to look at.
+PLAIN = frozenset((Tensor, nn.Parameter))
+
+
+class Remembered(NamedTuple):
+    """A compiled kernel, and the values of its constants in the order of its parameters."""
+
+    compiled: Any
+    constants: tuple[Any, ...]
+
+
+_remembered: dict[tuple[Any, ...], Remembered] = {}
+
+
+def launch(kernel: Any, programs: int, *args: Any, **constants: Any) -> None:
+    """``kernel[(programs,)](*args, **constants)`` on the device of the tensors; without programs nothing.
+
+    args: tensors (None where there is none) and numbers, by position, before all constants. constants: by name, with
+    Triton's own (num_warps ..).
+    """
+    if programs == 0:
+        return
+    triton = _internals()
+    if triton is None or type(kernel) is not triton.JITFunction or is_watched(triton.knobs, kernel):
+        _launch_ordinarily(kernel, programs, args, constants)
+        _tell(None, programs, args)
+        return
+    driver = triton.driver.active
+    device = driver.get_current_device()
+    key, values = described(args, constants)
+    key = (kernel.fn, device, *key)
+    found = _remembered.get(key)
+    if found is None:
+        compiled = _launch_ordinarily(kernel, programs, args, constants)
+        if type(compiled) is triton.CompiledKernel and can_remember(args, constants, device):
+            if len(_remembered) >= MOST:
+                _remembered.clear()
+            names = kernel.arg_names[len(args) :]
+            found = _remembered[key] = Remembered(compiled, tuple(constants[name] for name in names))
+    else:
+        run(found, programs, values, driver.get_current_stream(device))
+    _tell(found, programs, args)
+
+
+def run(known: Remembered, programs: int, values: list[Any], stream: Any) -> None:
+    """The compiled kernel, by the driver. values: its arguments before the constants, with addresses for tensors."""
+    compiled, constants = known
+    compiled.run(
+        programs, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *values, *constants
+    )
+
+
+def described(args: tuple[Any, ...], constants: dict[str, Any]) -> tuple[tuple[Any, ...], list[Any]]:
+    """What a compiled kernel depends on; and the arguments as the driver takes them, with addresses for tensors."""
+    key, values = list(args), list(args)
+    for n, x in enumerate(args):
+        if type(x) in PLAIN:
+            values[n] = address = x.data_ptr()
+            key[n] = x.dtype
+            key += (address % ALIGNMENT, x.get_device())
+    given = constants.values()
+    # With types: True, 1 and 1.0 are equal.
+    return (*key, *map(type, args), *constants, *given, *map(type, given)), values
+
+
+def can_remember(args: tuple[Any, ...], constants: dict[str, Any], device: int) -> bool:
+    """Whether the key says all: plain numbers, and plain tensors on the current device.
+
+    The driver, given an address, does not ask again whether the device can read it. No constant is a float: 0.0 and
+    -0.0 are equal.
+    """
+    tensors = [x for x in args if type(x) in PLAIN]
+    known = all(x is None or type(x) in (int, float) or type(x) in PLAIN for x in args)
+    named = all(x is None or type(x) in (int, bool, str) for x in constants.values())
+    return known and named and all(x.get_device() == device for x in tensors)
+
+
+_listening = local()
+
+
+@contextmanager
+def listener(recorder: Any) -> Iterator[None]:
+    """Tells the recorder of every launch of this thread: ``launched(remembered or None, programs, args)``."""
+    _listening.recorder = recorder
+    try:
+        yield
+    finally:
+        _listening.recorder = None
+
+
+def is_recorded() -> bool:
+    """Whether launches of this thread are being told."""
+    return getattr(_listening, "recorder", None) is not None
+
+
+def _tell(found: Remembered | None, programs: int, args: tuple[Any, ...]) -> None:
+    recorder = getattr(_listening, "recorder", None)
+    if recorder is not None:
+        recorder.launched(found, programs, args)
+
+
+def forget() -> None:
+    """All remembered launches."""
+    _remembered.clear()
+
+
+def _launch_ordinarily(kernel: Any, programs: int, args: tuple[Any, ...], constants: dict[str, Any]) -> Any:
+    like = next(x for x in args if isinstance(x, Tensor))
+    # Triton launches on the current device, which need not be that of the tensors.
+    if not like.is_cuda or like.get_device() == torch.cuda.current_device():
+        return kernel[(programs,)](*args, **constants)
+    with torch.cuda.device(like.device):
+        return kernel[(programs,)](*args, **constants)
+
+
+class _Internals(NamedTuple):
+    JITFunction: Any
+    CompiledKernel: Any
+    driver: Any
+    knobs: Any
+
+
+@cache
+def _internals() -> _Internals | None:
+    """What of Triton a remembered launch needs; None with a release, or a vendor, that was not read for it."""
+    oldest, newest = KNOWN_RELEASES
+    if TRITON is None or not oldest <= TRITON < newest or torch.version.hip is not None:
+        return None
+    from triton import knobs  # type: ignore[import-untyped]
+    from triton.compiler import CompiledKernel  # type: ignore[import-untyped]
+    from triton.runtime import driver  # type: ignore[import-untyped]
+    from triton.runtime.jit import JITFunction  # type: ignore[import-untyped]
+
+    return _Internals(JITFunction, CompiledKernel, driver, knobs)
+
+
+def is_watched(knobs: Any, kernel: Any = None) -> bool:
+    """Whether somebody wants to see launches (a profiler) or to have kernels compiled in another way (a debugger)."""
+    runtime = knobs.runtime
+    seen = _has_calls(runtime.launch_enter_hook) or _has_calls(runtime.launch_exit_hook)
+    other = runtime.debug or knobs.compilation.instrumentation_mode or runtime.add_stages_inspection_hook is not None
+    return bool(seen or other or (kernel is not None and (kernel.debug or kernel.pre_run_hooks)))
+
+
+def _has_calls(hooks: Any) -> bool:
+    return hooks is not None and (not hasattr(hooks, "calls") or bool(hooks.calls))

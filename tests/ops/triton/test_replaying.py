@@ -1,0 +1,195 @@
+"""Replayed operators: what a script computes is what the call computes, for inputs that lie elsewhere."""
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from linattn.ops.triton import launching, replaying
+from linattn.ops.triton.causal import config
+from linattn.ops.triton.causal.library import _backward as causal_backward
+from linattn.ops.triton.causal.library import _forward as causal_forward
+from linattn.ops.triton.launching import launch
+from linattn.ops.triton.replaying import Allocation, Launch, Script, replayed
+from linattn.ops.triton.support import interpreted
+from ops.triton.device import DEVICE
+
+T, D = 40, 16
+
+
+class Compiled:
+    """Runs an interpreted kernel as the driver runs a compiled one: on addresses."""
+
+    function = packed_metadata = None
+
+    def __init__(self, kernel: Any, args: tuple[Any, ...]) -> None:
+        self.kernel = kernel
+        self.dtypes = [x.dtype if isinstance(x, Tensor) else None for x in args]
+
+    def run(self, programs: int, *rest: Any) -> None:
+        values = rest[8:]
+        args = [x if dtype is None else at(x, dtype) for x, dtype in zip(values, self.dtypes, strict=False)]
+        names = self.kernel.arg_names[len(args) :]
+        with _disable_current_modes():
+            self.kernel[(programs,)](*args, **dict(zip(names, values[len(args) :], strict=True)))
+
+
+def at(address: int, dtype: torch.dtype) -> Tensor:
+    """A tensor at the address: the interpreter takes nothing else, and reads where the kernel tells it to."""
+    if address == 0:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer((ctypes.c_char * dtype.itemsize).from_address(address), dtype=dtype)
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Compiled]:
+    """Makes the interpreter look like a GPU; the kernels that it compiled."""
+    from linattn.ops.triton.bidirectional.kernels.sum import bidirectional_sum
+
+    made: list[Compiled] = []
+    ordinarily = launching._launch_ordinarily
+
+    def compile_and_launch(kernel: Any, programs: int, args: tuple[Any, ...], constants: dict[str, Any]) -> Compiled:
+        with _disable_current_modes():  # the interpreter computes with tensors, a GPU does not
+            ordinarily(kernel, programs, args, constants)
+        made.append(Compiled(kernel, args))
+        return made[-1]
+
+    driver = SimpleNamespace(get_current_device=lambda: -1, get_current_stream=lambda device: None)
+    triton = SimpleNamespace(
+        JITFunction=type(bidirectional_sum), CompiledKernel=Compiled, driver=SimpleNamespace(active=driver), knobs=None
+    )
+    monkeypatch.setattr(launching, "_internals", lambda: triton)
+    monkeypatch.setattr(launching, "_launch_ordinarily", compile_and_launch)
+    monkeypatch.setattr(launching, "is_watched", lambda knobs, kernel=None: False)
+    monkeypatch.setattr(launching, "_remembered", {})
+    monkeypatch.setattr(replaying, "is_on_gpu", lambda x: True)
+    replaying.forget()
+    yield made
+    replaying.forget()
+
+
+needs_interpreter = pytest.mark.skipif(not interpreted(), reason="the interpreter stands for a GPU here")
+
+
+def add(first: Tensor, second: Tensor | None, out: Tensor) -> None:
+    from linattn.ops.triton.bidirectional.kernels.sum import bidirectional_sum
+
+    given = {"HAS_INITIAL": second is not None, "BLOCK": 16, "num_warps": 1}
+    launch(bidirectional_sum, 1, first, out if second is None else second, out, 8, 1, **given)
+
+
+def sums(x: Tensor, part: Tensor, times: int) -> tuple[Tensor, Tensor]:
+    """``x + part`` in rows, and ``x + part (+ 2 part)``: through memory that is let go, seen from two places."""
+    room, total = x.new_empty((2, 8)), x.new_empty((8,))
+    add(x, part, room[1])
+    add(part, part, room[0])
+    add(room[1], room[0] if times == 2 else None, total)
+    found = x.new_empty((8,))
+    add(room[1], None, found)
+    return found.view(2, 4), total
+
+
+def ends(x: Tensor, part: Tensor) -> Tensor:
+    """``x + part`` of the last eight numbers: views of the inputs."""
+    out = x.new_empty((8,))
+    add(x[-8:], part[-8:], out)
+    return out
+
+
+@needs_interpreter
+def test_a_script_computes_on_other_inputs(compiled: list[Compiled]) -> None:
+    run, buffer = replayed(sums), torch.arange(64.0)
+    for first, times in ((0, 2), (8, 2), (16, 2), (1, 2), (24, 1), (32, 2), (40, 1), (9, 2), (17, 2), (5, 1), (8, 1)):
+        x, part = buffer[first : first + 8], buffer[first + 16 : first + 24].clone()
+        found, total = run(x, part, times)
+        assert torch.equal(found, (x + part).view(2, 4))
+        assert torch.equal(total, x + part + (2 * part if times == 2 else 0))
+    # Kernels of aligned inputs, of one that is not, and of a constant that differs; a script of each of three calls.
+    assert len(compiled) == 3
+    scripts = [script for known in replaying._all_scripts for script in known.values()]
+    assert [len(script.steps) for script in scripts if isinstance(script, Script)] == [7, 7, 7]
+
+
+@needs_interpreter
+def test_inputs_that_share_memory(compiled: list[Compiled]) -> None:
+    """One tensor twice, then two of the same looks; parts of one, then parts of others."""
+    run, buffer = replayed(sums), torch.arange(64.0)
+    x, y = buffer[:8].clone(), buffer[8:16].clone()
+    for pair in [(x, x), (x, x), (x, y), (y, x), (buffer[:8], buffer[8:16]), (buffer[8:16], buffer[:8]), (y, y)] * 2:
+        assert torch.equal(run(*pair, 2)[1], pair[0] + 3 * pair[1])
+    run = replayed(ends)
+    x, y = buffer[:16].clone(), buffer[16:32].clone()
+    apart, packed = [(x, y), (y, x), (buffer[32:48], x)], [(buffer[:16], buffer[16:32]), (buffer[16:32], buffer[:16])]
+    for pair in packed + apart + packed:
+        assert torch.equal(run(*pair), pair[0][8:] + pair[1][8:])
+
+
+@needs_interpreter
+@pytest.mark.parametrize("more", [torch.sum, torch.clone, torch.Tensor.zero_, lambda x: x[0].item()])
+def test_a_call_that_computes_has_no_script(compiled: list[Compiled], more: Any) -> None:
+    def other(x: Tensor, part: Tensor, times: int) -> Tensor:
+        found = sums(x, part, times)[1]
+        more(found)
+        return found
+
+    run = replayed(other)
+    for n in range(3):
+        x = torch.full((8,), float(n))
+        assert torch.equal(run(x, x + 1, 2), other(x, x + 1, 2))
+    assert list(replaying._all_scripts[-1].values()) == [replaying.IMPOSSIBLE]
+
+
+@needs_interpreter
+@pytest.mark.parametrize("norm", [0, 1])
+def test_causal_passes_by_scripts(compiled: list[Compiled], norm: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learned decays in segments: all that the passes do, on tensors that none of the first call is."""
+    generator = torch.Generator().manual_seed(1)
+
+    def call(seed: int) -> list[Tensor]:
+        generator.manual_seed(seed)
+        q, k, v = (torch.rand(1, 2, T, D, generator=generator) for _ in range(3))
+        a, d = -torch.rand(1, 2, T, generator=generator), torch.rand(1, 2, T, D, generator=generator)
+        inputs = q, k, v, None, None, a, None, None
+        out, den, *_ = causal_forward(*inputs, False, norm, 1e-6, torch.float32, False, False, None)
+        more = causal_backward(d, None, None, *inputs, out, den, False, norm, 1e-6, False, True, None, False)
+        return [out, den, *more]
+
+    first, second = call(0), call(5)
+    known, followed, follow = len(compiled), [], replaying.follow
+    monkeypatch.setattr(replaying, "follow", lambda *args: followed.append(args) or follow(*args))
+    found = call(0)
+    assert (len(compiled), len(followed)) == (known, 2)  # nothing was launched but by scripts
+    assert all(torch.equal(a, b) for a, b in zip(found, first, strict=True))
+    monkeypatch.setattr(config, "TRIAL", {"output": {"warps": 4}})
+    assert all(torch.equal(a, b) for a, b in zip(call(5), second, strict=True))
+    assert len(compiled) > known  # who tries other settings gets them
+    steps = [step for known in replaying._all_scripts for script in known.values() for step in script.steps]
+    assert {type(step) for step in steps} == {Allocation, Launch}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("shape", [(2, 2, 80, 64), (1, 2, 600, 32)])
+def test_scripts_compute_the_same_on_a_gpu(shape: tuple[int, ...]) -> None:
+    from linattn import linear_attention
+
+    def outcome(seed: int, causal: bool) -> list[Tensor]:
+        generator = torch.Generator(DEVICE).manual_seed(seed)
+        leaves = [torch.randn(shape, device=DEVICE, generator=generator).bfloat16().requires_grad_() for _ in range(3)]
+        decay = (-torch.rand(shape[:3], device=DEVICE, generator=generator)).requires_grad_() if causal else None
+        out = linear_attention(*leaves, causal=causal, log_decay=decay, normalizer=None, impl="triton")
+        leaves += [] if decay is None else [decay]
+        return [out, *torch.autograd.grad(out.float().square().sum(), leaves)]
+
+    calls = [(seed, causal) for seed in range(3) for causal in (False, True)]
+    expected = []
+    for call in calls:
+        replaying.forget()
+        expected.append(outcome(*call))
+    for call, want in list(zip(calls, expected, strict=True)) * 3:
+        assert all(torch.equal(a, b) for a, b in zip(outcome(*call), want, strict=True)), call
