@@ -39,7 +39,11 @@ class Case(NamedTuple):
         names = (self.name, "sign_power" if self.name == "norm_power" else self.name)
         parts = 2 if self.name in TWO_PARTS else 1
         tables = (None, None) if self.name in ("identity", "relu", "elu", "softmax_pair") else self[5:7]
-        if self.name in ("split_power", "split_expm1"):
+        if self.name == "split_power" and self.flows == 2:
+            # Its flows share their numbers.
+            tables = tuple(_both_flows(table, every) for table, every in zip(self[5:7], (2, 3), strict=True))
+            tables = tuple(torch.cat([table, table], -1) for table in tables)
+        elif self.name in ("split_power", "split_expm1"):
             # Its parts share their numbers.
             tables = tuple(torch.cat([table, table], -1) for table in self[5:7])
         tokens, constants = self[7:9], self[9:11]
@@ -68,10 +72,10 @@ def draw(
         q, k = q.abs(), k.abs()
     of_query = {"own": H * flows, "shared": H_kv * flows, "one": 1 if flows == 1 else flows}[heads]
     of_key = of_query if heads == "one" else H_kv * flows
+    if name == "split_power":
+        of_query, of_key = max(of_query // flows, 1), max(of_key // flows, 1)
     numbers = D if name in ("split_power", "split_expm1") else parts * D
     tables = [_table(name, normal(B if batch else 1, h, 2, numbers)) for h in (of_query, of_key)]
-    if name == "split_power" and flows == 2:
-        tables = [_one_for_both_flows(table, every) for table, every in zip(tables, (2, 3), strict=True)]
     factors = [normal(B, H, Tq).abs() + 0.5, normal(1 if cu else B, H_kv, Tk).abs() + 0.5]
     if name == "shifted_power":
         tokens = True
@@ -110,12 +114,11 @@ def _table(name: str, x: Tensor) -> Tensor:
     return torch.stack([a, b], 2)
 
 
-def _one_for_both_flows(table: Tensor, every: int) -> Tensor:
+def _both_flows(table: Tensor, every: int) -> Tensor:
     """Flow 1 has the numbers of flow 0, but for the sign of b in every second or third channel."""
-    first = table.unflatten(1, (-1, 2))[:, :, 0]
-    turned = torch.ones(2, table.shape[-1], dtype=table.dtype)
+    turned = torch.ones(2, table.shape[-1], dtype=table.dtype, device=table.device)
     turned[1, ::every] = -1
-    return torch.stack([first, first * turned], 2).flatten(1, 2)
+    return torch.stack([table, table * turned], 2).flatten(1, 2)
 
 
 def features(x: Tensor, twin: Twin, flows: int, H: int) -> Tensor:

@@ -139,6 +139,24 @@ def joins_flows(x: Inputs) -> bool:
     return x.widths.flows == 2 and codes == (SPLIT_POWER, SPLIT_POWER) and small and x.initial is None
 
 
+def joins_gradients(x: Inputs, d_state: Tensor | None) -> bool:
+    """Whether one program of the backward pass serves both flows of a head: 16-bit inputs, and nothing but maps.
+
+    The values of a flow must make whole products: narrow ones of what is computed beside them have come out wrong.
+    """
+    plain = x.maps is not None and x.maps.query.token is None and x.maps.key.token is None and d_state is None
+    whole = x.q.dtype != torch.float32 and x.widths.V % 32 == 0
+    return plain and whole and joins_flows(x) and x.widths.K == x.widths.F
+
+
+def joined_config(kernel: Literal["short", "query_grad", "key_grad"]) -> Config:
+    """For programs that serve both flows backward: a query's tile meets four states that are held in registers."""
+    if kernel == "key_grad":
+        # A third stage would leave shared memory for one program.
+        return Config(64, 4, 2)
+    return Config(32, 4, 3)
+
+
 def short_config(x: Inputs, backward: bool = False) -> Config:
     """For one program per key head."""
     wide = x.widths.part > 64 * 64

@@ -10,9 +10,11 @@ from linattn.ops.triton.bidirectional.config import (
     Inputs,
     fits_one_program,
     fits_programs,
+    joins_gradients,
     long_config,
     short_config,
 )
+from linattn.ops.triton.bidirectional.joined import backward_joined_long, backward_joined_short
 from linattn.ops.triton.bidirectional.long import gather, key_grad, query_grad, read
 from linattn.ops.triton.bidirectional.maps import Grads, arguments_of, new_grads, summed
 from linattn.ops.triton.bidirectional.short import launch_backward, launch_forward
@@ -40,17 +42,22 @@ def backward(
     # Where no state was stored its gradient, if one is handed over all the same, is empty: there is nothing to read.
     d_state = None if d_state is None or d_state.numel() == 0 else d_state.contiguous()
     w = x.widths
-    shape = () if w.flows == 1 else (w.flows,)
+    joined = joins_gradients(x, d_state)
+    shape = () if w.flows == 1 or joined else (w.flows,)
     dq, dk = (like.new_empty((*shape, *like.shape)) for like in (x.q, x.k))
     dv = x.v.new_empty(x.v.shape)
     query, key = (None, None) if x.maps is None else (x.maps.query, x.maps.key)
     with device_of(x.q):
-        if fits_one_program(x):
+        if fits_one_program(x) and joined:
+            of_query, of_key = backward_joined_short(x, w, d_output, dq, dk, dv, learn, config)
+        elif fits_one_program(x):
             config = config or short_config(x, backward=True)
             of_query, of_key = launch_backward(x, w, d_output, d_state, dq, dk, dv, d_initial, learn, config)
         else:
             total = d_initial if x.initial is not None else torch.empty_like(state)
-            if fits_programs(x):
+            if joined:
+                of_query, of_key = backward_joined_long(x, w, d_output, state, dq, dk, dv, total, learn, config)
+            elif fits_programs(x):
                 by_query, by_key = config or long_config(x, "query_grad"), config or long_config(x, "key_grad")
                 of_query = query_grad(x, w, d_output, d_state, state, dq, total, learn[0], by_query)
                 of_key = key_grad(x, w, total, dk, dv, learn[1], by_key)
@@ -58,7 +65,7 @@ def backward(
                 config = config or long_config(x, "key_grad")
                 backward_wide(x, w, d_output, d_state, state, dq, dk, dv, total, config)
                 of_query, of_key = (new_grads(None, 1, 1, like, 1, w, False) for like in (x.q, x.k))
-        if w.flows > 1:
+        if shape:
             dq, dk = dq[0] + dq[1], dk[0] + dk[1]
         return dq, dk, dv, summed(of_query, query), summed(of_key, key)
 

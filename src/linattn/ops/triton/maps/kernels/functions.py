@@ -19,7 +19,7 @@ Every map but the last is multiplied by the factor per token, if there is one. A
 In a *one-sided* map only one part of a channel is not 0: that one alone is computed, its *core*, with the sign that
 says which. There a channel's two b must have one sign; in split_power its two a, and its two b, must be equal: those of
 part 0 are read, and get the gradient. Two flows of split_power must have the same numbers too, but for the signs of b,
-which in flow 1 may be others, in all heads of a group alike.
+which in flow 1 may be others, in all heads of a group alike; a program that serves both gives flow 0 the gradient.
 """
 
 import triton

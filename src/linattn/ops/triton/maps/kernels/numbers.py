@@ -18,6 +18,7 @@ PURE = tl.constexpr(False)
 LOG_OF_ZERO = tl.constexpr(-1e30)
 LARGEST = tl.constexpr(3e38)
 MAX_OF_TWO = tl.constexpr("{ .reg .b32 zero; mov.b32 zero, 0; max.s16x2 $0, $1, zero; }")
+LOG_OF_SIZE = tl.constexpr("{ .reg .f32 size; abs.ftz.f32 size, $1; lg2.approx.ftz.f32 $0, size; }")
 # The signs of two numbers fill 16 bits each (prmt); what they cover is the second output, the rest the first.
 BY_SIGN = tl.constexpr("""{
     .reg .b32 signs;
@@ -46,9 +47,34 @@ def short_log2(y):
 
 
 @triton.jit
+def log2_of_size(x, FAST: tl.constexpr):
+    """log2 |x|, something finite at 0."""
+    if FAST and not INTERPRETED:
+        log = tl.inline_asm_elementwise(LOG_OF_SIZE, "=f,f", [x], tl.float32, True, 1)
+        return tl.maximum(log, LOG_OF_ZERO)
+    else:
+        return log2_of(tl.abs(x), FAST)
+
+
+@triton.jit
 def short_exp2(x):
     """2^x to 22 bits."""
     return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, PURE, 1)
+
+
+@triton.jit
+def short_inverse(y):
+    """1 / y to 23 bits, an infinity at 0."""
+    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [y], tl.float32, True, 1)
+
+
+@triton.jit
+def exp2_of(x, FAST: tl.constexpr):
+    """2^x. FAST: to 22 bits."""
+    if FAST and not INTERPRETED:
+        return short_exp2(x)
+    else:
+        return tl.exp2(x)
 
 
 @triton.jit
@@ -73,7 +99,7 @@ def scaled_power(y, factor, p, FAST: tl.constexpr):
 def over(h, y, FAST: tl.constexpr):
     """h / y for an h that is 0 wherever y is."""
     if FAST and not INTERPRETED:
-        inverse = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [y], tl.float32, True, 1)
+        inverse = short_inverse(y)
         return h * tl.minimum(tl.maximum(inverse, -LARGEST), LARGEST)
     else:
         return h / tl.where(y == 0, 1.0, y)
