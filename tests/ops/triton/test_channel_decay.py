@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linattn import linear_attention_with_state
-from linattn.ops.prepare import log_decay_for
 from linattn.ops.triton.channel_decay.attend import attend_channel_decay
 from linattn.ops.triton.channel_decay.library import channel_decay
 from linattn.ops.types import LinearState
@@ -84,10 +83,11 @@ class Case:
         )  # fmt: skip
 
     def kernels(self, q: Tensor, k: Tensor, v: Tensor, a: Tensor, initial: LinearState | None):
+        if self.key_mask is not None:
+            a = a.masked_fill(~self.key_mask[:, None, :, None], torch.nan)
         return attend_channel_decay(
-            q, k, v, log_decay=log_decay_for(a, self.key_mask), decay_index=self.decay_index,
-            normalizer=self.normalizer, eps=1e-6, key_mask=self.key_mask, cu_seqlens=self.cu, initial=initial,
-            out_dtype=v.dtype, need_state=self.state,
+            q, k, v, log_decay=a, decay_index=self.decay_index, normalizer=self.normalizer, eps=1e-6,
+            key_mask=self.key_mask, cu_seqlens=self.cu, initial=initial, out_dtype=v.dtype, need_state=self.state,
         )  # fmt: skip
 
     def evaluate(self, form: Callable, dtype: torch.dtype, view: Callable[[Tensor], Tensor] | None = None):
@@ -141,6 +141,16 @@ class Case:
 def _mixed(noise: Tensor) -> Tensor:
     """Closed gates and open ones, side by side in one chunk."""
     return torch.where(noise > 1.5, -800.0, torch.where(noise > 1, -50.0, torch.where(noise < 0, 0.0, -0.1 * noise)))
+
+
+def _open(noise: Tensor) -> Tensor:
+    """As trained gates are: every chunk is mild."""
+    return F.logsigmoid(noise + 3)
+
+
+def _at_the_limit(noise: Tensor) -> Tensor:
+    """A half of 64 tokens decays by about 2^-80: chunks of both kinds side by side, and channels of both in one."""
+    return -1.7 * noise.abs()
 
 
 def _once(noise: Tensor) -> Tensor:
@@ -221,6 +231,48 @@ def test_segments_side_by_side(case: Case, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(plan, "_SHORTEST", 64)
     case.check()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"decay": _open, "normalizer": "sum", "decay_index": "key", "state": True, "initial": True},
+        {"decay": _open, "H": 2, "cu_seqlens": [0, 3, 3, 90, 150], "state": True, "initial": True},
+        {"decay": _at_the_limit, "masked": True, "decay_index": "key", "state": True},
+        {"decay": _mixed, "normalizer": "sum", "T": 130, "initial": True},
+    ],
+    ids=["open", "packed", "limit", "mixed"],
+)
+@pytest.mark.parametrize(("K", "V"), [(64, 64)] if DEVICE == "cpu" else [(64, 64), (128, 64), (64, 128), (128, 128)])
+def test_wide_heads_of_several_chunks(options: dict, K: int, V: int) -> None:
+    """From 64 features on chunks are longer, and each pass has programs of its own for parts of a head."""
+    Case(**{"T": 150, "H": 1, "H_kv": 1, "K": K, "V": V} | options).check()
+
+
+@pytest.mark.parametrize("T", [64, 129])
+def test_widths_that_halve_differently(T: int) -> None:
+    """Outputs halve the values, gradients of queries and keys the features."""
+    Case(T=T, H=1, H_kv=1, K=128, V=128, decay=_open).check()
+
+
+def test_segments_of_long_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from linattn.ops.triton.channel_decay.kernels import plan
+
+    monkeypatch.setattr(plan, "_SHORTEST", 64)
+    Case(T=200, H=1, H_kv=1, K=64, V=64, decay=_at_the_limit, decay_index="key", masked=True, state=True).check()
+
+
+def test_decays_come_as_they_are() -> None:
+    """No copy of them is made to bound them or to hide masked tokens, forward or backward."""
+    T = 70
+    case = Case(T=T, masked=True, decay=DECAYS["minus infinity"], decay_index="key", state=True)
+    found = case.evaluate(case.kernels, BF16)
+    assert all(x.isfinite().all() for x in found.values())
+    hidden = ~case.key_mask.cpu()[:, None, :, None].expand_as(found["d log_decay"])
+    assert (found["d log_decay"][hidden] == 0).all()
+    # decay_index "key": the last token's decay reaches nothing but the state
+    shown = Case(T=T, decay=_open, decay_index="key")
+    assert (shown.evaluate(shown.kernels, BF16)["d log_decay"][:, :, -1] == 0).all()
 
 
 # Where digits beside a closed gate count fp32 judges more strictly, where products leave the range bf16 is as good.

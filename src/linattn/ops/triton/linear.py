@@ -60,7 +60,9 @@ def attend(
             )  # fmt: skip
     phi, psi = (_mapped(x, feature_map) for x, feature_map in zip((q, k), _maps(call), strict=True))
     phi, v = order_queries(phi, call.flows, k.shape[1]), split_values(v, call.flows)
-    decay, log_input = log_decay_for(call.log_decay, call.key_mask), log_input_for(call.log_input, call.key_mask)
+    # A decay per channel is as large as the keys: its kernels bound it and leave masked tokens out as they read it.
+    bounded = call.log_decay if kernel == which_kernel.CHANNEL else log_decay_for(call.log_decay, call.key_mask)
+    decay, log_input = bounded, log_input_for(call.log_input, call.key_mask)
     run = _runner(kernel, call, split_decay(decay, call.flows), split_decay(log_input, call.flows))
     phi, psi, v = one_dtype(phi, psi, v)
     if call.norm_features is None:

@@ -2,7 +2,8 @@
 
     S_t = lambda_t * S_{t-1} + k_t v_t,     o_t = q_t S_t / n_t         (lambda_t by rows of S)
 
-One fused pass forward, two backward; nothing of the size of a score matrix or of a state per chunk is stored.
+One walk forward, three backward; nothing of the size of the inputs, of a score matrix or of a state per chunk is stored
+beside the results.
 """
 
 import torch
@@ -29,7 +30,7 @@ def attend_channel_decay(
     out_dtype: torch.dtype,
     need_state: bool = False,
 ) -> AttentionOutput:
-    """Causal linear attention with ``log_decay (B, H_kv, T, K) <= 0``, 0 at masked tokens.
+    """Causal linear attention with ``log_decay (B, H_kv, T, K) <= 0``, which may be -inf and is not read where masked.
 
     q ``(B, H, T, K)``, k ``(B, H_kv, T, K)`` and v ``(B, H_kv, T, V)`` are strided as they come, of one dtype: fp32,
     bf16 or fp16. The state is fp32, one row a sequence; without ``need_state`` it is None.
@@ -51,7 +52,7 @@ def attend_channel_decay(
     if not need_state:
         return AttentionOutput(out, None)  # type: ignore[arg-type]
     if shift and log_decay.shape[2]:
-        last = _last_decay(log_decay, cu_seqlens).exp()
+        last = _last_decay(log_decay, key_mask, cu_seqlens).exp()
         kv, z = kv * last.unsqueeze(-1), z * last
     return AttentionOutput(out, LinearState(first_of(first_of(kv, 2, K), 3, V), first_of(z, 2, K)))
 
@@ -60,10 +61,14 @@ def _fp32(state: Tensor) -> Tensor:
     return state.float().contiguous()
 
 
-def _last_decay(log_decay: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """Of each sequence's last token, ``(N, H_kv, K)``; 0 where a sequence has none."""
-    a = log_decay.float()
+def _last_decay(log_decay: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+    """Of each sequence's last token, ``(N, H_kv, K)``; 0 where a sequence has none, or a masked one."""
     if cu_seqlens is None:
-        return a[:, :, -1]
-    last = a[0].index_select(1, (cu_seqlens[1:] - 1).clamp(min=0)).transpose(0, 1)
-    return last.masked_fill((cu_seqlens.diff() == 0)[:, None, None], 0)
+        last = log_decay[:, :, -1].float()
+        return last if key_mask is None else last.masked_fill(~key_mask[:, -1, None, None], 0)
+    at = (cu_seqlens[1:] - 1).clamp(min=0)
+    last = log_decay[0].index_select(1, at).transpose(0, 1).float()
+    none = cu_seqlens.diff() == 0
+    if key_mask is not None:
+        none = none | ~key_mask[0].index_select(0, at)
+    return last.masked_fill(none[:, None, None], 0)

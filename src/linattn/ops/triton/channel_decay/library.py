@@ -13,13 +13,15 @@ def channel_decay(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Output, row sums (empty without a normaliser), final state kv and z (empty unless needed).
 
+    ``log_decay`` is taken as it comes, -inf included; those of masked tokens are not read.
+
     ``shift``: token t is decayed by the decay of token t - 1 (decay_index "key"); the state returned is then the one
     that the last token's decay has not reached.
     """
     from linattn.ops.triton.channel_decay.kernels import launch
     from linattn.ops.triton.channel_decay.kernels.plan import Inputs
 
-    inputs = Inputs(reachable(q), reachable(k), reachable(v), reachable(log_decay), _bytes(key_mask), cu_seqlens, shift)
+    inputs = Inputs(_rows(q), _rows(k), _rows(v), _rows(log_decay), _bytes(key_mask), cu_seqlens, shift)
     with _on(q):
         return launch.forward(inputs, kv, z, normalizer, eps, dtype, need_state)
 
@@ -34,10 +36,12 @@ def channel_decay_backward(
     from linattn.ops.triton.channel_decay.kernels import launch
     from linattn.ops.triton.channel_decay.kernels.plan import Inputs
 
-    inputs = Inputs(reachable(q), reachable(k), reachable(v), reachable(log_decay), _bytes(key_mask), cu_seqlens, shift)
+    inputs = Inputs(_rows(q), _rows(k), _rows(v), _rows(log_decay), _bytes(key_mask), cu_seqlens, shift)
     d_kv, d_z = (None if t is None else t.contiguous() for t in (d_kv, d_z))
     with _on(q):
-        return launch.backward(inputs, kv, z, o, den, kv_1, z_1, reachable_gradient(d_o), d_kv, d_z, normalizer, eps)
+        return launch.backward(
+            inputs, kv, z, o, den, kv_1, z_1, _rows(reachable_gradient(d_o)), d_kv, d_z, normalizer, eps
+        )
 
 
 @channel_decay.register_fake
@@ -76,6 +80,11 @@ def _gradients(ctx, d_o, d_den, d_kv, d_z):  # type: ignore[no-untyped-def]
 
 
 channel_decay.register_autograd(_gradients, setup_context=_remember)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Channels one after the other: kernels are compiled for the distance of two tokens, which must not be a length."""
+    return reachable(x if x.stride(3) == 1 else x.contiguous())
 
 
 def _bytes(mask: Tensor | None) -> Tensor | None:

@@ -1,12 +1,12 @@
 """Forward: one program per (query head, segment, K part, V part) walks its chunks with the state in registers.
 
-    o_t = [exp(P_t) q_t S + sum_{s in chunk} A_ts v_s] / n_t,     S <- exp(P_C) S + sum_s exp(P_C - P_s) k_s v_s
+    o_t = [2^P_t q_t S + sum_{s in chunk} A_ts v_s] / n_t,     S <- 2^P_C S + sum_s 2^(P_C - P_s) k_s v_s
 
 q (B, H, T, K), k and a (B, H_kv, T, K), v (B, H_kv, T, V), all strided; mask (B, T); table: see ``parts.place``;
 start states kv (R, K, V), z (R, K) by segment (SEGMENTED) or sequence; o (NK, B, H, T, V), den (NK, B, H, T) and the
 final states (N, H_kv, K, V), (N, H_kv, K) contiguous. With several K parts o holds sums that are yet to be divided.
 
-Chunks whose decay is not mild (see ``parts``) get what the state gives, undivided, and ``strong`` (NK, B, H, slots, 2)
+Chunks whose decay is not mild (see ``decays``) get what the state gives, undivided, and ``strong`` (NK, B, H, slots, 2)
 notes their tokens [start, end) for ``near``, with the row sums so far in ``den_state``, shaped like den.
 """
 # mypy: ignore-errors
@@ -15,27 +15,37 @@ notes their tokens [start, end) for ``near``, with the row sums so far in ``den_
 import triton
 import triton.language as tl
 
-from linattn.ops.triton.channel_decay.kernels.parts import (
+from linattn.ops.triton.channel_decay.kernels.decays import (
     LIMIT,
+    decay_row,
+    factor_columns,
+    factors,
+    load_decay,
+    passage,
+    power,
+    rounded,
+    running_columns,
+)
+from linattn.ops.triton.channel_decay.kernels.parts import (
     add_product,
-    around_middle,
+    fetch,
     live_keys,
     load_columns,
-    load_decay,
-    load_decay_columns,
     load_rows,
+    offsets,
+    on_rows,
     place,
     product,
-    running,
-    running_columns,
     spread,
+    tokens,
 )
 
 
 @triton.jit(do_not_specialize=["T", "span", "segments", "slots", "eps"])
 def forward_kernel(
     q, k, v, a, mask, table, start_kv, start_z, o, den, den_state, strong, final_kv, final_z,
-    q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, a_b, a_h, a_t, a_d, m_b, m_t,
+    q_b, q_h, q_t: tl.constexpr, k_b, k_h, k_t: tl.constexpr, v_b, v_h, v_t: tl.constexpr,
+    a_b, a_h, a_t: tl.constexpr, m_b, m_t,
     B, H, G, T, span, segments, slots, eps,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, NK: tl.constexpr, NV: tl.constexpr,
     C: tl.constexpr,
@@ -72,33 +82,44 @@ def forward_kernel(
         state = tl.zeros((BK, BV), dtype=tl.float32)
         z = tl.zeros((BK,), dtype=tl.float32)
     for chunk in range(start, end, C):
-        live = r < end - chunk
+        live = tokens(end, chunk, C)
         keys = live_keys(mask + chunk * m_t, m_t, live, C, MASKED)
-        a_c = load_decay(a + chunk * a_t, a_t, a_d, chunk, first, end, dk, K, C, SHIFT)
-        q_c = load_rows(q + chunk * q_t, q_t, q_d, live, dk, K, C).to(tl.float32)
-        a_columns = load_decay_columns(a + chunk * a_t, a_t, a_d, chunk, first, end, dk, K, C, SHIFT)
-        k_columns = load_columns(k + chunk * k_t, k_t, k_d, keys, dk, K, C).to(tl.float32)
-        v_c = load_rows(v + chunk * v_t, v_t, v_d, keys, dv, V, C).to(DT)
-        P, _own_rest, total = running(a_c, C, EXACT)
-        P_columns, rest = running_columns(a_columns, total, C, EXACT)
-        reading = q_c * tl.exp(P)
-        found = product(reading.to(DT), state.to(DT), PRECISION)
-        kept = tl.exp(total)
+        following = tl.minimum(chunk + C, end - 1)
+        left = end - following
+        fetch(a + decay_row(following, first, SHIFT) * a_t, a_t, left, kt * BK, BK, C)
+        fetch(k + following * k_t, k_t, left, kt * BK, BK, C)
+        fetch(q + following * q_t, q_t, left, kt * BK, BK, C)
+        fetch(v + following * v_t, v_t, left, vt * BV, BV, C)
+        a_c, _decaying = load_decay(
+            a + chunk * a_t, mask + chunk * m_t, a_t, m_t, chunk, first, end, dk, K, C, SHIFT, MASKED
+        )
+        a_c = rounded(a_c, EXACT, DT)
+        k_columns = load_columns(k + chunk * k_t, k_t, keys, dk, K, C)
+        P, early, late, weakest = running_columns(a_c, C, EXACT)
+        seen, met, after = passage(early, late, weakest, EXACT)
+        # The state first: what it needs is then out of the registers.
+        before, z_before = (state * seen[:, None]).to(DT), z * seen
+        of_keys = factor_columns(P, a_c, early, late, weakest, C, True, EXACT)
+        writing = k_columns.to(tl.float32) * power(of_keys)
+        v_c = load_rows(v + chunk * v_t, v_t, keys, dv, V, C).to(DT)
+        if (NORMALIZER > 0) | HAS_FINAL:
+            z = (z * met + tl.sum(writing, 1)) * after
+        writing = writing.to(DT)
+        state = add_product(state * met[:, None], writing, v_c, PRECISION) * after[:, None]
+        q_c = load_rows(q + chunk * q_t, q_t, live, dk, K, C)
+        of_queries, _of_keys = factors(a_c, early, late, weakest, C, EXACT)
+        reading = q_c.to(tl.float32) * power(of_queries)
+        found = product(reading.to(DT), before, PRECISION)
         if NORMALIZER > 0:
-            n = tl.sum(reading * z[None, :], 1)
+            n = tl.sum(reading * z_before[None, :], 1)
         mild = False
         if not EXACT:
-            mild = tl.min(total) > -LIMIT
-            away, _own_back = around_middle(P, total)
-            back = tl.where(
-                (spread(tl.min(total), total) > -LIMIT)[:, None], tl.exp(0.5 * total[:, None] - P_columns), 0.0
-            )
-            A = product((q_c * away).to(DT), (k_columns * back).to(DT), PRECISION)
-            A = tl.where(r[:, None] >= r[None, :], A, 0.0)
+            mild = weakest > -LIMIT
+            A = product(reading.to(DT), writing, PRECISION)
+            A = tl.where((r[:, None] >= r[None, :]) & (spread(weakest, A) > -LIMIT), A, 0.0)
             found = add_product(found, A.to(DT), v_c, PRECISION)
             if NORMALIZER > 0:
                 n += tl.sum(A, 1)
-        writing = k_columns * tl.exp(rest)
         if NORMALIZER > 0:
             here = live & (spread(vt, r) == 0)
             if mild:
@@ -108,11 +129,8 @@ def forward_kernel(
             if NK == 1:
                 n = n + eps if NORMALIZER == 1 else tl.maximum(tl.abs(n), 1.0)
                 found = found / tl.where(spread(mild, r) != 0, n, 1.0)[:, None]
-        if (NORMALIZER > 0) | HAS_FINAL:
-            z = z * kept + tl.sum(writing, 1)
-        state = add_product(state * kept[:, None], writing.to(DT), v_c, PRECISION)
-        on_v = live[:, None] & (dv < V)[None, :]
-        tl.store(o + chunk * V + (r[:, None] * V + dv[None, :]), found.to(o.dtype.element_ty), mask=on_v)
+        on_v = on_rows(live, dv, V)
+        tl.store(o + chunk * V + offsets(dv, V, C), found.to(o.dtype.element_ty), mask=on_v)
         tl.store(strong, tl.where(mild, -1, chunk))
         tl.store(strong + 1, tl.minimum(chunk + C, end))
         strong += 2

@@ -1,19 +1,20 @@
-"""Backward, against the sequence: dk, the rest of dq, and the decay's gradient.
+"""Backward, against the sequence: dk and the decay's gradient.
 
 One program per (query head, segment, K part, V part) walks its chunks from the last, with the gradient of the state
 after the chunk, transposed (BV, BK), in registers:
 
-    dk_s = exp(P_C - P_s) (dS v_s + dz) + sum_t w_ts dA_ts q_t,      dA_ts = y_t . v_s + e_t
-    dS <- exp(P_C) dS + sum_t exp(P_t) q_t y_t,                      dz <- exp(P_C) dz + sum_t exp(P_t) q_t e_t
+    dk_s = 2^(P_C - P_s) (dS v_s + dz) + sum_t w_ts dA_ts q_t,       dA_ts = y_t . v_s + e_t
+    dS <- 2^P_C dS + sum_t 2^P_t q_t y_t,                            dz <- 2^P_C dz + sum_t 2^P_t q_t e_t
     da_t = flux + sum_{j >= t in chunk} (q_j dq_j - k_j dk_j)
 
 ``flux`` (BK,) is ``sum_v dS S`` at the end of the chunk: what all decays of the chunk together do to later tokens. At
-the end of a segment it is taken from the states; chunk by chunk it loses the sum of k dk and gains that of q dq, both
-from the state and in fp32 (x, of ``query_grad``), so that rounding of dq never adds up along the sequence.
+the end of a segment it is taken from the states; chunk by chunk it gains the sum of q dq - k dk, in fp32. Rounding does
+not add up along the sequence: q dq, which ``query_grad`` has left in da, is of scaled queries as they are rounded for
+products, as k dk here is of scaled keys.
 
-Pairs inside a chunk are done here where the decay is mild (see ``parts``). Other chunks are noted in ``strong``
-(NK, NV, B, H, slots, 2), their tokens [start, end), for ``near_grad``, which adds those pairs.
-dq comes with what the state gave; dq, dk, da (NV, B, H, T, K), d_kv (N, H, K, V), d_z (N, H, K).
+Pairs inside a chunk are done here where the decay is mild (see ``decays``), which ``query_grad`` has decided: chunks in
+``strong`` (NK, NV, B, H, slots, 2) are left to ``near_grad``. A sum at the limit must not come out twice, as two.
+dk, da (NV, B, H, T, K), d_kv (N, H, K, V), d_z (N, H, K).
 """
 # mypy: ignore-errors
 # ruff: noqa: SIM102 - conditions at compile time stay apart from those at run time
@@ -21,26 +22,38 @@ dq comes with what the state gave; dq, dk, da (NV, B, H, T, K), d_kv (N, H, K, V
 import triton
 import triton.language as tl
 
-from linattn.ops.triton.channel_decay.kernels.parts import (
+from linattn.ops.triton.channel_decay.kernels.decays import (
     LIMIT,
-    add_product,
-    around_middle,
-    live_keys,
+    as_rounded,
+    decay_row,
+    factors,
+    halves_of,
     load_decay,
+    passage,
+    power,
+    rounded,
+    sums_of,
+)
+from linattn.ops.triton.channel_decay.kernels.parts import (
+    add_product,
+    fetch,
+    live_keys,
     load_rows,
+    offsets,
+    on_rows,
     place,
     product,
-    running,
     spread,
-    sums_of,
+    tokens,
 )
 
 
 @triton.jit(do_not_specialize=["T", "span", "segments", "slots"])
 def key_grad_kernel(
     q, k, v, a, d_o, scale, e, mask, table, start_kv, start_z, final_kv, final_z, end_kv, end_z,
-    dq, x, dk, da, strong, d_kv, d_z,
-    q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, a_b, a_h, a_t, a_d, g_b, g_h, g_t, g_d, m_b, m_t,
+    dk, da, strong, d_kv, d_z,
+    q_b, q_h, q_t: tl.constexpr, k_b, k_h, k_t: tl.constexpr, v_b, v_h, v_t: tl.constexpr,
+    a_b, a_h, a_t: tl.constexpr, g_b, g_h, g_t: tl.constexpr, m_b, m_t,
     B, H, G, T, span, segments, slots,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, NK: tl.constexpr, NV: tl.constexpr,
     C: tl.constexpr, NORMALIZED: tl.constexpr,
@@ -61,12 +74,9 @@ def key_grad_kernel(
     d_o += b * g_b + h * g_h
     mask += b * m_b
     part = vt * B * H + bh
-    dq += part * T * K
     dk += part * T * K
     da += part * T * K
-    first_slot = start // C + segment
-    x += (part * slots + first_slot) * K
-    strong += (((kt * NV + vt) * B * H + bh) * slots + first_slot) * 2
+    strong += (((kt * NV + vt) * B * H + bh) * slots + start // C + segment) * 2
     in_state = (ck < K)[None, :] & (cv < V)[:, None]
     cell = ck[None, :] * V + cv[:, None]
     state_row = (b + sequence) * (H // G) + hk
@@ -95,57 +105,64 @@ def key_grad_kernel(
     for i in range(0, chunks):
         slot = chunks - 1 - i
         chunk = start + slot * C
-        live = r < end - chunk
+        live = tokens(end, chunk, C)
         keys = live_keys(mask + chunk * m_t, m_t, live, C, MASKED)
-        a_c = load_decay(a + chunk * a_t, a_t, a_d, chunk, first, end, ck, K, C, SHIFT)
-        q_c = load_rows(q + chunk * q_t, q_t, q_d, live, ck, K, C).to(tl.float32)
-        k_c = load_rows(k + chunk * k_t, k_t, k_d, keys, ck, K, C).to(tl.float32)
-        v_c = load_rows(v + chunk * v_t, v_t, v_d, keys, cv, V, C).to(DT)
-        y = load_rows(d_o + chunk * g_t, g_t, g_d, live, cv, V, C)
-        on_k = live[:, None] & (ck < K)[None, :]
-        in_k = r[:, None] * K + ck[None, :]
-        dq_found = tl.load(dq + chunk * K + in_k, mask=on_k, other=0.0).to(tl.float32)
+        following = tl.maximum(chunk - C, start)
+        fetch(a + decay_row(following, first, SHIFT) * a_t, a_t, end - following, kt * BK, BK, C)
+        fetch(k + following * k_t, k_t, end - following, kt * BK, BK, C)
+        fetch(q + following * q_t, q_t, end - following, kt * BK, BK, C)
+        fetch(v + following * v_t, v_t, end - following, vt * BV, BV, C)
+        fetch(d_o + following * g_t, g_t, end - following, vt * BV, BV, C)
+        fetch(da + following * K, K, end - following, kt * BK, BK, C)
+        a_c, decaying = load_decay(
+            a + chunk * a_t, mask + chunk * m_t, a_t, m_t, chunk, first, end, ck, K, C, SHIFT, MASKED
+        )
+        a_c = rounded(a_c, EXACT, DT)
+        q_c = load_rows(q + chunk * q_t, q_t, live, ck, K, C)
+        early, late, _weakest = halves_of(a_c, C)
+        mild = tl.load(strong + slot * 2) < 0
+        weakest = tl.where(mild, 0.0, -2.0 * LIMIT)
+        seen, met, after = passage(late, early, weakest, EXACT)
+        of_queries, of_keys = factors(a_c, early, late, weakest, C, EXACT)
+        reading = (q_c.to(tl.float32) * power(of_queries)).to(DT)
+        y = load_rows(d_o + chunk * g_t, g_t, live, cv, V, C)
         e_t = tl.zeros((C,), dtype=tl.float32)
         if NORMALIZED:
             y = y.to(tl.float32) * tl.load(scale + bh * T + chunk + r, mask=live, other=0.0)[:, None]
             e_t = tl.load(e + bh * T + chunk + r, mask=live & (spread(vt, r) == 0), other=0.0)
         y = y.to(DT)
-        P, rest, total = running(a_c, C, EXACT)
-        kept = tl.exp(total)
-        # Through the state.
-        writing = tl.exp(rest)
-        dk_found = (product(v_c, grad.to(DT), PRECISION) + grad_z[None, :]) * writing
-        k_sum = tl.sum(k_c * dk_found, 0)
-        reading = q_c * tl.exp(P)
-        grad = add_product(grad * kept[None, :], tl.trans(y), reading.to(DT), PRECISION)
-        grad_z *= kept
+        before, z_before = (grad * seen[None, :]).to(DT), grad_z * seen
+        grad = add_product(grad * met[None, :], tl.trans(y), reading, PRECISION) * after[None, :]
+        grad_z *= met
         if NORMALIZED:
-            grad_z += tl.sum(reading * e_t[:, None], 0)
-        # Pairs of the chunk, unless its decay is too strong for one product.
-        mild = False
+            grad_z += tl.sum(reading.to(tl.float32) * e_t[:, None], 0)
+        grad_z *= after
+        v_c = load_rows(v + chunk * v_t, v_t, keys, cv, V, C).to(DT)
+        found = product(v_c, before, PRECISION)
         if not EXACT:
-            mild = tl.min(total) > -LIMIT
-            away, back = around_middle(P, total)
-            near_q, near_k = (q_c * away).to(DT), (k_c * back).to(DT)
-            lower = r[:, None] >= r[None, :]
-            dA = product(y, tl.trans(v_c), PRECISION) + e_t[:, None]
-            dA = tl.where(lower & keys[None, :], dA, 0.0).to(DT)
-            dq_found += product(dA, near_k, PRECISION) * away
-            dA_t = product(v_c, tl.trans(y), PRECISION) + e_t[None, :]
-            dA_t = tl.where((r[:, None] <= r[None, :]) & keys[:, None], dA_t, 0.0).to(DT)
-            dk_found += product(dA_t, near_q, PRECISION) * back
-        tl.store(strong + slot * 2, tl.where(mild, -1, chunk))
-        tl.store(strong + slot * 2 + 1, tl.minimum(chunk + C, end))
-        tl.store(dq + chunk * K + in_k, dq_found.to(dq.dtype.element_ty), mask=on_k)
-        tl.store(dk + chunk * K + in_k, tl.where(keys[:, None], dk_found, 0.0).to(dk.dtype.element_ty), mask=on_k)
+            dA = product(v_c, tl.trans(y), PRECISION)  # key by query
+            if NORMALIZED:
+                dA += e_t[None, :]
+            seen_queries = (r[:, None] <= r[None, :]) & (spread(weakest, dA) > -LIMIT)
+            found = add_product(found, tl.where(seen_queries, dA, 0.0).to(DT), reading, PRECISION)
+        if NORMALIZED | HAS_END:
+            found += z_before[None, :]
+        weights = power(of_keys)
+        k_c = load_rows(k + chunk * k_t, k_t, keys, ck, K, C)
+        writing = as_rounded(k_c.to(tl.float32) * weights, DT)
+        here = on_rows(live, ck, K)
+        at = offsets(ck, K, C)
+        dk_found = tl.where(keys[:, None], found * weights, 0.0)
+        tl.store(dk + chunk * K + at, dk_found.to(dk.dtype.element_ty), mask=here)
         # The decay.
-        change = q_c * dq_found - k_c * dk_found
-        da_found = flux[None, :] + sums_of(r[:, None] <= r[None, :], change, EXACT)
-        on_a = on_k
         if SHIFT:
-            on_a = on_k & (r > first - chunk)[:, None]
-        tl.store(da + (chunk - SHIFT) * K + in_k, da_found.to(da.dtype.element_ty), mask=on_a)
-        flux += tl.load(x + slot * K + ck, mask=ck < K, other=0.0) - k_sum
+            here = here & (r > first - chunk)[:, None]
+        change = tl.load(da + (chunk - SHIFT) * K + at, mask=here, other=0.0) - found * writing
+        da_found = flux[None, :] + sums_of(tl.where(r[:, None] <= r[None, :], 1.0, 0.0), change, EXACT)
+        if MASKED:
+            da_found = tl.where(decaying[:, None], da_found, 0.0)
+        tl.store(da + (chunk - SHIFT) * K + at, da_found, mask=here)
+        flux += tl.sum(change, 0)
     if SHIFT:
         if at_last & (end > start):  # nobody comes after the last token to be decayed by it
             tl.store(da + (last - 1) * K + ck, tl.zeros((BK,), dtype=da.dtype.element_ty), mask=ck < K)

@@ -23,10 +23,12 @@ from linattn.ops.triton.channel_decay.kernels.plan import (
     grid,
     launch,
     mask_strides,
+    near_widths,
     no_chunks,
     parts_of,
     plan_for,
     slots_of,
+    strides_of,
     widths,
 )
 from linattn.ops.triton.channel_decay.kernels.query_grad import query_grad_kernel
@@ -59,7 +61,7 @@ def forward(
         start_kv, start_z = segment_starts(x, cut, plan.states, kv_0, z_0) if cut.several else (kv_0, z_0)
         slots = slots_of(x, cut, tiles)
         strong = q.new_full((parts, B, H, slots, 2), -1, dtype=torch.int64)
-        strides = *q.stride(), *x.k.stride(), *x.v.stride(), *x.a.stride(), *mask_strides(x)
+        strides = *strides_of(q, x.k, x.v, x.a), *mask_strides(x)
         mask = any_of(x.mask, q)
         forward_kernel[grid(x, cut, tiles)](
             q, x.k, x.v, x.a, mask, any_of(cut.table, q), any_of(start_kv, q), any_of(start_z, q), o, den, den_state,
@@ -71,8 +73,8 @@ def forward(
         blocks, block = blocks_of(x, slots, near)
         near_kernel[(blocks,)](
             q, x.k, x.v, x.a, mask, o, den, den_state, strong, *strides, B, H, x.groups, T, slots, eps,
-            **widths(x, near), LEVELS=near.chunk.bit_length() - 1, BLOCK=block, NORMALIZER=normalizer,
-            SHIFT=int(x.shift), MASKED=x.mask is not None, **launch(near),
+            **near_widths(x, near), BLOCK=block, NORMALIZER=normalizer, SHIFT=int(x.shift),
+            MASKED=x.mask is not None, **launch(near),
         )  # fmt: skip
     if parts == 1:
         return o[0].to(dtype), den[0] if normalizer else den, kv, z
@@ -116,7 +118,8 @@ def _sweeps(
     q, k, v, a, G = x.q, x.k, x.v, x.a, x.groups
     scale, e = _delta(o, d_o, den, normalizer, eps) if normalizer else (q, q)
     cut, tiles, values = cut_up(x, plan), plan.key_grad, plan.value_grad
-    queries = replace(plan.query_grad, chunk=tiles.chunk, v=tiles.v)  # its sums by chunk and V part are for key_grad
+    # What it notes in da is for key_grad, and ``strong`` is true of both.
+    queries = replace(tiles, warps=plan.query_grad.warps, stages=plan.query_grad.stages)
     start_kv, start_z, end_kv, end_z = kv_0, z_0, d_kv_1, d_z_1
     if cut.several:
         start_kv, start_z = segment_starts(x, cut, plan.states, kv_0, z_0)
@@ -125,37 +128,36 @@ def _sweeps(
     whole = NV == 1 and G == 1
     dq = q.new_empty(NV, B, H, T, K, dtype=q.dtype if NV == 1 else torch.float32)
     dk = q.new_empty(NV, B, H, T, K, dtype=q.dtype if whole else torch.float32)
-    da = q.new_empty(NV, B, H, T, K, dtype=a.dtype if whole else torch.float32)
+    da = q.new_empty(NV, B, H, T, K, dtype=torch.float32)
     one = triton.cdiv(K, values.k) == 1 and G == 1
     dv = q.new_empty(triton.cdiv(K, values.k), B, H, T, V, dtype=v.dtype if one else torch.float32)
-    sums = q.new_empty(NV, B, H, slots, K, dtype=torch.float32)
     mask, table = any_of(x.mask, q), any_of(cut.table, q)
     inputs = q, k, v, a, d_o, scale, e, mask
-    strides = *q.stride(), *k.stride(), *v.stride(), *a.stride(), *d_o.stride(), *mask_strides(x)
+    strides = *strides_of(q, k, v, a, d_o), *mask_strides(x)
     sizes = B, H, G, T, cut.span, cut.segments
     normalized, has_end = bool(normalizer), d_kv_1 is not None
+    strong = no_chunks(x, cut, tiles)
     query_grad_kernel[grid(x, cut, queries)](
-        *inputs, table, any_of(start_kv, q), any_of(start_z, q), dq, sums, *strides, *sizes, slots,
+        *inputs, table, any_of(start_kv, q), any_of(start_z, q), dq, da, strong, *strides, *sizes, slots,
         **widths(x, queries), NORMALIZED=normalized, **flags(x, cut), HAS_START=start_kv is not None, **launch(queries),
     )  # fmt: skip
-    strong = no_chunks(x, cut, tiles)
     key_grad_kernel[grid(x, cut, tiles)](
         *inputs, table, any_of(start_kv, q), any_of(start_z, q), kv_1, z_1, any_of(end_kv, q), any_of(end_z, q),
-        dq, sums, dk, da, strong, d_kv, d_z, *strides, *sizes, slots, **widths(x, tiles),
+        dk, da, strong, d_kv, d_z, *strides, *sizes, slots, **widths(x, tiles),
         NORMALIZED=normalized, **flags(x, cut), HAS_START=kv_0 is not None, HAS_END=has_end, **launch(tiles),
     )  # fmt: skip
     strong_values = no_chunks(x, cut, values)
     value_grad_kernel[grid(x, cut, values)](
         q, k, a, d_o, scale, mask, table, any_of(end_kv, q), dv, strong_values,
-        *q.stride(), *k.stride(), *a.stride(), *d_o.stride(), *mask_strides(x), *sizes, slots_of(x, cut, values),
+        *strides_of(q, k, a, d_o), *mask_strides(x), *sizes, slots_of(x, cut, values),
         **widths(x, values), NORMALIZED=normalized, **flags(x, cut), HAS_END=has_end, **launch(values),
     )  # fmt: skip
     for of_values, noted, those in ((False, strong, tiles), (True, strong_values, values)):
         near = replace(those, warps=plan.near.warps, stages=1)
         blocks, block = blocks_of(x, noted.shape[4], near)
         near_grad_kernel[(blocks,)](
-            *inputs, dq, dk, dv, da, noted, *strides, B, H, G, T, noted.shape[4], **widths(x, near),
-            LEVELS=near.chunk.bit_length() - 1, BLOCK=block, NORMALIZED=normalized, OF_VALUES=of_values,
+            *inputs, dq, dk, dv, da, noted, *strides, B, H, G, T, noted.shape[4], **near_widths(x, near), BLOCK=block,
+            NORMALIZED=normalized, OF_VALUES=of_values,
             SHIFT=int(x.shift), MASKED=x.mask is not None, **launch(near),
         )  # fmt: skip
     return [
@@ -169,7 +171,7 @@ def segment_starts(x: Inputs, cut: Cut, tiles: Tiles, kv_0: Tensor | None, z_0: 
     kv, z, total = _segment_buffers(x, cut, x.k.shape[1])
     segment_states_kernel[(B * x.k.shape[1] * cut.segments * parts_of(x, tiles),)](
         x.k, x.v, x.a, none, none, any_of(x.mask, x.k), any_of(cut.table, x.k), kv, z, total,
-        *x.k.stride(), *x.v.stride(), *x.a.stride(), *mask_strides(x), x.k.shape[1], 1, T, cut.span, cut.segments,
+        *strides_of(x.k, x.v, x.a), *mask_strides(x), x.k.shape[1], 1, T, cut.span, cut.segments,
         **widths(x, tiles), REVERSE=False, NORMALIZED=False, SHIFT=int(x.shift), MASKED=x.mask is not None,
         PACKED=cut.table is not None, **launch(tiles),
     )  # fmt: skip
@@ -185,9 +187,9 @@ def _segment_ends(
     B, H, T, _, _ = x.sizes
     kv, z, total = _segment_buffers(x, cut, H)
     segment_states_kernel[(B * H * cut.segments * parts_of(x, tiles),)](
-        x.q, d_o, x.a, scale, e, x.q, any_of(cut.table, x.q), kv, z, total,
-        *x.q.stride(), *d_o.stride(), *x.a.stride(), 0, 0, H, x.groups, T, cut.span, cut.segments,
-        **widths(x, tiles), REVERSE=True, NORMALIZED=normalized, SHIFT=int(x.shift), MASKED=False,
+        x.q, d_o, x.a, scale, e, any_of(x.mask, x.q), any_of(cut.table, x.q), kv, z, total,
+        *strides_of(x.q, d_o, x.a), *mask_strides(x), H, x.groups, T, cut.span, cut.segments,
+        **widths(x, tiles), REVERSE=True, NORMALIZED=normalized, SHIFT=int(x.shift), MASKED=x.mask is not None,
         PACKED=cut.table is not None, **launch(tiles),
     )  # fmt: skip
     _scan(x, cut, tiles, kv, z, total, d_kv_1, d_z_1, H, x.groups, reverse=True)
@@ -241,4 +243,4 @@ def _added(parts: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     if groups > 1:
         parts = parts.unflatten(2, (-1, groups)).sum((0, 3))
         return parts.to(dtype)
-    return parts[0] if parts.shape[0] == 1 else parts.sum(0).to(dtype)
+    return (parts[0] if parts.shape[0] == 1 else parts.sum(0)).to(dtype)

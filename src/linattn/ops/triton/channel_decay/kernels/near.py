@@ -1,6 +1,7 @@
-"""Forward, pairs inside chunks whose decay is too strong for one product: by halves, exact (see ``parts``).
+"""Forward, pairs inside chunks whose decay is too strong for one product: by halves, exact (see ``decays``).
 
-One program per (query head, BLOCK chunk slots, K part, V part); most find none and leave. It adds to the o that
+One program per (query head, BLOCK chunk slots, K part, V part), BN channels at a time; most find none and leave. Few
+warps: products then take registers alone, and the transposed ones come out right on Hopper. It adds to the o that
 ``forward`` wrote (NK, B, H, T, V), divides it, and writes den = den_state + the chunk's row sums (NK, B, H, T).
 ``strong``: as there.
 """
@@ -9,23 +10,28 @@ One program per (query head, BLOCK chunk slots, K part, V part); most find none 
 import triton
 import triton.language as tl
 
-from linattn.ops.triton.channel_decay.kernels.parts import (
+from linattn.ops.triton.channel_decay.kernels.decays import (
     halves,
-    live_keys,
     load_decay,
+)
+from linattn.ops.triton.channel_decay.kernels.parts import (
+    live_keys,
     load_rows,
+    on_rows,
     product,
     spread,
+    tokens,
 )
 
 
 @triton.jit(do_not_specialize=["T", "slots", "eps"])
 def near_kernel(
     q, k, v, a, mask, o, den, den_state, strong,
-    q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, a_b, a_h, a_t, a_d, m_b, m_t,
+    q_b, q_h, q_t: tl.constexpr, k_b, k_h, k_t: tl.constexpr, v_b, v_h, v_t: tl.constexpr,
+    a_b, a_h, a_t: tl.constexpr, m_b, m_t,
     B, H, G, T, slots, eps,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, NK: tl.constexpr, NV: tl.constexpr,
-    C: tl.constexpr, LEVELS: tl.constexpr, BLOCK: tl.constexpr, NORMALIZER: tl.constexpr,
+    BN: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr, BLOCK: tl.constexpr, NORMALIZER: tl.constexpr,
     SHIFT: tl.constexpr, MASKED: tl.constexpr, EXACT: tl.constexpr, DT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0).to(tl.int64)
@@ -44,22 +50,28 @@ def near_kernel(
         if (start >= 0) & (block + i < slots):
             end = tl.load(strong + slot * 2 + 1)
             b, h, hk = bh // H, bh % H, (bh % H) // G
-            r, ck, cv = tl.arange(0, C), kt * BK + tl.arange(0, BK), vt * BV + tl.arange(0, BV)
-            live = r < end - start
+            r, cv = tl.arange(0, C), vt * BV + tl.arange(0, BV)
+            live = tokens(end, start, C)
             keys = live_keys(mask + b * m_b + start * m_t, m_t, live, C, MASKED)
-            # The first token's decay is not between two tokens of the chunk, whatever it is.
-            a_c = load_decay(a + b * a_b + hk * a_h + start * a_t, a_t, a_d, start, start, end, ck, K, C, SHIFT)
-            q_c = load_rows(q + b * q_b + h * q_h + start * q_t, q_t, q_d, live, ck, K, C).to(tl.float32)
-            k_c = load_rows(k + b * k_b + hk * k_h + start * k_t, k_t, k_d, keys, ck, K, C).to(tl.float32)
-            v_c = load_rows(v + b * v_b + hk * v_h + start * v_t, v_t, v_d, keys, cv, V, C).to(DT)
-            A = tl.where(r[:, None] == r[None, :], tl.sum(q_c * k_c, 1)[:, None], 0.0)
-            for level in range(0, LEVELS):
-                later, same, weights = halves(a_c, 1 << level, C, EXACT)
-                near_q = tl.where(later[:, None], q_c * weights, 0.0).to(DT)
-                near_k = tl.where(later[:, None], 0.0, k_c * weights).to(DT)
-                A += tl.where(same, product(near_q, tl.trans(near_k), PRECISION), 0.0)
+            A = tl.zeros((C, C), dtype=tl.float32)
+            for some in range(0, BK // BN):
+                ck = kt * BK + some * BN + tl.arange(0, BN)
+                # The first token's decay is not between two tokens of the chunk, whatever it is.
+                a_c, _decaying = load_decay(
+                    a + b * a_b + hk * a_h + start * a_t, mask + b * m_b + start * m_t, a_t, m_t, start, start,
+                    end, ck, K, C, SHIFT, MASKED,
+                )  # fmt: skip
+                q_c = load_rows(q + b * q_b + h * q_h + start * q_t, q_t, live, ck, K, C).to(tl.float32)
+                k_c = load_rows(k + b * k_b + hk * k_h + start * k_t, k_t, keys, ck, K, C).to(tl.float32)
+                A += tl.where(r[:, None] == r[None, :], tl.sum(q_c * k_c, 1)[:, None], 0.0)
+                for level in range(0, LEVELS):
+                    later, same, weights = halves(a_c, 1 << level, C, EXACT)
+                    near_q = tl.where(later[:, None], q_c * weights, 0.0).to(DT)
+                    near_k = tl.where(later[:, None], 0.0, k_c * weights).to(DT)
+                    A += tl.where(same, product(near_q, tl.trans(near_k), PRECISION), 0.0)
+            v_c = load_rows(v + b * v_b + hk * v_h + start * v_t, v_t, keys, cv, V, C).to(DT)
             at = o + (part * T + start) * V + (r[:, None] * V + cv[None, :])
-            here = live[:, None] & (cv < V)[None, :]
+            here = on_rows(live, cv, V)
             found = tl.load(at, mask=here, other=0.0).to(tl.float32) + product(A.to(DT), v_c, PRECISION)
             if NORMALIZER > 0:
                 n = tl.sum(A, 1) + tl.load(den_state + part * T + start + r, mask=live, other=0.0)

@@ -1,14 +1,6 @@
-"""What the kernels of a decay per channel share: where a program stands, loads, sums of decays, scores inside a chunk.
+"""What the kernels of a decay per channel share: where a program stands, loads and products.
 
-Names: C tokens of a chunk, K and V widths (BK, BV padded tiles of them), t and s tokens (query and key), P running sums
-of the log decay inside a chunk (C, BK), all <= 0.
-
-A weight is exp(P_t - P_s). Where a channel decays by less than exp(-LIMIT) over the chunk ("mild"), both factors of
-exp(P_t - m) exp(m - P_s), with m half of the chunk's total, stay far inside the range of fp32 and bf16: one matrix
-product gives all scores. Else the chunk is halved again and again: the later half of a block meets the earlier one at
-the border r between them, exp(sum r..t) exp(sum s+1..r-1), both at most 1, and no sum is a difference of longer sums:
-a decay of -800 costs its neighbours no digits. The sweeps do mild chunks and leave pairs of others out; kernels that
-run over chunks side by side (``near``, ``near_grad``) add these, so that the sweeps stay short.
+Names: C tokens of a chunk, K and V widths (BK, BV padded tiles of them), t and s tokens (query and key).
 """
 # mypy: ignore-errors
 # ruff: noqa: SIM108 - conditions at compile time stay apart from those at run time
@@ -20,9 +12,6 @@ from linattn.ops.triton.support import interpreted
 
 # The interpreter multiplies the bit patterns of bf16 numbers: there operands are made fp32 first.
 INTERPRETED = tl.constexpr(interpreted())
-LIMIT = tl.constexpr(100.0)
-# exp of it is 0 in fp32. Stronger decays change nothing, and running sums keep more digits without them.
-STRONGEST = tl.constexpr(-110.0)
 
 
 @triton.jit
@@ -69,46 +58,65 @@ def place(table, row, segment, T, span, PACKED: tl.constexpr):
 
 
 @triton.jit
-def load_rows(base, stride_t, stride_d, live, d, D, C: tl.constexpr):
-    """(C, BD) from ``base``, the first token of a chunk; 0 where a token (C,) is not live or a column is beyond D.
-
-    The chunk's place is in the 64-bit base, so offsets inside it are small and the same for all chunks.
-    """
-    offsets = tl.arange(0, C)[:, None] * stride_t + d[None, :] * stride_d
-    return tl.load(base + offsets, mask=live[:, None] & (d < D)[None, :], other=0.0)
+def tokens(end, chunk, C: tl.constexpr):
+    """Which tokens (C,) of a chunk are there."""
+    return tl.arange(0, C) < tl.minimum(end - chunk, C).to(tl.int32)
 
 
 @triton.jit
-def load_columns(base, stride_t, stride_d, live, d, D, C: tl.constexpr):
+def on_rows(live, d, D: tl.constexpr):
+    """Mask of a tile (C, BD), or only (C, 1) where all columns are there."""
+    if tl.constexpr(D) % d.shape[0] == 0:
+        found = live[:, None]
+    else:
+        found = live[:, None] & (d < D)[None, :]
+    return found
+
+
+@triton.jit
+def offsets(d, stride_t, C: tl.constexpr):
+    """Of a tile (C, BD). In 64 bits a row's distance to the next is a number in the instruction, else a register."""
+    return tl.arange(0, C).to(tl.int64)[:, None] * stride_t + d.to(tl.int64)[None, :]
+
+
+@triton.jit
+def load_rows(base, stride_t, live, d, D: tl.constexpr, C: tl.constexpr):
+    """(C, BD) from ``base``, the first token of a chunk; 0 where a token (C,) is not live or a column is beyond D.
+
+    The chunk's place is in the base, so offsets inside it are the same for all chunks.
+    """
+    return tl.load(base + offsets(d, stride_t, C), mask=on_rows(live, d, D), other=0.0)
+
+
+@triton.jit
+def fetch(base, stride_t, left, start, D: tl.constexpr, C: tl.constexpr):
+    """Ask for columns [start, start + D) of the next chunk's rows, ``left`` of C, to be brought near.
+
+    No register waits for them, as one would in a pipeline, and what then loads them waits for the cache only.
+    """
+    if not INTERPRETED:
+        LINE: tl.constexpr = 1024 // base.dtype.element_ty.primitive_bitwidth  # 128 bytes
+        WIDTH: tl.constexpr = max(1, D // LINE)
+        row = tl.minimum(tl.arange(0, C), tl.maximum(left, 1).to(tl.int32) - 1).to(tl.int64)
+        at = base + row[:, None] * stride_t + (start + tl.arange(0, WIDTH) * LINE)[None, :]
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at.to(tl.int64)], tl.int32, False, 1
+        )
+
+
+@triton.jit
+def load_columns(base, stride_t, live, d, D: tl.constexpr, C: tl.constexpr):
     """``load_rows`` with features first, (BD, C).
 
     A product that needs such an operand loads it so: what a product gave must not be transposed for another one, which
-    some compilers get wrong, and what a decay did to an operand comes out of a product (see ``running``).
+    some compilers get wrong, and what a decay did to an operand comes out of a product.
     """
-    offsets = tl.arange(0, C)[None, :] * stride_t + d[:, None] * stride_d
-    return tl.load(base + offsets, mask=live[None, :] & (d < D)[:, None], other=0.0)
-
-
-@triton.jit
-def load_decay_columns(base, stride_t, stride_d, chunk, first, end, d, D, C: tl.constexpr, SHIFT: tl.constexpr):
-    """``load_decay`` with channels first, (BK, C)."""
-    r = tl.arange(0, C)
-    live = r < end - chunk
-    if SHIFT:
-        live = live & (r > first - chunk)
-    x = load_columns(base - SHIFT * stride_t, stride_t, stride_d, live, d, D, C)
-    return tl.maximum(x.to(tl.float32), STRONGEST)
-
-
-@triton.jit
-def load_decay(base, stride_t, stride_d, chunk, first, end, d, D, C: tl.constexpr, SHIFT: tl.constexpr):
-    """Log decays (C, BK) fp32. SHIFT: a token takes that of the token before it, the first of a sequence none."""
-    r = tl.arange(0, C)
-    live = r < end - chunk
-    if SHIFT:
-        live = live & (r > first - chunk)
-    x = load_rows(base - SHIFT * stride_t, stride_t, stride_d, live, d, D, C)
-    return tl.maximum(x.to(tl.float32), STRONGEST)
+    base += tl.arange(0, C).to(tl.int64)[None, :] * stride_t + d.to(tl.int64)[:, None]
+    if tl.constexpr(D) % d.shape[0] == 0:
+        found = tl.load(base, mask=live[None, :], other=0.0)
+    else:
+        found = tl.load(base, mask=live[None, :] & (d < D)[:, None], other=0.0)
+    return found
 
 
 @triton.jit
@@ -117,77 +125,3 @@ def live_keys(base, stride_t, live, C: tl.constexpr, MASKED: tl.constexpr):
     if MASKED:
         live = live & (tl.load(base + tl.arange(0, C) * stride_t, mask=live, other=0) != 0)
     return live
-
-
-@triton.jit
-def sums_of(chosen, x, EXACT: tl.constexpr):
-    """Row t: the sum of ``x (C, BK)`` over the rows that ``chosen (C, C)`` marks, in fp32 or by 16 bits of each x."""
-    if EXACT:
-        found = tl.dot(tl.where(chosen, 1.0, 0.0), x, input_precision="ieee")
-    else:
-        high = x.to(tl.bfloat16)
-        low = (x - high.to(tl.float32)).to(tl.bfloat16)
-        ones = tl.where(chosen, 1.0, 0.0).to(tl.bfloat16)
-        found = add_product(product(ones, high, "ieee"), ones, low, "ieee")
-    return found
-
-
-@triton.jit
-def running(a, C: tl.constexpr, EXACT: tl.constexpr):
-    """P (C, BK), what is left of the chunk after each token (C, BK), and the chunk's total (BK,)."""
-    r = tl.arange(0, C)
-    P = tl.minimum(sums_of(r[:, None] >= r[None, :], a, EXACT), 0.0)
-    total = tl.sum(a, 0)
-    if EXACT:
-        rest = sums_of(r[:, None] < r[None, :], a, EXACT)
-    else:
-        rest = tl.minimum(total[None, :] - P, 0.0)
-    return P, rest, total
-
-
-@triton.jit
-def sums_of_columns(x, chosen, EXACT: tl.constexpr):
-    """Column t: the sum of ``x (BK, C)`` over the columns that ``chosen (C, C)`` marks in its column t."""
-    if EXACT:
-        found = tl.dot(x, tl.where(chosen, 1.0, 0.0), input_precision="ieee")
-    else:
-        high = x.to(tl.bfloat16)
-        low = (x - high.to(tl.float32)).to(tl.bfloat16)
-        ones = tl.where(chosen, 1.0, 0.0).to(tl.bfloat16)
-        found = add_product(product(high, ones, "ieee"), low, ones, "ieee")
-    return found
-
-
-@triton.jit
-def running_columns(a, total, C: tl.constexpr, EXACT: tl.constexpr):
-    """``running`` with channels first: P and what is left of the chunk after each token, (BK, C)."""
-    r = tl.arange(0, C)
-    P = tl.minimum(sums_of_columns(a, r[:, None] <= r[None, :], EXACT), 0.0)
-    if EXACT:
-        rest = sums_of_columns(a, r[:, None] > r[None, :], EXACT)
-    else:
-        rest = tl.minimum(total[:, None] - P, 0.0)
-    return P, rest
-
-
-@triton.jit
-def halves(a, half, C: tl.constexpr, EXACT: tl.constexpr):
-    """Blocks of ``2 half`` tokens: which (C,) lie in the later half, pairs (C, C) of one block, decay to the border."""
-    r = tl.arange(0, C)
-    border = (r // (2 * half)) * (2 * half) + half
-    later = r >= border
-    after = (r[None, :] >= border[:, None]) & (r[None, :] <= r[:, None])
-    before = (r[None, :] > r[:, None]) & (r[None, :] < border[:, None])
-    weights = tl.exp(tl.minimum(sums_of(tl.where(later[:, None], after, before), a, EXACT), 0.0))
-    same = border[:, None] == border[None, :]
-    return later, same, weights
-
-
-@triton.jit
-def around_middle(P, total):
-    """exp(P_t - m) and exp(m - P_s) (C, BK) with m half of the total; both 0 unless the chunk is mild."""
-    mild = spread(tl.min(total), total) > -LIMIT
-    middle = 0.5 * total
-    away = tl.where(mild[None, :], tl.exp(P - middle[None, :]), 0.0)
-    back = tl.where(mild[None, :], tl.exp(middle[None, :] - P), 0.0)
-    return away, back

@@ -13,8 +13,9 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-# Programs that fill the chip; with fewer the sequence is cut into segments.
-_ENOUGH = 128
+# With fewer programs the sequence is cut into segments, as many as run at once, two on a multiprocessor.
+_ENOUGH = 192
+_AT_ONCE = 264
 _SHORTEST = 512
 
 
@@ -34,7 +35,7 @@ class Plan:
     """All choices of a call; ``span`` tokens of a segment (0: the whole sequence)."""
 
     forward: Tiles
-    query_grad: Tiles  # takes chunk and v of key_grad
+    query_grad: Tiles  # takes all sizes from key_grad
     key_grad: Tiles
     value_grad: Tiles
     states: Tiles
@@ -82,12 +83,17 @@ class Cut:
 def plan_for(x: Inputs) -> Plan:
     B, H, T, K, V = x.sizes
     if x.q.dtype == torch.bfloat16:
-        # The state takes a quarter of the registers (4 warps for 128 x 64, 8 for 128 x 128); 32 tokens leave room
-        # for the rest. Three stages: with two the compiler asks for a chunk when the last one is done, and waits.
         k, v = _tile(K, 128), _tile(V, 128)
-        square = Tiles(32, k, v, 8 if k * v > 64 * 128 else 4, 3)
-        narrow = replace(square, k=min(k, 64), warps=4)
-        plan = Plan(square, narrow, replace(narrow, warps=8 if k * v >= 64 * 64 else 4), square, square, square)
+        if min(k, v) >= 64:
+            # Half a state takes 64 registers of each thread of 4 warps, and two programs share a multiprocessor: one
+            # computes while the other waits. Outputs need all channels and halve the values, gradients of q and k the
+            # other way round. One stage: two programs hide a load as well as a third of the shared memory would.
+            outputs, gradients = Tiles(64, k, 64, 4, 1), Tiles(64, 64, v, 4, 1)
+            plan = Plan(outputs, gradients, gradients, outputs, outputs, replace(outputs, warps=2))
+        else:
+            # Products of 64 tokens with narrow operands have come out wrong on Hopper.
+            square = Tiles(32, k, v, 4, 3)
+            plan = Plan(square, replace(square, k=min(k, 64)), replace(square, k=min(k, 64)), square, square, square)
     else:
         k, v, exact = _tile(K, 64), _tile(V, 64), x.q.dtype == torch.float32
         tiles = Tiles(16 if exact else 32, k, v, 8 if exact and k * v > 32 * 32 else 4, 1)
@@ -96,7 +102,7 @@ def plan_for(x: Inputs) -> Plan:
     if x.cu_seqlens is not None:
         programs *= max(1, x.sequences)
     if programs < _ENOUGH and T > _SHORTEST:
-        wanted = triton.cdiv(T, triton.cdiv(2 * _ENOUGH, programs))
+        wanted = triton.cdiv(T, max(1, _AT_ONCE // programs))
         plan = replace(plan, span=max(_SHORTEST, triton.cdiv(wanted, 64) * 64))
     return plan
 
@@ -140,7 +146,7 @@ def slots_of(x: Inputs, cut: Cut, tiles: Tiles) -> int:
 def blocks_of(x: Inputs, slots: int, tiles: Tiles) -> tuple[int, int]:
     """Programs and chunk slots for each: most find nothing to do, so few programs look at many slots."""
     heads = x.sizes[0] * x.sizes[1] * parts_of(x, tiles)
-    block = next((n for n in (1, 8) if heads * triton.cdiv(slots, n) <= 1024), 64)
+    block = next((n for n in (1, 8) if heads * triton.cdiv(slots, n) <= 4096), 64)
     return heads * triton.cdiv(slots, block), block
 
 
@@ -169,6 +175,11 @@ def _precision(x: Inputs) -> dict[str, Any]:
     return {"EXACT": exact, "DT": tl.float32, "PRECISION": "ieee" if exact else "tf32"}
 
 
+def near_widths(x: Inputs, tiles: Tiles) -> dict[str, Any]:
+    """``widths`` for ``near`` and ``near_grad``, which take few channels at a time."""
+    return {**widths(x, tiles), "BN": min(32, tiles.k), "LEVELS": tiles.chunk.bit_length() - 1}
+
+
 def flags(x: Inputs, cut: Cut) -> dict[str, Any]:
     return {
         "SHIFT": int(x.shift),
@@ -180,6 +191,11 @@ def flags(x: Inputs, cut: Cut) -> dict[str, Any]:
 
 def launch(tiles: Tiles) -> dict[str, int]:
     return {"num_warps": tiles.warps, "num_stages": tiles.stages}
+
+
+def strides_of(*tensors: Tensor) -> tuple[int, ...]:
+    """Of batch, head and token; channels lie one after the other."""
+    return tuple(stride for x in tensors for stride in x.stride()[:3])
 
 
 def mask_strides(x: Inputs) -> tuple[int, ...]:

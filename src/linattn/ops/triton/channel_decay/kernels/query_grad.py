@@ -1,32 +1,52 @@
-"""Backward, along the sequence: what queries get from the state before their chunk, and a sum of it for the decay.
+"""Backward, along the sequence: dq, and ``q dq`` channel by channel for the decay.
 
-    dq_t = exp(P_t) (S y_t + z e_t),     x = sum_{t in chunk} q_t dq_t
+    dq_t = 2^P_t (S y_t + z e_t) + sum_{s in chunk} w_ts dA_ts k_s,      dA_ts = y_t . v_s + e_t
 
 One program per (query head, segment, K part, V part), with the state transposed (BV, BK) in registers, computed anew.
-y = d_o / n, e = the denominator's gradient. dq (NV, B, H, T, K), x (NV, B, H, slots, K) fp32; slots count chunks,
-those of a segment from ``start // C + segment`` on.
+y = d_o / n, e = the denominator's gradient. dq (NV, B, H, T, K); q dq in fp32 goes where ``key_grad`` makes the decay's
+gradient of it, da (NV, B, H, T, K), one token earlier with SHIFT.
+
+Pairs inside a chunk are done here where the decay is mild (see ``decays``). Other chunks are noted in ``strong``
+(NK, NV, B, H, slots, 2), their tokens [start, end), for ``key_grad`` and for ``near_grad``, which adds those pairs; the
+slots of a segment begin at ``start // C + segment``. q dq is made of the
+scaled queries as they are rounded for products: what pairs add to q dq and to k dk is then the same to the last digits
+of fp32, and cancels where the decay's gradient sums both.
 """
 # mypy: ignore-errors
 
 import triton
 import triton.language as tl
 
+from linattn.ops.triton.channel_decay.kernels.decays import (
+    LIMIT,
+    as_rounded,
+    decay_row,
+    factors,
+    halves_of,
+    load_decay,
+    passage,
+    power,
+    rounded,
+)
 from linattn.ops.triton.channel_decay.kernels.parts import (
     add_product,
+    fetch,
     live_keys,
-    load_decay,
     load_rows,
+    offsets,
+    on_rows,
     place,
     product,
-    running,
     spread,
+    tokens,
 )
 
 
 @triton.jit(do_not_specialize=["T", "span", "segments", "slots"])
 def query_grad_kernel(
-    q, k, v, a, d_o, scale, e, mask, table, start_kv, start_z, dq, x,
-    q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, a_b, a_h, a_t, a_d, g_b, g_h, g_t, g_d, m_b, m_t,
+    q, k, v, a, d_o, scale, e, mask, table, start_kv, start_z, dq, da, strong,
+    q_b, q_h, q_t: tl.constexpr, k_b, k_h, k_t: tl.constexpr, v_b, v_h, v_t: tl.constexpr,
+    a_b, a_h, a_t: tl.constexpr, g_b, g_h, g_t: tl.constexpr, m_b, m_t,
     B, H, G, T, span, segments, slots,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, NK: tl.constexpr, NV: tl.constexpr,
     C: tl.constexpr, NORMALIZED: tl.constexpr,
@@ -47,7 +67,8 @@ def query_grad_kernel(
     d_o += b * g_b + h * g_h
     mask += b * m_b
     dq += (vt * B * H + bh) * T * K
-    x += ((vt * B * H + bh) * slots + start // C + segment) * K
+    da += (vt * B * H + bh) * T * K
+    strong += (((kt * NV + vt) * B * H + bh) * slots + start // C + segment) * 2
     if HAS_START:
         row = (b + sequence) * (H // G) + hk
         if SEGMENTED:
@@ -59,26 +80,55 @@ def query_grad_kernel(
         state = tl.zeros((BV, BK), dtype=tl.float32)
         z = tl.zeros((BK,), dtype=tl.float32)
     for chunk in range(start, end, C):
-        live = r < end - chunk
+        live = tokens(end, chunk, C)
         keys = live_keys(mask + chunk * m_t, m_t, live, C, MASKED)
-        a_c = load_decay(a + chunk * a_t, a_t, a_d, chunk, first, end, dk, K, C, SHIFT)
-        q_c = load_rows(q + chunk * q_t, q_t, q_d, live, dk, K, C).to(tl.float32)
-        k_c = load_rows(k + chunk * k_t, k_t, k_d, keys, dk, K, C).to(tl.float32)
-        v_c = load_rows(v + chunk * v_t, v_t, v_d, keys, dv, V, C).to(DT)
-        y = load_rows(d_o + chunk * g_t, g_t, g_d, live, dv, V, C)
-        P, rest, total = running(a_c, C, EXACT)
+        following = tl.minimum(chunk + C, end - 1)
+        left = end - following
+        fetch(a + decay_row(following, first, SHIFT) * a_t, a_t, left, kt * BK, BK, C)
+        fetch(k + following * k_t, k_t, left, kt * BK, BK, C)
+        fetch(q + following * q_t, q_t, left, kt * BK, BK, C)
+        fetch(v + following * v_t, v_t, left, vt * BV, BV, C)
+        fetch(d_o + following * g_t, g_t, left, vt * BV, BV, C)
+        a_c, _decaying = load_decay(
+            a + chunk * a_t, mask + chunk * m_t, a_t, m_t, chunk, first, end, dk, K, C, SHIFT, MASKED
+        )
+        a_c = rounded(a_c, EXACT, DT)
+        k_c = load_rows(k + chunk * k_t, k_t, keys, dk, K, C)
+        early, late, weakest = halves_of(a_c, C)
+        seen, met, after = passage(early, late, weakest, EXACT)
+        of_queries, of_keys = factors(a_c, early, late, weakest, C, EXACT)
+        writing = (k_c.to(tl.float32) * power(of_keys)).to(DT)
+        v_c = load_rows(v + chunk * v_t, v_t, keys, dv, V, C).to(DT)
+        before, z_before = (state * seen[None, :]).to(DT), z * seen
+        state = add_product(state * met[None, :], tl.trans(v_c), writing, PRECISION) * after[None, :]
+        y = load_rows(d_o + chunk * g_t, g_t, live, dv, V, C)
+        e_t = tl.zeros((C,), dtype=tl.float32)
         if NORMALIZED:
             y = y.to(tl.float32) * tl.load(scale + bh * T + chunk + r, mask=live, other=0.0)[:, None]
-        found = product(y.to(DT), state.to(DT), PRECISION)
-        writing = k_c * tl.exp(rest)
-        kept = tl.exp(total)
-        if NORMALIZED:
             e_t = tl.load(e + bh * T + chunk + r, mask=live & (spread(vt, r) == 0), other=0.0)
-            found += e_t[:, None] * z[None, :]
-            z = z * kept + tl.sum(writing, 0)
-        found *= tl.exp(P)
-        state = add_product(state * kept[None, :], tl.trans(v_c), writing.to(DT), PRECISION)
-        here = live[:, None] & (dk < K)[None, :]
-        tl.store(dq + chunk * K + (r[:, None] * K + dk[None, :]), found.to(dq.dtype.element_ty), mask=here)
-        tl.store(x + dk, tl.sum(q_c * found, 0), mask=dk < K)
-        x += K
+            z = (z * met + tl.sum(writing.to(tl.float32), 0)) * after
+        y = y.to(DT)
+        found = product(y, before, PRECISION)
+        mild = False
+        if not EXACT:
+            mild = weakest > -LIMIT
+            dA = product(y, tl.trans(v_c), PRECISION)
+            seen_keys = (r[:, None] >= r[None, :]) & (spread(weakest, dA) > -LIMIT)
+            if NORMALIZED:
+                dA += e_t[:, None]
+                seen_keys = seen_keys & keys[None, :]
+            found = add_product(found, tl.where(seen_keys, dA, 0.0).to(DT), writing, PRECISION)
+        if NORMALIZED:
+            found += e_t[:, None] * z_before[None, :]
+        weights = power(of_queries)
+        q_c = load_rows(q + chunk * q_t, q_t, live, dk, K, C)
+        reading = as_rounded(q_c.to(tl.float32) * weights, DT)
+        here = on_rows(live, dk, K)
+        at = offsets(dk, K, C)
+        tl.store(dq + chunk * K + at, (found * weights).to(dq.dtype.element_ty), mask=here)
+        if SHIFT:
+            here = here & (r > first - chunk)[:, None]
+        tl.store(da + (chunk - SHIFT) * K + at, found * reading, mask=here)
+        tl.store(strong, tl.where(mild, -1, chunk))
+        tl.store(strong + 1, tl.minimum(chunk + C, end))
+        strong += 2

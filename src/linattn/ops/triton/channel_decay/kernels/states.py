@@ -1,9 +1,10 @@
 """States of segments, so that they can be worked on side by side: what each adds by itself, then one scan over them.
 
-Forward (REVERSE 0): x = k, y = v, a segment adds ``sum_s exp(sum of decays after s) k_s v_s``.
-Backward (REVERSE 1): x = q, y = the numerator's gradient, e = the denominator's: ``sum_t exp(sum up to t) q_t y_t``.
+Forward (REVERSE 0): x = k, y = v, a segment adds ``sum_s 2^(sum of decays after s) k_s v_s``.
+Backward (REVERSE 1): x = q, y = the numerator's gradient, e = the denominator's: ``sum_t 2^(sum up to t) q_t y_t``.
 x (B, H_x, T, K), y (B, H_x, T, V), a (B, H_x / G, T, K); e and scale (B, H_x, T) or none; results by
-R = (B, H_x, segments) rows: kv (R, K, V), z (R, K), total (R, K), the segment's log decay.
+R = (B, H_x, segments) rows: kv (R, K, V), z (R, K), total (R, K), the segment's log decay, in units of log 2.
+The mask hides keys and decays, not queries.
 """
 # mypy: ignore-errors
 # ruff: noqa: SIM108 - conditions at compile time stay apart from those at run time
@@ -11,22 +12,27 @@ R = (B, H_x, segments) rows: kv (R, K, V), z (R, K), total (R, K), the segment's
 import triton
 import triton.language as tl
 
+from linattn.ops.triton.channel_decay.kernels.decays import (
+    load_decay,
+    power,
+    rounded,
+    sums_of_decay_columns,
+)
 from linattn.ops.triton.channel_decay.kernels.parts import (
     add_product,
     live_keys,
     load_columns,
-    load_decay_columns,
     load_rows,
     place,
-    running_columns,
     spread,
+    tokens,
 )
 
 
 @triton.jit(do_not_specialize=["T", "span", "segments"])
 def segment_states_kernel(
     x, y, a, scale, e, mask, table, kv, z, total,
-    x_b, x_h, x_t, x_d, y_b, y_h, y_t, y_d, a_b, a_h, a_t, a_d, m_b, m_t,
+    x_b, x_h, x_t: tl.constexpr, y_b, y_h, y_t: tl.constexpr, a_b, a_h, a_t: tl.constexpr, m_b, m_t,
     H, G, T, span, segments,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, NK: tl.constexpr, NV: tl.constexpr,
     C: tl.constexpr, REVERSE: tl.constexpr, NORMALIZED: tl.constexpr, SHIFT: tl.constexpr, MASKED: tl.constexpr,
@@ -52,17 +58,19 @@ def segment_states_kernel(
             chunk = start + (chunks - 1 - i) * C
         else:
             chunk = start + i * C
-        live = live_keys(mask + chunk * m_t, m_t, r < end - chunk, C, MASKED)
-        a_c = load_decay_columns(a + chunk * a_t, a_t, a_d, chunk, first, end, dk, K, C, SHIFT)
-        x_c = load_columns(x + chunk * x_t, x_t, x_d, live, dk, K, C).to(tl.float32)
-        y_c = load_rows(y + chunk * y_t, y_t, y_d, live, dv, V, C)
-        chunk_total = tl.sum(a_c, 1)
-        P, rest = running_columns(a_c, chunk_total, C, EXACT)
-        if REVERSE:
-            x_c = x_c * tl.exp(P)
-        else:
-            x_c = x_c * tl.exp(rest)
-        kept = tl.exp(chunk_total)
+        live = tokens(end, chunk, C)
+        if not REVERSE:
+            live = live_keys(mask + chunk * m_t, m_t, live, C, MASKED)
+        a_c, _decaying = load_decay(
+            a + chunk * a_t, mask + chunk * m_t, a_t, m_t, chunk, first, end, dk, K, C, SHIFT, MASKED
+        )
+        a_c = rounded(a_c, EXACT, DT)
+        x_c = load_columns(x + chunk * x_t, x_t, live, dk, K, C).to(tl.float32)
+        y_c = load_rows(y + chunk * y_t, y_t, live, dv, V, C)
+        chunk_total = tl.sum(a_c.to(tl.float32), 0)
+        chosen = (r[:, None] <= r[None, :]) if REVERSE else (r[:, None] > r[None, :])
+        x_c = x_c * power(sums_of_decay_columns(tl.where(chosen, 1.0, 0.0), a_c, EXACT))
+        kept = power(chunk_total)
         if REVERSE and NORMALIZED:
             y_c = y_c.to(tl.float32) * tl.load(scale + bh * T + chunk + r, mask=live, other=0.0)[:, None]
             z_c = x_c * tl.load(e + bh * T + chunk + r, mask=live, other=0.0)[None, :]
@@ -118,7 +126,7 @@ def scan_states_kernel(
             row = bh * segments + segment
             gain = tl.load(kv + row * K * V + cell, mask=here, other=0.0)
             tl.store(kv + row * K * V + cell, state, mask=here)
-            kept = tl.exp(tl.load(total + row * K + dk, mask=dk < K, other=0.0))
+            kept = power(tl.load(total + row * K + dk, mask=dk < K, other=0.0))
             state = state * kept[:, None] + gain
             if vt == 0:
                 z_gain = tl.load(z + row * K + vector, mask=dk < K, other=0.0)

@@ -3,7 +3,7 @@
 One program per (query head, segment, K part, V part) walks its chunks from the last, with the gradient of the state
 after the chunk (BK, BV) in registers:
 
-    dv_s = exp(P_C - P_s) k_s dS + sum_{t in chunk} A_ts y_t,      dS <- exp(P_C) dS + sum_t exp(P_t) q_t y_t
+    dv_s = 2^(P_C - P_s) k_s dS + sum_{t in chunk} A_ts y_t,      dS <- 2^P_C dS + sum_t 2^P_t q_t y_t
 
 Names and shapes as in ``key_grad``; dv (NK, B, H, T, V). Chunks that are not mild are noted in ``strong``
 (NK, NV, B, H, slots, 2), as there.
@@ -13,27 +13,37 @@ Names and shapes as in ``key_grad``; dv (NK, B, H, T, V). Chunks that are not mi
 import triton
 import triton.language as tl
 
-from linattn.ops.triton.channel_decay.kernels.parts import (
+from linattn.ops.triton.channel_decay.kernels.decays import (
     LIMIT,
+    decay_row,
+    factor_columns,
+    factors,
+    load_decay,
+    passage,
+    power,
+    rounded,
+    running_columns,
+)
+from linattn.ops.triton.channel_decay.kernels.parts import (
     add_product,
-    around_middle,
+    fetch,
     live_keys,
     load_columns,
-    load_decay,
-    load_decay_columns,
     load_rows,
+    offsets,
+    on_rows,
     place,
     product,
-    running,
-    running_columns,
     spread,
+    tokens,
 )
 
 
 @triton.jit(do_not_specialize=["T", "span", "segments", "slots"])
 def value_grad_kernel(
     q, k, a, d_o, scale, mask, table, end_kv, dv, strong,
-    q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, a_b, a_h, a_t, a_d, g_b, g_h, g_t, g_d, m_b, m_t,
+    q_b, q_h, q_t: tl.constexpr, k_b, k_h, k_t: tl.constexpr, a_b, a_h, a_t: tl.constexpr,
+    g_b, g_h, g_t: tl.constexpr, m_b, m_t,
     B, H, G, T, span, segments, slots,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, NK: tl.constexpr, NV: tl.constexpr,
     C: tl.constexpr, NORMALIZED: tl.constexpr,
@@ -67,32 +77,40 @@ def value_grad_kernel(
     for i in range(0, chunks):
         slot = chunks - 1 - i
         chunk = start + slot * C
-        live = r < end - chunk
+        live = tokens(end, chunk, C)
         keys = live_keys(mask + chunk * m_t, m_t, live, C, MASKED)
-        a_c = load_decay(a + chunk * a_t, a_t, a_d, chunk, first, end, ck, K, C, SHIFT)
-        a_columns = load_decay_columns(a + chunk * a_t, a_t, a_d, chunk, first, end, ck, K, C, SHIFT)
-        q_columns = load_columns(q + chunk * q_t, q_t, q_d, live, ck, K, C).to(tl.float32)
-        k_c = load_rows(k + chunk * k_t, k_t, k_d, keys, ck, K, C).to(tl.float32)
-        y = load_rows(d_o + chunk * g_t, g_t, g_d, live, cv, V, C)
+        following = tl.maximum(chunk - C, start)
+        fetch(a + decay_row(following, first, SHIFT) * a_t, a_t, end - following, kt * BK, BK, C)
+        fetch(k + following * k_t, k_t, end - following, kt * BK, BK, C)
+        fetch(q + following * q_t, q_t, end - following, kt * BK, BK, C)
+        fetch(d_o + following * g_t, g_t, end - following, vt * BV, BV, C)
+        a_c, _decaying = load_decay(
+            a + chunk * a_t, mask + chunk * m_t, a_t, m_t, chunk, first, end, ck, K, C, SHIFT, MASKED
+        )
+        a_c = rounded(a_c, EXACT, DT)
+        q_columns = load_columns(q + chunk * q_t, q_t, live, ck, K, C)
+        P, early, late, weakest = running_columns(a_c, C, EXACT)
+        seen, met, after = passage(late, early, weakest, EXACT)
+        before = (grad * seen[:, None]).to(DT)
+        of_queries = factor_columns(P, a_c, early, late, weakest, C, False, EXACT)
+        reading = (q_columns.to(tl.float32) * power(of_queries)).to(DT)
+        y = load_rows(d_o + chunk * g_t, g_t, live, cv, V, C)
         if NORMALIZED:
             y = y.to(tl.float32) * tl.load(scale + bh * T + chunk + r, mask=live, other=0.0)[:, None]
         y = y.to(DT)
-        P, rest, total = running(a_c, C, EXACT)
-        P_columns, _rest_columns = running_columns(a_columns, total, C, EXACT)
-        found = product((k_c * tl.exp(rest)).to(DT), grad.to(DT), PRECISION)
+        grad = add_product(grad * met[:, None], reading, y, PRECISION) * after[:, None]
+        k_c = load_rows(k + chunk * k_t, k_t, keys, ck, K, C)
+        _of_queries, of_keys = factors(a_c, early, late, weakest, C, EXACT)
+        writing = (k_c.to(tl.float32) * power(of_keys)).to(DT)
+        found = product(writing, before, PRECISION)
         mild = False
         if not EXACT:
-            mild = tl.min(total) > -LIMIT
-            _own_away, back = around_middle(P, total)
-            away = tl.where(
-                (spread(tl.min(total), total) > -LIMIT)[:, None], tl.exp(P_columns - 0.5 * total[:, None]), 0.0
-            )
-            A_t = product((k_c * back).to(DT), (q_columns * away).to(DT), PRECISION)  # key by query
-            A_t = tl.where(r[:, None] <= r[None, :], A_t, 0.0)
+            mild = weakest > -LIMIT
+            A_t = product(writing, reading, PRECISION)  # key by query
+            A_t = tl.where((r[:, None] <= r[None, :]) & (spread(weakest, A_t) > -LIMIT), A_t, 0.0)
             found = add_product(found, A_t.to(DT), y, PRECISION)
-        grad = add_product(grad * tl.exp(total)[:, None], (q_columns * tl.exp(P_columns)).to(DT), y, PRECISION)
         found = tl.where(keys[:, None], found, 0.0).to(dv.dtype.element_ty)
-        here = live[:, None] & (cv < V)[None, :]
-        tl.store(dv + chunk * V + (r[:, None] * V + cv[None, :]), found, mask=here)
+        here = on_rows(live, cv, V)
+        tl.store(dv + chunk * V + offsets(cv, V, C), found, mask=here)
         tl.store(strong + slot * 2, tl.where(mild, -1, chunk))
         tl.store(strong + slot * 2 + 1, tl.minimum(chunk + C, end))
