@@ -134,6 +134,7 @@ def test_what_runs_beside_kernels_is_seen_and_views_are_not():
         ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT", "matrix product"),
         ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_kernel", "flash softmax"),
         ("Memset (Device)", "copies and fills"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>", "copies and fills"),
         ("void at::native::reduce_kernel<512, 1>", "eager"),
         ("something", "other"),
     ],
@@ -152,6 +153,14 @@ def test_our_kernels_are_known_and_eager_ones_named():
     assert found["top"][0] == {"kernel": own, "kind": "linattn", "calls": 3, "ms": 0.75, "share": 0.75}
     products = profile_step(lambda: torch.ones(64, 64) @ torch.ones(64, 64), CPU)
     assert "matrix product" in products["shares"]
+
+
+def test_a_map_is_eager_if_every_call_of_attention_has_a_kernel_of_it():
+    eager, fill = (f"void at::native::vectorized_elementwise_kernel<4, {x}>" for x in ("pow", "FillFunctor<float>"))
+    for kernels, where in (({eager: 12}, "eager"), ({eager: 1}, "compiled"), ({fill: 36}, "compiled")):
+        row = ModelRow("c", "relu", "compiled", explain={"triton: fast": 12}, beside={"aten.mul": 12})
+        row.profile = {"eager_elementwise": kernels}
+        assert row.feature_map == where
 
 
 def test_kernels_are_asserted_on_a_gpu():

@@ -18,8 +18,8 @@ KINDS = (
     ("flash softmax", r"flash|fmha|sdpa|scaled_dot_product"),
     ("matrix product", r"gemm|cutlass|nvjet|cublas|xmma|addmm|\bmm\b|bmm|matmul|linear|convolution|conv2d"),
     ("inductor", r"^triton_|^graph_\d|cpp_fused"),
+    ("copies and fills", r"FillFunctor|memcpy|memset|CatArray|copy_"),
     ("eager elementwise", r"elementwise_kernel"),
-    ("copies and fills", r"memcpy|memset|CatArray|copy_"),
     ("eager", r"at::native|at_cuda|^aten::"),
 )  # fmt: skip
 
