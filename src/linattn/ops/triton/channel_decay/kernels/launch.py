@@ -20,13 +20,13 @@ from linattn.ops.triton.channel_decay.kernels.plan import (
     blocks_of,
     cut_up,
     flags,
-    grid,
-    launch,
     mask_strides,
     near_widths,
     no_chunks,
+    options_of,
     parts_of,
     plan_for,
+    programs_of,
     slots_of,
     strides_of,
     widths,
@@ -34,6 +34,7 @@ from linattn.ops.triton.channel_decay.kernels.plan import (
 from linattn.ops.triton.channel_decay.kernels.query_grad import query_grad_kernel
 from linattn.ops.triton.channel_decay.kernels.states import scan_states_kernel, segment_states_kernel
 from linattn.ops.triton.channel_decay.kernels.value_grad import value_grad_kernel
+from linattn.ops.triton.launching import launch
 
 
 def forward(
@@ -63,18 +64,20 @@ def forward(
         strong = q.new_full((parts, B, H, slots, 2), -1, dtype=torch.int64)
         strides = *strides_of(q, x.k, x.v, x.a), *mask_strides(x)
         mask = any_of(x.mask, q)
-        forward_kernel[grid(x, cut, tiles)](
+        launch(
+            forward_kernel, programs_of(x, cut, tiles),
             q, x.k, x.v, x.a, mask, any_of(cut.table, q), any_of(start_kv, q), any_of(start_z, q), o, den, den_state,
             strong, kv, z, *strides, B, H, x.groups, T, cut.span, cut.segments, slots, eps, **widths(x, tiles),
             NORMALIZER=normalizer, **flags(x, cut), HAS_START=start_kv is not None, HAS_FINAL=need_state,
-            **launch(tiles),
+            **options_of(tiles),
         )  # fmt: skip
         near = replace(tiles, warps=plan.near.warps, stages=1)
         blocks, block = blocks_of(x, slots, near)
-        near_kernel[(blocks,)](
+        launch(
+            near_kernel, blocks,
             q, x.k, x.v, x.a, mask, o, den, den_state, strong, *strides, B, H, x.groups, T, slots, eps,
             **near_widths(x, near), BLOCK=block, NORMALIZER=normalizer, SHIFT=int(x.shift),
-            MASKED=x.mask is not None, **launch(near),
+            MASKED=x.mask is not None, **options_of(near),
         )  # fmt: skip
     if parts == 1:
         return o[0].to(dtype), den[0] if normalizer else den, kv, z
@@ -137,28 +140,33 @@ def _sweeps(
     sizes = B, H, G, T, cut.span, cut.segments
     normalized, has_end = bool(normalizer), d_kv_1 is not None
     strong = no_chunks(x, cut, tiles)
-    query_grad_kernel[grid(x, cut, queries)](
+    launch(
+        query_grad_kernel, programs_of(x, cut, queries),
         *inputs, table, any_of(start_kv, q), any_of(start_z, q), dq, da, strong, *strides, *sizes, slots,
-        **widths(x, queries), NORMALIZED=normalized, **flags(x, cut), HAS_START=start_kv is not None, **launch(queries),
+        **widths(x, queries), NORMALIZED=normalized, **flags(x, cut), HAS_START=start_kv is not None,
+        **options_of(queries),
     )  # fmt: skip
-    key_grad_kernel[grid(x, cut, tiles)](
+    launch(
+        key_grad_kernel, programs_of(x, cut, tiles),
         *inputs, table, any_of(start_kv, q), any_of(start_z, q), kv_1, z_1, any_of(end_kv, q), any_of(end_z, q),
         dk, da, strong, d_kv, d_z, *strides, *sizes, slots, **widths(x, tiles),
-        NORMALIZED=normalized, **flags(x, cut), HAS_START=kv_0 is not None, HAS_END=has_end, **launch(tiles),
+        NORMALIZED=normalized, **flags(x, cut), HAS_START=kv_0 is not None, HAS_END=has_end, **options_of(tiles),
     )  # fmt: skip
     strong_values = no_chunks(x, cut, values)
-    value_grad_kernel[grid(x, cut, values)](
+    launch(
+        value_grad_kernel, programs_of(x, cut, values),
         q, k, a, d_o, scale, mask, table, any_of(end_kv, q), dv, strong_values,
         *strides_of(q, k, a, d_o), *mask_strides(x), *sizes, slots_of(x, cut, values),
-        **widths(x, values), NORMALIZED=normalized, **flags(x, cut), HAS_END=has_end, **launch(values),
+        **widths(x, values), NORMALIZED=normalized, **flags(x, cut), HAS_END=has_end, **options_of(values),
     )  # fmt: skip
     for of_values, noted, those in ((False, strong, tiles), (True, strong_values, values)):
         near = replace(those, warps=plan.near.warps, stages=1)
         blocks, block = blocks_of(x, noted.shape[4], near)
-        near_grad_kernel[(blocks,)](
+        launch(
+            near_grad_kernel, blocks,
             *inputs, dq, dk, dv, da, noted, *strides, B, H, G, T, noted.shape[4], **near_widths(x, near), BLOCK=block,
             NORMALIZED=normalized, OF_VALUES=of_values,
-            SHIFT=int(x.shift), MASKED=x.mask is not None, **launch(near),
+            SHIFT=int(x.shift), MASKED=x.mask is not None, **options_of(near),
         )  # fmt: skip
     return [
         _added(dq, 1, q.dtype), _added(dk, G, k.dtype), _added(dv, G, v.dtype), _added(da, G, a.dtype),
@@ -169,11 +177,12 @@ def segment_starts(x: Inputs, cut: Cut, tiles: Tiles, kv_0: Tensor | None, z_0: 
     """The state before each segment, kv (B H_kv segments, K, V) and z (.., K)."""
     B, T, none = x.sizes[0], x.sizes[2], x.k
     kv, z, total = _segment_buffers(x, cut, x.k.shape[1])
-    segment_states_kernel[(B * x.k.shape[1] * cut.segments * parts_of(x, tiles),)](
+    launch(
+        segment_states_kernel, B * x.k.shape[1] * cut.segments * parts_of(x, tiles),
         x.k, x.v, x.a, none, none, any_of(x.mask, x.k), any_of(cut.table, x.k), kv, z, total,
         *strides_of(x.k, x.v, x.a), *mask_strides(x), x.k.shape[1], 1, T, cut.span, cut.segments,
         **widths(x, tiles), REVERSE=False, NORMALIZED=False, SHIFT=int(x.shift), MASKED=x.mask is not None,
-        PACKED=cut.table is not None, **launch(tiles),
+        PACKED=cut.table is not None, **options_of(tiles),
     )  # fmt: skip
     _scan(x, cut, tiles, kv, z, total, kv_0, z_0, x.k.shape[1], 1, reverse=False)
     return kv, z
@@ -186,11 +195,12 @@ def _segment_ends(
     """The gradient of the state after each segment, by query head."""
     B, H, T, _, _ = x.sizes
     kv, z, total = _segment_buffers(x, cut, H)
-    segment_states_kernel[(B * H * cut.segments * parts_of(x, tiles),)](
+    launch(
+        segment_states_kernel, B * H * cut.segments * parts_of(x, tiles),
         x.q, d_o, x.a, scale, e, any_of(x.mask, x.q), any_of(cut.table, x.q), kv, z, total,
         *strides_of(x.q, d_o, x.a), *mask_strides(x), H, x.groups, T, cut.span, cut.segments,
         **widths(x, tiles), REVERSE=True, NORMALIZED=normalized, SHIFT=int(x.shift), MASKED=x.mask is not None,
-        PACKED=cut.table is not None, **launch(tiles),
+        PACKED=cut.table is not None, **options_of(tiles),
     )  # fmt: skip
     _scan(x, cut, tiles, kv, z, total, d_kv_1, d_z_1, H, x.groups, reverse=True)
     return kv, z
@@ -210,7 +220,8 @@ def _scan(
     _, _, _, K, V = x.sizes
     # The scan is a chain of loads: many programs hide their latency.
     small = replace(tiles, k=min(tiles.k, 32), v=min(tiles.v, 64))
-    scan_states_kernel[(x.q.shape[0] * heads * parts_of(x, small),)](
+    launch(
+        scan_states_kernel, x.q.shape[0] * heads * parts_of(x, small),
         kv, z, total, any_of(kv_0, x.q), any_of(z_0, x.q), any_of(cut.table, x.q), heads, cut.segments,
         K=K, V=V, BK=small.k, BV=small.v, NK=triton.cdiv(K, small.k), NV=triton.cdiv(V, small.v), REVERSE=reverse,
         PACKED=cut.table is not None, HAS_START=kv_0 is not None, STEP=step, num_warps=4,
@@ -222,7 +233,8 @@ def _delta(o: Tensor, d_o: Tensor, den: Tensor, normalizer: int, eps: float) -> 
     scale, e = torch.empty_like(den), torch.empty_like(den)
     width = max(16, triton.next_power_of_2(V))
     rows = max(1, 4096 // width)
-    normalizer_gradient[(triton.cdiv(den.numel(), rows),)](
+    launch(
+        normalizer_gradient, triton.cdiv(den.numel(), rows),
         o, d_o, den, scale, e, *d_o.stride(), H, T, den.numel(), eps,
         V=V, BV=width, C=rows, NORMALIZER=normalizer, TIMES_N=False, num_warps=4,
     )  # fmt: skip

@@ -157,8 +157,8 @@ def no_chunks(x: Inputs, cut: Cut, tiles: Tiles) -> Tensor:
     return x.q.new_full(shape, -1, dtype=torch.int64)
 
 
-def grid(x: Inputs, cut: Cut, tiles: Tiles) -> tuple[int]:
-    return (x.sizes[0] * x.sizes[1] * cut.segments * parts_of(x, tiles),)
+def programs_of(x: Inputs, cut: Cut, tiles: Tiles) -> int:
+    return x.sizes[0] * x.sizes[1] * cut.segments * parts_of(x, tiles)
 
 
 def widths(x: Inputs, tiles: Tiles) -> dict[str, int]:
@@ -189,7 +189,7 @@ def flags(x: Inputs, cut: Cut) -> dict[str, Any]:
     }
 
 
-def launch(tiles: Tiles) -> dict[str, int]:
+def options_of(tiles: Tiles) -> dict[str, int]:
     return {"num_warps": tiles.warps, "num_stages": tiles.stages}
 
 
