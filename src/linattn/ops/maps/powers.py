@@ -110,5 +110,5 @@ class ShiftedPower(WideMap):
 
 
 def _table(a: Tensor, b: Tensor, head_dim: int) -> Tensor:
-    """Two numbers for all heads and features, ``(1, 1, 2, 2D)``."""
-    return torch.stack([a, b]).float()[None, None, :, None].expand(1, 1, 2, 2 * head_dim)
+    """Two numbers for all heads and features, ``(1, 1, 2, 2D)``, written out for both passes."""
+    return torch.stack([a, b]).float()[None, None, :, None].expand(1, 1, 2, 2 * head_dim).contiguous()
