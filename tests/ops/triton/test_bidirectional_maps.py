@@ -1,5 +1,6 @@
 """Feature maps inside the bidirectional kernels: outputs, states and every gradient against the maps in fp64."""
 
+import math
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from linattn.ops.triton.bidirectional import config, launch
 from linattn.ops.triton.bidirectional.attend import attend_all
 from linattn.ops.triton.bidirectional.config import Config, can_fuse
 from linattn.ops.triton.bidirectional.library import bidirectional
-from linattn.ops.triton.bidirectional.maps import maps_of
+from linattn.ops.triton.bidirectional.maps import _summed_table, maps_of
 from linattn.ops.triton.support import MAP_CODES
 from linattn.ops.types import LinearState
 from linattn.testing.poison import poisoned_allocations
@@ -208,3 +209,17 @@ def test_large_shapes(name: str, dtype: torch.dtype) -> None:
     check(draw(name, dtype, B=8, H=6, H_kv=6, Tq=196, Tk=196, D=D, V=D))
     narrow = D if dtype == torch.bfloat16 else 16
     check(draw(name, dtype, B=2, H=4, H_kv=2, Tq=3000, Tk=3136, D=narrow, V=D, state=True))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("heads", ["one", "flows", "key heads", "query heads"])
+def test_parts_of_a_table_are_added_where_it_is_shared(batch, heads):
+    """Against autograd through a table that is expanded to everything that reads it."""
+    segments, N, H_kv, flows, G, F = 2, 3, 2, 2, 3, 5
+    parts = torch.randn(segments, N, H_kv, flows, G, 2, F, dtype=torch.float64)
+    # A query head is h G + g, and its flows stand side by side.
+    sizes = {"one": (1, 1, 1), "flows": (1, 1, flows), "key heads": (H_kv, 1, flows), "query heads": (H_kv, G, flows)}
+    table = torch.randn(batch, math.prod(sizes[heads]), 2, F, dtype=torch.float64, requires_grad=True)
+    read = table.unflatten(1, sizes[heads]).transpose(2, 3).expand(segments, N, H_kv, flows, G, 2, F)
+    (expected,) = torch.autograd.grad(read, table, parts)
+    torch.testing.assert_close(_summed_table(parts, table.shape), expected)

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from linattn.ops.triton.causal.library import causal_directly, triton_causal
-from linattn.ops.triton.direct import is_watched
+from linattn.ops.triton.direct import is_traced
 from linattn.ops.triton.exponential.library import exponential_directly, triton_exponential
 from ops.triton.device import DEVICE
 
@@ -69,9 +69,9 @@ def test_who_watches_sees_the_operator(leaves: list[Tensor]) -> None:
     with Watch():
         torch.autograd.grad(causal(causal_directly, leaves)[0].sum(), leaves[:3])
     assert {"linattn.triton_causal.default", "linattn.triton_causal_backward.default"} <= seen
-    assert not is_watched((leaves[0], None, 1, True, 0.5, torch.float32, torch.nn.Parameter(leaves[1].detach())))
-    assert is_watched((leaves[0].detach().as_subclass(type("Own", (Tensor,), {})), None))
-    assert torch.func.vmap(lambda x: x * float(is_watched((leaves[0],))))(torch.ones(2)).tolist() == [1.0, 1.0]
+    assert not is_traced((leaves[0], None, 1, True, 0.5, torch.float32, torch.nn.Parameter(leaves[1].detach())))
+    assert is_traced((leaves[0].detach().as_subclass(type("Own", (Tensor,), {})), None))
+    assert torch.func.vmap(lambda x: x * float(is_traced((leaves[0],))))(torch.ones(2)).tolist() == [1.0, 1.0]
 
 
 def test_a_second_derivative_is_refused(leaves: list[Tensor]) -> None:

@@ -93,7 +93,7 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> Any:
     found = SimpleNamespace(
         JITFunction=Kernel, CompiledKernel=Compiled, driver=SimpleNamespace(active=driver), knobs=knobs
     )
-    monkeypatch.setattr(launching, "_internals", lambda: found)
+    monkeypatch.setattr(launching, "internals", lambda: found)
     monkeypatch.setattr(launching, "_remembered", {})
     return found
 

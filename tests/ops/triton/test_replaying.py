@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from linattn import create_mechanism, linear_attention
 from linattn.ops.triton import launching, replaying
 from linattn.ops.triton.causal import config
 from linattn.ops.triton.causal.library import _backward as causal_backward
@@ -63,7 +64,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Compiled]:
     triton = SimpleNamespace(
         JITFunction=type(bidirectional_sum), CompiledKernel=Compiled, driver=SimpleNamespace(active=driver), knobs=None
     )
-    monkeypatch.setattr(launching, "_internals", lambda: triton)
+    monkeypatch.setattr(launching, "internals", lambda: triton)
     monkeypatch.setattr(launching, "_launch_ordinarily", compile_and_launch)
     monkeypatch.setattr(launching, "is_watched", lambda knobs, kernel=None: False)
     monkeypatch.setattr(launching, "_remembered", {})
@@ -172,12 +173,34 @@ def test_causal_passes_by_scripts(compiled: list[Compiled], norm: int, monkeypat
     assert {type(step) for step in steps} == {Allocation, Launch}
 
 
+@needs_interpreter
+@pytest.mark.parametrize("name", ["relu", "nala"])
+def test_mechanisms_have_scripts_of_both_passes(compiled: list[Compiled], name: str) -> None:
+    """A map whose numbers are made into a table inside the operator would have none."""
+    mechanism = create_mechanism(name, num_heads=2, head_dim=D, impl="triton")
+    leaves = [torch.rand(1, 2, T, D, requires_grad=True) for _ in range(3)]
+    for _ in range(2):
+        torch.autograd.grad(mechanism(*leaves).sum(), leaves)
+    scripts = [script for known in replaying._all_scripts for script in known.values()]
+    assert [type(script) for script in scripts] == [Script, Script]
+
+
+@needs_interpreter
+@pytest.mark.parametrize("causal", [False, True])
+def test_tensors_of_a_subclass_run_as_they_are(causal: bool) -> None:
+    class Own(Tensor):
+        pass
+
+    plain = torch.rand(3, 1, 2, T, D)
+    found = linear_attention(*plain.as_subclass(Own).unbind(), causal=causal, impl="triton")
+    assert type(found) is Own
+    assert torch.equal(found.as_subclass(Tensor), linear_attention(*plain.unbind(), causal=causal, impl="triton"))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 @pytest.mark.parametrize("shape", [(2, 2, 80, 64), (1, 2, 600, 32)])
 def test_scripts_compute_the_same_on_a_gpu(shape: tuple[int, ...]) -> None:
-    from linattn import linear_attention
-
     def outcome(seed: int, causal: bool) -> list[Tensor]:
         generator = torch.Generator(DEVICE).manual_seed(seed)
         leaves = [torch.randn(shape, device=DEVICE, generator=generator).bfloat16().requires_grad_() for _ in range(3)]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 Function = Callable[..., Any]
-PLAIN = frozenset((Tensor, nn.Parameter, type(None), bool, int, float, str, torch.dtype))
+UNTRACED = frozenset((Tensor, nn.Parameter, type(None), bool, int, float, str, torch.dtype))
 
 
 def shortest(operator: Function, forward: Function, backward: Function, remember: Function, gradients: Function) -> Any:
@@ -32,24 +32,15 @@ def shortest(operator: Function, forward: Function, backward: Function, remember
             return gradients(ctx, *of_outputs) if torch.is_grad_enabled() else gradients(ctx, *of_outputs, run=backward)
 
     def run(*arguments: Any) -> Any:
-        if is_watched(arguments):
+        if is_traced(arguments):
             return operator(*arguments)
         return Directly.apply(*arguments) if torch.is_grad_enabled() else forward(*arguments)
 
     return run
 
 
-def is_watched(arguments: tuple[Any, ...]) -> bool:
+def is_traced(arguments: tuple[Any, ...]) -> bool:
     """Whether a compiler, a mode, a transform of ``torch.func`` or a subclass of tensors wants to see the operator."""
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or torch._C._are_functorch_transforms_active():
         return True
-    return not PLAIN.issuperset(map(type, arguments))
-
-
-def whole_state(d_kv: Tensor | None, d_z: Tensor | None, V: int) -> tuple[Tensor | None, Tensor | None]:
-    """The gradient of a state of which one part was used; None where none was."""
-    if d_kv is None and d_z is not None:
-        d_kv = d_z.new_zeros(*d_z.shape, V)
-    if d_z is None and d_kv is not None:
-        d_z = d_kv.new_zeros(d_kv.shape[:3])
-    return d_kv, d_z
+    return not UNTRACED.issuperset(map(type, arguments))

@@ -46,7 +46,7 @@ def launch(kernel: Any, programs: int, *args: Any, **constants: Any) -> None:
     """
     if programs == 0:
         return
-    triton = _internals()
+    triton = internals()
     if triton is None or type(kernel) is not triton.JITFunction or is_watched(triton.knobs, kernel):
         _launch_ordinarily(kernel, programs, args, constants)
         _tell(None, programs, args)
@@ -57,6 +57,11 @@ def launch(kernel: Any, programs: int, *args: Any, **constants: Any) -> None:
     key = (kernel.fn, device, *key)
     found = _remembered.get(key)
     if found is None:
+        like = _first_tensor(args)
+        if like.is_cuda and like.get_device() != device:
+            with torch.cuda.device(like.device):
+                launch(kernel, programs, *args, **constants)
+            return
         compiled = _launch_ordinarily(kernel, programs, args, constants)
         if type(compiled) is triton.CompiledKernel and can_remember(args, constants, device):
             if len(_remembered) >= MOST:
@@ -131,12 +136,16 @@ def forget() -> None:
 
 
 def _launch_ordinarily(kernel: Any, programs: int, args: tuple[Any, ...], constants: dict[str, Any]) -> Any:
-    like = next(x for x in args if isinstance(x, Tensor))
     # Triton launches on the current device, which need not be that of the tensors.
+    like = _first_tensor(args)
     if not like.is_cuda or like.get_device() == torch.cuda.current_device():
         return kernel[(programs,)](*args, **constants)
     with torch.cuda.device(like.device):
         return kernel[(programs,)](*args, **constants)
+
+
+def _first_tensor(args: tuple[Any, ...]) -> Tensor:
+    return next(x for x in args if isinstance(x, Tensor))
 
 
 class _Internals(NamedTuple):
@@ -147,7 +156,7 @@ class _Internals(NamedTuple):
 
 
 @cache
-def _internals() -> _Internals | None:
+def internals() -> _Internals | None:
     """What of Triton a remembered launch needs; None with a release, or a vendor, that was not read for it."""
     oldest, newest = KNOWN_RELEASES
     if TRITON is None or not oldest <= TRITON < newest or torch.version.hip is not None:

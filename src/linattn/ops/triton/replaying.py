@@ -72,9 +72,9 @@ def replayed(function: Callable[..., Any], unless: Callable[[], bool] = lambda: 
     @wraps(function)
     def run(*arguments: Any) -> Any:
         tensors = [x for x in arguments if type(x) in PLAIN]
-        triton = launching._internals()
-        # Without a GPU there is no driver to ask.
-        if triton is None or not is_on_gpu(tensors[0]) or unless():
+        triton = launching.internals()
+        # Without a GPU there is no driver to ask. Tensors of a subclass are none of those.
+        if triton is None or not tensors or not is_on_gpu(tensors[0]) or unless():
             return function(*arguments)
         driver = triton.driver.active
         device = driver.get_current_device()

@@ -1,7 +1,5 @@
 """Bidirectional attention and its gradients by the kernels that serve the shape."""
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 from torch import Tensor
 
@@ -23,15 +21,14 @@ from linattn.ops.triton.bidirectional.wide import backward_wide
 
 def forward(x: Inputs, output: Tensor, state: Tensor, config: Config | None = None) -> None:
     w = x.widths
-    with device_of(x.q):
-        if fits_one_program(x):
-            launch_forward(x, w, output, state, config or short_config(x))
-            return
-        assert x.maps is None or fits_programs(x), "no kernel runs these maps itself: see can_fuse"
-        of_query, of_key = arguments_of(x)
-        by_key, by_query = config or long_config(x, "gather"), config or long_config(x, "read")
-        gather(x, w, x.k, x.v, None, None, x.key_mask, x.initial, True, of_key, state, by_key)
-        read(x, w, state, of_query, output, by_query)
+    if fits_one_program(x):
+        launch_forward(x, w, output, state, config or short_config(x))
+        return
+    assert x.maps is None or fits_programs(x), "no kernel runs these maps itself: see can_fuse"
+    of_query, of_key = arguments_of(x)
+    by_key, by_query = config or long_config(x, "gather"), config or long_config(x, "read")
+    gather(x, w, x.k, x.v, None, None, x.key_mask, x.initial, True, of_key, state, by_key)
+    read(x, w, state, of_query, output, by_query)
 
 
 def backward(
@@ -47,31 +44,23 @@ def backward(
     dq, dk = (like.new_empty((*shape, *like.shape)) for like in (x.q, x.k))
     dv = x.v.new_empty(x.v.shape)
     query, key = (None, None) if x.maps is None else (x.maps.query, x.maps.key)
-    with device_of(x.q):
-        if fits_one_program(x) and joined:
-            of_query, of_key = backward_joined_short(x, w, d_output, dq, dk, dv, learn, config)
-        elif fits_one_program(x):
-            config = config or short_config(x, backward=True)
-            of_query, of_key = launch_backward(x, w, d_output, d_state, dq, dk, dv, d_initial, learn, config)
+    if fits_one_program(x) and joined:
+        of_query, of_key = backward_joined_short(x, w, d_output, dq, dk, dv, learn, config)
+    elif fits_one_program(x):
+        config = config or short_config(x, backward=True)
+        of_query, of_key = launch_backward(x, w, d_output, d_state, dq, dk, dv, d_initial, learn, config)
+    else:
+        total = d_initial if x.initial is not None else torch.empty_like(state)
+        if joined:
+            of_query, of_key = backward_joined_long(x, w, d_output, state, dq, dk, dv, total, learn, config)
+        elif fits_programs(x):
+            by_query, by_key = config or long_config(x, "query_grad"), config or long_config(x, "key_grad")
+            of_query = query_grad(x, w, d_output, d_state, state, dq, total, learn[0], by_query)
+            of_key = key_grad(x, w, total, dk, dv, learn[1], by_key)
         else:
-            total = d_initial if x.initial is not None else torch.empty_like(state)
-            if joined:
-                of_query, of_key = backward_joined_long(x, w, d_output, state, dq, dk, dv, total, learn, config)
-            elif fits_programs(x):
-                by_query, by_key = config or long_config(x, "query_grad"), config or long_config(x, "key_grad")
-                of_query = query_grad(x, w, d_output, d_state, state, dq, total, learn[0], by_query)
-                of_key = key_grad(x, w, total, dk, dv, learn[1], by_key)
-            else:
-                config = config or long_config(x, "key_grad")
-                backward_wide(x, w, d_output, d_state, state, dq, dk, dv, total, config)
-                of_query, of_key = (new_grads(None, 1, 1, like, 1, w, False) for like in (x.q, x.k))
-        if shape:
-            dq, dk = dq[0] + dq[1], dk[0] + dk[1]
-        return dq, dk, dv, summed(of_query, query), summed(of_key, key)
-
-
-def device_of(like: Tensor) -> AbstractContextManager[object]:
-    # The context costs more than to see that it is not needed.
-    if not like.is_cuda or like.device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(like.device)
+            config = config or long_config(x, "key_grad")
+            backward_wide(x, w, d_output, d_state, state, dq, dk, dv, total, config)
+            of_query, of_key = (new_grads(None, 1, 1, like, 1, w, False) for like in (x.q, x.k))
+    if shape:
+        dq, dk = dq[0] + dq[1], dk[0] + dk[1]
+    return dq, dk, dv, summed(of_query, query), summed(of_key, key)

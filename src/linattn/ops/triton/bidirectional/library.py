@@ -9,6 +9,7 @@ from torch import Tensor
 from linattn.ops.triton.bidirectional import launch
 from linattn.ops.triton.bidirectional.config import Inputs, Maps, Side, fits_one_program
 from linattn.ops.triton.direct import shortest
+from linattn.ops.triton.gradients import or_zeros
 from linattn.ops.triton.replaying import replayed
 
 
@@ -101,8 +102,7 @@ def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 def _gradients(ctx, d_output, d_state, run=bidirectional_backward):  # type: ignore[no-untyped-def]
     saved = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
     q, _, v, *_ = saved
-    if d_output is None:
-        d_output = q.new_zeros(()).expand(*q.shape[:3], v.shape[3])
+    d_output = or_zeros(d_output, q, v.shape[3])
     needed = ctx.needs_input_grad
     found = run(d_output, d_state, *saved, *ctx.options, needed[10], needed[13])
     dq, dk, dv, d_initial, *of_maps = found

@@ -7,7 +7,8 @@ from linattn.ops.triton.causal import both_ways
 from linattn.ops.triton.causal.config import is_tried
 from linattn.ops.triton.causal.passes import Border, Gates, Marks, Passes, State
 from linattn.ops.triton.causal.widths import reachable, reachable_gradient
-from linattn.ops.triton.direct import shortest, whole_state
+from linattn.ops.triton.direct import shortest
+from linattn.ops.triton.gradients import or_zeros, whole_state
 from linattn.ops.triton.replaying import replayed
 
 
@@ -154,7 +155,7 @@ def _gradients(ctx, d_out, d_den, d_kv, d_z, run=triton_causal_backward):  # typ
     *saved, log_input = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
     # An argument that has its default is none for torch.
     need_decay, need_input = ctx.needs_input_grad[5], log_input is not None and ctx.needs_input_grad[14]
-    d_out = saved[8].new_zeros(()).expand(saved[8].shape) if d_out is None else d_out
+    d_out = or_zeros(d_out, saved[8])
     d_state = whole_state(d_kv, d_z, saved[2].shape[3]) if ctx.need_state else (None, None)
     *found, d_kv, d_z, da, di = run(d_out, *d_state, *saved, *ctx.options, need_decay, log_input, need_input)
     first = (None, None) if saved[3] is None else (d_kv, d_z)

@@ -22,8 +22,7 @@ def channel_decay(
     from linattn.ops.triton.channel_decay.kernels.plan import Inputs
 
     inputs = Inputs(_rows(q), _rows(k), _rows(v), _rows(log_decay), _bytes(key_mask), cu_seqlens, shift)
-    with _on(q):
-        return launch.forward(inputs, kv, z, normalizer, eps, dtype, need_state)
+    return launch.forward(inputs, kv, z, normalizer, eps, dtype, need_state)
 
 
 @torch.library.custom_op("linattn::triton_channel_decay_backward", mutates_args=())
@@ -38,10 +37,8 @@ def channel_decay_backward(
 
     inputs = Inputs(_rows(q), _rows(k), _rows(v), _rows(log_decay), _bytes(key_mask), cu_seqlens, shift)
     d_kv, d_z = (None if t is None else t.contiguous() for t in (d_kv, d_z))
-    with _on(q):
-        return launch.backward(
-            inputs, kv, z, o, den, kv_1, z_1, _rows(reachable_gradient(d_o)), d_kv, d_z, normalizer, eps
-        )
+    d_o = _rows(reachable_gradient(d_o))
+    return launch.backward(inputs, kv, z, o, den, kv_1, z_1, d_o, d_kv, d_z, normalizer, eps)
 
 
 @channel_decay.register_fake
@@ -89,8 +86,3 @@ def _rows(x: Tensor) -> Tensor:
 
 def _bytes(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else mask.view(torch.uint8)
-
-
-def _on(like: Tensor) -> torch.cuda.device:
-    """Kernels start on the current device: make it that of the tensors (-1 leaves it as it is)."""
-    return torch.cuda.device(like.device.index if like.device.type == "cuda" else -1)

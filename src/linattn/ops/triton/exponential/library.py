@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from linattn.ops.triton.causal.widths import reachable, reachable_gradient
-from linattn.ops.triton.direct import shortest, whole_state
+from linattn.ops.triton.direct import shortest
 from linattn.ops.triton.exponential.config import D_K, D_Q, D_V, OUTPUT
 from linattn.ops.triton.exponential.passes import Passes, State, Units
+from linattn.ops.triton.gradients import or_zeros, whole_state
 
 
 def _forward(
@@ -100,7 +101,7 @@ def _gradients(ctx, d_out, d_kv, d_z, *_, run=triton_exponential_backward):  # t
     """The maximum cancels from whatever is computed in its units: it counts as a constant, except where it starts."""
     saved = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
     kv, z, cu_seqlens, out = saved[5:9]
-    d_out = out.new_zeros(()).expand(out.shape) if d_out is None else d_out
+    d_out = or_zeros(d_out, out)
     need_gates = any(ctx.needs_input_grad[3:5])
     d_state = whole_state(d_kv, d_z, out.shape[3]) if ctx.need_state else (None, None)
     dq, dk, dv, d_i, d_f, d_kv, d_z = run(d_out, *d_state, *saved, need_gates)

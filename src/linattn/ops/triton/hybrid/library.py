@@ -6,6 +6,7 @@ from torch import Tensor
 from linattn.ops.hybrid_layout import take
 from linattn.ops.triton.causal.widths import reachable_gradient
 from linattn.ops.triton.direct import shortest
+from linattn.ops.triton.gradients import or_zeros
 from linattn.ops.triton.hybrid.passes import Passes, Saved, Slots, State, readable
 
 
@@ -89,8 +90,7 @@ def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 def _gradients(ctx, d_out, *_, run=triton_hybrid_backward):  # type: ignore[no-untyped-def]
     saved = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
-    out = saved[19]
-    found = run(out.new_zeros(()).expand(out.shape) if d_out is None else d_out, *saved, *ctx.options)
+    found = run(or_zeros(d_out, saved[19]), *saved, *ctx.options)
     given = ctx.needs_input_grad[:11]
     return *(x if needed else None for x, needed in zip(found, given, strict=True)), *(None,) * 17
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops.triton.direct import shortest
+from linattn.ops.triton.gradients import or_zeros
 from linattn.ops.triton.launching import launch
 from linattn.ops.triton.replaying import replayed
 
@@ -93,7 +94,7 @@ def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 def _gradients(ctx, gq, gk, d_variance, *unused, run=reflected_backward):  # type: ignore[no-untyped-def]
     saved = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
     q, k, *_, center, _ = saved
-    gq, gk = (x.new_zeros(()).expand(x.shape) if g is None else g for x, g in ((q, gq), (k, gk)))
+    gq, gk = or_zeros(gq, q), or_zeros(gk, k)
     varies = ctx.variance and d_variance is not None
     return *run(gq, gk, d_variance if varies else center, *saved, varies), None, None, None
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from linattn.ops.triton.direct import is_watched
+from linattn.ops.triton.direct import is_traced
 from linattn.ops.triton.launching import launch as launch_kernel
 from linattn.ops.triton.support import NORM_CODES, padded
 from linattn.ops.types import AttentionOutput, DecayIndex, LinearState, Normalizer
@@ -43,7 +43,7 @@ def attend_step(
     key_index = decay_index == "key"
     inputs = q_t, k_t, v_t, kv, z, log_decay, key_index, normalizer, eps, out_dtype
     # The dispatcher takes longer than the kernel.
-    run = step if torch.is_grad_enabled() or is_watched(inputs) else _forward
+    run = step if torch.is_grad_enabled() or is_traced(inputs) else _forward
     output, kv, z = run(*inputs)
     return AttentionOutput(output, LinearState(kv, z))
 
