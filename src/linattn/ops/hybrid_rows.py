@@ -49,6 +49,8 @@ def build_rows(
 def whole_chunks(x: Tensor, chunk: int) -> Tensor:
     """``(B, H, S, ...)`` with zeros after it, up to a multiple of chunk."""
     more = -x.shape[2] % chunk
+    if more == 0:  # padding by nothing is a copy
+        return x
     return F.pad(x, (0, more) if x.ndim == 3 else (0, 0, 0, more))
 
 
@@ -80,7 +82,10 @@ def _choose(call: HybridCall, rows: Rows, places: Places) -> SalientList:
     ring, cache = (None, None) if state is None else (state.window, state.salient)
     position = rows.position[:, None].expand(rows.scores.shape)
     table = (rows.k, rows.v, rows.key_features, rows.scores, position)
-    named = whole_chunks(places.gather(call.salient_mask(), None if ring is None else ring.salient), rows.chunk)
+    named = None
+    if call.budget is None or ring is not None:
+        named = whole_chunks(places.gather(call.salient_mask(), None if ring is None else ring.salient), rows.chunk)
     if call.budget is None:
+        assert named is not None
         return list_from_mask(named, table, cache)
-    return list_from_scores(table, places, None if ring is None else named, call.budget, rows.window, cache)
+    return list_from_scores(table, places, named, call.budget, rows.window, cache)

@@ -185,6 +185,7 @@ class SalientList:
     """All tokens that are chosen at some time, oldest first; ``until`` is 0 in slots that hold none.
 
     The first ``head`` slots come from a state. With ``per_chunk`` each chunk has that many slots after them.
+    ``steady``: some of the first stay for good, so that every query has to look from the first slot on.
     """
 
     k: Tensor  # (B, H_kv, N, K)
@@ -197,6 +198,7 @@ class SalientList:
     head: int = 0
     per_chunk: int | None = None
     cap: int | None = None
+    steady: bool = False
 
     def until_of_rows(self, length: int) -> Tensor:
         """``(B, H_kv, S)``: ``until`` of every token of the rows, 0 of those never chosen."""

@@ -74,27 +74,26 @@ def window_scores(
     H_kv, S = k.shape[1], k.shape[2]
     n = -(-S // window)
     more = n * window - S
-    q = F.pad(q, (0, 0, 0, more)).unflatten(2, (n, window)).unflatten(1, (H_kv, -1))  # (B, H_kv, G, n, W, K)
+    q = F.pad(q, (0, 0, 0, more)) if more else q
+    # (B, H_kv, n, G W, K): heads of a group beside the tokens of a block, so that they share one copy of its keys
+    q = q.unflatten(2, (n, window)).unflatten(1, (H_kv, -1)).transpose(2, 3).flatten(3, 4)
     keys = F.pad(k, (0, 0, window, more)).unfold(
         2, 2 * window, window
     )  # (B, H_kv, n, K, 2W): the block before, its own
     seen = F.pad(real, (window, more)).unfold(1, 2 * window, window)  # (B, n, 2W)
     t, i = torch.arange(window, 2 * window, device=k.device)[:, None], torch.arange(2 * window, device=k.device)
-    near = ((t >= i) & (t - i < window)) & seen.unsqueeze(2)  # (B, n, W, 2W)
-    own = (t == i).expand_as(near)
-    logits = q @ keys.unsqueeze(2)
+    hidden = ~(((t > i) & (t - i < window)) & seen.unsqueeze(2))[:, None, :, None]  # (B, 1, n, 1, W, 2W), itself too
+    logits = (q @ keys).unflatten(3, (-1, window))  # (B, H_kv, n, G, W, 2W)
     itself = logits[..., window:].diagonal(dim1=-2, dim2=-1)
-    scores = logits.masked_fill(~(near | own)[:, None, None], -torch.inf)
+    others = logits.masked_fill(hidden, -torch.inf)
     if kind == "log_prob":
-        others = scores.masked_fill(own[:, None, None], -torch.inf).logsumexp(-1)
-        found = -torch.logaddexp(others - itself, torch.zeros_like(itself))
+        found = -torch.logaddexp(others.logsumexp(-1) - itself, itself.new_zeros(()))
     else:
-        with_itself = scores.softmax(-1)
-        others = scores.masked_fill(own[:, None, None], -torch.inf)
+        with_itself = logits.masked_fill(hidden & (t != i), -torch.inf).softmax(-1)
         without = torch.where(others.amax(-1, keepdim=True) == -torch.inf, 0.0, others.softmax(-1))
         found = (with_itself * ((with_itself + eps) / (without + eps)).log()).sum(-1)
-    found = found.flatten(3)[..., :S]  # (B, H_kv, G, S)
-    return (found.mean(2) if reduce == "mean" else found.amax(2)).masked_fill(~real[:, None], 0)
+    found = (found.mean(3) if reduce == "mean" else found.amax(3)).flatten(2)[..., :S]
+    return found.masked_fill(~real[:, None], 0)
 
 
 @torch.no_grad()
@@ -128,17 +127,28 @@ def choose_salient(scores: Tensor, budget: SalientBudget, *, key_mask: Tensor | 
 
 def top_of_chunk(scores: Tensor, position: Tensor, budget: SalientBudget) -> Tensor:
     """Which of the tokens ``(..., chunk)`` of complete chunks are chosen."""
-    sinks = (position < budget.sinks).expand_as(scores)
-    order = scores.masked_fill(sinks, torch.inf).argsort(dim=-1, descending=True, stable=True)
-    return (order.argsort(-1) < budget.per_chunk) | sinks
+    order = chunk_order(scores, position, budget)
+    return (order.argsort(-1) < budget.per_chunk) | (position < budget.sinks).expand_as(scores)
 
 
-def best_first(scores: Tensor, position: Tensor, alive: Tensor, budget: SalientBudget) -> Tensor:
-    """Order of the entries ``(..., N)``: sinks, higher scores, earlier tokens; all that are not alive come last."""
+def chunk_order(scores: Tensor, position: Tensor, budget: SalientBudget) -> Tensor:
+    """Places of the tokens ``(..., chunk)``: sinks, then higher scores, then earlier ones."""
+    return scores.masked_fill(position < budget.sinks, torch.inf).argsort(dim=-1, descending=True, stable=True)
+
+
+def best_first(
+    scores: Tensor, position: Tensor, alive: Tensor, budget: SalientBudget, *, by_age: bool = False
+) -> Tensor:
+    """Order of the entries ``(..., N)``: sinks, higher scores, earlier tokens; all that are not alive come last.
+
+    by_age: those that are alive are in the order of their positions.
+    """
     scores = scores.clamp(min=torch.finfo(scores.dtype).min).masked_fill(position < budget.sinks, torch.inf)
-    by_age = position.argsort(dim=-1, stable=True)
-    ranked = scores.masked_fill(~alive, -torch.inf).gather(-1, by_age)
-    return by_age.gather(-1, ranked.argsort(dim=-1, descending=True, stable=True))
+    ranked = scores.masked_fill(~alive, -torch.inf)
+    if by_age:
+        return ranked.argsort(dim=-1, descending=True, stable=True)
+    order = position.argsort(dim=-1, stable=True)
+    return order.gather(-1, ranked.gather(-1, order).argsort(dim=-1, descending=True, stable=True))
 
 
 def step_score(q: Tensor, k: Tensor, held: Tensor, length: Tensor, window: int) -> Tensor:

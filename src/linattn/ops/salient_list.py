@@ -1,12 +1,14 @@
 """The chosen tokens of rows and for how long each stays exact: from a mask, or from scores and a budget."""
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.ops.hybrid_layout import Places, first_true, take
 from linattn.ops.hybrid_types import FOREVER, SalientBudget, SalientCache, SalientList, Window
-from linattn.ops.saliency import best_first, top_of_chunk
+from linattn.ops.saliency import best_first, chunk_order, top_of_chunk
 
 Table = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # k, v, features, scores and positions of the rows
 MOST_PAIRS = 2**24  # of tokens that are compared at a time
@@ -34,16 +36,21 @@ def list_from_scores(
     # A choice counts from the first query whose window may have let go of the chunk.
     border = places.start[:, None] + (torch.arange(n, device=scores.device) + 1 + wait) * L  # (B, n)
     now = (border >= places.before[:, None]) & (border < places.after[:, None])
-    chosen = top_of_chunk(by_chunk, position.unflatten(2, (n, L)), budget) & now[:, None, :, None]
-    if held is not None:
-        earlier = (border < places.before[:, None])[:, None, :, None]
-        chosen = chosen | (held.unflatten(2, (n, L)) & earlier)
-    slots = first_true(chosen, budget.most_per_chunk)  # (B, H_kv, n, most)
-    until = torch.where(chosen.gather(3, slots), FOREVER, 0).flatten(2)
+    now = now[:, None, :, None]
+    if held is None and budget.per_chunk == budget.most_per_chunk:  # all chunks fill their slots, or none of them
+        slots = chunk_order(by_chunk, position.unflatten(2, (n, L)), budget)[..., : budget.per_chunk].sort(-1).values
+        until = torch.where(now, FOREVER, 0).expand_as(slots).flatten(2)
+    else:
+        chosen = top_of_chunk(by_chunk, position.unflatten(2, (n, L)), budget) & now
+        if held is not None:
+            earlier = (border < places.before[:, None])[:, None, :, None]
+            chosen = chosen | (held.unflatten(2, (n, L)) & earlier)
+        slots = first_true(chosen, budget.most_per_chunk)  # (B, H_kv, n, most)
+        until = torch.where(chosen.gather(3, slots), FOREVER, 0).flatten(2)
     index = (slots + (torch.arange(n, device=slots.device) * L)[:, None]).flatten(2)
     found = _join(table, index, until, cache, slots.shape[3], budget.cap)
     if budget.cap is None or n == 0:
-        return found
+        return replace(found, steady=True)  # nothing ends
     return _with_cap(found, border, budget)
 
 
@@ -56,7 +63,7 @@ def _with_cap(chosen: SalientList, border: Tensor, budget: SalientBudget) -> Sal
     assert budget.cap is not None
     assert chosen.per_chunk is not None
     alive, n = chosen.until > 0, border.shape[1]
-    rank = best_first(chosen.scores, chosen.position, alive, budget).argsort(-1)
+    rank = best_first(chosen.scores, chosen.position, alive, budget, by_age=chosen.head == 0).argsort(-1)
     entries = torch.arange(rank.shape[2], device=rank.device)
     chunk = F.pad(((entries - chosen.head) // max(chosen.per_chunk, 1)).clamp(min=0), (0, 1), value=n)
     crowded = chunk[_comes_last(rank.masked_fill(~alive, rank.shape[2]), budget.cap)]  # n: never
@@ -64,7 +71,7 @@ def _with_cap(chosen: SalientList, border: Tensor, budget: SalientBudget) -> Sal
     until = torch.minimum(chosen.until, ends.gather(2, torch.maximum(chunk[:-1], crowded)))
     return SalientList(
         chosen.k, chosen.v, chosen.features, chosen.scores, chosen.position, until, chosen.index, chosen.head,
-        chosen.per_chunk, budget.cap,
+        chosen.per_chunk, budget.cap, budget.sinks > 0,
     )  # fmt: skip
 
 

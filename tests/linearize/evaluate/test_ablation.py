@@ -36,7 +36,7 @@ def test_each_variant_is_another_model_and_the_window_alone_forgets_what_is_far(
     changed = ids.clone()
     changed[0, 3] = (ids[0, 3] + 1) % 256  # far from the end, in every layer
     with torch.no_grad():
-        found = ablations(still, lambda model: (model(ids).logits[0, -1], model(changed).logits[0, -1]))
+        found = ablations(still, lambda model, _: (model(ids).logits[0, -1], model(changed).logits[0, -1]))
     assert list(found) == [FULL, NO_LINEAR, NO_SALIENT, WINDOW]
     logits = [here for here, _ in found.values()]
     assert all((a - b).abs().max() > 1e-6 for i, a in enumerate(logits) for b in logits[:i])

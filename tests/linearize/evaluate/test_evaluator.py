@@ -1,13 +1,28 @@
+from contextlib import suppress
+
 import pytest
 import torch
 from tests.linearize.evaluate.test_embeddings import Squares, Words
-from tests.linearize.evaluate.tiny import Known
+from tests.linearize.evaluate.tiny import Known, tiny_llama
 
+from linattn.linearize.convert import convert, plan_model
+from linattn.linearize.evaluate.ablation import FULL
 from linattn.linearize.evaluate.evaluator import Evaluator, Labelled
 from linattn.linearize.evaluate.options import EvaluationOptions
 from linattn.linearize.jobs.linearize_run import held_out_pieces
 from linattn.linearize.training.text import TokenText
 from linattn.support.options import OptionError
+
+
+class Bytes:
+    pad_token_id, eos_token_id = 0, None
+
+    def __call__(self, text, return_tensors=None, **_):
+        ids = list(text.encode())
+        return {"input_ids": ids if return_tensors is None else torch.tensor([ids])}
+
+    def decode(self, ids, **_):
+        return ",".join(map(str, ids.tolist()))
 
 
 def evaluator(tmp_path, **options):
@@ -64,9 +79,45 @@ def test_held_out_tokens_are_measured_as_they_were_read():
     measured = []
 
     def logits(ids):
-        measured.append(ids[0].tolist())
+        measured.extend(ids.tolist())
         return torch.zeros(*ids.shape, 100)
 
     found = Evaluator(None, ["of words"] * 4, options, tell=lambda line: None, pieces=pieces)
-    found._perplexities(Known(logits))
+    found._perplexities("teacher", Known(logits))
     assert measured == [piece[:16] for piece in pieces]
+
+
+def test_an_interrupted_stage_goes_on_with_the_figure_it_was_at(tmp_path):
+    model = tiny_llama()
+    convert(model, plan_model(model, "lolcats", window=8))
+    options = EvaluationOptions(lengths=(8, 16), needle_lengths=(230,), contexts=(8,), steps=2, needle_count=1)
+
+    def begin(calls_left):
+        """An evaluator whose model is interrupted after so many calls."""
+        calls = []
+
+        def count(module, args, kwargs):
+            calls.append(None)
+            if len(calls) > calls_left:
+                raise KeyboardInterrupt
+
+        found = Evaluator(Bytes(), ["some words to read", "and a few more"], options, path=tmp_path / "done.json",
+                          tell=lambda line: None)  # fmt: skip
+        return found, calls, model.register_forward_pre_hook(count, with_kwargs=True)
+
+    done, whole, hook = begin(10**6)
+    stage, ablation = done.stage("finetune", model), done.ablation(model, "finetune")
+    hook.remove()
+    (tmp_path / "done.json").unlink()
+    assert stage["perplexity"][0]["perplexity"] == ablation["variants"][FULL]["perplexity"][0]["perplexity"]
+    spent = 0
+    for calls_left in (3, 5, 7, 11, 20, 10**6):  # 2 windows twice, 5 needles, 3 pieces and steps; then the ablation
+        found, calls, hook = begin(calls_left)
+        with suppress(KeyboardInterrupt):
+            again = found.stage("finetune", model), found.ablation(model, "finetune")
+        hook.remove()
+        spent += len(calls)
+    for name in ("perplexity", "needle", "needle_by_length", "samples"):
+        assert again[0][name] == stage[name]
+    assert again[1] == ablation
+    assert spent < 2 * len(whole)

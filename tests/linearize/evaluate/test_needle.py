@@ -4,7 +4,9 @@ import pytest
 import torch
 from tests.linearize.evaluate.tiny import Known, next_tokens, tiny_llama
 
-from linattn.linearize.evaluate.needle import by_length, make_needle, needle
+from linattn.linearize.convert import convert, plan_model
+from linattn.linearize.evaluate.needle import by_length, needle, needles_found
+from linattn.linearize.evaluate.needle_text import Needle, make_needle, most_sentences, needle_texts
 
 
 def encode(text):
@@ -72,3 +74,41 @@ def test_the_seed_decides_and_lengths_come_together():
     assert [row["length"] for row in by_length(rows)] == [200, 300]
     with pytest.raises(ValueError, match="at least"):
         make_needle(encode, 40, 0.0, Random(0))
+
+
+@pytest.mark.parametrize("method", [None, "still"])
+def test_texts_of_different_lengths_at_once_are_what_each_is_alone(method):
+    """Numbers of different lengths too: what fills up shorter texts is not seen, and not counted."""
+    model = tiny_llama(seed=3)
+    if method is not None:
+        convert(model, plan_model(model, method, window=16, ratio=0.25, cap=8))
+    texts = needle_texts(encode, 230, count=2, depths=(0.0, 1.0))
+    texts.append(Needle(texts[0].ids[:170] + texts[1].ids[-9:-2], 3, 1.0))
+    assert len({len(text.ids) for text in texts}) > 2
+    alone, together = (needles_found(model, texts, 230, batch_tokens=tokens) for tokens in (1, 700))
+    for one, other in zip(alone, together, strict=True):
+        assert (one.depth, one.count, one.found, one.tokens_right) == (
+            other.depth, other.count, other.found, other.tokens_right,
+        )  # fmt: skip
+        assert one.nats == pytest.approx(other.nats, abs=1e-4)
+    whole = [needles_found(model, [text], 230)[0] for text in texts[2:]]  # those of depth 1
+    tokens = [text.answer for text in texts[2:]]
+    mean = sum(row.nats * count for row, count in zip(whole, tokens, strict=True)) / sum(tokens)
+    assert together[1].nats == pytest.approx(mean, abs=1e-4)
+
+
+@pytest.mark.parametrize("sizes", [(3, 5, 2, 9, 4), (1, 1, 30), (7,)])
+def test_the_most_sentences_are_found_in_a_few_tries(sizes):
+    tries = []
+
+    def size(n):
+        tries.append(n)
+        return 11 + sum(sizes[i % len(sizes)] for i in range(n))
+
+    for length in (11, 12, 40, 1000, 9001):
+        tries.clear()
+        found = most_sentences(size, length, len(sizes))
+        assert len(tries) <= 12  # long texts take long to encode
+        assert size(found) <= length < size(found + 1)
+    with pytest.raises(ValueError, match="at least 11"):
+        most_sentences(size, 10, len(sizes))

@@ -34,6 +34,9 @@ def test_perplexity_is_that_of_every_token_given_those_before_it_in_its_window()
         assert found.nats == pytest.approx(nats, abs=1e-5)
         assert found.perplexity == pytest.approx(torch.tensor(nats).exp().item(), rel=1e-5)
     assert [n for _, n in perplexity(model, texts, 4, windows=1).windows] == [3, 3, 3]
+    alone, together = (perplexity(model, texts, 10, batch_size=size).windows for size in (1, 4))
+    assert [n for _, n in together] == [9, 2, 3, 8]  # windows of different lengths side by side
+    assert [nats for nats, _ in together] == pytest.approx([nats for nats, _ in alone], abs=1e-4)
 
 
 def test_even_logits_cost_the_logarithm_of_the_vocabulary_and_the_model_is_left_as_it_was():

@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.linearize.tiny import Counted, held_out, llama, same
 
 from linattn.linearize.convert import convert, plan_model
 from linattn.linearize.files import load_linearized, save_linearized
 from linattn.linearize.finetune import FinetuneOptions, finetune
+from linattn.linearize.finetune.low_rank import adapted_model
+from linattn.linearize.training import losses
 from linattn.linearize.training.losses import answer_divergence, hidden_distance, next_token_loss, relative_squares
 from linattn.support.options import OptionError
 
@@ -163,3 +166,41 @@ def test_the_mean_over_tokens_counts_as_much_as_it_is_told_to():
         squares.append((a - b).square().sum(-1) / b.square().sum(-1))
     expected = torch.cat(squares).mean() + 3 * torch.stack(rows).mean()
     assert float(hidden_distance(student, teacher, mask, 3.0)) == pytest.approx(float(expected), rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_divergence_in_parts_is_that_of_the_whole_with_its_gradient(dtype, monkeypatch):
+    torch.manual_seed(0)
+    student, teacher = torch.randn(2, 3, 7, 11).to(dtype).unbind()
+    mask = torch.ones(3, 7, dtype=torch.long)
+    mask[1, 4:] = 0
+    exact = student.double().clone().requires_grad_(True)
+    rows = F.kl_div(exact.log_softmax(-1), teacher.double().log_softmax(-1), reduction="none", log_target=True).sum(-1)
+    whole = (rows * mask).sum() / mask.sum()
+    whole.backward()
+    monkeypatch.setattr(losses, "MOST_LOGITS", 50)  # four rows at a time, and one that is left
+    given = student.clone().requires_grad_(True)
+    loss = answer_divergence(given, teacher, mask)
+    (3 * loss).backward()
+    eps = torch.finfo(dtype).eps
+    assert loss.item() == pytest.approx(whole.item(), rel=1e-6)
+    assert given.grad.dtype == dtype
+    assert (given.grad.double() / 3 - exact.grad).abs().max() <= 2 * eps * exact.grad.abs().max()
+    with torch.no_grad():
+        assert answer_divergence(student, teacher, mask) == loss
+    pictures = answer_divergence(student[0], teacher[0], None)  # (B, classes)
+    assert pictures.item() == pytest.approx(rows[0].mean().item(), rel=1e-6)
+
+
+def test_the_teacher_has_no_adapters_and_the_student_has_them_again():
+    model = llama()
+    convert(model, plan_model(model, "lolcats", window=4))
+    with torch.no_grad(), adapted_model(model, rank=2, alpha=2.0, targets=None, train_cores=True, seed=0) as adapted:
+        learned = adapted.parameters()
+        for parameter in learned:
+            parameter.add_(0.3)
+        student = model(IDS).logits
+        with adapted.as_teacher():
+            assert torch.equal(model(IDS).logits, llama()(IDS).logits)
+        assert torch.equal(model(IDS).logits, student)
+        assert {id(x) for x in adapted.parameters()} == {id(x) for x in learned}

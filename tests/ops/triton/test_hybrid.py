@@ -4,11 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from linattn.ops.hybrid import hybrid_attention
+from linattn.ops.hybrid import hybrid_attention, hybrid_attention_with_state
+from linattn.ops.hybrid_call import HybridCall
+from linattn.ops.hybrid_rows import build_rows
 from linattn.ops.hybrid_types import SalientBudget
 from linattn.ops.triton.hybrid import attend as hybrid
 from linattn.ops.triton.hybrid import config as hybrid_config
 from linattn.ops.triton.hybrid.library import triton_hybrid
+from linattn.ops.triton.hybrid.token_list import listed
 from linattn.testing.poison import poisoned_allocations
 from ops.hybrid_cases import call, change, make
 from ops.triton.budget import assert_within
@@ -24,7 +27,7 @@ CASES = {
         {"window": 32, "layout": "chunks", "budget": SalientBudget(1 / 8, 32, cap=5, sinks=2)}, {"scores": True}, 70,
     ),
     "sliding, they give way inside of windows": (
-        {"window": 40, "budget": SalientBudget(1 / 8, 32, cap=3)}, {"scores": True}, 45,
+        {"window": 40, "budget": SalientBudget(1 / 8, 32, cap=3, sinks=0)}, {"scores": True}, 45,
     ),
     "sliding, named tokens, gate": ({"window": 21}, {"gate": True, "salient": True}, None),
     "weights in units of one": (
@@ -142,3 +145,31 @@ def test_the_operator_is_one_of_torch(monkeypatch):
     call(leaves, True, initial_state=state, **options)
     given = [x.detach().clone().requires_grad_(x.requires_grad) if torch.is_tensor(x) else x for x in calls[-1]]
     torch.library.opcheck(triton_hybrid, tuple(given))
+
+
+@pytest.mark.parametrize("sinks", [0, 2])
+def test_chunks_look_at_all_slots_that_count_for_them(sinks):
+    """Of a state and of the rows; where no token stays for good, those that all have ended are left out."""
+    torch.manual_seed(0)
+    budget = SalientBudget(1 / 8, 32, cap=6, sinks=sinks)
+    q, k, v = torch.randn(3, 2, 2, 700, 8).unbind()
+    scores = torch.rand(2, 2, 700) + torch.arange(700) / 200  # later ones are better
+    options = {"window": 32, "layout": "chunks", "budget": budget}
+    parts = ((x[:, :, :90], x[:, :, 90:]) for x in (q, k, v, q.exp(), k.exp(), scores))
+    (q0, q), (k0, k), (v0, v), (phi0, phi), (psi0, psi), (s0, scores) = parts
+    state = hybrid_attention_with_state(q0, k0, v0, features=(phi0, psi0), scores=s0, **options).state
+    for given in (None, state):
+        call = HybridCall(q, k, v, features=(phi, psi), scores=scores, initial_state=given, need_state=True, **options)
+        rows, _ = build_rows(call, torch.float32)
+        found, own = listed(rows, 1, 8), rows.salient
+        slot, chunk = torch.arange(found.begin.shape[2]), torch.arange(rows.k.shape[2] // 32)[:, None]
+        counts = (found.begin.unsqueeze(2) <= chunk) & (chunk < found.end.unsqueeze(2))
+        low, high = found.spans.unbind(-1)
+        looked = (low.unsqueeze(-1) <= slot) & (slot < high.unsqueeze(-1))
+        assert counts.any(-1)[:, :, -1].all()
+        assert not (counts & ~looked).any()
+        assert not (low % 8).any()
+        assert high.max() <= len(slot)
+        assert bool((low[:, :, -1] > 0).all()) == (sinks == 0)
+        ends = (own.until_of_rows(rows.k.shape[2]) - rows.start[:, None, None]).clamp(min=0)
+        assert torch.equal(found.ends.long(), (ends // 32).clamp(max=1 << 30))

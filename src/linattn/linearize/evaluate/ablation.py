@@ -53,16 +53,12 @@ def _windowed(model: Any) -> list[Any]:
     return [core for core in cores if core.plan.kind == "hybrid" and core.plan.window]
 
 
-def ablations(
-    model: Any, measure: Callable[[Any], Figure], tell: Callable[[str], None] | None = None
-) -> dict[str, Figure]:
-    """``measure(model)`` for each variant that differs; ``tell`` hears which one comes."""
+def ablations(model: Any, measure: Callable[[Any, str], Figure]) -> dict[str, Figure]:
+    """``measure(model, name)`` for each variant that differs."""
     found = {}
     for name in variants(model):
-        if tell is not None:
-            tell(name)
         with ablated(model, **VARIANTS[name]):
-            found[name] = measure(model)
+            found[name] = measure(model, name)
     return found
 
 

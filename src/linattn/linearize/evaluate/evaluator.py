@@ -3,23 +3,25 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
-from json import loads
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from linattn.linearize.evaluate.ablation import FULL, ablations, needle_worth, perplexity_worth
+from linattn.linearize.evaluate.ablation import FULL, ablations, needle_worth, perplexity_worth, variants
 from linattn.linearize.evaluate.decoding import decoding
 from linattn.linearize.evaluate.embeddings import agreement, probe, sentence_vectors, sentences_of
-from linattn.linearize.evaluate.needle import NeedleRow, by_length, encoder, needle
+from linattn.linearize.evaluate.kept import Kept
+from linattn.linearize.evaluate.needle import NeedleRow, by_length, needles_found
+from linattn.linearize.evaluate.needle_text import Needle, encoder, needle_texts
 from linattn.linearize.evaluate.options import EvaluationOptions
 from linattn.linearize.evaluate.perplexity import Perplexity, perplexity
 from linattn.linearize.evaluate.samples import prompts_of, samples
-from linattn.support.files import write_json
 
 LONGEST_SENTENCE = 256
+PIECE, LONGEST_PIECE = 1024, 4096  # tokens that are read at a time before decoding: softmax has a mask of all pairs
 Tell = Callable[[str], None]
 
 
@@ -54,13 +56,14 @@ def _first(texts: Sequence[str], labels: Sequence[int], count: int) -> tuple[lis
 
 @dataclass
 class Evaluator:
-    """Measures stages of a model on the same texts; with a ``path`` each is written when it is done, and not repeated.
+    """Measures stages of a model on the same texts; with a ``path`` each figure is written when it is done, once.
 
     Attributes:
         tokenizer: the model's.
         texts: that no stage was trained on.
         causal: a language model; else an encoder, whose first stage is the teacher that others are compared to.
-        path: JSON file of finished stages; one that was written with other options or texts is begun anew.
+        path: JSON file of finished stages, and of single figures; one that was written with other options or texts is
+            begun anew.
         tell: is handed a line on each figure.
         labelled: for encoders, for a probe on frozen vectors.
         pieces: ids of the texts, where they have marks that the texts as written have not; None: encoded here.
@@ -82,45 +85,40 @@ class Evaluator:
         self._encode = encoder(self.tokenizer)
         pieces = self.pieces if self.pieces is not None else map(self._encode, self.texts) if self.causal else ()
         self._ids = list(pieces)[: self.options.texts]
-        self._done: dict[str, Any] = {}
-        if self.path is not None and self.path.is_file():
-            kept = loads(self.path.read_text())
-            if kept.get("fingerprint") == self._fingerprint():
-                self._done = kept["stages"]
+        self._needle_texts: dict[int, list[Needle]] = {}
+        text = "\0".join([repr(self.options), str(self.causal), *self.texts])
+        self._kept = Kept(self.path, blake2b(text.encode(), digest_size=12).hexdigest())
 
     def stage(self, name: str, model: Any, *, full: bool = True) -> dict[str, Any]:
         """Figures of the model now, kept under ``name``; if not in ``full``, without speed, samples and probe."""
         if not self.causal and self._teacher is None:
             self._teacher = self._vectors(model)  # later stages are compared to it: never read from a file
-        if name not in self._done:
-            self._keep(name, self._language(model, full) if self.causal else self._encoder(model, full))
-        found = {"name": name, **self._done[name]}
+        if name not in self._kept.stages:
+            self._kept.keep(name, self._language(name, model, full) if self.causal else self._encoder(model, full))
+        found = {"name": name, **self._kept.stages[name]}
         self.stages.append(found)
         return found
 
-    def ablation(self, model: Any) -> dict[str, Any] | None:
-        """Perplexity and needles with parts switched off, and what each part is worth."""
-        if not self.causal or not self.options.ablate:
+    def ablation(self, model: Any, stage: str | None = None) -> dict[str, Any] | None:
+        """Perplexity and needles with parts switched off, and what each part is worth.
+
+        ``stage``: the one that measured this model, with nothing switched off; None: that is done here.
+        """
+        if not self.causal or not self.options.ablate or variants(model) == [FULL]:
             return None
-        if "ablation" not in self._done:
-            found = ablations(model, lambda each: (self._perplexities(each), self._needles(each)), self.tell)
-            if set(found) == {FULL}:
-                return None
-            self._keep("ablation", _worth(found))
-        return dict(self._done["ablation"])
+        if "ablation" not in self._kept.stages:
 
-    def _keep(self, name: str, figures: dict[str, Any]) -> None:
-        self._done[name] = figures
-        if self.path is not None:
-            write_json(self.path, {"fingerprint": self._fingerprint(), "stages": self._done})
+            def measure(each: Any, variant: str) -> tuple[list[Perplexity], list[NeedleRow]]:
+                if variant != FULL or stage is None:
+                    self.tell(variant)
+                name = stage if variant == FULL and stage is not None else variant
+                return self._perplexities(name, each), self._needles(name, each)
 
-    def _fingerprint(self) -> str:
-        text = "\0".join([repr(self.options), str(self.causal), *self.texts])
-        return blake2b(text.encode(), digest_size=12).hexdigest()
+            self._kept.keep("ablation", _worth(ablations(model, measure)))
+        return dict(self._kept.stages["ablation"])
 
-    def _language(self, model: Any, full: bool) -> dict[str, Any]:
-        options = self.options
-        perplexities, rows = self._perplexities(model), self._needles(model)
+    def _language(self, stage: str, model: Any, full: bool) -> dict[str, Any]:
+        perplexities, rows = self._perplexities(stage, model), self._needles(stage, model)
         found: dict[str, Any] = {
             "perplexity": [each.as_dict() for each in perplexities],
             "needle": [row.as_dict() for row in rows],
@@ -128,42 +126,63 @@ class Evaluator:
         }
         if not full:
             return found
-        speed = decoding(
-            model,
-            options.contexts,
-            text=[i for ids in self._ids for i in ids] or None,
-            steps=options.steps,
-            seconds=options.seconds,
-            progress=lambda row: self.tell(f"context {row.context:,}: {row.tokens_per_second:,.1f} tokens/s"),
-        )
-        prompts = prompts_of(self.texts, options.prompts)
-        written = samples(model, self.tokenizer, prompts, max_new_tokens=options.new_tokens)
         return found | {
-            "decoding": [row.as_dict() for row in speed],
-            "samples": [{"prompt": prompt, "text": text} for prompt, text in zip(prompts, written, strict=True)],
+            "decoding": self._kept.figure(stage, "decoding", lambda: self._decoding(model)),
+            "samples": self._kept.figure(stage, "samples", lambda: self._samples(model)),
         }
 
-    def _perplexities(self, model: Any) -> list[Perplexity]:
+    def _decoding(self, model: Any) -> list[dict[str, Any]]:
+        speed = decoding(
+            model,
+            self.options.contexts,
+            text=[i for ids in self._ids for i in ids] or None,
+            steps=self.options.steps,
+            piece=min(max(self.options.batch_tokens, PIECE), LONGEST_PIECE),
+            seconds=self.options.seconds,
+            progress=lambda row: self.tell(f"context {row.context:,}: {row.tokens_per_second:,.1f} tokens/s"),
+        )
+        return [row.as_dict() for row in speed]
+
+    def _samples(self, model: Any) -> list[dict[str, str]]:
+        prompts = prompts_of(self.texts, self.options.prompts)
+        written = samples(model, self.tokenizer, prompts, max_new_tokens=self.options.new_tokens)
+        return [{"prompt": prompt, "text": text} for prompt, text in zip(prompts, written, strict=True)]
+
+    def _perplexities(self, stage: str, model: Any) -> list[Perplexity]:
+        options = self.options
+
+        def measure(length: int) -> list[tuple[float, int]]:
+            rows = max(1, options.batch_tokens // length)
+            found = perplexity(model, self._ids, length, windows=options.windows, batch_size=rows)
+            self.tell(f"perplexity {found.perplexity:.3f} on windows of {length:,} tokens")
+            return found.windows
+
         found = []
-        for length in self.options.lengths:
-            batch = self.options.batch_size
-            found.append(perplexity(model, self._ids, length, windows=self.options.windows, batch_size=batch))
-            self.tell(f"perplexity {found[-1].perplexity:.3f} on windows of {length:,} tokens")
+        for length in options.lengths:
+            windows = self._kept.figure(stage, f"perplexity {length}", partial(measure, length))
+            found.append(Perplexity(length, [(float(nats), tokens) for nats, tokens in windows]))
         return found
 
-    def _needles(self, model: Any) -> list[NeedleRow]:
-        options = self.options
-        rows = needle(
-            model,
-            self._encode,
-            options.needle_lengths,
-            count=options.needle_count,
-            digits=options.needle_digits,
-            seed=options.seed,
-        )
-        for mean in by_length(rows):
-            self.tell(f"needles found at {mean['length']:,} tokens: {100 * mean['found']:.0f} %")
-        return rows
+    def _needles(self, stage: str, model: Any) -> list[NeedleRow]:
+        def measure(length: int) -> list[dict[str, Any]]:
+            rows = needles_found(model, self._needles_of(length), length, batch_tokens=self.options.batch_tokens)
+            self.tell(f"needles found at {length:,} tokens: {100 * by_length(rows)[0]['found']:.0f} %")
+            return [row.as_dict() for row in rows]
+
+        found = []
+        for length in self.options.needle_lengths:
+            rows = self._kept.figure(stage, f"needle {length}", partial(measure, length))
+            found += [NeedleRow(**row | {"nats": float(row["nats"])}) for row in rows]
+        return found
+
+    def _needles_of(self, length: int) -> list[Needle]:
+        """The same texts for all stages: to make them takes longer than a model takes to read them."""
+        if length not in self._needle_texts:
+            options = self.options
+            self._needle_texts[length] = needle_texts(
+                self._encode, length, count=options.needle_count, digits=options.needle_digits, seed=options.seed
+            )
+        return self._needle_texts[length]
 
     def _vectors(self, model: Any) -> Tensor:
         sentences = sentences_of(self.texts, self.options.sentences)

@@ -1,29 +1,16 @@
 """One needle in a long text (RULER, arXiv:2404.06654), for any tokenizer: a number asked for at the end."""
 
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from random import Random
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
+from linattn.linearize.evaluate.needle_text import DEPTHS, Encode, Needle, needle_texts
 from linattn.linearize.evaluate.perplexity import token_losses
 from linattn.linearize.evaluate.quiet import quiet
-from linattn.tasks.text.passkey import ADJECTIVES, NOUNS, SENTENCES
-
-DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-
-Encode = Callable[[str], list[int]]
-
-
-@dataclass(frozen=True)
-class Needle:
-    """Tokens of one text; the last ``answer`` of them are the number."""
-
-    ids: list[int]
-    answer: int
-    depth: float
+from linattn.tasks.text.passkey import SENTENCES
 
 
 @dataclass(frozen=True)
@@ -48,49 +35,6 @@ class NeedleRow:
         return asdict(self)
 
 
-def encoder(tokenizer: Any) -> Encode:
-    """Text to ids, without marks of a start or an end."""
-    return lambda text: list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
-
-def needle_text(before: str, after: str, key: str, number: str) -> tuple[str, str]:
-    """The text up to the answer, and the answer."""
-    needle = f"One of the special magic numbers for {key} is: {number}. "
-    question = f"The special magic number for {key} mentioned in the provided text is:"
-    return f"{before}{needle}{after}{question}", f" {number}"
-
-
-def make_needle(
-    encode: Encode, length: int, depth: float, random: Random, *, digits: int = 7, filler: Sequence[str] = SENTENCES
-) -> Needle:
-    """A text of at most ``length`` tokens, and less than one sentence of the filler under it.
-
-    Args:
-        depth: 0 puts the needle at the start, 1 right before the question.
-        filler: sentences that come in turn, from a drawn one on; each ends with a space.
-    """
-    key = f"{random.choice(ADJECTIVES)}-{random.choice(NOUNS)}"
-    number = "".join(random.choice("0123456789") for _ in range(digits))
-    first = random.randrange(len(filler))
-
-    def made(sentences: int) -> Needle:
-        turn = [filler[(first + i) % len(filler)] for i in range(sentences)]
-        place = round(depth * sentences)
-        prompt, answer = needle_text("".join(turn[:place]), "".join(turn[place:]), key, number)
-        start, whole = encode(prompt), encode(prompt + answer)
-        # A tokenizer may join the end of the prompt with the answer: what they have in common is given.
-        given = next((i for i, (a, b) in enumerate(zip(start, whole, strict=False)) if a != b), len(start))
-        return Needle(whole, len(whole) - given, depth)
-
-    bare = len(made(0).ids)
-    if bare > length:
-        raise ValueError(f"length must be at least {bare}, the needle and the question, got {length}")
-    many = 1
-    while len(made(many).ids) <= length:
-        many *= 2
-    return made(many // 2 + bisect_right(range(many // 2, many), length, key=lambda n: len(made(n).ids)) - 1)
-
-
 def needle(
     model: Any,
     encode: Encode,
@@ -101,38 +45,60 @@ def needle(
     digits: int = 7,
     filler: Sequence[str] = SENTENCES,
     seed: int = 0,
-    progress: Callable[[NeedleRow], None] | None = None,
+    batch_tokens: int = 1,
 ) -> list[NeedleRow]:
     """Retrieval by length and depth, ``count`` texts each; the same seed gives the same texts to every model.
 
     The number is read off one pass over the text with the number behind it: the likeliest tokens are all right there
     exactly if greedy decoding writes the number.
+
+    Args:
+        batch_tokens: that the model sees at once, one text at least.
     """
     rows = []
-    with quiet(model) as device:
-        for length in lengths:
-            for depth in depths:
-                random = Random(f"{seed} {length} {depth}")
-                texts = [make_needle(encode, length, depth, random, digits=digits, filler=filler) for _ in range(count)]
-                rows.append(_row(model, texts, length, depth, device))
-                if progress is not None:
-                    progress(rows[-1])
+    for length in lengths:
+        texts = needle_texts(encode, length, depths=depths, count=count, digits=digits, filler=filler, seed=seed)
+        rows += needles_found(model, texts, length, batch_tokens=batch_tokens)
     return rows
 
 
-def _row(model: Any, texts: list[Needle], length: int, depth: float, device: torch.device) -> NeedleRow:
-    found, right, nats, tokens = 0, 0, 0.0, 0
-    for text in texts:
-        ids = torch.tensor([text.ids], device=device)
-        # The last token's logits predict nothing that is known.
-        logits = model(ids, use_cache=False, logits_to_keep=text.answer + 1).logits[:, -text.answer - 1 : -1]
-        targets = ids[:, -text.answer :]
-        hits = logits.argmax(-1) == targets
-        found += int(hits.all())
-        right += int(hits.sum())
-        nats += float(token_losses(logits, targets).sum())
-        tokens += text.answer
-    return NeedleRow(length, depth, found / len(texts), right / tokens, nats / tokens, len(texts))
+def needles_found(model: Any, texts: Sequence[Needle], length: int, *, batch_tokens: int = 1) -> list[NeedleRow]:
+    """:func:`needle` for texts that are made already, a row for each of their depths."""
+    size = max(1, batch_tokens // length)
+    answers: list[list[tuple[bool, float]]] = []
+    with quiet(model) as device:
+        for first in range(0, len(texts), size):
+            answers += _answers(model, texts[first : first + size], device)
+    rows = []
+    for depth in dict.fromkeys(text.depth for text in texts):
+        own = [answer for text, answer in zip(texts, answers, strict=True) if text.depth == depth]
+        tokens = [token for answer in own for token in answer]
+        found = sum(all(right for right, _ in answer) for answer in own) / len(own)
+        right, nats = sum(right for right, _ in tokens), sum(nats for _, nats in tokens)
+        rows.append(NeedleRow(length, depth, found, right / len(tokens), nats / len(tokens), len(own)))
+    return rows
+
+
+def _answers(model: Any, texts: Sequence[Needle], device: torch.device) -> list[list[tuple[bool, float]]]:
+    """Of each text, for each token of its number: whether it is the likeliest, and its nats.
+
+    Shorter texts are filled up behind their ends, which a causal model does not see before it is there.
+    """
+    ids = pad_sequence([torch.tensor(text.ids) for text in texts], batch_first=True).to(device)
+    last = [len(text.ids) for text in texts]
+    most = max(text.answer for text in texts)
+    keep = ids.shape[1] - min(last) + most + 1
+    logits = model(ids, use_cache=False, logits_to_keep=keep).logits[:, -keep:]
+    # The tokens of an answer, from the last one back: those of a text that has fewer are read, and dropped.
+    place = torch.tensor(last)[:, None] - torch.arange(most, 0, -1)
+    place, rows = place.to(device), torch.arange(len(texts), device=device)[:, None]
+    targets = ids[rows, place]
+    logits = logits[rows, place - 1 - (ids.shape[1] - logits.shape[1])]
+    hits, nats = torch.stack([(logits.argmax(-1) == targets).float(), token_losses(logits, targets)]).tolist()
+    return [
+        [(bool(hit), nat) for hit, nat in zip(hits[i][-text.answer :], nats[i][-text.answer :], strict=True)]
+        for i, text in enumerate(texts)
+    ]
 
 
 def by_length(rows: Sequence[NeedleRow]) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 from linattn.support.options import OptionError
 
 LONGEST = 1024  # tokens of a window where nothing else is asked for
+GPU_TOKENS = 16384  # at once: fewer do not fill a GPU, and their logits take gigabytes
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class EvaluationOptions:
         sentences: whose vectors are compared (encoders).
         probe_texts: that a probe gets of each class, at most, to train and to test on; None: all.
         ablate: measure again with parts of the attention switched off.
-        batch_size: windows that a model sees at once.
+        batch_tokens: that a causal model sees at once, one window or text at least.
         seed: of the needles.
     """
 
@@ -46,13 +47,13 @@ class EvaluationOptions:
     sentences: int = 500
     probe_texts: int | None = None
     ablate: bool = True
-    batch_size: int = 1
+    batch_tokens: int = 1
     seed: int = 0
 
     def check(self) -> None:
         """Raise OptionError that names the option and what is allowed."""
         least = {"windows": 1, "texts": 1, "needle_count": 1, "needle_digits": 1, "steps": 2, "prompts": 0,
-                 "new_tokens": 1, "sentences": 0, "batch_size": 1}  # fmt: skip
+                 "new_tokens": 1, "sentences": 0, "batch_tokens": 1}  # fmt: skip
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise OptionError(name, f"must be an integer >= {low}, got {getattr(self, name)}")
@@ -84,5 +85,10 @@ class EvaluationOptions:
         contexts = [longest]
         while contexts[-1] * 2 <= furthest:
             contexts.append(contexts[-1] * 2)
-        suited = cls(lengths=(longest,), needle_lengths=(longest // 2, longest), contexts=tuple(contexts))
+        suited = cls(
+            lengths=(longest,),
+            needle_lengths=(longest // 2, longest),
+            contexts=tuple(contexts),
+            batch_tokens=GPU_TOKENS if gpu else 1,
+        )
         return replace(suited, **{name: value for name, value in changes.items() if value is not None})

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from linattn.linearize.evaluate.quiet import quiet
 
@@ -63,16 +64,18 @@ def perplexity(
         texts: ids of each text, ``(n,)``.
         length: tokens of a window, at least 2.
         windows: of each text, counted from its start; None: all.
-        batch_size: windows of the same length that the model sees at once.
+        batch_size: windows that the model sees at once; the model is causal, so that shorter ones can be filled up.
     """
     if length < 2:
         raise ValueError(f"length must be an integer >= 2, got {length}")
     found: list[tuple[float, int]] = []
     with quiet(model) as device:
         for batch in _batches(texts, length, windows, batch_size):
-            ids = torch.stack(batch).to(device)
+            ids, sizes = pad_sequence(batch, batch_first=True).to(device), [len(window) - 1 for window in batch]
             losses = token_losses(model(ids, use_cache=False).logits[:, :-1], ids[:, 1:])
-            found += [(nats, ids.shape[1] - 1) for nats in losses.sum(-1, dtype=torch.float64).tolist()]
+            real = torch.arange(losses.shape[1]) < torch.tensor(sizes)[:, None]
+            losses = losses.masked_fill(~real.to(device), 0)
+            found += zip(losses.sum(-1, dtype=torch.float64).tolist(), sizes, strict=True)
     if not found:
         raise ValueError("texts must hold at least one of two tokens, got none")
     return Perplexity(length, found)
@@ -95,17 +98,17 @@ def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
 def _batches(
     texts: Sequence[Tensor | Sequence[int]], length: int, windows: int | None, batch_size: int
 ) -> Iterator[list[Tensor]]:
-    """Windows in the order of the texts, those that follow one another and are equally long together."""
+    """Windows in the order of the texts."""
     batch: list[Tensor] = []
     for text in texts:
         ids = torch.as_tensor(text, dtype=torch.long)
         for window in ids[: None if windows is None else windows * length].split(length):
             if len(window) < 2:
                 continue
-            if batch and (len(batch) == batch_size or len(batch[0]) != len(window)):
+            batch.append(window)
+            if len(batch) == batch_size:
                 yield batch
                 batch = []
-            batch.append(window)
     if batch:
         yield batch
 

@@ -4,28 +4,33 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from linattn.linearize.evaluate.quiet import quiet
 
 
 def samples(model: Any, tokenizer: Any, prompts: Sequence[str], *, max_new_tokens: int = 60) -> list[str]:
-    """What follows each prompt, decoded greedily: the same prompt shows two models' difference and no draw's."""
-    found = []
+    """What follows each prompt, decoded greedily: the same prompt shows two models' difference and no draw's.
+
+    All at once, shorter prompts with padding before them: a step takes as long for one as for a few.
+    """
+    if not prompts:
+        return []
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
+    given = [tokenizer(prompt, return_tensors="pt")["input_ids"][0] for prompt in prompts]
+    longest = max(map(len, given))
+    ids = torch.stack([F.pad(each, (longest - len(each), 0), value=pad) for each in given])
+    real = torch.stack([torch.arange(longest) >= longest - len(each) for each in given])
     with quiet(model) as device:
-        for prompt in prompts:
-            given = tokenizer(prompt, return_tensors="pt")
-            ids = given["input_ids"].to(device)
-            pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
-            made = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=max_new_tokens,
-                do_sample=False,
-                num_beams=1,
-                pad_token_id=pad,
-            )
-            found.append(tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True))
-    return found
+        made = model.generate(
+            ids.to(device),
+            attention_mask=real.long().to(device),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            num_beams=1,
+            pad_token_id=pad,
+        )
+    return [tokenizer.decode(each, skip_special_tokens=True) for each in made[:, longest:]]
 
 
 def prompts_of(texts: Sequence[str], count: int, words: int = 24) -> list[str]:

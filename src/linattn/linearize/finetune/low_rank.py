@@ -26,12 +26,14 @@ class Adapted:
         self, model: nn.Module, *, rank: int, alpha: float, targets: Sequence[str] | None, train_cores: bool, seed: int
     ) -> None:
         from peft import LoraConfig, get_peft_model
+        from peft.tuners.tuners_utils import BaseTunerLayer
 
         config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=target_names(model, targets), lora_dropout=0.0)  # type: ignore[arg-type]
         self.model, self.merged = model, False
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.peft: Any = get_peft_model(model, config)
+        self._adapters: list[Any] = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
         if train_cores:
             for layer in linearized_layers(model).values():
                 in_fp32(layer.core).requires_grad_(True)
@@ -41,12 +43,19 @@ class Adapted:
 
     @contextmanager
     def as_teacher(self) -> Iterator[None]:
+        # Layer by layer: peft's own way looks at the whole model first, which takes longer than a layer's pass.
         set_mode(self.model, "teacher")
+        self._enable(False)
         try:
-            with torch.no_grad(), self.peft.disable_adapter():
+            with torch.no_grad():
                 yield
         finally:
+            self._enable(True)
             set_mode(self.model, "student")
+
+    def _enable(self, enabled: bool) -> None:
+        for adapter in self._adapters:
+            adapter.enable_adapters(enabled)
 
     def merge(self) -> None:
         self.peft.merge_and_unload()

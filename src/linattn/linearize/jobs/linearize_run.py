@@ -48,7 +48,7 @@ def linearize_folder(job: Job, console: Console) -> int:
             transfer=job.transfer, finetune=job.finetune, folder=job.out / "run", layers=job.layers,
             progress=console.is_terminal, on_stage=on_stage, **job.options,
         )  # fmt: skip
-        ablation = None if evaluator is None else evaluator.ablation(converted)
+        ablation = None if evaluator is None else evaluator.ablation(converted, job.last_stage)
     except KeyboardInterrupt:
         console.print("interrupted; the same command goes on")
         return 130

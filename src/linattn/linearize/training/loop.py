@@ -33,8 +33,10 @@ class StageRun(ABC):
     def __init__(self, parts: Mapping[str, nn.Module], options: StageOptions, setting: Setting, number: int) -> None:
         self.options, self.setting, self.number = options, setting, number
         self.parts = nn.ModuleDict(parts)
+        # One kernel for all weights of a part: parts are small, and many.
+        fused = True if setting.device.type == "cuda" else None
         self.optimizers = {
-            name: AdamW(groups, lr=options.lr, betas=BETAS, weight_decay=0.0)
+            name: AdamW(groups, lr=options.lr, betas=BETAS, weight_decay=0.0, fused=fused)
             for name, part in parts.items()
             if (groups := self.groups(part))
         }

@@ -5,11 +5,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from linattn.linearize.layer.attention import Observation
 from linattn.ops.packing import compute_dtype
 
 IGNORED = -100
+MOST_LOGITS = 2**27  # that are turned to fp32 at once: 512 MiB
 
 
 def output_error(core: nn.Module, seen: Observation) -> tuple[Tensor, Tensor]:
@@ -66,11 +68,38 @@ def next_token_loss(logits: Tensor, ids: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def answer_divergence(student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
-    """``KL(teacher | student)`` of logits ``(..., classes)``, mean over real tokens (or pictures)."""
-    rows = F.kl_div(
-        _wide(student).log_softmax(-1), _wide(teacher).log_softmax(-1), reduction="none", log_target=True
-    ).sum(-1)
-    return _mean(rows, mask)
+    """``KL(teacher | student)`` of logits ``(..., classes)``, mean over real tokens (or pictures); for the student."""
+    rows: Tensor = _Divergence.apply(student.flatten(0, -2), teacher.flatten(0, -2))
+    return _mean(rows.view(student.shape[:-1]), mask)
+
+
+class _Divergence(torch.autograd.Function):
+    """``sum_c p_c (log p_c - log q_c)`` of each row of logits ``(N, C)``; the gradient of the student's is ``q - p``.
+
+    A part of the rows at a time, and their gradients with them: in fp32 all logits of a batch, and what is made of
+    them, would take many times the memory of the model.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, student: Tensor, teacher: Tensor) -> Tensor:
+        gradient = torch.empty_like(student) if ctx.needs_input_grad[0] else None
+        rows, size = [], max(1, MOST_LOGITS // student.shape[-1])
+        for first in range(0, len(student), size):
+            part = slice(first, first + size)
+            log_q, log_p = (_wide(x[part]).log_softmax(-1) for x in (student, teacher))
+            p = log_p.exp()
+            rows.append(log_p.sub_(log_q).mul_(p).sum(-1))
+            if gradient is not None:
+                gradient[part] = log_q.exp_().sub_(p)
+        ctx.save_for_backward(gradient)
+        return torch.cat(rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_rows: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        # Factors stay in fp32, and products are rounded once.
+        return torch.mul(gradient, d_rows.unsqueeze(-1), out=torch.empty_like(gradient)), None
 
 
 def hidden_distance(student: Tensor, teacher: Tensor, mask: Tensor | None, pooled_weight: float = 1.0) -> Tensor:

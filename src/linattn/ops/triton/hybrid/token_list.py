@@ -31,28 +31,47 @@ def listed(rows: Rows, back: int, block: int) -> Listed | None:
     S, L, device = rows.k.shape[2], rows.chunk, rows.k.device
     chunks, head = S // L, chosen.head
     more = -chosen.k.shape[2] % block
-    index = F.pad(chosen.index, (0, more))
+    index, until = (F.pad(x, (0, more)) if more else x for x in (chosen.index, chosen.until))
     B, H_kv, own = index.shape
     N = head + own
-    end = F.pad(_in_chunks(chosen.until, rows), (0, more))
-    away = index.div(L, rounding_mode="floor") + back + 1
-    begin = torch.cat([away.new_zeros(B, H_kv, head), away], 2).clamp(max=NEVER).int()
-    order = torch.arange(N, device=device).expand(B, H_kv, N)
+    end = _in_chunks(until, rows)
+    begin = index.div(L, rounding_mode="floor").int() + (back + 1)
+    if head:
+        begin = torch.cat([begin.new_zeros(B, H_kv, head), begin], 2)
+    order = torch.arange(N, device=device, dtype=torch.int32).expand(B, H_kv, N)
+    if chosen.steady and chosen.per_chunk is not None:
+        spans = _steady_spans(chosen, chunks, back).expand(B, H_kv, -1, -1)
+    else:
+        spans = _spans(order.long(), begin, end, chunks, block)
+    own_end = end[..., head:]
+    kept = until[..., head:] > 0
+    slots = torch.full((B, H_kv, S + 1), -1, dtype=torch.int32, device=device)
+    slots = slots.scatter(2, torch.where(kept, index, S), order[..., head:])[..., :S]
+    return Listed(
+        index, begin.contiguous(), end.contiguous(), spans.contiguous(),
+        own_end.new_zeros(B, H_kv, S).scatter_reduce(2, index, own_end, "amax"), slots.contiguous(),
+        _joining(begin, end, chunks, chosen),
+    )  # fmt: skip
+
+
+def _spans(order: Tensor, begin: Tensor, end: Tensor, chunks: int, block: int) -> Tensor:
+    """From the first slot that counts for some chunk from here on, down to a whole block, to the last so far."""
+    B, H_kv, N = order.shape
     counts = (end > begin) & (begin < chunks)
-    room = torch.zeros(B, H_kv, chunks + 1, dtype=torch.int64, device=device)
+    room = torch.zeros(B, H_kv, chunks + 1, dtype=torch.int64, device=order.device)
     high = room.scatter_reduce(2, begin.clamp(max=chunks).long(), torch.where(counts, order + 1, 0), "amax")
     high = high.cummax(2).values[..., :chunks]
     last = torch.where(counts, (end - 1).clamp(max=chunks - 1), chunks).long()
     low = (room + N).scatter_reduce(2, last, order, "amin")[..., :chunks]
     low = torch.minimum(low.flip(2).cummin(2).values.flip(2), high).div(block, rounding_mode="floor") * block
-    kept = F.pad(chosen.until, (0, more))[..., head:] > 0
-    slots = torch.full((B, H_kv, S + 1), -1, dtype=torch.int32, device=device)
-    slots = slots.scatter(2, torch.where(kept, index, S), order[..., head:].int())[..., :S]
-    return Listed(
-        index, begin.contiguous(), end.contiguous(), torch.stack([low, high], -1).int().contiguous(),
-        _in_chunks(chosen.until_of_rows(S), rows).contiguous(), slots.contiguous(),
-        _joining(begin, end, chunks, chosen),
-    )  # fmt: skip
+    return torch.stack([low, high], -1).int()
+
+
+def _steady_spans(chosen: SalientList, chunks: int, back: int) -> Tensor:
+    """``(chunks, 2)``: from the first slot to the last of the latest chunk that is away, whatever was chosen."""
+    assert chosen.per_chunk is not None
+    away = (torch.arange(chunks, dtype=torch.int32, device=chosen.k.device) - back).clamp(min=0)
+    return F.pad((away * chosen.per_chunk + chosen.head).unsqueeze(-1), (1, 0))
 
 
 def _in_chunks(until: Tensor, rows: Rows) -> Tensor:
@@ -67,9 +86,9 @@ def _joining(begin: Tensor, end: Tensor, chunks: int, chosen: SalientList) -> Te
         return None
     key = torch.where((end > begin) & (end < chunks), end, NEVER).contiguous()
     found, order = key.sort(dim=-1, stable=True)
-    borders = torch.arange(1, chunks + 1, dtype=torch.int32, device=key.device).expand(*key.shape[:2], -1).contiguous()
+    borders = torch.arange(1, chunks + 2, dtype=torch.int32, device=key.device).expand(*key.shape[:2], -1).contiguous()
     first = torch.searchsorted(found, borders)
-    count = torch.searchsorted(found, borders, right=True) - first
+    first, count = first[..., :-1], first.diff(dim=-1)
     nth = torch.arange(chosen.per_chunk, device=key.device)
     place = (first.unsqueeze(-1) + nth).clamp(max=key.shape[2] - 1)
     joining = order.gather(2, place.flatten(2)).view(place.shape)
