@@ -8,7 +8,7 @@ from torch import nn
 
 from linattn.layers import Attention
 from linattn.models.vision import create_vit
-from linattn.support.compiling import compile_blocks
+from linattn.support.compiling import compile_blocks, safe_options
 from linattn.support.options import OptionError
 from linattn.train.config import TrainConfig
 from linattn.train.ema import WeightAverage
@@ -160,6 +160,20 @@ def test_many_models_of_one_process_are_all_compiled():
             compile_blocks(model, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
             assert model.blocks[0](torch.ones(2)).tolist() == [number + 0.5] * 2
     assert len(graphs) == 10
+
+
+def test_a_mode_is_taken_with_the_safe_options(monkeypatch):
+    """torch takes a mode or options, not both."""
+    given = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: given.append(options))
+    model = nn.Module()
+    model.blocks = nn.ModuleList([nn.Linear(2, 2)])
+    compile_blocks(model, mode="reduce-overhead")
+    compile_blocks(model)
+    compile_blocks(model, mode="reduce-overhead", backend="aot_eager")
+    assert given[0] == {"dynamic": False, "options": safe_options() | {"triton.cudagraphs": True}}
+    assert given[1] == {"dynamic": False, "options": safe_options()}
+    assert given[2] == {"dynamic": False, "mode": "reduce-overhead", "backend": "aot_eager"}
 
 
 def test_a_model_without_blocks_is_not_compiled_in_silence():

@@ -18,6 +18,8 @@ def compile_blocks(model: nn.Module, **options: Any) -> None:
     sign that sizes vary, and compiles the others for planes of unknown height and width: tracing took four times as
     long, and torch 2.11 then failed to write code for a CPU. A model whose inputs do vary from batch to batch says so
     by ``dynamic_shapes = None`` (torch finds out) or True.
+
+    A ``mode``, such as ``"reduce-overhead"`` for CUDA graphs, is taken with those options too.
     """
     blocks = getattr(model, "blocks", None)
     if not isinstance(blocks, nn.ModuleList | nn.Sequential) or not len(blocks):
@@ -25,8 +27,8 @@ def compile_blocks(model: nn.Module, **options: Any) -> None:
     make_room(4 * len(blocks))
     share_rates(blocks)
     options = {"dynamic": getattr(model, "dynamic_shapes", False)} | options
-    if "backend" not in options:
-        options = {"options": safe_options()} | options
+    if not options.keys() & {"backend", "options"}:
+        options["options"] = safe_options(options.pop("mode", None))
     for block in blocks:
         block.compile(**options)
 
@@ -54,8 +56,8 @@ def make_room(graphs: int) -> None:
     dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 4 * dynamo.recompile_limit)
 
 
-def safe_options() -> dict[str, Any]:
-    """Options for ``torch.compile(..., options=...)``.
+def safe_options(mode: str | None = None) -> dict[str, Any]:
+    """Options for ``torch.compile(..., options=...)``; with those of its ``mode``, which it does not take beside them.
 
     - ``triton.mix_order_reduction`` joins sums over rows with sums over columns. Up to torch 2.13 at least that kernel
       returns some gradients in a wrong shape or never writes them (pytorch issues 178080 and 193061).
@@ -64,9 +66,9 @@ def safe_options() -> dict[str, Any]:
     - ``comprehensive_padding`` lays intermediate tensors out with gaps. With torch 2.11 the gradients of ``pola`` in
       the chunked form were then off by more than their size, in fp32 too.
     """
-    from torch._inductor import config
+    from torch._inductor import config, list_mode_options
 
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {} if mode is None else dict(list_mode_options(mode))
     if hasattr(config.triton, "mix_order_reduction"):
         found["triton.mix_order_reduction"] = False
     for name in ("loop_ordering_after_fusion", "comprehensive_padding"):

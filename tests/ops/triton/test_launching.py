@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
 from torch import nn
 
 from linattn.ops.triton import launching
@@ -28,8 +29,9 @@ FAMILY: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
     for n in (1, 3, 16, 32, 2**31, 2**63, True)
     for eps in (0.5, 1.0, 1)
     for free in (1, 16)
-    for changed in ({}, {"BLOCK": 32}, {"HAS": 1}, {"HAS": None}, {"num_warps": 8})
-]
+    for changed in ({}, {"BLOCK": 32}, {"HAS": 1}, {"HAS": None}, {"HAS": 1.0}, {"HAS": tl.float32},
+                    {"HAS": tl.float16}, {"num_warps": 8})
+]  # fmt: skip
 
 
 def test_equal_keys_are_one_kernel_for_triton() -> None:
@@ -48,7 +50,7 @@ def test_equal_keys_are_one_kernel_for_triton() -> None:
         _, specialization, options = binder(*args, **constants)
         wanted = str(specialization) + str(options)
         assert theirs.setdefault(described(args, constants)[0], wanted) == wanted, (args, constants)
-    # Of the 3150 calls, those that Triton tells apart: were there few, equality would prove nothing.
+    # Of the 5040 calls, those that Triton tells apart: were there few, equality would prove nothing.
     assert len(set(theirs.values())) > 500
 
 
@@ -110,11 +112,21 @@ def test_an_equal_launch_goes_to_the_driver(triton: Any) -> None:
     assert len(kernel.ordinary) == 1  # no program, no launch
 
 
+@pytest.mark.parametrize("constant", [tl.bfloat16, -60.0, "ieee", None])
+def test_constants_may_be_types_and_numbers(triton: Any, constant: Any) -> None:
+    kernel = Kernel()
+    for _ in range(3):
+        launching.launch(kernel, 1, BUFFER, 16, **CONSTANTS | {"HAS": constant})
+    assert (len(kernel.ordinary), len(kernel.remembered)) == (1, 2)
+    assert kernel.remembered[0][-1] == constant
+
+
 @pytest.mark.parametrize(
     ("args", "constants"),
     [((BUFFER[1:], 16), {}), ((BUFFER.half(), 16), {}), ((BUFFER.bfloat16(), 16), {}), ((None, 16), {}),
      ((BUFFER, 1), {}), ((BUFFER, 17), {}), ((BUFFER, True), {}), ((BUFFER, 16.0), {}),
-     ((BUFFER, 16), {"BLOCK": 32}), ((BUFFER, 16), {"HAS": 1}), ((BUFFER, 16), {"num_warps": 8})],
+     ((BUFFER, 16), {"BLOCK": 32}), ((BUFFER, 16), {"HAS": 1}), ((BUFFER, 16), {"HAS": 1.0}),
+     ((BUFFER, 16), {"HAS": tl.float32}), ((BUFFER, 16), {"num_warps": 8})],
 )  # fmt: skip
 def test_another_launch_is_triton_s(triton: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> None:
     kernel, other = Kernel(), Kernel()
@@ -156,13 +168,14 @@ def test_who_watches_sees_ordinary_launches(triton: Any) -> None:
 
 
 def test_what_the_key_does_not_tell_is_not_remembered(triton: Any) -> None:
-    """Tensors of another device than the current one, constants that are floats, and what Triton did not compile."""
+    """Tensors of another device than the current one, constants of 0.0, and what Triton did not compile."""
     kernel, driver = Kernel(), triton.driver.active
     for constants in (CONSTANTS | {"BLOCK": 0.0}, CONSTANTS | {"BLOCK": -0.0}):
         launching.launch(kernel, 1, BUFFER, 16, **constants)
+    elsewhere = BUFFER.cpu()  # a tensor of another GPU would make that one the current one
     driver.get_current_device = lambda: 5
     for _ in range(2):
-        launching.launch(kernel, 1, BUFFER, 16, **CONSTANTS)
+        launching.launch(kernel, 1, elsewhere, 16, **CONSTANTS)
     driver.get_current_device = BUFFER.get_device
     triton.CompiledKernel = object
     launching.launch(kernel, 1, BUFFER, 16, **CONSTANTS)

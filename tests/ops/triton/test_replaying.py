@@ -1,6 +1,8 @@
 """Replayed operators: what a script computes is what the call computes, for inputs that lie elsewhere."""
 
 import ctypes
+import random
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,13 +12,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from linattn import create_mechanism, linear_attention
-from linattn.ops.triton import launching, replaying
+from linattn.ops.triton import launching, replaying, scripts
 from linattn.ops.triton.causal import config
 from linattn.ops.triton.causal.library import _backward as causal_backward
 from linattn.ops.triton.causal.library import _forward as causal_forward
 from linattn.ops.triton.launching import launch
 from linattn.ops.triton.replaying import Allocation, Launch, Script, replayed
 from linattn.ops.triton.support import interpreted
+from linattn.testing.poison import poisoned_allocations
 from ops.triton.device import DEVICE
 
 T, D = 40, 16
@@ -117,6 +120,34 @@ def test_a_script_computes_on_other_inputs(compiled: list[Compiled]) -> None:
 
 
 @needs_interpreter
+def test_results_keep_their_strides(compiled: list[Compiled]) -> None:
+    """Memory in an order of its own, and a whole view in another one, are handed out so again; a part has no script."""
+
+    def turned(x: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
+        out, room = x.new_empty_strided((2, 4), (1, 2)), x.new_empty((2, 4))
+        add(x, part, out)
+        add(part, part, room)
+        return out, room
+
+    run, buffer = replayed(turned), torch.arange(64.0)
+    for n in range(4):
+        x, part = buffer[8 * n : 8 * n + 8].clone(), buffer[n : n + 8].clone()
+        out, room = run(x, part)
+        assert (out.stride(), room.stride()) == ((1, 2), (4, 1))
+        assert torch.equal(out, (x + part).view(4, 2).t())
+        assert torch.equal(room, (part + part).view(2, 4))
+    assert [type(script) for script in replaying._all_scripts[-1].values()] == [Script]
+    whole = lambda out, room: (out.t(), room)  # noqa: E731
+    parts = lambda out, room: (out, room[:1])  # noqa: E731
+    for view, kind in ((whole, Script), (parts, str)):
+        other = replayed(lambda x, part, view=view: view(*turned(x, part)))
+        for _ in range(3):
+            found, expected = other(x, part), view(*turned(x, part))
+            assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(found, expected, strict=True))
+        assert [type(script) for script in replaying._all_scripts[-1].values()] == [kind]
+
+
+@needs_interpreter
 def test_inputs_that_share_memory(compiled: list[Compiled]) -> None:
     """One tensor twice, then two of the same looks; parts of one, then parts of others."""
     run, buffer = replayed(sums), torch.arange(64.0)
@@ -148,12 +179,16 @@ def test_a_call_that_computes_has_no_script(compiled: list[Compiled], more: Any)
 @needs_interpreter
 @pytest.mark.parametrize("norm", [0, 1])
 def test_causal_passes_by_scripts(compiled: list[Compiled], norm: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Learned decays in segments: all that the passes do, on tensors that none of the first call is."""
+    """Learned decays in segments: all that the passes do, on tensors that none of the first call is.
+
+    Results lie in memory as the inputs do: with the heads of a token side by side, and contiguous.
+    """
     generator = torch.Generator().manual_seed(1)
 
     def call(seed: int) -> list[Tensor]:
         generator.manual_seed(seed)
-        q, k, v = (torch.rand(1, 2, T, D, generator=generator) for _ in range(3))
+        q, k, v = (torch.rand(1, T, 2, D, generator=generator).transpose(1, 2) for _ in range(3))
+        k = k.contiguous()
         a, d = -torch.rand(1, 2, T, generator=generator), torch.rand(1, 2, T, D, generator=generator)
         inputs = q, k, v, None, None, a, None, None
         out, den, *_ = causal_forward(*inputs, False, norm, 1e-6, torch.float32, False, False, None)
@@ -165,7 +200,7 @@ def test_causal_passes_by_scripts(compiled: list[Compiled], norm: int, monkeypat
     monkeypatch.setattr(replaying, "follow", lambda *args: followed.append(args) or follow(*args))
     found = call(0)
     assert (len(compiled), len(followed)) == (known, 2)  # nothing was launched but by scripts
-    assert all(torch.equal(a, b) for a, b in zip(found, first, strict=True))
+    assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(found, first, strict=True))
     monkeypatch.setattr(config, "TRIAL", {"output": {"warps": 4}})
     assert all(torch.equal(a, b) for a, b in zip(call(5), second, strict=True))
     assert len(compiled) > known  # who tries other settings gets them
@@ -186,6 +221,88 @@ def test_mechanisms_have_scripts_of_both_passes(compiled: list[Compiled], name: 
 
 
 @needs_interpreter
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("retention", {}), ("gated", {"gate": "head"}), ("gated", {"gate": "channel"}), ("mlstm", {})],
+    ids=["retention", "gated by head", "gated by channel", "mlstm"],
+)
+def test_decoders_have_scripts_of_both_passes(
+    compiled: list[Compiled], name: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few heads and a sequence in segments: their states, too, are made without a filled tensor and never read fresh.
+
+    One call is made of ordinary launches, one is written down, one follows; all on memory that is NaN.
+    """
+    from linattn.ops.triton.channel_decay.kernels import plan
+    from linattn.ops.triton.exponential import config as exponential_config
+
+    monkeypatch.setattr(config, "SHORTEST_SEGMENT", 64)
+    monkeypatch.setattr(exponential_config, "SHORTEST_SEGMENT", 64)
+    monkeypatch.setattr(plan, "_SHORTEST", 64)
+    generator = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(1, 1, 128, D, generator=generator).requires_grad_() for _ in range(3))
+    x, d_out = torch.randn(1, 128, D, generator=generator), torch.randn(1, 1, 128, D, generator=generator)
+    mechanism = create_mechanism(name, num_heads=1, head_dim=D, causal=True, impl="triton", **options)
+    leaves = [q, k, v, *mechanism.parameters()]
+
+    def call() -> list[Tensor]:
+        out = mechanism(q, k, v, x=x if mechanism.info.uses_input else None)
+        return [out, *torch.autograd.grad(out, leaves, d_out)]
+
+    with poisoned_allocations():
+        first = call()
+        known = len(compiled)
+        later = [call(), call()]
+    assert len(compiled) == known
+    assert all(x.isfinite().all() for x in first)
+    assert all(torch.equal(a, b) for found in later for a, b in zip(found, first, strict=True))
+    found = [script for known in replaying._all_scripts for script in known.values()]
+    assert [type(script) for script in found] == [Script, Script]
+    # States of segments are made by one kernel and read by another: that piece is shared, and no script fills it.
+    assert all(len(script.places) > 3 and script.room > 0 for script in found)
+
+
+def test_pieces_of_shared_memory_that_are_used_at_once_lie_apart() -> None:
+    draw = random.Random(0)
+    for _ in range(200):
+        numbers = range(draw.randrange(1, 12))
+        sizes = {n: 512 * draw.randrange(5) for n in numbers}
+        lives = {n: tuple(sorted((draw.randrange(20), draw.randrange(20)))) for n in numbers}
+        places = scripts.packed(sizes, lives)
+        assert places.keys() == sizes.keys()
+        at_once = [sum(sizes[n] for n in numbers if lives[n][0] <= step <= lives[n][1]) for step in range(20)]
+        room = max(places[n] + sizes[n] for n in numbers)
+        assert max(at_once) <= room <= 2 * max(at_once)
+        for step in range(20):
+            there = sorted((places[n], places[n] + sizes[n]) for n in numbers if lives[n][0] <= step <= lives[n][1])
+            there = [piece for piece in there if piece[0] < piece[1]]
+            assert all(end <= begin for (_, end), (begin, _) in pairwise(there))
+
+
+@needs_interpreter
+def test_large_and_filled_memory_is_not_shared(compiled: list[Compiled], monkeypatch: pytest.MonkeyPatch) -> None:
+    def filled(x: Tensor, part: Tensor) -> Tensor:
+        minus, large, small = x.new_full((8,), -1.0), x.new_empty((2, 8)), x.new_empty((8,))
+        add(x, minus, large[1])
+        add(large[1], part, small)
+        out = x.new_empty((8,))
+        add(small, x, out)
+        return out
+
+    monkeypatch.setattr(scripts, "LARGEST", 32)
+    monkeypatch.setattr(scripts, "PIECE", 16)
+    run, buffer = replayed(filled), torch.arange(64.0)
+    for n in range(4):
+        x, part = buffer[8 * n : 8 * n + 8].clone(), buffer[n : n + 8].clone()
+        with poisoned_allocations():
+            assert torch.equal(run(x, part), 2 * x + part - 1)
+    (script,) = replaying._all_scripts[-1].values()
+    # Of minus, large, small and out, which come after both inputs: large is let go after the second kernel.
+    assert (script.places, script.room) == ({4: 0}, 32)
+    assert script.last_uses == {3: (2,), 4: (3,)}
+
+
+@needs_interpreter
 @pytest.mark.parametrize("causal", [False, True])
 def test_tensors_of_a_subclass_run_as_they_are(causal: bool) -> None:
     class Own(Tensor):
@@ -199,20 +316,27 @@ def test_tensors_of_a_subclass_run_as_they_are(causal: bool) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
-@pytest.mark.parametrize("shape", [(2, 2, 80, 64), (1, 2, 600, 32)])
+@pytest.mark.parametrize("shape", [(2, 2, 80, 64), (1, 2, 600, 32), (1, 2, 2048, 64)])
 def test_scripts_compute_the_same_on_a_gpu(shape: tuple[int, ...]) -> None:
-    def outcome(seed: int, causal: bool) -> list[Tensor]:
+    """Bidirectional, and causal with decays per head, token and channel; the longest in segments."""
+    decays = {"head": shape[1:2], "token": shape[:3], "channel": shape}
+
+    def outcome(seed: int, kind: str) -> list[Tensor]:
         generator = torch.Generator(DEVICE).manual_seed(seed)
         leaves = [torch.randn(shape, device=DEVICE, generator=generator).bfloat16().requires_grad_() for _ in range(3)]
-        decay = (-torch.rand(shape[:3], device=DEVICE, generator=generator)).requires_grad_() if causal else None
-        out = linear_attention(*leaves, causal=causal, log_decay=decay, normalizer=None, impl="triton")
-        leaves += [] if decay is None else [decay]
+        decay = None
+        if kind in decays:
+            decay = -torch.rand(decays[kind], device=DEVICE, generator=generator)
+            leaves += [decay.requires_grad_()] if kind != "head" else []
+        out = linear_attention(*leaves[:3], causal=kind in decays, log_decay=decay, normalizer=None, impl="triton")
         return [out, *torch.autograd.grad(out.float().square().sum(), leaves)]
 
-    calls = [(seed, causal) for seed in range(3) for causal in (False, True)]
+    calls = [(seed, kind) for seed in range(3) for kind in ("bidirectional", *decays)]
     expected = []
     for call in calls:
         replaying.forget()
         expected.append(outcome(*call))
     for call, want in list(zip(calls, expected, strict=True)) * 3:
         assert all(torch.equal(a, b) for a, b in zip(outcome(*call), want, strict=True)), call
+    found = [script for known in replaying._all_scripts for script in known.values()]
+    assert sum(isinstance(script, Script) for script in found) >= 6  # of both passes of each decay

@@ -75,10 +75,19 @@ def launch(kernel: Any, programs: int, *args: Any, **constants: Any) -> None:
 
 def run(known: Remembered, programs: int, values: list[Any], stream: Any) -> None:
     """The compiled kernel, by the driver. values: its arguments before the constants, with addresses for tensors."""
+    launcher, given = prepared(known, programs, values, stream)
+    launcher(*given)
+
+
+# Where those that vary stand among what a launcher is given: the stream, and the first of the arguments.
+STREAM, FIRST = 3, 9
+
+
+def prepared(known: Remembered, programs: int, values: list[Any], stream: Any = None) -> tuple[Any, tuple[Any, ...]]:
+    """The launcher of a compiled kernel, and what it is given; without hooks."""
     compiled, constants = known
-    compiled.run(
-        programs, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *values, *constants
-    )
+    function, metadata = compiled.function, compiled.packed_metadata
+    return compiled.run, (programs, 1, 1, stream, function, metadata, None, None, None, *values, *constants)
 
 
 def described(args: tuple[Any, ...], constants: dict[str, Any]) -> tuple[tuple[Any, ...], list[Any]]:
@@ -95,14 +104,17 @@ def described(args: tuple[Any, ...], constants: dict[str, Any]) -> tuple[tuple[A
 
 
 def can_remember(args: tuple[Any, ...], constants: dict[str, Any], device: int) -> bool:
-    """Whether the key says all: plain numbers, and plain tensors on the current device.
+    """Whether the key says all: plain numbers, types of Triton's among the constants, tensors on the current device.
 
-    The driver, given an address, does not ask again whether the device can read it. No constant is a float: 0.0 and
-    -0.0 are equal.
+    The driver, given an address, does not ask again whether the device can read it. As a constant 0.0 is not plain: it
+    equals -0.0.
     """
+    from triton.language import dtype  # type: ignore[import-untyped]
+
     tensors = [x for x in args if type(x) in PLAIN]
     known = all(x is None or type(x) in (int, float) or type(x) in PLAIN for x in args)
-    named = all(x is None or type(x) in (int, bool, str) for x in constants.values())
+    given = constants.values()
+    named = all(x is None or type(x) in (int, bool, str, dtype) or (type(x) is float and abs(x) > 0) for x in given)
     return known and named and all(x.get_device() == device for x in tensors)
 
 

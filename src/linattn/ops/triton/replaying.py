@@ -9,52 +9,23 @@ which compiled kernels were launched on what. Later calls follow the script. A c
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_in_torch_dispatch_mode
 
 from linattn.ops.triton import launching
 from linattn.ops.triton.launching import ALIGNMENT, PLAIN, Remembered
+from linattn.ops.triton.scripts import Allocation, Launch, Looks, Script, follow, written
 
 # Scripts of one operator, and calls that have none: past that all are forgotten.
 MOST = 1024
-# Operators that hand out memory, and whether as zeros.
-ALLOCATIONS = {
-    "aten::empty": False, "aten::new_empty": False, "aten::empty_like": False,
-    "aten::zeros": True, "aten::new_zeros": True,
+# Operators that hand out memory, and what it is filled with, by their arguments.
+ALLOCATIONS: dict[str, Callable[[tuple[Any, ...]], int | float | None]] = {
+    "aten::empty": lambda args: None, "aten::new_empty": lambda args: None, "aten::empty_like": lambda args: None,
+    "aten::empty_strided": lambda args: None, "aten::new_empty_strided": lambda args: None,
+    "aten::zeros": lambda args: 0, "aten::new_zeros": lambda args: 0, "aten::new_full": lambda args: args[2],
 }  # fmt: skip
-
-
-class Allocation(NamedTuple):
-    """Contiguous memory that the call asked for."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    zeros: bool
-
-
-class Launch(NamedTuple):
-    """Of a compiled kernel; pointers: place among the arguments, number of the tensor, bytes behind its start."""
-
-    known: Remembered
-    programs: int
-    values: tuple[Any, ...]
-    pointers: tuple[tuple[int, int, int], ...]
-
-
-class Script(NamedTuple):
-    """Tensors are numbered: those of the inputs in their order, then the allocations.
-
-    last_uses: of the tensors that are not returned, the steps after which they are let go. outputs: allocations and
-    the shapes that they are returned in.
-    """
-
-    steps: tuple[Allocation | Launch, ...]
-    last_uses: dict[int, tuple[int, ...]]
-    outputs: tuple[tuple[int, torch.Size], ...]
-    single: bool
 
 
 # By the looks of the inputs: the script, or why there is none. To write one takes as long as a few calls, which inputs
@@ -111,6 +82,16 @@ def are_plain(arguments: tuple[Any, ...], device: int) -> bool:
     return own and all(type(x) in PLAIN and x.get_device() == device for x in tensors)
 
 
+def is_dense(x: Tensor) -> bool:
+    """Whether its numbers lie without gaps and overlaps, in any order of dimensions."""
+    expected = 1
+    for stride, size in sorted((n, size) for n, size in zip(x.stride(), x.shape, strict=True) if size != 1):
+        if stride != expected:
+            return x.numel() == 0
+        expected *= size
+    return True
+
+
 def forget() -> None:
     """All scripts."""
     for scripts in _all_scripts:
@@ -142,9 +123,11 @@ class Recorder(TorchDispatchMode):
         if name in ALLOCATIONS:
             # All memory that PyTorch hands out begins at a multiple of it; if not, kernels would be others.
             aligned = found.data_ptr() % ALIGNMENT == 0
-            self.complete &= aligned and found.is_contiguous() and found.device == self.inputs[0].device
+            fill = ALLOCATIONS[name](args)
+            dense = found.is_contiguous() or (is_dense(found) and fill is None)
+            self.complete &= aligned and dense and found.device == self.inputs[0].device
             self.allocated.append(found)
-            self.steps.append(Allocation(found.shape, found.dtype, ALLOCATIONS[name]))
+            self.steps.append(Allocation(found.shape, found.stride(), found.dtype, fill))
         elif not func.is_view:
             self.complete = False
         return found
@@ -158,11 +141,11 @@ class Recorder(TorchDispatchMode):
                 if found is None:
                     self.complete = False
                 elif x.numel():
-                    pointers.append((place, *found))
+                    pointers.append((launching.FIRST + place, *found))
         if known is None:
             self.complete = False
         else:
-            self.steps.append(Launch(known, programs, tuple(values), tuple(pointers)))
+            self.steps.append(Launch(*launching.prepared(known, programs, values), tuple(pointers)))
 
     def _number(self, x: Tensor) -> tuple[int, int] | None:
         """Of the input that it is, or of the one tensor in whose memory it lies.
@@ -179,50 +162,14 @@ class Recorder(TorchDispatchMode):
 
     def script(self, found: Any) -> Script | None:
         """What was written down; None if that is not all. Of the outputs each must be a whole allocation of its own."""
-        outputs: dict[int, torch.Size] = {}
+        outputs: dict[int, Looks] = {}
         for x in found if isinstance(found, tuple) else (found,):
             number, _ = self._number(x) or (0, 0)
             made = self.allocated[number - len(self.inputs)] if number >= len(self.inputs) else None
-            whole = made is not None and x.is_contiguous() and (x.numel(), x.dtype) == (made.numel(), made.dtype)
+            whole = made is not None and is_dense(x) and (x.numel(), x.dtype) == (made.numel(), made.dtype)
             if not whole or number in outputs:
                 return None
-            outputs[number] = x.shape
+            outputs[number] = x.shape, x.stride()
         if not self.complete:
             return None
-        used: dict[int, int] = {}  # the last step that needs an allocation
-        count = len(self.inputs)
-        for n, step in enumerate(self.steps):
-            if isinstance(step, Allocation):
-                used[count] = n
-                count += 1
-            else:
-                used.update((number, n) for _, number, _ in step.pointers if number >= len(self.inputs))
-        last_uses: dict[int, tuple[int, ...]] = {}
-        for number, n in used.items():
-            if number not in outputs:
-                last_uses[n] = (*last_uses.get(n, ()), number)
-        return Script(tuple(self.steps), last_uses, tuple(outputs.items()), not isinstance(found, tuple))
-
-
-def follow(script: Script, inputs: list[Tensor], driver: Any) -> Any:
-    """The steps of the script on other inputs that look the same."""
-    tensors: list[Any] = list(inputs)
-    addresses = [x.data_ptr() for x in inputs]
-    device = inputs[0].device
-    stream = driver.get_current_stream(driver.get_current_device())
-    for n, step in enumerate(script.steps):
-        if type(step) is Allocation:
-            made = (torch.zeros if step.zeros else torch.empty)(step.shape, dtype=step.dtype, device=device)
-            tensors.append(made)
-            addresses.append(made.data_ptr())
-        else:
-            known, programs, values, pointers = step  # type: ignore[misc]
-            given = list(values)
-            for place, number, offset in pointers:
-                given[place] = addresses[number] + offset
-            launching.run(known, programs, given, stream)
-        for number in script.last_uses.get(n, ()):
-            tensors[number] = None
-    found = [tensors[number] for number, _ in script.outputs]
-    found = [x if x.shape == shape else x.view(shape) for x, (_, shape) in zip(found, script.outputs, strict=True)]
-    return found[0] if script.single else tuple(found)
+        return written(tuple(self.steps), len(self.inputs), outputs, not isinstance(found, tuple))

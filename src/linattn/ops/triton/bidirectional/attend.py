@@ -35,8 +35,8 @@ def attend_all(
     256. Without ``maps`` q and k are features. With them (see ``can_fuse``) q and k are raw, of width D: the kernels
     map them where they read them, K is parts D, and one more with a constant feature; with two flows the state is that
     of virtual heads, ``(N, 2 H_kv, K, V / 2)`` and ``(N, 2 H_kv, K)``. Masked keys and their values may hold anything.
-    Returns the output ``(B, H, Tq, V)`` in ``out_dtype``, contiguous, and the state with all keys added, or None if it
-    is not needed.
+    Returns the output ``(B, H, Tq, V)`` in ``out_dtype``, which lies as q does (see ``like_tokens``), and the state
+    with all keys added, or None if it is not needed.
     """
     start = None
     if initial is not None:

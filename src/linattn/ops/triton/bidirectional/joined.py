@@ -7,6 +7,7 @@ from linattn.ops.triton.bidirectional.long import add_parts
 from linattn.ops.triton.bidirectional.maps import Arguments, Grads, arguments_of, new_grads
 from linattn.ops.triton.bidirectional.short import mask_of
 from linattn.ops.triton.launching import launch
+from linattn.ops.triton.layout import is_token_major
 from linattn.ops.triton.support import padded
 
 
@@ -34,7 +35,8 @@ def backward_joined_short(
         *x.q.stride(), *x.k.stride(), *x.v.stride(), *d_output.stride(), *mask_strides,
         *of_query.table_strides, *_of_keys(of_key), H_kv, H // H_kv, Tq, Tk, x.eps,
         NORM=x.norm, HAS_MASK=x.key_mask is not None, GROUPED=H // H_kv > 1, LEARN_Q=learn[0], LEARN_K=learn[1],
-        SPLIT=config.split, D=w.D, V=w.V, BV=padded(w.V), BT_K=by_key.BT, STAGES_K=by_key.stages,
+        SPLIT=config.split, BY_TOKEN_Q=is_token_major(dq), BY_TOKEN_K=is_token_major(dk), BY_TOKEN_V=is_token_major(dv),
+        D=w.D, V=w.V, BV=padded(w.V), BT_K=by_key.BT, STAGES_K=by_key.stages,
         **config.options(),
     )  # fmt: skip
     return d_query, d_key
@@ -66,7 +68,7 @@ def backward_joined_long(
         *x.q.stride(), *d_output.stride(), *of_query.table_strides, *_of_keys(of_key),
         N, H_kv, H // H_kv, Tq, for_queries, x.eps,
         NORM=x.norm, PACKED=packed, GROUPED=H // H_kv > 1, LEARN_Q=learn[0], SPLIT=by_query.split,
-        D=w.D, V=w.V, BV=padded(w.V), **by_query.options(),
+        BY_TOKEN=is_token_major(dq), D=w.D, V=w.V, BV=padded(w.V), **by_query.options(),
     )  # fmt: skip
     add_parts(partial, None, total)
     mask, mask_strides = mask_of(x.key_mask, x.k)
@@ -75,6 +77,7 @@ def backward_joined_long(
         x.k, x.v, total, mask, bounds, dk, dv, of_key.pointers[0], d_key.table,
         *x.k.stride(), *x.v.stride(), *mask_strides, *_of_keys(of_key), N, H_kv, Tk, for_keys,
         HAS_MASK=x.key_mask is not None, PACKED=packed, LEARN_K=learn[1], SPLIT=by_key.split,
+        BY_TOKEN_K=is_token_major(dk), BY_TOKEN_V=is_token_major(dv),
         D=w.D, V=w.V, BV=padded(w.V), STAGES=by_key.stages, **by_key.options(),
     )  # fmt: skip
     return d_query, d_key

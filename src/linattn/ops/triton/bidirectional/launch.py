@@ -17,6 +17,7 @@ from linattn.ops.triton.bidirectional.long import gather, key_grad, query_grad, 
 from linattn.ops.triton.bidirectional.maps import Grads, arguments_of, new_grads, summed
 from linattn.ops.triton.bidirectional.short import launch_backward, launch_forward
 from linattn.ops.triton.bidirectional.wide import backward_wide
+from linattn.ops.triton.layout import like_tokens
 
 
 def forward(x: Inputs, output: Tensor, state: Tensor, config: Config | None = None) -> None:
@@ -41,8 +42,8 @@ def backward(
     w = x.widths
     joined = joins_gradients(x, d_state)
     shape = () if w.flows == 1 or joined else (w.flows,)
-    dq, dk = (like.new_empty((*shape, *like.shape)) for like in (x.q, x.k))
-    dv = x.v.new_empty(x.v.shape)
+    dq, dk = (like_tokens(like, w.D, copies=shape) for like in (x.q, x.k))
+    dv = like_tokens(x.v, x.v.shape[3])
     query, key = (None, None) if x.maps is None else (x.maps.query, x.maps.key)
     if fits_one_program(x) and joined:
         of_query, of_key = backward_joined_short(x, w, d_output, dq, dk, dv, learn, config)
@@ -62,5 +63,6 @@ def backward(
             backward_wide(x, w, d_output, d_state, state, dq, dk, dv, total, config)
             of_query, of_key = (new_grads(None, 1, 1, like, 1, w, False) for like in (x.q, x.k))
     if shape:
-        dq, dk = dq[0] + dq[1], dk[0] + dk[1]
+        parts = (x.q, dq), (x.k, dk)
+        dq, dk = (torch.add(d[0], d[1], out=like_tokens(like, w.D)) for like, d in parts)
     return dq, dk, dv, summed(of_query, query), summed(of_key, key)

@@ -10,6 +10,7 @@ from linattn.ops.triton.bidirectional import launch
 from linattn.ops.triton.bidirectional.config import Inputs, Maps, Side, fits_one_program
 from linattn.ops.triton.direct import shortest
 from linattn.ops.triton.gradients import or_zeros
+from linattn.ops.triton.layout import like_tokens
 from linattn.ops.triton.replaying import replayed
 
 
@@ -65,7 +66,7 @@ def _allocate(x: Inputs, out_dtype: torch.dtype, need_state: bool) -> tuple[Tens
     # One program makes the state again in backward.
     stored = need_state or not fits_one_program(x)
     state = x.q.new_empty((n, H_kv * w.flows, w.K * w.V + w.K) if stored else (0,), dtype=torch.float32)
-    return x.q.new_empty((*x.q.shape[:3], x.v.shape[3]), dtype=out_dtype), state
+    return like_tokens(x.q, x.v.shape[3], out_dtype), state
 
 
 @bidirectional.register_fake
@@ -86,7 +87,7 @@ def _(  # type: ignore[no-untyped-def]
     def grad(x: Tensor | None, needed: bool = True) -> Tensor:
         return q.new_empty((0,) if x is None or not needed else x.shape, dtype=torch.float32)
 
-    raw = (x.new_empty(x.shape) for x in (q, k, v))
+    raw = (like_tokens(x, x.shape[3]) for x in (q, k, v))
     of_query = grad(table_q, learn_q), grad(token_q), grad(constant_q)
     return *raw, grad(initial), *of_query, grad(table_k, learn_k), grad(token_k), grad(constant_k)
 

@@ -7,6 +7,7 @@ from linattn.ops.triton.bidirectional.config import Config, Inputs, Widths, colu
 from linattn.ops.triton.bidirectional.maps import Arguments, Grads, arguments, new_grads, strides_of_keys
 from linattn.ops.triton.bidirectional.short import mask_of
 from linattn.ops.triton.launching import launch
+from linattn.ops.triton.layout import is_token_major
 from linattn.ops.triton.support import padded
 
 
@@ -70,7 +71,7 @@ def read(x: Inputs, w: Widths, state: Tensor, of_query: Arguments, output: Tenso
         *of_query.table_strides, *of_query.token_strides, H_kv, H // H_kv, T, segments, x.eps,
         NORM=x.norm, PACKED=x.cu_seqlens is not None, GROUPED=H // H_kv > 1,
         MAP_Q=of_query.code, TOKEN_Q=of_query.has_token,
-        CONSTANT=w.K - w.F, FLOWS=w.flows, PARTS=w.F // w.D, SPLIT=config.split,
+        CONSTANT=w.K - w.F, FLOWS=w.flows, PARTS=w.F // w.D, SPLIT=config.split, BY_TOKEN=is_token_major(output),
         D=w.D, K=w.K, V=w.V, BK=BK, BV=BV, **config.options(),
     )  # fmt: skip
 
@@ -97,6 +98,7 @@ def query_grad(
         NORM=x.norm, PACKED=x.cu_seqlens is not None, GROUPED=H // H_kv > 1,
         MAP_Q=of_query.code, TOKEN_Q=of_query.has_token,
         LEARN_Q=learn, CONSTANT=w.K - w.F, FLOWS=w.flows, PARTS=w.F // w.D, SPLIT=config.split,
+        BY_TOKEN=is_token_major(dq),
         D=w.D, K=w.K, V=w.V, BK=padded(w.D), BV=padded(w.V), **config.options(),
     )  # fmt: skip
     add_parts(partial, d_state, total)
@@ -121,6 +123,7 @@ def key_grad(x: Inputs, w: Widths, d_state: Tensor, dk: Tensor, dv: Tensor, lear
         N, B, H_kv, T, segments,
         HAS_MASK=x.key_mask is not None, PACKED=x.cu_seqlens is not None, MAP_K=of_key.code, TOKEN_K=of_key.has_token,
         LEARN_K=learn, CONSTANT=w.K - w.F, FLOWS=w.flows, PARTS=w.F // w.D, SPLIT=config.split,
+        BY_TOKEN_K=is_token_major(dk), BY_TOKEN_V=is_token_major(dv),
         D=w.D, K=w.K, V=w.V, BK=padded(w.D), BV=padded(w.V), **config.options(),
     )  # fmt: skip
     return grads

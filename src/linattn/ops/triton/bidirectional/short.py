@@ -6,6 +6,7 @@ from torch import Tensor
 from linattn.ops.triton.bidirectional.config import Config, Inputs, Widths, joins_flows
 from linattn.ops.triton.bidirectional.maps import Grads, arguments_of, new_grads, strides_of_keys
 from linattn.ops.triton.launching import launch
+from linattn.ops.triton.layout import is_token_major
 from linattn.ops.triton.support import padded
 
 
@@ -29,7 +30,8 @@ def launch_forward(x: Inputs, w: Widths, output: Tensor, state: Tensor, config: 
         NORM=x.norm, HAS_MASK=x.key_mask is not None, HAS_INITIAL=x.initial is not None, GROUPED=H // H_kv > 1,
         STORE_STATE=state.numel() > 0, MAP_Q=of_query.code, MAP_K=of_key.code,
         TOKEN_Q=of_query.has_token, TOKEN_K=of_key.has_token, CONSTANT=w.K - w.F, FLOWS=flows, JOINED=joined,
-        PARTS=w.F // w.D, SPLIT=config.split, D=w.D, K=w.K, V=V, BK=padded(w.D), BV=padded(V), **config.options(),
+        PARTS=w.F // w.D, SPLIT=config.split, BY_TOKEN=is_token_major(output),
+        D=w.D, K=w.K, V=V, BK=padded(w.D), BV=padded(V), **config.options(),
     )  # fmt: skip
 
 
@@ -59,7 +61,8 @@ def launch_backward(
         HAS_D_STATE=d_state is not None, MAP_Q=of_query.code, MAP_K=of_key.code,
         TOKEN_Q=of_query.has_token, TOKEN_K=of_key.has_token, LEARN_Q=learn[0], LEARN_K=learn[1],
         CONSTANT=w.K - w.F, FLOWS=w.flows, PARTS=w.F // w.D,
-        SPLIT=config.split, D=w.D, K=w.K, V=w.V, BK=padded(w.D), BV=padded(w.V), **config.options(),
+        SPLIT=config.split, BY_TOKEN_Q=is_token_major(dq), BY_TOKEN_K=is_token_major(dk), BY_TOKEN_V=is_token_major(dv),
+        D=w.D, K=w.K, V=w.V, BK=padded(w.D), BV=padded(w.V), **config.options(),
     )  # fmt: skip
     return d_query, d_key
 

@@ -8,6 +8,7 @@ from linattn.ops.triton.bidirectional.long import gather
 from linattn.ops.triton.bidirectional.maps import arguments_of
 from linattn.ops.triton.bidirectional.short import mask_of
 from linattn.ops.triton.launching import launch
+from linattn.ops.triton.layout import is_token_major
 from linattn.ops.triton.support import padded
 
 
@@ -66,7 +67,7 @@ def _apply(
         *rows.stride(), *mask_strides, H_kv, H // H_kv, T, segments,
         STATE=size, M_d=strides[0], M_n=strides[1], r_at=added or 0,
         WEIGHTED=scale is not None, ADD=added is not None and scale is None, HAS_MASK=key_mask is not None,
-        PACKED=x.cu_seqlens is not None, SPLIT=config.split,
+        PACKED=x.cu_seqlens is not None, SPLIT=config.split, BY_TOKEN=is_token_major(out),
         BF16=x.q.dtype == torch.bfloat16, IEEE=x.q.dtype == torch.float32,
         D=D, C=C, BD=BD, BN=BN, **config.options(),
     )  # fmt: skip

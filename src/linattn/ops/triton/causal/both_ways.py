@@ -10,6 +10,7 @@ from torch import Tensor
 from linattn.ops.triton.causal.config import TRIAL_SEGMENTS
 from linattn.ops.triton.causal.passes import Passes
 from linattn.ops.triton.launching import launch
+from linattn.ops.triton.layout import like_tokens, side_by_side
 from linattn.ops.triton.support import interpreted, known_stride, multiprocessors, padded
 
 # At 128 features states and products leave no room for a second program: 1.8 times as long as two sweeps.
@@ -41,8 +42,11 @@ def segment_length(p: Passes) -> int:
     return length
 
 
-def attend(p: Passes, out_dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Output ``(B, H, T, V)``, and with a normaliser the row sums ``(2, B, H, T)``: of both ways, of later keys."""
+def attend(p: Passes, tokens: Tensor, out_dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Output ``(B, H, T, V)``, and with a normaliser the row sums ``(2, B, H, T)``: of both ways, of later keys.
+
+    tokens: q as it was given, in whose order the output lies.
+    """
     from linattn.ops.triton.causal.kernels.both_ways_gates import gates_both_ways
     from linattn.ops.triton.causal.kernels.both_ways_output import outputs_both_ways
     from linattn.ops.triton.causal.kernels.both_ways_scan import scan_both_ways
@@ -92,12 +96,12 @@ def attend(p: Passes, out_dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
             scan_both_ways, 2 * N * HS * count, gains, gains.stride(0), kepts, cu, T, segment, HS, pieces,
             SIZE=size, BLOCK=block, BLOCKS=count, PACKED=packed, STAGES=4, num_warps=4,
         )  # fmt: skip
-    out = new(B, H, T, V, dtype=out_dtype)
+    out = like_tokens(tokens, V, out_dtype)
     den = new(2, B, H, T) if normalised else None
     launch(
         outputs_both_ways, N * H * NSEG, q, *q.stride(), k, *k.stride(), v, *v.stride(), out,
         den, 0 if den is None else den.stride(0), gates, gates.stride(0), totals, *mask_at, cu,
         gains, gains.stride(0), behind, *sums_at, tails, T, segment, NSEG, H, HS, chunks, pieces, p.eps,
-        DIV=H // HS, NORM=p.norm, STARTS=NSEG > 1, Q_T=known_stride(q), **common,
+        DIV=H // HS, NORM=p.norm, STARTS=NSEG > 1, Q_T=known_stride(q), SIDE_BY_SIDE=side_by_side(out), **common,
     )  # fmt: skip
     return out, den

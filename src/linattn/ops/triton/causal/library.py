@@ -9,6 +9,7 @@ from linattn.ops.triton.causal.passes import Border, Gates, Marks, Passes, State
 from linattn.ops.triton.causal.widths import reachable, reachable_gradient
 from linattn.ops.triton.direct import shortest
 from linattn.ops.triton.gradients import or_zeros, whole_state
+from linattn.ops.triton.layout import like_tokens
 from linattn.ops.triton.replaying import replayed
 
 
@@ -23,12 +24,12 @@ def _forward(
     row sums come after those of both. log_input: weights of keys, beside a decay.
     """
     p = _passes(q, k, v, log_decay, key_mask, cu_seqlens, key_index, norm, eps, log_input=log_input)
-    N, H, HS, T, K, V = p.sizes
+    N, _, HS, _, K, V = p.sizes
     if both and both_ways.serves(p):
-        out, sums = both_ways.attend(p, out_dtype)
+        out, sums = both_ways.attend(p, q, out_dtype)
         return out, _fp32(q, 0) if sums is None else sums, _fp32(q, 0), _fp32(q, 0)
     initial = _state(kv, z)
-    out = torch.empty(q.shape[0], H, T, V, dtype=out_dtype, device=q.device)
+    out = like_tokens(q, V, out_dtype)
     sums = _fp32(q, 1 + both, *q.shape[:3]) if norm else None
     den = None if sums is None else sums[0]
     prev = prev_den = made = None
@@ -44,7 +45,7 @@ def _forward(
         made = p.row_factors(sums, turns, None if own_last is None else own_last[1])
     if both:
         # Sums without their division may leave the range of fp16.
-        prev = _fp32(q, *out.shape) if out_dtype == torch.float16 else out
+        prev = like_tokens(q, V, torch.float32) if out_dtype == torch.float16 else out
         prev_den = None if sums is None else sums[1]
         p.sweep(
             "output", p.q, p.k, p.v, prev, *turns[1], against=True, den=prev_den, divide=False, z=norm > 0, made=made
@@ -68,9 +69,9 @@ def _backward(
     need_input = need_input and log_input is not None
     p = _passes(q, k, v, log_decay, key_mask, cu_seqlens, key_index, norm, eps, need_decay, log_input)
     N, _, HS, T, K, V = p.sizes
+    dq, dk, dv = (like_tokens(x, x.shape[3], x.dtype) for x in (q, k, v))
     q, k, v, d_out = p.q, p.k, p.v, reachable_gradient(d_out)
     initial, d_last = _state(kv, z), _state(d_kv, d_z)
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     d_first = (_fp32(q, N, HS, K, V), _fp32(q, N, HS, K)) if initial is not None else None
     da = _fp32(q, k.shape[0], HS, T) if need_decay else _fp32(q, 0)
     di = torch.zeros(k.shape[:3], dtype=torch.float32, device=q.device) if need_input else _fp32(q, 0)
@@ -124,7 +125,7 @@ triton_causal_backward = torch.library.custom_op("linattn::triton_causal_backwar
 
 @triton_causal.register_fake
 def _(q, k, v, kv, z, log_decay, key_mask, cu_seqlens, key_index, norm, eps, out_dtype, need_state, both, *rest):  # type: ignore[no-untyped-def]
-    out = q.new_empty(*q.shape[:3], v.shape[3], dtype=out_dtype)
+    out = like_tokens(q, v.shape[3], out_dtype)
     den = _fp32(q, 1 + both, *q.shape[:3]) if norm else _fp32(q, 0)
     if not need_state:
         return out, den, _fp32(q, 0), _fp32(q, 0)
@@ -135,7 +136,7 @@ def _(q, k, v, kv, z, log_decay, key_mask, cu_seqlens, key_index, norm, eps, out
 @triton_causal_backward.register_fake
 def _(d_out, d_kv, d_z, q, k, v, kv, z, log_decay, *rest):  # type: ignore[no-untyped-def]
     *_, need_decay, log_input, need_input = (*rest, None, False)[:11]
-    grads = (x.new_empty(x.shape) for x in (q, k, v))
+    grads = (like_tokens(x, x.shape[3], x.dtype) for x in (q, k, v))
     first = (_fp32(q, 0), _fp32(q, 0)) if kv is None else (_fp32(q, *kv.shape), _fp32(q, *z.shape))
     da = _fp32(q, *log_decay.shape) if need_decay and log_decay is not None else _fp32(q, 0)
     return *grads, *first, da, _fp32(q, *log_input.shape) if need_input and log_input is not None else _fp32(q, 0)

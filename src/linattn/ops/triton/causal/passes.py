@@ -12,6 +12,7 @@ from linattn.ops.triton.causal import config as causal_config
 from linattn.ops.triton.causal.config import Config, pick, segments
 from linattn.ops.triton.causal.row_sums import Walk, row_factors, row_sums
 from linattn.ops.triton.launching import launch
+from linattn.ops.triton.layout import side_by_side
 from linattn.ops.triton.support import interpreted, padded
 
 # Features of x that one sweep of a gradient takes in bf16: a larger state fills no product well.
@@ -140,12 +141,12 @@ class Passes:
         loop = y.shape[1] // HS
         config = self._config("states", K, V)
         tiles = -(-V // config.BW)
-        kv, z, kepts = self._new(N, HS, NSEG, K, V), self._new(N, HS, NSEG, K), self._new(N, HS, NSEG)
         keys = y is self.k
         mask = self.key_mask if keys else None
         z_gain = 0 if not with_z else 1 if keys else 2 if rows is not None else 0
-        if z_gain == 0:
-            z.zero_()  # nothing is added on the way, a given sum may still pass through
+        # Where nothing is added on the way a given sum may still pass through. Without sums nobody reads it.
+        z = self._new(N, HS, NSEG, K, zeros=with_z and z_gain == 0)
+        kv, kepts = self._new(N, HS, NSEG, K, V), self._new(N, HS, NSEG)
         launch(
             states, N * HS * NSEG * tiles, y, *y.stride(), w, *w.stride(), *(rows or (None, None)),
             *(decay or (None, 0, None)),
@@ -251,7 +252,7 @@ class Passes:
             MARK=marks is not None, CK=1 if marks is None else marks.stretch // L,
             ADD=prev is not None, SPLIT=self._split, STAGES=config.stages, LEAN=config.lean > 0,
             PARTS=config.parts if role == "output" and z else 0,
-            WEIGHT_Y=0 if keys else self._weight, WEIGHT_X=self._weight if keys else 0,
+            SIDE_BY_SIDE=side_by_side(out), WEIGHT_Y=0 if keys else self._weight, WEIGHT_X=self._weight if keys else 0,
             num_warps=config.warps, num_stages=config.stages, **self._dot_type(role),
         )  # fmt: skip
         for mild in milds:
@@ -311,8 +312,8 @@ class Passes:
         scale, e = torch.empty_like(den), torch.empty_like(den)
         block = max(1, 4096 // padded(V))
         launch(
-            normalizer_gradient, -(-den.numel() // block), out, d_out, den, scale, e, *d_out.stride(), H, T,
-            den.numel(), self.eps, V=V, BV=padded(V), C=block, NORMALIZER=self.norm, TIMES_N=True, num_warps=4,
+            normalizer_gradient, -(-den.numel() // block), out, *out.stride(), d_out, *d_out.stride(), den, scale, e,
+            H, T, den.numel(), self.eps, V=V, BV=padded(V), C=block, NORMALIZER=self.norm, TIMES_N=True, num_warps=4,
         )  # fmt: skip
         return scale, e
 
@@ -345,5 +346,6 @@ class Passes:
         size = math.prod(shape)
         return self._new(size + self.cut[0])[:size].view(shape)
 
-    def _new(self, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.float32, device=self.q.device)
+    def _new(self, *shape: int, zeros: bool = False) -> Tensor:
+        make = torch.zeros if zeros else torch.empty
+        return make(shape, dtype=torch.float32, device=self.q.device)

@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from linattn.ops.triton.layout import is_token_major
+
 
 def missing(width: int, dtype: torch.dtype) -> int:
     """Columns of zeros that a 16-bit width lacks to a multiple of 16: with masked tails Hopper computes wrong products.
@@ -14,13 +16,15 @@ def missing(width: int, dtype: torch.dtype) -> int:
 
 
 def padded_by(x: Tensor, columns: int, rows: int = 0) -> Tensor:
-    """With zeros after the last column and the last row; x itself where there are none."""
+    """With zeros after the last column and the last row, in the order of x; x itself where there are none."""
+    if columns and not rows and x.ndim == 4 and is_token_major(x):
+        return F.pad(x.transpose(1, 2), (0, columns)).transpose(1, 2)
     return F.pad(x, (0, columns, 0, rows)) if columns or rows else x
 
 
 def first_of(x: Tensor, dim: int, width: int) -> Tensor:
-    """The first columns, contiguous; all of them: x itself."""
-    return x if x.shape[dim] == width else x.narrow(dim, 0, width).contiguous()
+    """The first columns, without gaps and in the order of x; all of them: x itself."""
+    return x if x.shape[dim] == width else x.narrow(dim, 0, width).clone()
 
 
 def reachable(x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops.triton.causal.widths import first_of, missing, padded_by
-from linattn.ops.triton.channel_decay.library import channel_decay
+from linattn.ops.triton.channel_decay.library import channel_decay_directly
 from linattn.ops.triton.support import NORM_CODES
 from linattn.ops.types import AttentionOutput, DecayIndex, LinearState, Normalizer
 
@@ -44,7 +44,7 @@ def attend_channel_decay(
     q, k, v, log_decay = (
         padded_by(x, more) for x, more in ((q, more_k), (k, more_k), (v, more_v), (log_decay, more_k))
     )
-    out, _, kv, z = channel_decay(
+    out, _, kv, z = channel_decay_directly(
         q, k, v, log_decay, kv_0, z_0, key_mask, cu_seqlens, NORM_CODES[normalizer], eps, shift, need_state,
         out_dtype,
     )  # fmt: skip

@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 
 from linattn.ops.triton.causal.widths import reachable, reachable_gradient
+from linattn.ops.triton.direct import shortest
+from linattn.ops.triton.replaying import replayed
 
 
-@torch.library.custom_op("linattn::triton_channel_decay", mutates_args=())
-def channel_decay(
+def _forward(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, kv: Tensor | None, z: Tensor | None, key_mask: Tensor | None,
     cu_seqlens: Tensor | None, normalizer: int, eps: float, shift: bool, need_state: bool, dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
@@ -25,8 +26,7 @@ def channel_decay(
     return launch.forward(inputs, kv, z, normalizer, eps, dtype, need_state)
 
 
-@torch.library.custom_op("linattn::triton_channel_decay_backward", mutates_args=())
-def channel_decay_backward(
+def _backward(
     d_o: Tensor, d_kv: Tensor | None, d_z: Tensor | None, o: Tensor, den: Tensor, kv_1: Tensor, z_1: Tensor,
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, kv: Tensor | None, z: Tensor | None, key_mask: Tensor | None,
     cu_seqlens: Tensor | None, normalizer: int, eps: float, shift: bool,
@@ -39,6 +39,11 @@ def channel_decay_backward(
     d_kv, d_z = (None if t is None else t.contiguous() for t in (d_kv, d_z))
     d_o = _rows(reachable_gradient(d_o))
     return launch.backward(inputs, kv, z, o, den, kv_1, z_1, d_o, d_kv, d_z, normalizer, eps)
+
+
+_forward, _backward = replayed(_forward), replayed(_backward)
+channel_decay = torch.library.custom_op("linattn::triton_channel_decay", _forward, mutates_args=())
+channel_decay_backward = torch.library.custom_op("linattn::triton_channel_decay_backward", _backward, mutates_args=())
 
 
 @channel_decay.register_fake
@@ -67,16 +72,17 @@ def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     ctx.need_state = need_state
 
 
-def _gradients(ctx, d_o, d_den, d_kv, d_z):  # type: ignore[no-untyped-def]
+def _gradients(ctx, d_o, d_den, d_kv, d_z, run=channel_decay_backward):  # type: ignore[no-untyped-def]
     if not ctx.need_state:
         d_kv = d_z = None
     saved = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
-    *found, d_kv_0, d_z_0 = channel_decay_backward(d_o, d_kv, d_z, *saved, *ctx.options)
+    *found, d_kv_0, d_z_0 = run(d_o, d_kv, d_z, *saved, *ctx.options)
     starts = (None, None) if saved[8] is None else (d_kv_0, d_z_0)
     return *found, *starts, *(None,) * 7
 
 
 channel_decay.register_autograd(_gradients, setup_context=_remember)
+channel_decay_directly = shortest(channel_decay, _forward, _backward, _remember, _gradients)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -35,6 +35,11 @@ TRIAL_SEGMENTS: list[int] = []
 SHORTEST_SEGMENT = 512
 
 
+def is_tried() -> bool:
+    """Whether somebody wants other settings than those of the shape."""
+    return bool(TRIAL or TRIAL_SEGMENTS)
+
+
 def pick(role: int, X: int, W: int, dtype: torch.dtype, device: torch.device) -> Tiles:
     """For a state of X rows and W columns. L goes by dtype alone, so that all walks of a call share it."""
     BX = padded(X)

@@ -5,9 +5,11 @@ from torch import Tensor
 
 from linattn.ops.triton.causal.widths import reachable, reachable_gradient
 from linattn.ops.triton.direct import shortest
-from linattn.ops.triton.exponential.config import D_K, D_Q, D_V, OUTPUT
+from linattn.ops.triton.exponential.config import D_K, D_Q, D_V, OUTPUT, is_tried
 from linattn.ops.triton.exponential.passes import Passes, State, Units
 from linattn.ops.triton.gradients import or_zeros, whole_state
+from linattn.ops.triton.layout import is_token_major, like_tokens
+from linattn.ops.triton.replaying import replayed
 
 
 def _forward(
@@ -16,9 +18,9 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Output, state after the last token (empty unless needed) and its unit (fp64); row sums and the gates' factors."""
     p = _passes(q, k, v, log_input, log_decay, cu_seqlens)
-    N, H, HS, T, K, V = p.sizes
+    N, _, HS, _, K, V = p.sizes
     units = p.units(log_scale, scale)
-    out = torch.empty(q.shape[0], H, T, V, dtype=out_dtype, device=q.device)
+    out = like_tokens(q, V, out_dtype)
     den = _fp32(q, *q.shape[:3])
     last = (_fp32(q, N, HS, K, V), _fp32(q, N, HS, K)) if need_state else None
     initial = p.borders(p.k, p.v, units.gates, units, _state(kv, z), last, reverse=False)
@@ -34,15 +36,15 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v, both gates and the initial state's kv and z; empty where there is nothing."""
     p = _passes(q, k, v, log_input, log_decay, cu_seqlens)
-    N, H, HS, T, K, V = p.sizes
+    N, H, HS, _, K, V = p.sizes
     units = Units(gates, keep, spans, den)
     d_out, initial = reachable_gradient(d_out), _state(kv, z)
     rows, a = p.rows(out, d_out, den, gates)
     marks = p.marks() if need_gates else None
-    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    dq = like_tokens(q, K, q.dtype)
     # Query heads that share a key head give it a gradient each, to be summed before they are rounded.
     dtype = q.dtype if H == HS else torch.float32
-    dk, dv = (torch.empty(q.shape[0], H, T, D, dtype=dtype, device=q.device) for D in (K, V))
+    dk, dv = (like_tokens(x, x.shape[3], dtype, heads=H) for x in (k, v))
     d_first = (_fp32(q, N, H, K, V), _fp32(q, N, H, K)) if initial is not None else None
     # A walk of dk has its state turned.
     turned = (_fp32(q, N, H, V, K), d_first[1]) if d_first is not None else None
@@ -62,6 +64,7 @@ def _backward(
     return dq, dk, dv, *d_gates, *first
 
 
+_forward, _backward = replayed(_forward, unless=is_tried), replayed(_backward, unless=is_tried)
 triton_exponential = torch.library.custom_op("linattn::triton_exponential", _forward, mutates_args=())
 triton_exponential_backward = torch.library.custom_op(
     "linattn::triton_exponential_backward", _backward, mutates_args=()
@@ -72,7 +75,7 @@ triton_exponential_backward = torch.library.custom_op(
 def _(q, k, v, log_input, log_decay, kv, z, log_scale, cu_seqlens, scale, out_dtype, need_state):  # type: ignore[no-untyped-def]
     p = Passes(q, k, v, log_input, log_decay, cu_seqlens)
     N, _, HS, _, K, V = p.sizes
-    out = q.new_empty(*q.shape[:3], V, dtype=out_dtype)
+    out = like_tokens(q, V, out_dtype)
     last = (_fp32(q, N, HS, K, V), _fp32(q, N, HS, K)) if need_state else (_fp32(q, 0), _fp32(q, 0))
     factors = _fp32(q, *log_input.shape, 2), _fp32(q, *log_input.shape)
     spans = q.new_empty(log_input.shape[0] * HS, p.places(p.length), dtype=torch.int32)
@@ -81,7 +84,7 @@ def _(q, k, v, log_input, log_decay, kv, z, log_scale, cu_seqlens, scale, out_dt
 
 @triton_exponential_backward.register_fake
 def _(d_out, d_kv, d_z, q, k, v, log_input, log_decay, kv, z, *rest):  # type: ignore[no-untyped-def]
-    grads = (x.new_empty(x.shape) for x in (q, k, v))
+    grads = (like_tokens(x, x.shape[3], x.dtype) for x in (q, k, v))
     gates = [_fp32(q, *(log_input.shape if rest[-1] else (0,))) for _ in range(2)]
     first = (_fp32(q, 0), _fp32(q, 0)) if kv is None else (_fp32(q, *kv.shape), _fp32(q, *z.shape))
     return *grads, *gates, *first
@@ -138,8 +141,12 @@ def _of_first(state: State | None, heads: int) -> State | None:
 
 
 def _summed(x: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
-    """Over the query heads of each key head."""
-    return x if x.shape[1] == heads else x.unflatten(1, (heads, -1)).sum(2).to(dtype)
+    """Over the query heads of each key head, in the order of x."""
+    if x.shape[1] == heads:
+        return x
+    if x.ndim == 4 and is_token_major(x):
+        return x.transpose(1, 2).unflatten(2, (heads, -1)).sum(3).to(dtype).transpose(1, 2)
+    return x.unflatten(1, (heads, -1)).sum(2).to(dtype)
 
 
 def _fp32(like: Tensor, *shape: int) -> Tensor:

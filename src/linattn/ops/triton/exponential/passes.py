@@ -11,6 +11,7 @@ from linattn.ops.prepare import STRONGEST_DECAY
 from linattn.ops.triton.causal.row_sums import Walk, row_factors, row_sums
 from linattn.ops.triton.exponential.config import D_K, D_Q, D_V, OUTPUT, Tiles, pick, segments
 from linattn.ops.triton.launching import launch
+from linattn.ops.triton.layout import side_by_side
 from linattn.ops.triton.support import interpreted, known_stride, padded
 
 State = tuple[Tensor, Tensor]  # kv (.., K, V) and z (.., K), fp32 and contiguous
@@ -171,6 +172,7 @@ class Passes:
                 EVEN=self.cu is None and T % self.length == 0,
                 X_T=known_stride(x), Y_T=known_stride(y), W_T=known_stride(w), U_T=known_stride(u),
                 LEAN=tiles.lean, PARTS=tiles.parts, MADE=made is not None and not steep,
+                SIDE_BY_SIDE=side_by_side(out),
                 STAGES=1 if steep else tiles.stages,
                 num_warps=tiles.warps, num_stages=1 if steep else tiles.stages,
                 **self._dot_type,
@@ -209,8 +211,8 @@ class Passes:
         found, a = self._new(*den.shape, 2), self.dots(D_Q)
         block = max(1, 4096 // padded(V))
         launch(
-            rows, -(-den.numel() // block), out, d_out, *d_out.stride(), den, gates, found, a, T, H, den.numel(),
-            TILES=a.shape[0], V=V, BV=padded(V), C=block, GROUP=H // HS, num_warps=4,
+            rows, -(-den.numel() // block), out, *out.stride(), d_out, *d_out.stride(), den, gates, found, a,
+            T, H, den.numel(), TILES=a.shape[0], V=V, BV=padded(V), C=block, GROUP=H // HS, num_warps=4,
         )  # fmt: skip
         return found, a
 

@@ -34,7 +34,7 @@ def against_pairs(angles: Tensor, variance: Tensor | None, *modulation: Tensor) 
 def reflect_heads(
     q: Tensor, k: Tensor, normals: Tensor | None, variance: bool, key_mask: Tensor | None, wide: bool
 ) -> Reflected:
-    """Differentiable in q, k and normals, which are read as they lie in memory; y is contiguous."""
+    """Differentiable in q, k and normals, which are read as they lie in memory; y lies as they do (``like_tokens``)."""
     dtype = compute_dtype(q, k)
     if normals is None and not variance:
         return Reflected(q.to(dtype), k.to(dtype), None) if wide else Reflected(q, k, None)

@@ -8,6 +8,7 @@ from torch import Tensor
 from linattn.ops.triton.direct import shortest
 from linattn.ops.triton.gradients import or_zeros
 from linattn.ops.triton.launching import launch
+from linattn.ops.triton.layout import is_token_major, like_tokens
 from linattn.ops.triton.replaying import replayed
 
 # Numbers of a tile for each of its 256 threads: so few that two programs fit a multiprocessor. Loads run ahead by the
@@ -61,7 +62,7 @@ def _backward(
     center: Tensor, inverse: Tensor, variance: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and the normals."""
-    dq, dk = q.new_empty(q.shape), k.new_empty(k.shape)
+    dq, dk = (like_tokens(x, x.shape[3]) for x in (q, k))
     shares = launch_backward(
         gq, gk, d_variance.contiguous(), q, k, normals, key_mask, center, inverse, variance, dq, dk
     )
@@ -80,7 +81,7 @@ def _(q, k, normals, key_mask, variance, wide):  # type: ignore[no-untyped-def]
 
 @reflected_backward.register_fake
 def _(gq, gk, d_variance, q, k, normals, key_mask, center, inverse, variance):  # type: ignore[no-untyped-def]
-    return q.new_empty(q.shape), k.new_empty(k.shape), normals.new_empty(normals.shape)
+    return like_tokens(q, q.shape[3]), like_tokens(k, k.shape[3]), normals.new_empty(normals.shape)
 
 
 def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -158,6 +159,7 @@ def _shared(
     masked = key_mask is not None
     constants = {
         "MASKS_Q": masked and q.shape[2] == k.shape[2], "MASKS_K": masked, "VARIANCE": variance,
+        "BY_TOKEN_Q": is_token_major(q), "BY_TOKEN_K": is_token_major(k),
         "R": normals.shape[0], "D": q.shape[3], "CQ": q.shape[1] * q.shape[3], "CK": k.shape[1] * k.shape[3],
         "BT": walk.BT, "BC": walk.BC, "W": walk.W,
     }  # fmt: skip
@@ -169,7 +171,10 @@ def _outputs(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     B, G, _, D = k.shape
     dtypes = [torch.float32 if wide else x.dtype for x in (q, k)]
-    ys = [x.new_empty(x.shape if normals.shape[0] else 0, dtype=dtype) for x, dtype in zip((q, k), dtypes, strict=True)]
+    ys = [
+        like_tokens(x, D, dtype) if normals.shape[0] else x.new_empty(0, dtype=dtype)
+        for x, dtype in zip((q, k), dtypes, strict=True)
+    ]
     shapes = ((B, G, D // 2), (B, G, D), (B, G)) if variance else ((0,), (0,), (0,))
     variances, center, inverse = (q.new_empty(shape, dtype=torch.float32) for shape in shapes)
     return ys[0], ys[1], variances, center, inverse

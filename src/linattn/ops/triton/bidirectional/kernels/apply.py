@@ -4,7 +4,7 @@
     dq: x = do, M = S^T, r = z      dk: x = v, M = dS^T, r = dz, scale = delta = 1      dv: x = k, M = dS, no r
 
 x (B, G H_kv, T, D) strided; state (N, H_kv, STATE) contiguous fp32, M[d, n] = state[d M_d + n M_n], r[n] =
-state[r_at + n]; scale, delta (B, G H_kv, T) contiguous fp32; mask (B, T) uint8; y (B, G H_kv, T, C) contiguous.
+state[r_at + n]; scale, delta (B, G H_kv, T) contiguous fp32; mask (B, T) uint8; y (B, G H_kv, T, C), see memory.
 Grid: N H_kv segments, times tiles of C.
 """
 
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from linattn.ops.triton.bidirectional.kernels.common import as_operand, remainder, times_wide
-from linattn.ops.triton.bidirectional.kernels.memory import load_rows, segment_of, visible
+from linattn.ops.triton.bidirectional.kernels.memory import head_start, load_rows, segment_of, visible
 
 
 @triton.jit(do_not_specialize=["T", "H_kv", "G", "segments"])
@@ -21,7 +21,7 @@ def bidirectional_apply(
     x_b, x_h, x_t, x_d, mask_b, mask_t, H_kv, G, T, segments,
     STATE: tl.constexpr, M_d: tl.constexpr, M_n: tl.constexpr, r_at: tl.constexpr,
     WEIGHTED: tl.constexpr, ADD: tl.constexpr, HAS_MASK: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr,
-    BF16: tl.constexpr, IEEE: tl.constexpr,
+    BY_TOKEN: tl.constexpr, BF16: tl.constexpr, IEEE: tl.constexpr,
     D: tl.constexpr, C: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     TILES: tl.constexpr = (C + BN - 1) // BN
@@ -38,7 +38,8 @@ def bidirectional_apply(
     high, low = as_operand(M, BF16, IEEE), remainder(M, BF16, IEEE)
     r = tl.load(state + r_at + column, mask=column < C, other=0.0)
     x += b * x_b + h * G * x_h
-    y += (b * H_kv + h) * G * T * C
+    y += head_start((b * H_kv + h) * G, b, H_kv * G, T, C, BY_TOKEN)
+    y_h, y_t = (C, H_kv * G * C) if BY_TOKEN else (tl.cast(T, tl.int64) * C, C)
     mask += b * mask_b
     if WEIGHTED:
         scale += (b * H_kv + h) * G * T
@@ -62,5 +63,5 @@ def bidirectional_apply(
             out += r[None, :]
         if HAS_MASK:
             out = tl.where(keep[:, None], out, 0.0)
-        into = y + (g * T + t) * C + steps[:, None] * C + column[None, :]
+        into = y + (g * y_h + tl.cast(t, tl.int64) * y_t) + steps[:, None] * y_t + column[None, :]
         tl.store(into, out.to(y.dtype.element_ty), mask=exists[:, None] & (column < C)[None, :])

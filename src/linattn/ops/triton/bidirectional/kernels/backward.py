@@ -8,8 +8,8 @@ them. With u_t = S do_t and numerators that are never needed, since do_t . num_t
     dS = d_state + sum_t phi_t (do_t / n_t)^T,   dz = d_state + sum_t delta_t phi_t
     dpsi_s = dS v_s + dz,                  dv_s = dS^T psi_s
 
-Shapes as in forward; do (B, H, Tq, FLOWS V) strided; dq (FLOWS, B, H, Tq, D), dk (FLOWS, B, H_kv, Tk, D),
-dv contiguous; initial, d_state, d_initial (B, H_kv FLOWS, K V + K) contiguous fp32. Grid: B H_kv FLOWS.
+Shapes as in forward; do (B, H, Tq, FLOWS V) strided; dq (FLOWS, B, H, Tq, D), dk (FLOWS, B, H_kv, Tk, D) and dv: see
+memory; initial, d_state, d_initial (B, H_kv FLOWS, K V + K) contiguous fp32. Grid: B H_kv FLOWS.
 With maps, parts to be summed: d_table_q (B, H_kv FLOWS, G, 2, F), d_table_k (B, H_kv FLOWS, 2, F), d_token_q (FLOWS, B,
 H, Tq), d_token_k (FLOWS, B, H_kv, Tk), d_constant_q and _k (B, H_kv FLOWS), contiguous fp32; d_table_q is not written
 where there is no query.
@@ -32,6 +32,7 @@ from linattn.ops.triton.bidirectional.kernels.common import (
 from linattn.ops.triton.bidirectional.kernels.features import FOLD, folded, head_of, load_mapped
 from linattn.ops.triton.bidirectional.kernels.key_walk import walk_keys
 from linattn.ops.triton.bidirectional.kernels.memory import (
+    head_start,
     load_rows,
     load_state_as,
     load_state_transposed,
@@ -56,7 +57,8 @@ def bidirectional_backward(
     NORM: tl.constexpr, HAS_MASK: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_D_STATE: tl.constexpr,
     GROUPED: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr, TOKEN_Q: tl.constexpr, TOKEN_K: tl.constexpr,
     LEARN_Q: tl.constexpr, LEARN_K: tl.constexpr, CONSTANT: tl.constexpr, FLOWS: tl.constexpr, PARTS: tl.constexpr,
-    SPLIT: tl.constexpr, D: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    SPLIT: tl.constexpr, BY_TOKEN_Q: tl.constexpr, BY_TOKEN_K: tl.constexpr, BY_TOKEN_V: tl.constexpr,
+    D: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     BF16: tl.constexpr = q.dtype.element_ty == tl.bfloat16
@@ -120,14 +122,15 @@ def bidirectional_backward(
     place = (f * B + b) * H_kv + h
     q += b * q_b + h * G * q_h
     do += b * do_b + h * G * do_h + f * V * do_d
-    dq += place * G * Tq * D
+    dq += head_start(place * G, f * B + b, H_kv * G, Tq, D, BY_TOKEN_Q)
+    dq_h, dq_t = (D, H_kv * G * D) if BY_TOKEN_Q else (tl.cast(Tq, tl.int64) * D, D)
     d_token_q += place * G * Tq
     d_table_q += row * G * 2 * F
     table_q += b * table_q_b + h * table_q_h + f * table_q_f
     token_q += b * token_q_b + h * token_q_h
     dS, dS2, dz, dz2, d_row, d_count, d_c = walk_queries(
         q, do, dq, table_q, token_q, d_table_q, d_token_q, (high, low, high2, low2, z, z2, zs), (c_q, last, z_last),
-        q_h, q_t, q_d, do_h, do_t, do_d, table_q_g, token_q_g, token_q_t, G, Tq, 0, Tq, eps,
+        q_h, q_t, q_d, do_h, do_t, do_d, dq_h, dq_t, table_q_g, token_q_g, token_q_t, G, Tq, 0, Tq, eps,
         NORM, GROUPED, MAP_Q, TOKEN_Q, LEARN_Q, CONSTANT, PARTS, TURNED, SPLIT, F, D, V, BT, BK, BV,
     )  # fmt: skip
     if HAS_D_STATE:
@@ -151,14 +154,16 @@ def bidirectional_backward(
 
     high, low = as_operand(dS, BF16, IEEE), remainder(dS, BF16, IEEE)
     high2, low2 = as_operand(dS2, BF16, IEEE), remainder(dS2, BF16, IEEE)
-    dk += place * Tk * D
-    dv += (b * H_kv + h) * Tk * FLOWS * V + f * V
+    dk += head_start(place, f * B + b, H_kv, Tk, D, BY_TOKEN_K)
+    dv += head_start(b * H_kv + h, b, H_kv, Tk, FLOWS * V, BY_TOKEN_V) + f * V
+    dk_t = H_kv * D if BY_TOKEN_K else D
+    dv_t = H_kv * FLOWS * V if BY_TOKEN_V else FLOWS * V
     d_token_k += place * Tk
     d_table_k += row * 2 * F
     d_c = walk_keys(
         k, v, mask, dk, dv, table_k, token_k, d_table_k, d_token_k, (high, low, high2, low2, dz, dz2),
-        (c_k, d_row, d_count), k_t, k_d, v_t, v_d, mask_t, token_k_t, 0, Tk,
-        HAS_MASK, MAP_K, TOKEN_K, LEARN_K, CONSTANT, FLOWS, PARTS, TURNED, SPLIT, D, V, BT, BK, BV,
+        (c_k, d_row, d_count), k_t, k_d, v_t, v_d, dk_t, dv_t, mask_t, token_k_t, 0, Tk,
+        HAS_MASK, MAP_K, TOKEN_K, LEARN_K, CONSTANT, PARTS, TURNED, SPLIT, D, V, BT, BK, BV,
     )  # fmt: skip
     if CONSTANT:
         tl.store(d_constant_k + row, d_c)

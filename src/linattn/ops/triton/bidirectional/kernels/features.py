@@ -122,7 +122,7 @@ def over_tokens(rows, BT: tl.constexpr, BD: tl.constexpr):
 
 @triton.jit
 def store_mapped_grad(
-    tile, t0, keep, exists, params, token, token_t, g, g2, dx, d_token,
+    tile, t0, keep, exists, params, token, token_t, g, g2, dx, dx_t, d_token,
     MAP: tl.constexpr, HAS_TOKEN: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Writes the gradients of x and of the factors per token; returns g and g2 as ``table_terms`` takes them."""
@@ -144,7 +144,7 @@ def store_mapped_grad(
         BT,
         BD,
     )
-    store_rows(dx, t0, exists, D, d_x, D, BT, BD)
+    store_rows(dx, t0, exists, dx_t, d_x, D, BT, BD)
     if HAS_TOKEN:
         tl.store(d_token + t0 + tl.arange(0, BT), d_factor, mask=exists)
     return g, g2

@@ -4,7 +4,7 @@
     S = initial + sum_s psi_s v_s^T,  z = initial + sum_s psi_s
     o_t = phi_t S / n_t,  n_t = phi_t . z + eps  or  max(abs(phi_t . z), 1)  or  1
 
-q (B, H, Tq, D), k (B, H_kv, Tk, D), v (B, H_kv, Tk, FLOWS V) strided; o (B, H, Tq, FLOWS V) contiguous; mask (B, Tk)
+q (B, H, Tq, D), k (B, H_kv, Tk, D), v (B, H_kv, Tk, FLOWS V) strided; o (B, H, Tq, FLOWS V), see memory; mask (B, Tk)
 uint8; initial, state (B, H_kv FLOWS, K V + K) contiguous fp32: S row by row, then z; none where flows are JOINED.
 Grid: B H_kv FLOWS.
 NORM 0 none, 1 sum, 2 abs_max_one. G = H / H_kv. Features: see features.
@@ -24,6 +24,7 @@ from linattn.ops.triton.bidirectional.kernels.common import (
 )
 from linattn.ops.triton.bidirectional.kernels.features import FOLD, exchanged, folded, head_of, load_mapped, turns
 from linattn.ops.triton.bidirectional.kernels.memory import (
+    head_start,
     load_rows,
     load_state,
     load_vector,
@@ -45,7 +46,7 @@ def bidirectional_forward(
     NORM: tl.constexpr, HAS_MASK: tl.constexpr, HAS_INITIAL: tl.constexpr, STORE_STATE: tl.constexpr,
     GROUPED: tl.constexpr, MAP_Q: tl.constexpr, MAP_K: tl.constexpr, TOKEN_Q: tl.constexpr, TOKEN_K: tl.constexpr,
     CONSTANT: tl.constexpr,
-    FLOWS: tl.constexpr, JOINED: tl.constexpr, PARTS: tl.constexpr, SPLIT: tl.constexpr,
+    FLOWS: tl.constexpr, JOINED: tl.constexpr, PARTS: tl.constexpr, SPLIT: tl.constexpr, BY_TOKEN: tl.constexpr,
     D: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     BF16: tl.constexpr = q.dtype.element_ty == tl.bfloat16
@@ -120,10 +121,11 @@ def bidirectional_forward(
     high, low, zs = as_operand(S, BF16, IEEE), remainder(S, BF16, IEEE), pair(z, BF16, IEEE)
     high2, low2 = as_operand(S2, BF16, IEEE), remainder(S2, BF16, IEEE)
     q += b * q_b + h * G * q_h
-    o += (b * H_kv + h) * G * Tq * FLOWS * V + f * V
+    o += head_start((b * H_kv + h) * G, b, H_kv * G, Tq, FLOWS * V, BY_TOKEN) + f * V
+    o_h, o_t = (FLOWS * V, H_kv * G * FLOWS * V) if BY_TOKEN else (tl.cast(Tq, tl.int64) * FLOWS * V, FLOWS * V)
     token_q += b * token_q_b + h * token_q_h
     answer_queries(
         q, o, table_q, token_q, (high, low, high2, low2, z, z2, zs), (last, z_last), (in_second, y, y2),
-        q_h, q_t, q_d, table_q_g, token_q_g, token_q_t, G, Tq, 0, Tq, V, eps,
-        NORM, GROUPED, MAP_Q, TOKEN_Q, CONSTANT, FLOWS, JOINED, PARTS, SPLIT, D, V, BT, BK, BV,
+        q_h, q_t, q_d, o_h, o_t, table_q_g, token_q_g, token_q_t, G, 0, Tq, V, eps,
+        NORM, GROUPED, MAP_Q, TOKEN_Q, CONSTANT, JOINED, PARTS, SPLIT, D, V, BT, BK, BV,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from linattn.ops.triton.bidirectional.kernels.features import exchanged, turns
 from linattn.ops.triton.bidirectional.kernels.joined_keys import walk_joined_keys
 from linattn.ops.triton.bidirectional.kernels.joined_queries import walk_joined_queries
 from linattn.ops.triton.bidirectional.kernels.joined_tiles import load_columns, power_of
-from linattn.ops.triton.bidirectional.kernels.memory import load_rows, visible
+from linattn.ops.triton.bidirectional.kernels.memory import head_start, load_rows, visible
 from linattn.ops.triton.maps.kernels.codes import SPLIT_POWER
 from linattn.ops.triton.maps.kernels.functions import load_table
 
@@ -25,7 +25,8 @@ def bidirectional_joined_backward(
     table_q_b, table_q_h, table_q_g, table_q_f, table_k_b, table_k_h, table_k_f,
     H_kv, G, Tq, Tk, eps,
     NORM: tl.constexpr, HAS_MASK: tl.constexpr, GROUPED: tl.constexpr, LEARN_Q: tl.constexpr, LEARN_K: tl.constexpr,
-    SPLIT: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, BT_K: tl.constexpr,
+    SPLIT: tl.constexpr, BY_TOKEN_Q: tl.constexpr, BY_TOKEN_K: tl.constexpr, BY_TOKEN_V: tl.constexpr,
+    D: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, BT_K: tl.constexpr,
     STAGES_K: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = k.dtype.element_ty
@@ -58,14 +59,20 @@ def bidirectional_joined_backward(
     q += b * q_b + h * G * q_h
     do += b * do_b + h * G * do_h
     state = (S00, S01, S10, S11, tl.sum(z_rows, 1)[:, None], tl.sum(z2_rows, 1)[:, None], turned)
+    dq += head_start(row * G, b, H_kv * G, Tq, D, BY_TOKEN_Q)
+    dq_h, dq_t = (D, H_kv * G * D) if BY_TOKEN_Q else (tl.cast(Tq, tl.int64) * D, D)
     dS00, dS01, dS10, dS11, dz, dz2 = walk_joined_queries(
-        q, do, dq + row * G * Tq * D, table_q, d_table_q + row * G * 8 * D, state,
-        q_h, q_t, q_d, do_h, do_t, do_d, table_q_g, G, Tq, 0, Tq, eps,
+        q, do, dq, table_q, d_table_q + row * G * 8 * D, state,
+        q_h, q_t, q_d, do_h, do_t, do_d, dq_h, dq_t, table_q_g, G, 0, Tq, eps,
         NORM, GROUPED, LEARN_Q, SPLIT, D, V, BT, BV,
     )  # fmt: skip
     dS10, dS11 = exchanged(dS10, dS11, turned)
+    dk += head_start(row, b, H_kv, Tk, D, BY_TOKEN_K)
+    dv += head_start(row, b, H_kv, Tk, 2 * V, BY_TOKEN_V)
+    dk_t = H_kv * D if BY_TOKEN_K else D
+    dv_t = H_kv * 2 * V if BY_TOKEN_V else 2 * V
     walk_joined_keys(
-        k, v, mask, dk + row * Tk * D, dv + row * Tk * 2 * V, table_k, d_table_k + row * 8 * D,
-        (dS00, dS01, dS10, dS11, dz, dz2), k_t, k_d, v_t, v_d, mask_t, 0, Tk,
+        k, v, mask, dk, dv, table_k, d_table_k + row * 8 * D,
+        (dS00, dS01, dS10, dS11, dz, dz2), k_t, k_d, v_t, v_d, dk_t, dv_t, mask_t, 0, Tk,
         HAS_MASK, LEARN_K, SPLIT, D, V, BT_K, BV, STAGES_K,
     )  # fmt: skip

@@ -23,7 +23,7 @@ from linattn.ops.triton.maps.kernels.numbers import over
 
 @triton.jit
 def walk_joined_keys(
-    k, v, mask, dk, dv, table_k, d_table_k, d_state, k_t, k_d, v_t, v_d, mask_t, first, end,
+    k, v, mask, dk, dv, table_k, d_table_k, d_state, k_t, k_d, v_t, v_d, dk_t, dv_t, mask_t, first, end,
     HAS_MASK: tl.constexpr, LEARN_K: tl.constexpr, SPLIT: tl.constexpr,
     D: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -61,10 +61,10 @@ def walk_joined_keys(
         if SPLIT:
             dv0 = times_wide(psi2_t, low01, times_wide(psi_t, low00, dv0, False), False)
             dv1 = times_wide(psi2_t, low11, times_wide(psi_t, low10, dv1, False), False)
-        store_rows(dv, t, exists, 2 * V, dv0, V, BT, BV)
-        store_rows(dv + V, t, exists, 2 * V, dv1, V, BT, BV)
+        store_rows(dv, t, exists, dv_t, dv0, V, BT, BV)
+        store_rows(dv + V, t, exists, dv_t, dv1, V, BT, BV)
         d_psi = by_side(side, d_psi + dz[:, None], d_psi2 + dz2[:, None]) * c
-        store_columns(dk, t, exists, over(d_psi * (a * b), side, True), BT, D)
+        store_columns(dk, t, exists, dk_t, over(d_psi * (a * b), side, True), BT, D)
         if LEARN_K:
             to_a += kept_sums(d_psi * log, BT, D)
             to_b += kept_sums(d_psi, BT, D)

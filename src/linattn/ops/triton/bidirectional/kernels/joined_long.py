@@ -11,7 +11,7 @@ import triton.language as tl
 from linattn.ops.triton.bidirectional.kernels.features import exchanged, turns
 from linattn.ops.triton.bidirectional.kernels.joined_keys import walk_joined_keys
 from linattn.ops.triton.bidirectional.kernels.joined_queries import walk_joined_queries
-from linattn.ops.triton.bidirectional.kernels.memory import load_state, load_vector, segment_of, store_state
+from linattn.ops.triton.bidirectional.kernels.memory import head_start, load_state, load_vector, segment_of, store_state
 
 
 @triton.jit
@@ -30,7 +30,7 @@ def bidirectional_joined_query_grad(
     table_q_b, table_q_h, table_q_g, table_q_f, table_k_b, table_k_h, table_k_f,
     N, H_kv, G, T, segments, eps,
     NORM: tl.constexpr, PACKED: tl.constexpr, GROUPED: tl.constexpr, LEARN_Q: tl.constexpr, SPLIT: tl.constexpr,
-    D: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr,
+    BY_TOKEN: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     SIZE: tl.constexpr = 2 * D * (V + 1)
     pid = tl.program_id(0)
@@ -46,11 +46,12 @@ def bidirectional_joined_query_grad(
     S00, S01, S10, S11 = load_four(state, turned_q, D, V, BV)
     z, z2 = load_vector(state + 2 * D * V, D, D), load_vector(state + 2 * D * V + D, D, D)
     place = segment.to(tl.int64) * N * H_kv + row
-    first_head = (b * H_kv + h) * G
+    dq += head_start((b * H_kv + h) * G, b, H_kv * G, T, D, BY_TOKEN)
+    dq_h, dq_t = (D, H_kv * G * D) if BY_TOKEN else (tl.cast(T, tl.int64) * D, D)
     dS00, dS01, dS10, dS11, dz, dz2 = walk_joined_queries(
-        q + b * q_b + h * G * q_h, do + b * do_b + h * G * do_h, dq + first_head * T * D,
+        q + b * q_b + h * G * q_h, do + b * do_b + h * G * do_h, dq,
         table_q, d_table_q + place * G * 8 * D, (S00, S01, S10, S11, z[:, None], z2[:, None], turned),
-        q_h, q_t, q_d, do_h, do_t, do_d, table_q_g, G, T, first, end, eps,
+        q_h, q_t, q_d, do_h, do_t, do_d, dq_h, dq_t, table_q_g, G, first, end, eps,
         NORM, GROUPED, LEARN_Q, SPLIT, D, V, BT, BV,
     )  # fmt: skip
     dS10, dS11 = exchanged(dS10, dS11, turned_q)
@@ -68,6 +69,7 @@ def bidirectional_joined_key_grad(
     k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, mask_b, mask_t, table_k_b, table_k_h, table_k_f,
     N, H_kv, T, segments,
     HAS_MASK: tl.constexpr, PACKED: tl.constexpr, LEARN_K: tl.constexpr, SPLIT: tl.constexpr,
+    BY_TOKEN_K: tl.constexpr, BY_TOKEN_V: tl.constexpr,
     D: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     SIZE: tl.constexpr = 2 * D * (V + 1)
@@ -81,10 +83,13 @@ def bidirectional_joined_key_grad(
     dS00, dS01, dS10, dS11 = load_four(d_state, turned, D, V, BV)
     dz, dz2 = load_vector(d_state + 2 * D * V, D, D), load_vector(d_state + 2 * D * V + D, D, D)
     place = segment.to(tl.int64) * N * H_kv + row
-    head = b * H_kv + h
+    dk += head_start(b * H_kv + h, b, H_kv, T, D, BY_TOKEN_K)
+    dv += head_start(b * H_kv + h, b, H_kv, T, 2 * V, BY_TOKEN_V)
+    dk_t = H_kv * D if BY_TOKEN_K else D
+    dv_t = H_kv * 2 * V if BY_TOKEN_V else 2 * V
     walk_joined_keys(
-        k + b * k_b + h * k_h, v + b * v_b + h * v_h, mask + b * mask_b, dk + head * T * D, dv + head * T * 2 * V,
+        k + b * k_b + h * k_h, v + b * v_b + h * v_h, mask + b * mask_b, dk, dv,
         table_k, d_table_k + place * 8 * D, (dS00, dS01, dS10, dS11, dz, dz2),
-        k_t, k_d, v_t, v_d, mask_t, first, end,
+        k_t, k_d, v_t, v_d, dk_t, dv_t, mask_t, first, end,
         HAS_MASK, LEARN_K, SPLIT, D, V, BT, BV, STAGES,
     )  # fmt: skip

@@ -33,7 +33,7 @@ from linattn.ops.triton.maps.kernels.numbers import over
 
 @triton.jit
 def walk_joined_queries(
-    q, do, dq, table_q, d_table_q, state, q_h, q_t, q_d, do_h, do_t, do_d, table_q_g, G, T, first, end, eps,
+    q, do, dq, table_q, d_table_q, state, q_h, q_t, q_d, do_h, do_t, do_d, dq_h, dq_t, table_q_g, G, first, end, eps,
     NORM: tl.constexpr, GROUPED: tl.constexpr, LEARN_Q: tl.constexpr, SPLIT: tl.constexpr,
     D: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
@@ -105,7 +105,7 @@ def walk_joined_queries(
             else:
                 d_phi = u0 + u1
             d_phi *= c
-            store_columns(dq + g * T * D, t, valid, over(d_phi * (a * b), side, True), BT, D)
+            store_columns(dq + g * dq_h, t, valid, dq_t, over(d_phi * (a * b), side, True), BT, D)
             if LEARN_Q:
                 to_a += kept_sums(d_phi * log, BT, D)
                 to_b += kept_sums(d_phi, BT, D)

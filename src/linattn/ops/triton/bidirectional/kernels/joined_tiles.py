@@ -50,9 +50,9 @@ def load_columns(base, t0, keep, stride_t, stride_d, BT: tl.constexpr, BD: tl.co
 
 
 @triton.jit
-def store_columns(base, t0, keep, x, BT: tl.constexpr, BD: tl.constexpr):
-    """The counterpart for outputs (T, BD), which are contiguous."""
-    columns = base + (t0 + tl.arange(0, BT)).to(tl.int64)[None, :] * BD + tl.arange(0, BD)[:, None]
+def store_columns(base, t0, keep, stride_t, x, BT: tl.constexpr, BD: tl.constexpr):
+    """The counterpart for outputs, whose channels are contiguous."""
+    columns = base + (t0 + tl.arange(0, BT)).to(tl.int64)[None, :] * stride_t + tl.arange(0, BD)[:, None]
     tl.store(columns, rounded(x, base.dtype.element_ty), mask=keep[None, :])
 
 

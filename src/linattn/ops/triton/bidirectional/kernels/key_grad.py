@@ -2,7 +2,7 @@
 """dpsi_s = dS v_s + dz and dv_s = dS^T psi_s for the keys of one segment: for long sequences.
 
 k (B, H_kv, T, D), v (B, H_kv, T, FLOWS V) strided; d_state (N, H_kv FLOWS, K V + K) contiguous fp32; mask (B, T) uint8;
-dk (FLOWS, B, H_kv, T, D), dv (B, H_kv, T, FLOWS V) contiguous. Grid: N H_kv FLOWS segments.
+dk (FLOWS, B, H_kv, T, D), dv (B, H_kv, T, FLOWS V), see memory. Grid: N H_kv FLOWS segments.
 With a map, parts to be summed: d_table (segments, N, H_kv FLOWS, 2, F), d_token (FLOWS, B, H_kv, T), d_constant
 (segments, N, H_kv FLOWS), contiguous fp32. Features: see features.
 """
@@ -13,7 +13,7 @@ import triton.language as tl
 from linattn.ops.triton.bidirectional.kernels.common import as_operand, remainder
 from linattn.ops.triton.bidirectional.kernels.features import head_of
 from linattn.ops.triton.bidirectional.kernels.key_walk import walk_keys
-from linattn.ops.triton.bidirectional.kernels.memory import load_state_as, load_vector, segment_of
+from linattn.ops.triton.bidirectional.kernels.memory import head_start, load_state_as, load_vector, segment_of
 
 
 @triton.jit(do_not_specialize=["T", "N", "B", "H_kv", "segments"])
@@ -22,7 +22,8 @@ def bidirectional_key_grad(
     k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, mask_b, mask_t,
     table_k_b, table_k_h, table_k_f, token_k_b, token_k_h, token_k_t, N, B, H_kv, T, segments,
     HAS_MASK: tl.constexpr, PACKED: tl.constexpr, MAP_K: tl.constexpr, TOKEN_K: tl.constexpr, LEARN_K: tl.constexpr,
-    CONSTANT: tl.constexpr, FLOWS: tl.constexpr, PARTS: tl.constexpr, SPLIT: tl.constexpr, D: tl.constexpr,
+    CONSTANT: tl.constexpr, FLOWS: tl.constexpr, PARTS: tl.constexpr, SPLIT: tl.constexpr, BY_TOKEN_K: tl.constexpr,
+    BY_TOKEN_V: tl.constexpr, D: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     BF16: tl.constexpr = k.dtype.element_ty == tl.bfloat16
@@ -50,8 +51,10 @@ def bidirectional_key_grad(
     mask += b * mask_b
     table_k += b * table_k_b + h * table_k_h + f * table_k_f
     token_k += b * token_k_b + h * token_k_h
-    dk += head * T * D
-    dv += (b * H_kv + h) * T * FLOWS * V + f * V
+    dk += head_start(head, f * B + b, H_kv, T, D, BY_TOKEN_K)
+    dv += head_start(b * H_kv + h, b, H_kv, T, FLOWS * V, BY_TOKEN_V) + f * V
+    dk_t = H_kv * D if BY_TOKEN_K else D
+    dv_t = H_kv * FLOWS * V if BY_TOKEN_V else FLOWS * V
     d_token_k += head * T
     d_table_k += place * 2 * F
     c_k, d_row, d_count = 0.0, tl.zeros((BV,), tl.float32), 0.0
@@ -59,8 +62,8 @@ def bidirectional_key_grad(
         c_k, d_row, d_count = tl.load(constant_k), load_vector(d_state + F * V, V, BV), tl.load(d_state + K * V + F)
     d_c = walk_keys(
         k, v, mask, dk, dv, table_k, token_k, d_table_k, d_token_k, (high, low, high2, low2, dz, dz2),
-        (c_k, d_row, d_count), k_t, k_d, v_t, v_d, mask_t, token_k_t, first, end,
-        HAS_MASK, MAP_K, TOKEN_K, LEARN_K, CONSTANT, FLOWS, PARTS, TURNED, SPLIT, D, V, BT, BK, BV,
+        (c_k, d_row, d_count), k_t, k_d, v_t, v_d, dk_t, dv_t, mask_t, token_k_t, first, end,
+        HAS_MASK, MAP_K, TOKEN_K, LEARN_K, CONSTANT, PARTS, TURNED, SPLIT, D, V, BT, BK, BV,
     )  # fmt: skip
     if CONSTANT:
         tl.store(d_constant_k + place, d_c)

@@ -21,9 +21,9 @@ from linattn.ops.triton.maps.kernels.functions import load_table
 @triton.jit
 def walk_keys(
     k, v, mask, dk, dv, table_k, token_k, d_table_k, d_token_k, d_state, constants,
-    k_t, k_d, v_t, v_d, mask_t, token_k_t, first, end,
+    k_t, k_d, v_t, v_d, dk_t, dv_t, mask_t, token_k_t, first, end,
     HAS_MASK: tl.constexpr, MAP_K: tl.constexpr, TOKEN_K: tl.constexpr, LEARN_K: tl.constexpr, CONSTANT: tl.constexpr,
-    FLOWS: tl.constexpr, PARTS: tl.constexpr, TURNED: tl.constexpr, SPLIT: tl.constexpr,
+    PARTS: tl.constexpr, TURNED: tl.constexpr, SPLIT: tl.constexpr,
     D: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """Tokens first ... end - 1 of one head, which the pointers are those of.
@@ -60,16 +60,16 @@ def walk_keys(
         if MAP_K < 0:
             if HAS_MASK:
                 d_keys = tl.where(keep[:, None], d_keys, 0.0)
-            store_rows(dk, t, exists, D, d_keys, D, BT, BK)
+            store_rows(dk, t, exists, dk_t, d_keys, D, BT, BK)
         else:
             grad, grad2 = store_mapped_grad(
                 tile, t, keep, exists, params, token_k, token_k_t, counting(tile, d_keys, d_keys2, MAP_K), d_keys2,
-                dk, d_token_k, MAP_K, TOKEN_K, D, BT, BK,
+                dk, dk_t, d_token_k, MAP_K, TOKEN_K, D, BT, BK,
             )  # fmt: skip
             if LEARN_K:
                 to_a, to_b = table_terms(tile[0], tile[1], tile[3], grad, grad2, params, MAP_K, SHORT, BT, BK)
                 a_rows, b_rows = a_rows + paired(to_a, BT, BK), b_rows + paired(to_b, BT, BK)
-        store_rows(dv, t, exists, FLOWS * V, d_values, V, BT, BV)
+        store_rows(dv, t, exists, dv_t, d_values, V, BT, BV)
     if LEARN_K:
         to_a, to_b = over_tokens(a_rows, BT, BK), over_tokens(b_rows, BT, BK)
         store_table_grad(d_table_k, to_a, to_b, params, MAP_K, D, BK)

@@ -1,6 +1,10 @@
 # mypy: ignore-errors
 # ruff: noqa: RET505 (an if on a constexpr chooses code: both branches are spelled out for the compiler)
-"""What the bidirectional kernels read and write: rows of tokens, masks, segments, flat states (S by rows, then z)."""
+"""What the bidirectional kernels read and write: rows of tokens, masks, segments, flat states (S by rows, then z).
+
+Results (B, H, T, W) lie in this order, or in that of (B, T, H, W) where a constant BY_TOKEN says so: with it o_h, o_t
+(dq_h, ..), the numbers from head to head and from token to token, are W and H W, else T W and W.
+"""
 
 import triton
 import triton.language as tl
@@ -23,6 +27,15 @@ def store_rows(base, t0, keep, stride_t, x, D: tl.constexpr, BT: tl.constexpr, B
     columns = tl.arange(0, BD)
     mask = keep[:, None] & (columns < D)[None, :] if D < BD else keep[:, None]
     tl.store(rows + columns[None, :], x.to(base.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def head_start(row, b, H, T, W: tl.constexpr, BY_TOKEN: tl.constexpr):
+    """Where head row = b H + h, h of sequence b, begins in a result (B, H, T, W); as (B, T, H, W) if BY_TOKEN."""
+    if BY_TOKEN:
+        return (row + b * (T - 1) * H) * W
+    else:
+        return row * T * W
 
 
 @triton.jit

@@ -2,7 +2,7 @@
 """dphi of one segment and its part of dS, dz, from a state in memory: for long sequences.
 
 q (B, G H_kv, T, D), do (B, G H_kv, T, FLOWS V) strided; state (N, H_kv FLOWS, K V + K) and partial (segments, N,
-H_kv FLOWS, K V + K) contiguous fp32; dq (FLOWS, B, G H_kv, T, D) contiguous. Grid: N H_kv FLOWS segments.
+H_kv FLOWS, K V + K) contiguous fp32; dq (FLOWS, B, G H_kv, T, D), see memory. Grid: N H_kv FLOWS segments.
 With a map, parts to be summed: d_table (segments, N, H_kv FLOWS, G, 2, F), d_token (FLOWS, B, G H_kv, T),
 d_constant (segments, N, H_kv FLOWS), contiguous fp32; d_table is not written where a segment has no token.
 """
@@ -13,6 +13,7 @@ import triton.language as tl
 from linattn.ops.triton.bidirectional.kernels.common import as_operand, pair, remainder
 from linattn.ops.triton.bidirectional.kernels.features import head_of
 from linattn.ops.triton.bidirectional.kernels.memory import (
+    head_start,
     load_state_transposed,
     load_vector,
     segment_of,
@@ -30,6 +31,7 @@ def bidirectional_query_grad(
     N, B, H_kv, G, T, segments, eps,
     NORM: tl.constexpr, PACKED: tl.constexpr, GROUPED: tl.constexpr, MAP_Q: tl.constexpr, TOKEN_Q: tl.constexpr,
     LEARN_Q: tl.constexpr, CONSTANT: tl.constexpr, FLOWS: tl.constexpr, PARTS: tl.constexpr, SPLIT: tl.constexpr,
+    BY_TOKEN: tl.constexpr,
     D: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     BF16: tl.constexpr = q.dtype.element_ty == tl.bfloat16
@@ -54,7 +56,8 @@ def bidirectional_query_grad(
     place = segment.to(tl.int64) * N * H_kv * FLOWS + row
     q += b * q_b + h * G * q_h
     do += b * do_b + h * G * do_h + f * V * do_d
-    dq += output * T * D
+    dq += head_start(output, f * B + b, H_kv * G, T, D, BY_TOKEN)
+    dq_h, dq_t = (D, H_kv * G * D) if BY_TOKEN else (tl.cast(T, tl.int64) * D, D)
     d_token_q += output * T
     d_table_q += place * G * 2 * F
     table_q += b * table_q_b + h * table_q_h + f * table_q_f
@@ -64,7 +67,7 @@ def bidirectional_query_grad(
         c_q, last, z_last = tl.load(constant_q), load_vector(state + F * V, V, BV), tl.load(state + K * V + F)
     dS, dS2, dz, dz2, d_row, d_count, d_c = walk_queries(
         q, do, dq, table_q, token_q, d_table_q, d_token_q, (high, low, high2, low2, z, z2, zs), (c_q, last, z_last),
-        q_h, q_t, q_d, do_h, do_t, do_d, table_q_g, token_q_g, token_q_t, G, T, first, end, eps,
+        q_h, q_t, q_d, do_h, do_t, do_d, dq_h, dq_t, table_q_g, token_q_g, token_q_t, G, T, first, end, eps,
         NORM, GROUPED, MAP_Q, TOKEN_Q, LEARN_Q, CONSTANT, PARTS, TURNED, SPLIT, F, D, V, BT, BK, BV,
     )  # fmt: skip
     partial += place * (K * V + K)

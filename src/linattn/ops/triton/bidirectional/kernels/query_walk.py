@@ -35,7 +35,7 @@ from linattn.ops.triton.maps.kernels.functions import load_table
 @triton.jit
 def walk_queries(
     q, do, dq, table_q, token_q, d_table_q, d_token_q, state, constants,
-    q_h, q_t, q_d, do_h, do_t, do_d, table_q_g, token_q_g, token_q_t, G, T, first, end, eps,
+    q_h, q_t, q_d, do_h, do_t, do_d, dq_h, dq_t, table_q_g, token_q_g, token_q_t, G, T, first, end, eps,
     NORM: tl.constexpr, GROUPED: tl.constexpr, MAP_Q: tl.constexpr, TOKEN_Q: tl.constexpr, LEARN_Q: tl.constexpr,
     CONSTANT: tl.constexpr, PARTS: tl.constexpr, TURNED: tl.constexpr, SPLIT: tl.constexpr,
     F: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -118,11 +118,11 @@ def walk_queries(
             if CONSTANT:
                 d_c += u_last
             if MAP_Q < 0:
-                store_rows(dq + g * T * D, t, valid, D, u, D, BT, BK)
+                store_rows(dq + g * dq_h, t, valid, dq_t, u, D, BT, BK)
             else:
                 u, u2 = store_mapped_grad(
                     tile, t, valid, valid, params, token_q + g * token_q_g, token_q_t, u, u2,
-                    dq + g * T * D, d_token_q + g * T, MAP_Q, TOKEN_Q, D, BT, BK,
+                    dq + g * dq_h, dq_t, d_token_q + g * T, MAP_Q, TOKEN_Q, D, BT, BK,
                 )  # fmt: skip
                 if LEARN_Q:
                     to_a, to_b = table_terms(tile[0], tile[1], tile[3], u, u2, params, MAP_Q, SHORT, BT, BK)

@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 """o_t = phi_t S / n_t for the queries of one segment, from a state in memory: for long sequences.
 
-q (B, G H_kv, T, D) strided; state (N, H_kv FLOWS, K V + K) contiguous fp32; o (B, G H_kv, T, FLOWS V) contiguous.
+q (B, G H_kv, T, D) strided; state (N, H_kv FLOWS, K V + K) contiguous fp32; o (B, G H_kv, T, FLOWS V), see memory.
 Grid: N H_kv FLOWS segments, times tiles of V: a program holds S (BK, BV) while it walks the queries of its group.
 Features: see features.
 """
@@ -11,7 +11,7 @@ import triton.language as tl
 
 from linattn.ops.triton.bidirectional.kernels.common import as_operand, pair, remainder
 from linattn.ops.triton.bidirectional.kernels.features import head_of
-from linattn.ops.triton.bidirectional.kernels.memory import load_vector, segment_of
+from linattn.ops.triton.bidirectional.kernels.memory import head_start, load_vector, segment_of
 from linattn.ops.triton.bidirectional.kernels.read_walk import answer_queries
 
 
@@ -21,7 +21,7 @@ def bidirectional_read(
     table_q_b, table_q_h, table_q_g, table_q_f, token_q_b, token_q_h, token_q_g, token_q_t,
     H_kv, G, T, segments, eps,
     NORM: tl.constexpr, PACKED: tl.constexpr, GROUPED: tl.constexpr, MAP_Q: tl.constexpr, TOKEN_Q: tl.constexpr,
-    CONSTANT: tl.constexpr, FLOWS: tl.constexpr, PARTS: tl.constexpr, SPLIT: tl.constexpr,
+    CONSTANT: tl.constexpr, FLOWS: tl.constexpr, PARTS: tl.constexpr, SPLIT: tl.constexpr, BY_TOKEN: tl.constexpr,
     D: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     BF16: tl.constexpr = q.dtype.element_ty == tl.bfloat16
@@ -51,11 +51,12 @@ def bidirectional_read(
         last = c_q * tl.load(state + F * V + column, mask=column < V, other=0.0)
         z_last = c_q * tl.load(state + K * V + F)
     q += b * q_b + h * G * q_h
-    o += (b * H_kv + h) * G * T * FLOWS * V + f * V + tile_v * BV
+    o += head_start((b * H_kv + h) * G, b, H_kv * G, T, FLOWS * V, BY_TOKEN) + f * V + tile_v * BV
+    o_h, o_t = (FLOWS * V, H_kv * G * FLOWS * V) if BY_TOKEN else (tl.cast(T, tl.int64) * FLOWS * V, FLOWS * V)
     table_q += b * table_q_b + h * table_q_h + f * table_q_f
     token_q += b * token_q_b + h * token_q_h
     answer_queries(
         q, o, table_q, token_q, (high, low, high2, low2, z, z2, zs), (last, z_last), (column, z, z),
-        q_h, q_t, q_d, table_q_g, token_q_g, token_q_t, G, T, first, end, V - tile_v * BV, eps,
-        NORM, GROUPED, MAP_Q, TOKEN_Q, CONSTANT, FLOWS, False, PARTS, SPLIT, D, V, BT, BK, BV,
+        q_h, q_t, q_d, o_h, o_t, table_q_g, token_q_g, token_q_t, G, first, end, V - tile_v * BV, eps,
+        NORM, GROUPED, MAP_Q, TOKEN_Q, CONSTANT, False, PARTS, SPLIT, D, V, BT, BK, BV,
     )  # fmt: skip

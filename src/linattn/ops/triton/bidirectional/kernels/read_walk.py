@@ -11,10 +11,10 @@ from linattn.ops.triton.maps.kernels.functions import load_table
 
 @triton.jit
 def answer_queries(
-    q, o, table_q, token_q, state, constants, second, q_h, q_t, q_d, table_q_g, token_q_g, token_q_t,
-    G, T, first, end, columns, eps,
+    q, o, table_q, token_q, state, constants, second, q_h, q_t, q_d, o_h, o_t, table_q_g, token_q_g, token_q_t,
+    G, first, end, columns, eps,
     NORM: tl.constexpr, GROUPED: tl.constexpr, MAP_Q: tl.constexpr, TOKEN_Q: tl.constexpr, CONSTANT: tl.constexpr,
-    FLOWS: tl.constexpr, JOINED: tl.constexpr, PARTS: tl.constexpr, SPLIT: tl.constexpr,
+    JOINED: tl.constexpr, PARTS: tl.constexpr, SPLIT: tl.constexpr,
     D: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """Tokens first ... end - 1 of all heads of the group, the first ``columns`` of BV columns of o.
@@ -64,6 +64,6 @@ def answer_queries(
                     out = tl.where(in_second, out * inverse_norm(den, valid, eps, NORM)[:, None], out * scale)
                 else:
                     out *= scale
-            rows = o + (g * T + t + steps)[:, None] * (FLOWS * V) + column[None, :]
+            rows = o + g * o_h + (tl.cast(t, tl.int64) + steps)[:, None] * o_t + column[None, :]
             exists = valid[:, None] if V % BV == 0 else valid[:, None] & (column < columns)[None, :]
             tl.store(rows, out.to(o.dtype.element_ty), mask=exists)

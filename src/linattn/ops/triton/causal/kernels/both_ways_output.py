@@ -6,21 +6,22 @@
 f and b only fall along a chunk: of the two differences that of the pair's own direction is not above 0 and the other
 not below it, on the diagonal both are 0. So the minimum is the pair's log weight, without a mask, however steep.
 
-    q (B, H, T, K)   k (B, HS, T, K)   v (B, HS, T, V)   out (B, H, T, V) contiguous
+    q (B, H, T, K)   k (B, HS, T, K)   v (B, HS, T, V)   out (B, H, T, V)
     den     (2, B, H, T) fp32: row sums of both directions, and of the keys after the row alone
     gates, totals: see both_ways_gates   behind, sums, tails: see both_ways_states   starts: see both_ways_scan
 
 A program has one sequence, query head and segment. Along time the state is in registers. Against it
 the state after a chunk is what the segment still has to come, behind, and what comes after the segment, by its tail:
 two products, the second with an operand that does not change.
-NORM: 0 none, 1 sum, 2 abs_max_one. STARTS: there is more than one segment.
+NORM: 0 none, 1 sum, 2 abs_max_one. STARTS: there is more than one segment. SIDE_BY_SIDE: heads of a token
+that lie together in out, see first_row.
 """
 
 import triton
 import triton.language as tl
 
 from linattn.ops.triton.causal.kernels.both_ways_places import segment_of
-from linattn.ops.triton.causal.kernels.parts import held_no_longer, inside
+from linattn.ops.triton.causal.kernels.parts import first_row, held_no_longer, inside
 
 
 @triton.jit(do_not_specialize=["T", "segment", "NSEG", "H", "HS", "chunks", "pieces", "mask_b", "plane", "eps"])
@@ -31,6 +32,7 @@ def outputs_both_ways(
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BW: tl.constexpr, L: tl.constexpr,
     DIV: tl.constexpr, PACKED: tl.constexpr, MASK: tl.constexpr, NORM: tl.constexpr, STARTS: tl.constexpr,
     Q_T: tl.constexpr, K_T: tl.constexpr, V_T: tl.constexpr, BF16: tl.constexpr, STAGES: tl.constexpr,
+    SIDE_BY_SIDE: tl.constexpr,
 ):  # fmt: skip
     # Q_T, K_T, V_T: strides of tokens that the compiler may know, 0 where not.
     if Q_T > 0:
@@ -136,5 +138,6 @@ def outputs_both_ways(
                 acc = acc * (1.0 / (both + eps))[:, None]
             if NORM == 2:
                 acc = acc * (1.0 / tl.maximum(tl.abs(both), 1.0))[:, None]
-        target = out + (row + at) * V + i[:, None] * V + ew[None, :]
+        first = first_row(b, h, H, start + at, T, V, SIDE_BY_SIDE)
+        target = out + first + i[:, None] * (SIDE_BY_SIDE * V) + ew[None, :]
         tl.store(target, acc.to(out.dtype.element_ty), mask=inside(ok, w_ok, V, BW))

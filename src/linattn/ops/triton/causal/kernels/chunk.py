@@ -39,7 +39,8 @@ def chunk(
     DEN: tl.constexpr, NORM: tl.constexpr, SCALE: tl.constexpr, EXTRA: tl.constexpr,
     ZCOL: tl.constexpr, ZROW: tl.constexpr, DOTS: tl.constexpr, MARK: tl.constexpr, CK: tl.constexpr,
     ADD: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr, SPLIT: tl.constexpr, LEAN: tl.constexpr,
-    PARTS: tl.constexpr, WEIGHT_Y: tl.constexpr, WEIGHT_X: tl.constexpr,
+    PARTS: tl.constexpr, WEIGHT_Y: tl.constexpr, WEIGHT_X: tl.constexpr, SIDE_BY_SIDE: tl.constexpr,
+    FROM_START: tl.constexpr,
 ):  # fmt: skip
     Z_APART: tl.constexpr = ZCOL and PARTS == 0
     RESTS: tl.constexpr = DOTS > 0 and S_dt.dtype == tl.bfloat16
@@ -264,7 +265,11 @@ def chunk(
         tl.store(dots + row * T + at + i, without + tl.sum(us.to(tl.float32) * acc, axis=1), mask=ok)
         if DIAG == 1 and not FACTORED:
             acc += own
-    place = (row * T + at) * W + i[:, None] * W + ew[None, :]
+    if SIDE_BY_SIDE > 1:
+        APART: tl.constexpr = SIDE_BY_SIDE * W
+        place = (t0 if FROM_START else at) * APART + i[:, None] * APART + ew[None, :]
+    else:  # by heads, from the start of all: as the other way, plain attention took 5 % longer at width 128
+        place = (row * T + at) * W + i[:, None] * W + ew[None, :]
     w_rows = inside(ok, w_ok, W, BW)
     if SCALE == 3 and not FACTORED:
         acc = acc * r[:, None]

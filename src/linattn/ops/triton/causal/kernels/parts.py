@@ -25,6 +25,20 @@ def inside(rows, columns, width: tl.constexpr, block: tl.constexpr):
 
 
 @triton.jit
+def first_row(b, h, heads, at, T, W: tl.constexpr, SIDE_BY_SIDE: tl.constexpr):
+    """Where token ``at`` of a head begins in a result (B, heads, T, W), whose tokens are SIDE_BY_SIDE W numbers apart.
+
+    SIDE_BY_SIDE: so many heads of a token lie together, all of them or one. The compiler knows the number: as an
+    argument it took registers, and up to 56 bytes more of a thread were spilled.
+    """
+    if SIDE_BY_SIDE > 1:
+        found = ((b * T + at) * SIDE_BY_SIDE + h) * W
+    else:
+        found = ((b * heads + h) * T + at) * W
+    return found
+
+
+@triton.jit
 def add_product(a, b, sums, PREC: tl.constexpr):
     """sums + a b. In fp32 the product is made first: added one by one, its terms would each be rounded as sums is."""
     if PREC == "ieee" and not INTERPRETED:

@@ -13,7 +13,7 @@
 with the normaliser n, r e = d loss / d row sum, and g the weight of the pair's key, where keys have some. In a sweep
 against time (LION's second one) all four turn round.
 
-    x (B, HX, T, X)   y (B, HX / DIV LOOP, T, X)   w (like y, .., W)   out (B, HX, T, W) contiguous   u like out
+    x (B, HX, T, X)   y (B, HX / DIV LOOP, T, X)   w (like y, .., W)   out (B, HX, T, W)   u like out
     den   (B, HX, T) fp32, row sums that the output's sweep makes    scale, e  (B, heads of q, T) fp32, r and e
     gates (.., B, HS, T), keeps (.., chunks)   what the decay does inside a chunk, see potentials
     s0    start state, X x W with strides s0_x, s0_w, one per (sequence, key head, segment); s1 where the walk ends
@@ -21,19 +21,20 @@ against time (LION's second one) all four turn round.
     dots  (DOTS, TILES, B, HX, T) fp32: u_i . out_i without the diagonal, which no decay touches (with it, in dq and dk
           alike, where only their difference is wanted); then what the diagonal gave it; then u_i . w_i
     marks (HS places, X, W), z_marks (.., W): the state (dq), or its gradient (dk), at the end of every CK chunks
-    prev, prev_den   what another sweep gave, to be added
+    prev, prev_den   what another sweep gave, to be added; prev lies in memory as out does
 
 X may be a part of the features of x, whose state is X rows of one of size numbers; the sweeps of all parts add up.
 
 A program has one sequence, head, segment of time and tile of BW columns. DIAG: 0 a token sees itself, 1 it does and the
-diagonal is added apart from the matrix product (for dots), 2 it does not.
+diagonal is added apart from the matrix product (for dots), 2 it does not. SIDE_BY_SIDE: heads of a token that
+lie together in out, see first_row.
 """
 
 import triton
 import triton.language as tl
 
 from linattn.ops.triton.causal.kernels.chunk import chunk
-from linattn.ops.triton.causal.kernels.parts import weakest
+from linattn.ops.triton.causal.kernels.parts import first_row, weakest
 
 # Numbers that change from call to call: no kernel of its own for each that is 1 or a multiple of 16.
 SIZES = ["T", "segment", "NSEG", "HX", "HS", "chunks", "places", "size", "eps"]
@@ -53,7 +54,7 @@ def sweep(
     ZCOL: tl.constexpr, ZROW: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, Z1: tl.constexpr, DOTS: tl.constexpr,
     MARK: tl.constexpr, CK: tl.constexpr, ADD: tl.constexpr,
     BF16: tl.constexpr, PREC: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, LEAN: tl.constexpr,
-    PARTS: tl.constexpr, WEIGHT_Y: tl.constexpr = 0, WEIGHT_X: tl.constexpr = 0,
+    PARTS: tl.constexpr, SIDE_BY_SIDE: tl.constexpr, WEIGHT_Y: tl.constexpr = 0, WEIGHT_X: tl.constexpr = 0,
 ):  # fmt: skip
     # DEN: row sums are made, and NORM divides by them: 0 not, 1 sum, 2 abs_max_one.
     # SCALE: r of 1 rows, 2 columns, 3 rows of the output, whose row sums another kernel made.
@@ -123,6 +124,14 @@ def sweep(
 
     row = b * HX + h
     x += b * x_b + h * x_h + start * x_t
+    # Counted from the start of the segment, a chunk's place takes the fewest registers; but where they are shortest, in
+    # gradients of a decay beside a normaliser, that of the sequence, which other places need anyway.
+    FROM_START: tl.constexpr = DOTS == 0 or SCALE == 0
+    if SIDE_BY_SIDE > 1:
+        place = first_row(b, h, HX, start if FROM_START else start * 0, T, W, SIDE_BY_SIDE)
+        out += place
+        if ADD:
+            prev += place
     xo = i[:, None] * x_t + ex[None, :] * x_d
     wo = i[:, None] * w_t + ew[None, :] * w_d
     yo = ex[:, None] * y_d + i[None, :] * y_t
@@ -144,6 +153,7 @@ def sweep(
             b, h, hs, row, tile, start, end, T, HS, chunk0, place0, size, eps,
             X, W, BX, BW, L, DIV, LOOP, REVERSE, DIAG, DECAY, MILD == 1, MASK_Y, MASK_X, DEN, NORM, SCALE, EXTRA,
             ZCOL, ZROW, DOTS, MARK, CK, ADD, DT, PREC, SPLIT, LEAN and BF16, PARTS, WEIGHT_Y, WEIGHT_X,
+            SIDE_BY_SIDE, FROM_START,
         )  # fmt: skip
 
     # Query heads that share a key head end in the same state: the first of them writes it.

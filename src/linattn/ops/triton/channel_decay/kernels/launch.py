@@ -48,8 +48,8 @@ def forward(
     parts = triton.cdiv(K, tiles.k)
     # A chunk of strong decay keeps its undivided sum there for a while, which fp16 may not hold.
     wide = parts > 1 or (normalizer and dtype == torch.float16)
-    o = q.new_empty(parts, B, H, T, V, dtype=torch.float32 if wide else dtype)
-    den = q.new_empty((parts, B, H, T) if normalizer else (0,), dtype=torch.float32)
+    o = _room(q, parts, B, H, T, V, dtype=torch.float32 if wide else dtype)
+    den = _room(q, parts, B, H, T) if normalizer else q.new_empty(0, dtype=torch.float32)
     den_state = torch.empty_like(den)
     kv, z = q.new_empty(0, dtype=torch.float32), q.new_empty(0, dtype=torch.float32)
     if need_state:
@@ -80,7 +80,7 @@ def forward(
             MASKED=x.mask is not None, **options_of(near),
         )  # fmt: skip
     if parts == 1:
-        return o[0].to(dtype), den[0] if normalizer else den, kv, z
+        return o.to(dtype), den, kv, z
     whole = o.sum(0)
     if normalizer:
         den = den.sum(0)
@@ -129,11 +129,11 @@ def _sweeps(
         end_kv, end_z = _segment_ends(x, cut, plan.states, d_o, scale, e, d_kv_1, d_z_1, bool(normalizer))
     NV, slots = triton.cdiv(V, tiles.v), slots_of(x, cut, tiles)
     whole = NV == 1 and G == 1
-    dq = q.new_empty(NV, B, H, T, K, dtype=q.dtype if NV == 1 else torch.float32)
-    dk = q.new_empty(NV, B, H, T, K, dtype=q.dtype if whole else torch.float32)
-    da = q.new_empty(NV, B, H, T, K, dtype=torch.float32)
-    one = triton.cdiv(K, values.k) == 1 and G == 1
-    dv = q.new_empty(triton.cdiv(K, values.k), B, H, T, V, dtype=v.dtype if one else torch.float32)
+    dq = _room(q, NV, B, H, T, K, dtype=q.dtype if NV == 1 else torch.float32)
+    dk = _room(q, NV, B, H, T, K, dtype=q.dtype if whole else torch.float32)
+    da = _room(q, NV, B, H, T, K)
+    NK = triton.cdiv(K, values.k)
+    dv = _room(q, NK, B, H, T, V, dtype=v.dtype if NK == 1 and G == 1 else torch.float32)
     mask, table = any_of(x.mask, q), any_of(cut.table, q)
     inputs = q, k, v, a, d_o, scale, e, mask
     strides = *strides_of(q, k, v, a, d_o), *mask_strides(x)
@@ -235,7 +235,7 @@ def _delta(o: Tensor, d_o: Tensor, den: Tensor, normalizer: int, eps: float) -> 
     rows = max(1, 4096 // width)
     launch(
         normalizer_gradient, triton.cdiv(den.numel(), rows),
-        o, d_o, den, scale, e, *d_o.stride(), H, T, den.numel(), eps,
+        o, *o.stride(), d_o, *d_o.stride(), den, scale, e, H, T, den.numel(), eps,
         V=V, BV=width, C=rows, NORMALIZER=normalizer, TIMES_N=False, num_warps=4,
     )  # fmt: skip
     return scale, e
@@ -250,9 +250,16 @@ def _first_states(x: Inputs, kv_0: Tensor | None, z_0: Tensor | None) -> tuple[T
     return kv_0.clone(memory_format=torch.contiguous_format), z_0.clone(memory_format=torch.contiguous_format)
 
 
+def _room(like: Tensor, parts: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """(parts, *shape), or of one part that alone: what is handed out is no view then."""
+    return like.new_empty(shape if parts == 1 else (parts, *shape), dtype=dtype)
+
+
 def _added(parts: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-    """(parts, B, H, ..) summed over parts and over the query heads of a group."""
+    """(parts, B, H, T, ..), or (B, H, T, ..) of one, summed over parts and over the query heads of a group."""
+    several = (0,) if parts.ndim == 5 else ()
     if groups > 1:
-        parts = parts.unflatten(2, (-1, groups)).sum((0, 3))
-        return parts.to(dtype)
-    return (parts[0] if parts.shape[0] == 1 else parts.sum(0)).to(dtype)
+        parts = parts.unflatten(-3, (-1, groups)).sum((*several, -3))
+    elif several:
+        parts = parts.sum(0)
+    return parts.to(dtype)

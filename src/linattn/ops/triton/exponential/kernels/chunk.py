@@ -42,7 +42,7 @@ def chunk(
     X: tl.constexpr, W: tl.constexpr, BX: tl.constexpr, BW: tl.constexpr, L: tl.constexpr,
     GROUP: tl.constexpr, ROLE: tl.constexpr, PART: tl.constexpr, EVEN: tl.constexpr, MARK: tl.constexpr,
     CK: tl.constexpr, DOTS: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr, LEAN: tl.constexpr, PARTS: tl.constexpr,
-    MADE: tl.constexpr,
+    MADE: tl.constexpr, SIDE_BY_SIDE: tl.constexpr,
 ):  # fmt: skip
     # PART: the chunk is tokens lo to hi of a tile of L, not all of it. EVEN: no tile ends beyond the sequence.
     REVERSE: tl.constexpr = ROLE >= 2
@@ -127,8 +127,9 @@ def chunk(
             tl.store(den + at + i, sums, mask=ok)
     else:
         acc = acc * (mine if REVERSE else inverse)[:, None]
-    place = i[:, None] * W + tl.arange(0, BW)[None, :]
-    tl.store(out + at * W + place, acc.to(out.dtype.element_ty), mask=inside(ok, w_ok, W, BW))
+    APART: tl.constexpr = SIDE_BY_SIDE * W
+    place = i[:, None] * APART + tl.arange(0, BW)[None, :]
+    tl.store(out + at * APART + place, acc.to(out.dtype.element_ty), mask=inside(ok, w_ok, W, BW))
 
     # What the chunk leaves behind; then what the next one keeps of it, or against time this one.
     S = add_product(yv, taken, S, FROM_STATE)

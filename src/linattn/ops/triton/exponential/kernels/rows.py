@@ -5,7 +5,7 @@ rows:  o = N / n, n = max(|D|, floor). r = 1 / n; e with r e the gradient of D; 
        the length of q cancels, and do . o where n is the floor. The first of TILES parts, the others are 0: where
        decays are steep the walk of dq puts its own there, which fit the e that has been made of a rounded o.
 
-       o (B, H, T, V) contiguous    d_o like it, any strides    den (B, H, T), a (TILES, B, H, T) fp32
+       o, d_o (B, H, T, V)    den (B, H, T), a (TILES, B, H, T) fp32
        pairs (B, HS, T, 2) fp32, of which the second is the floor    found (B, H, T, 2) fp32: r and e
 
 gates: b = k . dk is the gradient of the log input. A pair's weight holds f_t for every t from behind its key to its
@@ -22,14 +22,15 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["T", "H", "count"])
 def rows(
-    o, d_o, g_b, g_h, g_t, g_d, den, pairs, found, a, T, H, count,
+    o, o_b, o_h, o_t, o_d, d_o, g_b, g_h, g_t, g_d, den, pairs, found, a, T, H, count,
     TILES: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * C + tl.arange(0, C)
     live, d = row < count, tl.arange(0, BV)
     b, h, t = row // (T.to(tl.int64) * H), (row // T) % H, row % T
     here = live[:, None] & (d < V)[None, :]
-    x = tl.load(o + row[:, None] * V + d[None, :], mask=here, other=0.0).to(tl.float32)
+    place = (b * o_b + h * o_h + t * o_t)[:, None] + d[None, :] * o_d
+    x = tl.load(o + place, mask=here, other=0.0).to(tl.float32)
     place = (b * g_b + h * g_h + t * g_t)[:, None] + d[None, :] * g_d
     along = tl.sum(x * tl.load(d_o + place, mask=here, other=0.0).to(tl.float32), axis=1)
     total = tl.load(den + row, mask=live, other=1.0)

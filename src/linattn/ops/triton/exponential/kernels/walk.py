@@ -20,7 +20,7 @@ with S = keep (the state before the chunk). Every walk has that form:
 with r = 1 / n and r e the gradient of D. What is rounded for a product is w with its factor, the scores and the state;
 q and k go into products as they are: rounded with a factor they would spoil a denominator that is a small difference.
 
-    x, y, w (B, heads, T, X or W)   out (B, H, T, W) contiguous   den (B, H, T) fp32: D, made by walk 0
+    x, y, w (B, heads, T, X or W)   out (B, H, T, W)   den (B, H, T) fp32: D, made by walk 0
     gates (B, HS, T, 2), keep (B, HS, T), spans: of exponential_units   rows (B, H, T, 2) fp32: r and e
     u     (B, heads, T, W) with dots (TILES, B, H, T): u_i . out_i of each tile of columns (walk 2, u = k; 1, u = q)
     marks (rows places, X, W), z_marks (.., W) fp32: state and z at the end of every CK tiles; walk 1 keeps them
@@ -36,7 +36,7 @@ STEEP walks where some tile falls into several chunks; the other knows that a ch
 import triton
 import triton.language as tl
 
-from linattn.ops.triton.causal.kernels.parts import shortest
+from linattn.ops.triton.causal.kernels.parts import first_row, shortest
 from linattn.ops.triton.exponential.kernels.chunk import chunk
 
 
@@ -50,10 +50,11 @@ def walk(
     S0: tl.constexpr, S1: tl.constexpr, MARK: tl.constexpr, CK: tl.constexpr, DOTS: tl.constexpr,
     BF16: tl.constexpr, PREC: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
     X_T: tl.constexpr, Y_T: tl.constexpr, W_T: tl.constexpr, U_T: tl.constexpr,
-    LEAN: tl.constexpr, PARTS: tl.constexpr, MADE: tl.constexpr,
+    LEAN: tl.constexpr, PARTS: tl.constexpr, MADE: tl.constexpr, SIDE_BY_SIDE: tl.constexpr,
 ):  # fmt: skip
     # X_T, ..: strides of tokens that the compiler may know, 0 where not. LEAN, PARTS: see exponential_config.
     # MADE: rows is 1 / n (B, H, T) of the output, whose row sums another kernel made.
+    # SIDE_BY_SIDE: heads of a token that lie together in out, see first_row.
     if X_T > 0:
         x_t = X_T
     if Y_T > 0:
@@ -132,7 +133,7 @@ def walk(
     y += b * y_b + hy * y_h + start * y_t
     w += b * w_b + hy * w_h + start * w_t + tile * BW * w_d
     u += b * u_b + hx * u_h + start * u_t + tile * BW * u_d
-    out += row * W + tile * BW
+    out += first_row(b, h, H, start, T, W, SIDE_BY_SIDE) + tile * BW
     den += row
     rows += row if MADE else 2 * row
     dots += tile * dots_tile + row
@@ -171,14 +172,14 @@ def walk(
                     at, lo, lo + span, S, S_dt, zc, zr, x, x_t, y, y_t, w, w_t, u, u_t, xo, yo, wo, uo,
                     out, den, gates, keep, rows, dots, marks, z_marks, mark0, c, count, tile, end, h,
                     X, W, BX, BW, L, GROUP, ROLE, True, EVEN, MARK, CK, DOTS, DT, PREC,
-                    LEAN and BF16, PARTS, MADE,
+                    LEAN and BF16, PARTS, MADE, SIDE_BY_SIDE,
                 )  # fmt: skip
         else:
             S, S_dt, zc, zr = chunk(
                 at, 0, L, S, S_dt, zc, zr, x, x_t, y, y_t, w, w_t, u, u_t, xo, yo, wo, uo,
                 out, den, gates, keep, rows, dots, marks, z_marks, mark0, c, count, tile, end, h,
                 X, W, BX, BW, L, GROUP, ROLE, False, EVEN, MARK, CK, DOTS, DT, PREC,
-                LEAN and BF16, PARTS, MADE,
+                LEAN and BF16, PARTS, MADE, SIDE_BY_SIDE,
             )  # fmt: skip
 
     if S1:

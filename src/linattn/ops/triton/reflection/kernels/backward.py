@@ -19,7 +19,7 @@ from linattn.ops.triton.reflection.kernels.tiles import (
 def _backward_segment(
     x, g, dx, shares, normals, mask, center, inverse, d_variance, program, T, span,
     x_b, x_h, x_t, x_d, g_b, g_h, g_t, g_d, mask_b, mask_t,  # strides
-    HAS_MASK: tl.constexpr, VARIANCE: tl.constexpr, GROUP: tl.constexpr,
+    HAS_MASK: tl.constexpr, VARIANCE: tl.constexpr, BY_TOKEN: tl.constexpr, GROUP: tl.constexpr,
     R: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
     BT: tl.constexpr, BC: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -64,7 +64,7 @@ def _backward_segment(
             grad, t0 = reflect(before, w0, c0)
             products0 += s0 * t0
             crossed0 += fold(s0[:, None] * before + t0[:, None] * z0, W)
-        store_tokens(dx, grad, b, row, end, T, D, C, BC)
+        store_tokens(dx, grad, b, row, end, T, BY_TOKEN, D, C, BC)
     share = shares + program.to(tl.int64) * (R * C) + channel
     if R > 0:
         dw = tl.sum(products0, 0) * c0_grad * w0 - c0 * tl.sum(crossed0, 0)
@@ -78,13 +78,14 @@ def _backward_segment(
 def reflect_backward(
     q, k, gq, gk, dq, dk, shares, normals, mask, center, inverse, d_variance, programs_q, Tq, Tk, span,
     q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, gq_b, gq_h, gq_t, gq_d, gk_b, gk_h, gk_t, gk_d, mask_b, mask_t,  # strides
-    MASKS_Q: tl.constexpr, MASKS_K: tl.constexpr, VARIANCE: tl.constexpr, GROUP: tl.constexpr,
+    MASKS_Q: tl.constexpr, MASKS_K: tl.constexpr, VARIANCE: tl.constexpr,
+    BY_TOKEN_Q: tl.constexpr, BY_TOKEN_K: tl.constexpr, GROUP: tl.constexpr,
     R: tl.constexpr, D: tl.constexpr, CQ: tl.constexpr, CK: tl.constexpr,
     BT: tl.constexpr, BC: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """As the forward pass; gq, gk are the gradients of what it wrote, d_variance (B, H_kv, D/2) that of the variances.
 
-    center (B, H_kv, D): means over tokens; inverse (B, H_kv): 1 over their number. Writes dq, dk, contiguous, and what
+    center (B, H_kv, D): means over tokens; inverse (B, H_kv): 1 over their number. Writes dq, dk, and what
     each program's tokens add to the gradient of the normals, shares (programs, R, C).
     """
     program = tl.program_id(0)
@@ -92,12 +93,12 @@ def reflect_backward(
         _backward_segment(
             q, gq, dq, shares, normals, mask, center, inverse, d_variance, program, Tq, span,
             q_b, q_h, q_t, q_d, gq_b, gq_h, gq_t, gq_d, mask_b, mask_t,
-            MASKS_Q, VARIANCE, GROUP, R, D, CQ, BT, BC, W, STAGES,
+            MASKS_Q, VARIANCE, BY_TOKEN_Q, GROUP, R, D, CQ, BT, BC, W, STAGES,
         )  # fmt: skip
     else:
         of_k = shares + programs_q.to(tl.int64) * (R * CK)
         _backward_segment(
             k, gk, dk, of_k, normals, mask, center, inverse, d_variance, program - programs_q, Tk, span,
             k_b, k_h, k_t, k_d, gk_b, gk_h, gk_t, gk_d, mask_b, mask_t,
-            MASKS_K, VARIANCE, 1, R, D, CK, BT, BC, W, STAGES,
+            MASKS_K, VARIANCE, BY_TOKEN_K, 1, R, D, CK, BT, BC, W, STAGES,
         )  # fmt: skip

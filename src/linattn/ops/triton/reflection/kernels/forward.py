@@ -19,7 +19,7 @@ from linattn.ops.triton.reflection.kernels.tiles import (
 def _forward_segment(
     x, y, normals, mask, moments, counts, program, T, span,
     x_b, x_h, x_t, x_d, mask_b, mask_t,  # strides
-    HAS_MASK: tl.constexpr, VARIANCE: tl.constexpr,
+    HAS_MASK: tl.constexpr, VARIANCE: tl.constexpr, BY_TOKEN: tl.constexpr,
     R: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
     BT: tl.constexpr, BC: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -41,7 +41,7 @@ def _forward_segment(
         if R > 1:
             z, _along = reflect(z, w1, twice1)
         if R > 0:
-            store_tokens(y, z, b, row, end, T, D, C, BC)
+            store_tokens(y, z, b, row, end, T, BY_TOKEN, D, C, BC)
         if VARIANCE:
             real = real_tokens(mask, b, row, end, mask_b, mask_t, HAS_MASK)
             more = tl.sum(tl.reshape(real.to(tl.float32), (BT // W, W)), 0)
@@ -69,10 +69,11 @@ def reflect_forward(
     q, k, yq, yk, normals, mask, moments_q, moments_k, counts_q, counts_k, programs_q, Tq, Tk, span,
     q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, mask_b, mask_t,  # strides
     MASKS_Q: tl.constexpr, MASKS_K: tl.constexpr, VARIANCE: tl.constexpr,
+    BY_TOKEN_Q: tl.constexpr, BY_TOKEN_K: tl.constexpr,
     R: tl.constexpr, D: tl.constexpr, CQ: tl.constexpr, CK: tl.constexpr,
     BT: tl.constexpr, BC: tl.constexpr, W: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """q (B, H, Tq, D), k (B, H_kv, Tk, D) -> yq, yk of their shapes, contiguous; a program does ``span`` tokens of one.
+    """q (B, H, Tq, D), k (B, H_kv, Tk, D) -> yq, yk of their shapes; a program does ``span`` tokens of one.
 
     normals (R, C): reflections one after the other. moments (B, segments, 2, C): mean of a segment's real tokens after
     them, and sum of squares about it; counts (B, segments): how many these are. Programs of q come first.
@@ -81,11 +82,11 @@ def reflect_forward(
     if program < programs_q:
         _forward_segment(
             q, yq, normals, mask, moments_q, counts_q, program, Tq, span, q_b, q_h, q_t, q_d, mask_b, mask_t,
-            MASKS_Q, VARIANCE, R, D, CQ, BT, BC, W, STAGES,
+            MASKS_Q, VARIANCE, BY_TOKEN_Q, R, D, CQ, BT, BC, W, STAGES,
         )  # fmt: skip
     else:
         _forward_segment(
             k, yk, normals, mask, moments_k, counts_k, program - programs_q, Tk, span,
             k_b, k_h, k_t, k_d, mask_b, mask_t,
-            MASKS_K, VARIANCE, R, D, CK, BT, BC, W, STAGES,
+            MASKS_K, VARIANCE, BY_TOKEN_K, R, D, CK, BT, BC, W, STAGES,
         )  # fmt: skip

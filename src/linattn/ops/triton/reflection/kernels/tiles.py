@@ -27,11 +27,14 @@ def load_tokens(x, row, end, x_h, x_t, x_d, D: tl.constexpr, C: tl.constexpr, BC
 
 
 @triton.jit
-def store_tokens(y, value, b, row, end, T, D: tl.constexpr, C: tl.constexpr, BC: tl.constexpr):
-    """Into y (B, H, T, D), contiguous."""
+def store_tokens(y, value, b, row, end, T, BY_TOKEN: tl.constexpr, D: tl.constexpr, C: tl.constexpr, BC: tl.constexpr):
+    """Into y (B, H, T, D), which lies as (B, T, H, D) if BY_TOKEN."""
     channel = tl.arange(0, BC)
-    head = b * (C // D) + channel // D
-    at = y + (head[None, :] * T + row[:, None]) * D + (channel % D)[None, :]
+    if BY_TOKEN:
+        at = y + (b * T + row)[:, None] * C + channel[None, :]
+    else:
+        head = b * (C // D) + channel // D
+        at = y + (head[None, :] * T + row[:, None]) * D + (channel % D)[None, :]
     tl.store(at, value.to(y.dtype.element_ty), mask=(row < end)[:, None] & (channel < C)[None, :])
 
 
