@@ -10,7 +10,7 @@ from rich.console import Console
 from bench import fake_children as fake
 from linattn.bench.models import run as run_module
 from linattn.bench.models.cases import CASES, select
-from linattn.bench.models.check import by_kind, distances
+from linattn.bench.models.check import ModelTruth, by_kind, checked_part, distances
 from linattn.bench.models.hosts import LanguageHost, create_host, draw_batch
 from linattn.bench.models.look import look_at
 from linattn.bench.models.profiling import kind_of, own_kernels, profile_step, summarise
@@ -19,6 +19,7 @@ from linattn.bench.models.run import judge, run_models
 from linattn.bench.models.screen import models
 from linattn.bench.models.settings import ModelsConfig
 from linattn.bench.models.start import run_apart, warm
+from linattn.bench.models.steps import make_step
 from linattn.support.options import OptionError
 
 CPU = torch.device("cpu")
@@ -68,6 +69,27 @@ def test_every_row_is_checked_timed_weighed_and_profiled(config):
     assert all(text.startswith("chunked: ") for text in linear.explain)
     assert linear.feature_map == "compiled"
     assert result.over_softmax(linear) == linear.median_ms / seen[0].median_ms
+
+
+def test_a_deep_decoder_is_held_to_what_its_first_blocks_give():
+    """In bf16; of all blocks plain PyTorch misses so much that twice of it would be no bound."""
+    (case,) = LANGUAGE.selected()
+    case = replace(case, depth=30, tokens=256, width=64, heads=1)
+    inputs, targets = draw_batch(case, CPU, 0)
+    truth = ModelTruth(case, "gated-head", inputs, targets, 0, autocast=True)
+    host = create_host(case, "gated-head", CPU, 0, impl="recurrent")
+    with checked_part(host, case):
+        assert len(host.blocks) == 2
+        found = make_step(host, host, inputs, targets, True)()
+        verdict = truth.check(host, found)
+        assert verdict.ok
+        assert verdict.budget < 0.1
+        assert verdict.against.endswith("its first 2 blocks")
+        places = {name: n for n, (name, _) in enumerate(host.named_parameters(), 1)}
+        wrong = list(found)
+        wrong[places["blocks.0.attn.qkv.weight"]] = 0.9 * wrong[places["blocks.0.attn.qkv.weight"]]
+        assert not truth.check(host, wrong).ok
+    assert len(host.blocks) == 30
 
 
 def test_a_step_that_is_off_by_a_percent_is_wrong(monkeypatch):

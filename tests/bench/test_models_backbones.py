@@ -118,16 +118,17 @@ def test_a_model_that_does_not_fit_is_told_once_and_left_alone(tmp_path, monkeyp
         ("out of memory", "compiling: CUDA out of memory. Tried to allocate 200 GiB"), ("ok", ""),
     ]  # fmt: skip
     assert "out of memory: compiling" in " ".join(screen.getvalue().split())
-    assert len(tried) == 2
+    assert tried.count({"softmax"}) == 1
+    known = len(tried)
     assert models(config, path, Console(file=screen, width=150), resume=True) == 0
     assert json.loads(path.read_text())["rows"] == rows
-    assert len(tried) == 2, "not again"
+    assert len(tried) == known, "not again"
     subject = run.Subject(config, config.selected()[0], "softmax", lambda _: None)
     for mode in ("compiled", "compiled"):  # another mode of the same model would not fit either
         row = ModelRow("deit_tiny_lion-224", "softmax", mode)
         subject.measure(row)
         assert row.status == "out of memory"
-    assert len(tried) == 3
+    assert tried.count({"softmax"}) == 2
 
 
 def test_points_of_the_chart(tmp_path):

@@ -3,10 +3,14 @@
 ``err <= 2 (err(plain) + eps)``, plain being that same model in the precision that is measured. Errors are norms of
 differences over the norm of what is exact, by kind of parameter, all blocks together: single numbers of a network this
 deep in bf16 say nothing.
+
+Of a decoder the first blocks alone are checked. At its start, with the output of attention normed by head, every block
+makes rounding larger: after thirty of them plain PyTorch in bf16 misses 0.2 to 3 of the gradient, after two 0.015.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -19,7 +23,19 @@ from linattn.bench.oracle import Verdict
 
 LEAST_SHARE = 1e-2  # of the whole gradient: below, a kind's own norm is mostly rounding and is no measure
 VISION_PIECE = 64  # images at a time
+FIRST_BLOCKS = {"language": 2}
 Named = dict[str, Tensor]
+
+
+@contextmanager
+def checked_part(host: Host, case: ModelCase) -> Iterator[None]:
+    """The model is what of it is checked: its first blocks, compiled as they are, or all of it."""
+    blocks = host.blocks
+    host.blocks = blocks[: FIRST_BLOCKS.get(case.kind)]
+    try:
+        yield
+    finally:
+        host.blocks = blocks
 
 
 class ModelTruth:
@@ -33,10 +49,12 @@ class ModelTruth:
         self._known: tuple[Named, dict[str, float]] | None = None
 
     def check(self, host: Host, found: Iterable[Tensor | None]) -> Verdict:
-        """``found``: what a step of ``host`` returned."""
+        """``found``: what a step of ``host`` returned, both as ``checked_part`` has them."""
         exact, budgets = self._truth()
         errors = distances(by_kind(host, found), exact)
-        against = f"{'fp64' if self.inputs.device.type == 'cpu' else 'fp32'}, {self.case.shape}"
+        blocks = FIRST_BLOCKS.get(self.case.kind)
+        part = f", its first {blocks} blocks" if blocks else ""
+        against = f"{'fp64' if self.inputs.device.type == 'cpu' else 'fp32'}, {self.case.shape}{part}"
         verdicts = [Verdict(errors[n] <= budgets[n], n, errors[n], budgets[n], against) for n in exact]
         return max(verdicts, key=lambda v: (not v.ok, v.error / v.budget))
 
@@ -45,8 +63,9 @@ class ModelTruth:
             device = self.inputs.device
             impl = "auto" if self.mechanism == SOFTMAX else "chunked"
             host = create_host(self.case, self.mechanism, device, self.seed, impl=impl)
-            plain = by_kind(host, self._gradients(host, self.autocast))
-            exact = by_kind(host, self._gradients(host.double() if device.type == "cpu" else host, autocast=False))
+            with checked_part(host, self.case):
+                plain = by_kind(host, self._gradients(host, self.autocast))
+                exact = by_kind(host, self._gradients(host.double() if device.type == "cpu" else host, autocast=False))
             eps = torch.finfo(torch.bfloat16 if self.autocast else torch.float32).eps
             errors = distances(plain, exact)
             self._known = exact, {name: 2 * (errors[name] + eps) for name in exact}

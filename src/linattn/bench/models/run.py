@@ -11,7 +11,7 @@ from linattn.bench.children import check_alive
 from linattn.bench.kernels.clock import TimeLimitError, by_events, capture, time_limit
 from linattn.bench.memory import peak_bytes
 from linattn.bench.models.cases import ModelCase
-from linattn.bench.models.check import ModelTruth
+from linattn.bench.models.check import ModelTruth, checked_part
 from linattn.bench.models.hosts import create_host, draw_batch
 from linattn.bench.models.look import Look, look_at
 from linattn.bench.models.profiling import profile_step
@@ -123,7 +123,8 @@ class Subject:
         step, row.first_seconds = self._step(row.mode)
         row.parameters = sum(p.numel() for p in self.host.parameters())
         self._work(row, "checking")
-        verdict = self.truth.check(self.host, step())
+        with checked_part(self.host, self.case):
+            verdict = self.truth.check(self.host, self._made_step(row.mode)())
         row.error, row.budget, row.worst_tensor = verdict.error, verdict.budget, verdict.worst
         row.checked_against = verdict.against
         self._work(row, "timing")
@@ -156,10 +157,8 @@ class Subject:
             self._steps.clear()  # the other way's compiled code and graphs keep memory
             torch.compiler.reset()
             self.host = create_host(self.case, self.mechanism, self.device, self.config.seed)
-            loss_of = compile_host(self.host, mode, self.config.backend)
-            step = make_step(self.host, loss_of, self.inputs, self.targets, self.config.autocast)
-            if mode == REDUCED:
-                step = _marked(step)
+            self._loss_of = compile_host(self.host, mode, self.config.backend)
+            step = self._made_step(mode)
             begin = time.perf_counter()
             with time_limit(FIRST_SECONDS):
                 step()
@@ -167,6 +166,11 @@ class Subject:
                     torch.cuda.synchronize(self.device)
             self._steps[key] = step, time.perf_counter() - begin
         return self._steps[key]
+
+    def _made_step(self, mode: str) -> Step:
+        """Of the host as it is now."""
+        step = make_step(self.host, self._loss_of, self.inputs, self.targets, self.config.autocast)
+        return _marked(step) if mode == REDUCED else step
 
     def _timing(self, step: Step, mode: str) -> Timing | None:
         if self.device.type != "cuda":
