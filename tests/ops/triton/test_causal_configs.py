@@ -114,6 +114,15 @@ def test_every_width(K: int, V: int, dtype: torch.dtype, options: dict) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="what registers a compiler gives away shows on a GPU")
+@pytest.mark.parametrize("options", [{"state": True}, {"mask": True, "H_kv": 2}, {"mask": True, "state": True}])
+@pytest.mark.parametrize("K", [80, 96, 128])
+def test_few_values_of_many_features(K: int, options: dict) -> None:
+    """Where the assembler once lost the gradient of a row sum, see ``added_after``."""
+    check(Case(T=130, K=K, V=16, dtype=torch.bfloat16, norm="sum", **options))
+
+
+@pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="large shapes take a GPU")
 @pytest.mark.parametrize("decay", [None, "token"])
 def test_long_sequences_in_segments(decay: str | None) -> None:

@@ -17,6 +17,7 @@ import triton.language as tl
 
 from linattn.ops.triton.causal.kernels.parts import (
     add_product,
+    added_after,
     from_before,
     held_no_longer,
     inside,
@@ -174,7 +175,7 @@ def chunk(
                 sums = sums * read
         P = tl.dot(xv, yv, input_precision=PREC)
         if EXTRA == 1:
-            P += ei[:, None]
+            P = added_after(P, ei[:, None])  # e is needed again below
         if EXTRA == 2:
             P += ej[None, :]
         if DIAG == 1 and not FACTORED:

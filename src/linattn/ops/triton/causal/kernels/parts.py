@@ -42,11 +42,24 @@ def first_row(b, h, heads, at, T, W: tl.constexpr, SIDE_BY_SIDE: tl.constexpr):
 def add_product(a, b, sums, PREC: tl.constexpr):
     """sums + a b. In fp32 the product is made first: added one by one, its terms would each be rounded as sums is."""
     if PREC == "ieee" and not INTERPRETED:
-        # Seen by the compiler, the addition would be taken into the product again, or into one that made sums.
-        product = tl.dot(a, b, input_precision=PREC)
-        found = tl.inline_asm_elementwise("add.rn.f32 $0, $1, $2;", "=f,f,f", [sums, product], tl.float32, True, 1)
+        found = added_after(tl.dot(a, b, input_precision=PREC), sums)
     else:
         found = tl.dot(a, b, sums, input_precision=PREC)
+    return found
+
+
+@triton.jit
+def added_after(product, more):
+    """product + more in fp32, by an addition that the compiler does not see.
+
+    Seen, it would become the start value of the product, or of one that made more. Where more is read again later,
+    that goes wrong on Hopper: of scores that a mask drops for good, the assembler took the register for more, and the
+    product wrote them there all the same.
+    """
+    if INTERPRETED:
+        found = product + more
+    else:
+        found = tl.inline_asm_elementwise("add.rn.f32 $0, $1, $2;", "=f,f,f", [product, more], tl.float32, True, 1)
     return found
 
 

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from linattn.ops.triton.causal.kernels.parts import (
     add_product,
+    added_after,
     held_no_longer,
     inside,
     rest_of,
@@ -99,7 +100,7 @@ def chunk(
     # Pairs inside the chunk come first: in registers a bf16 matrix of weights is less than a sum in fp32.
     P = tl.dot(xv, yv, input_precision=PREC)
     if ROLE == 1:
-        P += slope[:, None]
+        P = added_after(P, slope[:, None])  # the slope is needed again below
     if ROLE == 2:
         P += slope[None, :]
     P = tl.where(seen, P, 0.0)
