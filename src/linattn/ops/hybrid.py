@@ -22,6 +22,8 @@ from linattn.ops.hybrid_state import empty_cache, empty_state, final_state
 from linattn.ops.hybrid_types import HybridOutput, HybridState, HybridSums, Layout, Rows, SalientBudget, Units
 from linattn.ops.packing import compute_dtype
 from linattn.ops.prepare import hide, without_autocast
+from linattn.ops.recurrent.decoding import DecodingState
+from linattn.ops.recurrent.decoding_step import StepToken, decoding_step, decoding_sums
 from linattn.ops.recurrent.hybrid import Token, hybrid_step
 from linattn.ops.reference.hybrid import hybrid_sums as reference
 from linattn.ops.triton.hybrid import attend as kernels
@@ -185,6 +187,36 @@ def hybrid_attention_step(
     return HybridOutput(out.output.squeeze(2), out.state)
 
 
+def hybrid_attention_decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: DecodingState,
+    *,
+    features: tuple[Tensor, Tensor] | None = None,
+    gate: Tensor | None = None,
+    units: Units = "row_max",
+    eps: float = 1e-6,
+) -> tuple[Tensor, DecodingState]:
+    """One token ``(B, heads, 1, .)`` of each sequence, all of them real, without gradients and in few operations.
+
+    The state, made by :func:`linattn.ops.recurrent.decoding.begin`, is overwritten. Nothing is checked here: this is
+    the inner loop of models, whose inputs are what they were at the step before.
+    """
+    (B, H), H_kv = q.shape[:2], k.shape[1]
+    phi, psi = (q[..., :0], k[..., :0]) if features is None else features
+    q, phi = (x.reshape(B * H_kv, H // H_kv, x.shape[3]) for x in (q, phi))
+    token = StepToken(q, k, v, phi, psi)
+    if gate is not None:
+        gate = gate.reshape(B * H_kv, H // H_kv, v.shape[3]).to(state.sums.dtype)
+    if units == "row_max":
+        out, state = decoding_step(token, state, gate)
+    else:
+        sums, state = decoding_sums(token, state)
+        out = _share(sums, gate, units, eps)
+    return out.view(B, H, 1, v.shape[3]).to(v.dtype), state
+
+
 def explain_hybrid(q: Tensor, k: Tensor, v: Tensor, *, impl: str = "auto", **options: Any) -> Choice:
     """Which implementation ``hybrid_attention(q, k, v, **options)`` takes, and why."""
     call = HybridCall(q, k, v, **options)
@@ -216,17 +248,17 @@ def _run(call: HybridCall, impl: str) -> HybridOutput:
             # Without need_state nobody reads it, and what does not exist costs nothing.
             state = final_state(call, rows, places) if call.need_state else None  # type: ignore[assignment]
         gate = None if call.gate is None else hide(call.gate, call.key_mask).to(dtype)
-        output = _share(sums, gate, call)
+        output = _share(sums, gate, call.units, call.eps)
     return HybridOutput(hide(output, call.key_mask).to(out_dtype), state)
 
 
-def _share(sums: HybridSums, gate: Tensor | None, call: HybridCall) -> Tensor:
+def _share(sums: HybridSums, gate: Tensor | None, units: Units, eps: float) -> Tensor:
     """Both parts over one denominator."""
     exact, exact_total, log_max, linear, linear_total = sums
     none_exact = log_max == -torch.inf
     if gate is not None:
         linear = linear * gate
-    if call.units == "one":
+    if units == "one":
         # In units of the larger part: e^{-unit} brings the linear one there, e^{log_max - unit} the exact one.
         unit = torch.maximum(log_max, linear_total.clamp(min=0).log()).detach()
         unit = torch.where(none_exact, 0.0, unit)
@@ -234,7 +266,7 @@ def _share(sums: HybridSums, gate: Tensor | None, call: HybridCall) -> Tensor:
         exact, exact_total = exact * own.unsqueeze(-1), exact_total * own
         other = (-unit).clamp(max=LARGEST_EXPONENT).exp()
         linear, linear_total = linear * other.unsqueeze(-1), linear_total * other
-    total = exact_total + linear_total + torch.where(none_exact, call.eps, 0.0)
+    total = exact_total + linear_total + torch.where(none_exact, eps, 0.0)
     # A row that sees nothing at all is 0, not 0 / 0, without eps too.
     return (exact + linear) / torch.where(none_exact & (total == 0), 1.0, total).unsqueeze(-1)
 

@@ -54,6 +54,10 @@ class LlamaAdapter(Adapter):
         if hasattr(module, "q_norm"):
             q, k = module.q_norm(q), module.k_norm(k)
         cos, sin = (part.unsqueeze(1) for part in kwargs["position_embeddings"])
+        if hidden.shape[1] == 1:  # of one token the number of operations counts: all heads at once
+            both = torch.cat([q, k], 1)
+            q, k = (both * cos + _turned(both) * sin).split([q.shape[1], k.shape[1]], 1)
+            return Projected(q, k, v)
         return Projected(q * cos + _turned(q) * sin, k * cos + _turned(k) * sin, v)
 
     def merge(self, module: Any, out: Tensor, **kwargs: Any) -> tuple[Tensor, None]:

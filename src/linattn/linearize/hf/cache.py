@@ -1,21 +1,36 @@
 """The state of a converted layer in a cache of transformers, in the place of its keys and values."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from linattn.models.language.hf.cache import StateLayer
+from linattn.models.language.hf.cache import StateLayer, map_tensors
+from linattn.ops.recurrent.decoding import DecodingState, whole
 
 
 class CoreLayer(StateLayer):
     """What the core of one layer remembers, and how many tokens it has seen, padding counted."""
 
-    state: Any
+    held: Any = None  # the state, or what decoding made of it
+
+    @property
+    def state(self) -> Any:
+        """As any call of the core takes it."""
+        return whole(self.held) if isinstance(self.held, DecodingState) else self.held
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.held = state
 
     def advance(self, state: Any, tokens: int) -> None:
         """The state after ``tokens`` more."""
-        self.state, self.length = state, self.length + tokens
+        self.held, self.length = state, self.length + tokens
+
+    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
+        if self.held is not None:
+            self.held = map_tensors(change, self.held)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         raise TypeError(

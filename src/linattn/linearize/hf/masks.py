@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
+from linattn.ops.recurrent.decoding import NEWEST_REAL
+
 REFUSED = (
     "linear attention knows causal and bidirectional masks with padding; this model asks for another pattern: a "
     "sliding window shorter than the text, packed sequences (pass attention_mask), or a mask of its own"
@@ -72,10 +74,20 @@ def _seen(window: tuple, mask_function: Callable, mask: Tensor | None, device: A
     batch_size, q_length, kv_length, q_offset, _ = window
     seen = kv_length if mask_function is bidirectional_mask_function else int(q_offset) + q_length
     if mask is None:
-        return None if seen == kv_length else torch.ones(batch_size, seen, dtype=torch.bool, device=device)
+        return None if seen == kv_length else _marked(torch.ones(batch_size, seen, dtype=torch.bool, device=device))
     if mask.ndim != 2 or mask.shape[1] != seen:
         raise ValueError(f"attention_mask must be (B, {seen}), one entry per token so far, got {tuple(mask.shape)}")
-    return None if seen == kv_length and bool(mask.all()) else mask.bool()
+    real = mask.bool().detach()  # a tensor of its own, whatever the caller's is
+    all_real, newest_real = torch.stack([real.all(), real[:, -q_length:].all()]).tolist()
+    if seen == kv_length and all_real:
+        return None
+    return _marked(real) if newest_real else real
+
+
+def _marked(mask: Tensor) -> Tensor:
+    """Beside left padding a decoding step has real tokens alone: what the host saw here, layers need not ask for."""
+    setattr(mask, NEWEST_REAL, True)
+    return mask
 
 
 def _plain(mask_function: Callable, window: tuple, options: dict[str, Any]) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from linattn.linearize.adapters.base import Adapter, Site
 from linattn.linearize.layer.core import Core
 from linattn.ops.checks import check_choice
+from linattn.ops.recurrent.decoding import NEWEST_REAL
 
 Mode = Literal["student", "teacher", "transfer"]
 MODES = ("student", "teacher", "transfer")
@@ -69,6 +70,7 @@ class LinearizedAttention(nn.Module):
         return self.adapter.merge(self, attend(q, k, v, x, key_mask, cache), **named)
 
     def _student(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, key_mask: Tensor | None, cache: Any) -> Tensor:
+        newest_real = getattr(key_mask, NEWEST_REAL, False)
         if key_mask is not None:
             key_mask = key_mask[:, -k.shape[2] :]
         if cache is None:
@@ -76,9 +78,8 @@ class LinearizedAttention(nn.Module):
         from linattn.linearize.hf.cache import core_layer
 
         layer = core_layer(cache, self.layer_idx)
-        if k.shape[2] == 1 and key_mask is None:
-            out, state = self.core.step(q[:, :, 0], k[:, :, 0], v[:, :, 0], layer.state, x=x[:, 0])
-            out = out.unsqueeze(2)
+        if k.shape[2] == 1 and (key_mask is None or newest_real):
+            out, state = self.core.decode(q, k, v, layer.held, x=x)
         else:
             out, state = self.core.with_state(q, k, v, state=layer.state, x=x, key_mask=key_mask)
         layer.advance(state, k.shape[2])

@@ -10,9 +10,12 @@ from torch import Tensor, nn
 from linattn.linearize.layer.features import FeaturePair, HedgehogMap, NPMap, RandomFeatures, SeparateMaps, T2RMap
 from linattn.linearize.plan import LayerPlan, LayerShape
 from linattn.mechanisms.registry import create_mechanism
-from linattn.ops.hybrid import hybrid_attention, hybrid_attention_with_state
+from linattn.ops.checks import autocast_dtype
+from linattn.ops.hybrid import hybrid_attention, hybrid_attention_decode, hybrid_attention_with_state
+from linattn.ops.hybrid_types import HybridState, SalientBudget, Window
 from linattn.ops.linear import linear_attention, linear_attention_with_state
 from linattn.ops.prepare import hide
+from linattn.ops.recurrent.decoding import DecodingState, Setting, begin, usable, whole
 
 OPEN_GATE = 4.0  # sigmoid(4) = 0.98
 EPS = 1e-6
@@ -55,6 +58,14 @@ class Core(nn.Module, ABC):
         out, state = self.attend(q, k, v, None if x is None else x.unsqueeze(1), None, state, True)
         return out.squeeze(2), state
 
+    def decode(self, q: Tensor, k: Tensor, v: Tensor, state: Any, *, x: Tensor | None = None) -> tuple[Tensor, Any]:
+        """One token ``(B, heads, 1, D)`` of each sequence, x ``(B, 1, hidden)``: as :meth:`with_state`.
+
+        The state is the caller's no more: it may be overwritten, and what comes back may be laid out in another way,
+        which only this method takes.
+        """
+        return self.attend(q, k, v, x, None, state, True)
+
     @abstractmethod
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, key_mask: Tensor | None, state: Any, need_state: bool
@@ -86,6 +97,10 @@ class HybridCore(Core):
     def linear_only(self) -> bool:
         """Whether no key is exact: then it is a linear attention, which has kernels of its own."""
         return self.plan.window == 0
+
+    @property
+    def budget(self) -> SalientBudget | None:
+        return None if self.zero_salient else self.plan.budget
 
     def feature_pair(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor] | None:
         """Features of queries, with their weight, and of keys; None where there is no linear part."""
@@ -121,7 +136,7 @@ class HybridCore(Core):
             "window": self.plan.window,
             "layout": self.plan.layout,
             "delay": self.plan.delay,
-            "budget": None if self.zero_salient else self.plan.budget,
+            "budget": self.budget,
             "gate": None if gate is None else gate.to(q.dtype),
             "units": self.plan.units,
             "key_mask": key_mask,
@@ -129,6 +144,27 @@ class HybridCore(Core):
         if not need_state:
             return hybrid_attention(q, k, v, **options), None
         return hybrid_attention_with_state(q, k, v, initial_state=state, **options)
+
+    def decode(self, q: Tensor, k: Tensor, v: Tensor, state: Any, *, x: Tensor | None = None) -> tuple[Tensor, Any]:
+        ready = self._ready(q, k, v, state)
+        if ready is None:
+            return self.attend(q, k, v, x, None, whole(state) if isinstance(state, DecodingState) else state, True)
+        pair, gate = self.feature_pair(q, k), self.gate(x)
+        features = None if pair is None else (pair[0].to(q.dtype), pair[1].to(k.dtype))
+        gate = None if gate is None else gate.to(q.dtype)
+        return hybrid_attention_decode(q, k, v, ready, features=features, gate=gate, units=self.plan.units)
+
+    def _ready(self, q: Tensor, k: Tensor, v: Tensor, state: Any) -> DecodingState | None:
+        """The state laid out for decoding, where that serves."""
+        one_dtype = q.dtype == k.dtype == v.dtype and autocast_dtype(q) is None
+        if self.linear_only or state is None or not one_dtype or not usable(q):
+            return None
+        setting = Setting(
+            Window(self.plan.window, self.plan.layout, self.plan.delay), self.budget, self.shape.head_dim**-0.5
+        )
+        if isinstance(state, HybridState) and state.window.k.dtype == k.dtype:
+            state = begin(state, setting, q.shape[1] // k.shape[1])
+        return state.here() if isinstance(state, DecodingState) and state.serves(setting, k) else None
 
     def _linear(
         self,

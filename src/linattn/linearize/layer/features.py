@@ -34,7 +34,19 @@ class SeparateMaps(nn.Module):
         self.num_features = key_map.num_features
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return self.query_map(q), self.key_map(k)
+        alike = q.dtype == k.dtype and type(self.query_map) is type(self.key_map)
+        if q.shape[2] != 1 or not alike or _hooked(self.query_map) or _hooked(self.key_map):
+            return self.query_map(q), self.key_map(k)
+        # Of one token the number of operations counts, not their size: heads of both side by side.
+        pairs = zip(self.query_map.tensors(), self.key_map.tensors(), strict=True)
+        both = self.key_map.features(torch.cat([q, k], 1), *(torch.cat(pair) for pair in pairs))
+        phi, psi = both.split([q.shape[1], k.shape[1]], 1)
+        return phi, psi
+
+
+def _hooked(module: nn.Module) -> bool:
+    """Whether others wait for the module's own call: to see it, or to bring its weights from where they were put."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"))
 
 
 class HeadMap(nn.Module, ABC):
@@ -60,13 +72,21 @@ class HeadMap(nn.Module, ABC):
             self.weight[..., : min(D, width)] = torch.eye(D, width)[:, : min(D, width)]
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.features(x, *self.tensors())
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What is learned, by heads along the first axis."""
+        return (self.weight,)
+
+    def features(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        """Of x, for any number of heads: by what :meth:`tensors` has of each."""
         with without_autocast(x):
             x = x.to(compute_dtype(x))
-            return self.mapped(x, self.weight.to(x.dtype))
+            return self.mapped(x, *(each.to(x.dtype) for each in tensors))
 
     @abstractmethod
-    def mapped(self, x: Tensor, weight: Tensor) -> Tensor:
-        """The features of x, with W in its dtype."""
+    def mapped(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        """The features of x, all in one dtype."""
 
     def extra_repr(self) -> str:
         num_heads, head_dim, feature_dim = self.weight.shape
@@ -89,18 +109,21 @@ class NPMap(HeadMap):
         self.start_at_identity()
         if self.normal is not None:
             with torch.no_grad():
-                self.weight.copy_(self._reflected(self.weight.mT.clone()).mT)
+                self.weight.copy_(_reflected(self.weight.mT.clone(), self.normal).mT)
 
-    def mapped(self, x: Tensor, weight: Tensor) -> Tensor:
-        f = self._reflected(x) @ weight
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.weight,) if self.normal is None else (self.weight, self.normal)
+
+    def mapped(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        weight, *normal = tensors
+        f = (_reflected(x, *normal) if normal else x) @ weight
         u = F.normalize(f, dim=-1) * torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return both_signs(u)
 
-    def _reflected(self, x: Tensor) -> Tensor:
-        if self.normal is None:
-            return x
-        n = F.normalize(self.normal.to(x.dtype), dim=-1).unsqueeze(-1)  # (H, D, 1)
-        return x - 2 * (x @ n) * n.mT
+
+def _reflected(x: Tensor, normal: Tensor) -> Tensor:
+    n = F.normalize(normal, dim=-1).unsqueeze(-1)  # (H, D, 1)
+    return x - 2 * (x @ n) * n.mT
 
 
 class HedgehogMap(HeadMap):
@@ -113,8 +136,8 @@ class HedgehogMap(HeadMap):
         if self.weight.shape[1] == self.weight.shape[2]:
             self.start_at_identity()
 
-    def mapped(self, x: Tensor, weight: Tensor) -> Tensor:
-        return both_signs(x @ weight)
+    def mapped(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        return both_signs(x @ tensors[0])
 
 
 class T2RMap(HeadMap):
@@ -124,8 +147,12 @@ class T2RMap(HeadMap):
         super().__init__(num_heads, head_dim, feature_dim)
         self.bias = nn.Parameter(torch.zeros(num_heads, 1, feature_dim))
 
-    def mapped(self, x: Tensor, weight: Tensor) -> Tensor:
-        return (x @ weight + self.bias.to(x.dtype)).relu()
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.weight, self.bias
+
+    def mapped(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        weight, bias = tensors
+        return (x @ weight + bias).relu()
 
 
 class RandomFeatures(nn.Module):
@@ -201,4 +228,4 @@ class RandomFeatures(nn.Module):
 
 def both_signs(u: Tensor) -> Tensor:
     """``[softmax(u), softmax(-u)]``."""
-    return torch.cat([u.softmax(-1), (-u).softmax(-1)], dim=-1)
+    return torch.stack([u, -u], -2).softmax(-1).flatten(-2)

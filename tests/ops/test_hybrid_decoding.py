@@ -1,0 +1,103 @@
+"""Hybrid attention in the layout of decoding: what one call over all tokens gives, whenever a row's chunk ends."""
+
+import pytest
+import torch
+from tests.ops.hybrid_cases import F64, SETTINGS, assert_same, call, change, make
+
+from linattn.ops.hybrid import hybrid_attention_decode
+from linattn.ops.hybrid_types import SalientBudget, Window
+from linattn.ops.recurrent.decoding import Setting, begin, serves, whole
+
+MORE = {
+    "delays_and_cap": {"window": 3, "layout": "chunks", "delay": 2, "budget": SalientBudget(2 / 3, 3, cap=4)},
+    "chunks_of_sinks": {"window": 4, "layout": "chunks", "budget": SalientBudget(1 / 4, 4, cap=7, sinks=6)},
+    "sliding_one": {"window": 5, "units": "one"},
+}
+
+
+def setting_of(options, width=5):
+    window = Window(options["window"], options.get("layout", "sliding"), options.get("delay", 1))
+    return Setting(window, options.get("budget"), width**-0.5)
+
+
+ALL = SETTINGS | MORE
+SERVED = [name for name, options in ALL.items() if serves(setting_of(options).window, options.get("budget"))]
+
+
+def started(inputs, mask, cut, options):
+    """The state after ``cut`` tokens, laid out for decoding."""
+    _, state = call(change(inputs, lambda x: x[:, :, :cut]), True, key_mask=mask[:, :cut], **options)
+    return begin(state, setting_of(options), 2)
+
+
+def decode(inputs, t, state, options):
+    now = change(inputs, lambda x: x[:, :, t : t + 1])
+    units = options.get("units", "row_max")
+    return hybrid_attention_decode(now.pop("q"), now.pop("k"), now.pop("v"), state.here(), units=units, **now)
+
+
+@pytest.mark.parametrize("name", SERVED)
+@torch.no_grad()
+def test_rows_that_end_chunks_at_different_steps(name):
+    """Steps after prefill with left padding, rows chosen and reordered between them, and prefill after steps."""
+    options, inputs = ALL[name], make(34, B=3, gate=name in ("cap", "chunks", "one"))
+    mask = torch.arange(34) >= torch.tensor([0, 2, 7])[:, None]
+    wanted = call(inputs, key_mask=mask, **options)
+    state = started(inputs, mask, 13, options)
+    for t in range(13, 34):
+        if t == 20:
+            rows = torch.tensor([2, 0, 2, 1])
+            state = type(state)(*(x[rows] if isinstance(x, torch.Tensor) else x for x in state))
+            inputs, wanted = change(inputs, lambda x, rows=rows: x[rows]), wanted[rows]
+        output, state = decode(inputs, t, state, options)
+        assert_same(output, wanted[:, :, t : t + 1])
+        if t in (18, 25):  # in the middle of a chunk of some rows: on as a whole, and from there by steps again
+            state = whole(state)
+            rest = call(
+                change(inputs, lambda x, t=t: x[:, :, t + 1 :]), initial_state=state, with_state=True, **options
+            )
+            assert_same(rest.output, wanted[:, :, t + 1 :])
+            state = begin(state, setting_of(options), 2)
+
+
+@pytest.mark.parametrize("name", ["sliding", "chunks", "cap", "ratio"])
+@torch.no_grad()
+def test_equal_rows_from_the_first_tokens_on_and_without_features(name):
+    """The window is not full at first; rows need no mask, and repeated ones are known without asking."""
+    options, inputs = ALL[name], make(30, B=1)
+    del inputs["features"]
+    wanted, mask = call(inputs, **options), torch.ones(1, 30, dtype=torch.bool)
+    state = started(inputs, mask, 1, options)
+    for t in range(1, 30):
+        output, state = decode(inputs, t, state, options)
+        assert_same(output, wanted[:, :, t : t + 1])
+    twice = type(state)(*(x.repeat_interleave(2, 0) if isinstance(x, torch.Tensor) else x for x in state))
+    twice = twice._replace(length=torch.empty(2, dtype=torch.int64, device="meta"))  # which nobody can read
+    assert twice.lengths() == (30, 30)
+
+
+@torch.no_grad()
+def test_16_bits_stay_as_close_as_other_steps():
+    options, inputs = ALL["cap"], make(30, B=2, scores=False, dtype=torch.bfloat16)
+    mask = torch.arange(30) >= torch.tensor([0, 3])[:, None]
+    wanted = call(change(inputs, lambda x: x.to(F64)), key_mask=mask, **options)
+    state = started(inputs, mask, 11, options)
+    assert state.table.dtype == torch.bfloat16
+    assert state.sums.dtype == torch.float32
+    for t in range(11, 30):
+        output, state = decode(inputs, t, state, options)
+        assert output.dtype == torch.bfloat16
+        assert (output.to(F64) - wanted[:, :, t : t + 1]).abs().amax() <= 2**-8 * wanted.abs().amax()
+
+
+def test_what_cannot_be_laid_out_stays_as_it_is():
+    inputs, options = make(20, salient=True), {"window": 4, "layout": "chunks"}
+    _, state = call(inputs, True, **options)
+    assert begin(state, setting_of(options), 2) is None  # tokens were named, and there is no budget
+    _, state = call(make(20), True, **ALL["cap"])
+    assert begin(state, setting_of(ALL["cap_no_delay"]), 2) is None  # of another window
+    first = state.salient.alive.clone()
+    first[0, 0] = False
+    changed = state._replace(salient=state.salient._replace(alive=first))
+    assert begin(changed, setting_of(ALL["cap"]), 2) is None  # other tokens than the budget's
+    assert begin(state, setting_of(ALL["cap"]), 2) is not None
