@@ -12,6 +12,7 @@ from linattn.linearize.degrees import (
     install_features,
     kernel_degrees,
     learn_layers,
+    start,
 )
 from linattn.linearize.degrees.kernel import log_estimate, scaled
 from linattn.linearize.degrees.observe import watch
@@ -50,6 +51,23 @@ def test_padding_is_no_point(batches):
     masks = []
     watch(llama(), [{"input_ids": batches[0], "attention_mask": mask}], lambda pairs: masks.append(pairs.key_mask))
     assert all(torch.equal(found, mask.bool()) for found in masks)
+
+
+def test_dimensions_come_of_many_draws(batches):
+    """One draw hangs on its few points of large norm: of a few, every sample would give other dimensions."""
+    asked = []
+
+    def batch(step):
+        asked.append(step)
+        return batches[step % len(batches)]
+
+    found = start.measured(llama(), batch, [1])
+    assert asked == list(range(16))
+    assert list(found.layers) == [1]
+    assert found.tolerance == 2**-4
+    tokens = 16 * batches[0].numel()
+    points = min(512, tokens * 3 // 16)  # two query heads of a key head, and the key
+    assert found.layers[1].points.shape == (2, points, 8)
 
 
 def test_values_are_those_of_the_pooled_points(batches, measured):

@@ -11,12 +11,16 @@ from linattn.linearize.layer.attention import linearized_layers
 from linattn.linearize.layer.features import RandomFeatures
 from linattn.linearize.training.setting import Batches
 
-MEASURED_BATCHES = 4
+MEASURED_BATCHES = 16
+# Degrees of one draw hang on its few points of large norm: of three draws they gave other dimensions for every seed,
+# and these no gain over equal ones. At a tolerance of 2^-8 layers of small models hardly differ.
+POINTS, DRAWS, TOLERANCE = 512, 16, 2**-4
 
 
 def measured(model: nn.Module, batches: Batches, layers: Sequence[int]) -> DegreesOfFreedom:
     """Degrees of freedom of some layers on the first batches."""
-    return degrees_of_freedom(model, [batches(step) for step in range(MEASURED_BATCHES)], layers=layers)
+    seen = [batches(step) for step in range(MEASURED_BATCHES)]
+    return degrees_of_freedom(model, seen, tolerance=TOLERANCE, points=POINTS, draws=DRAWS, layers=layers)
 
 
 def start_features(model: nn.Module, degrees: DegreesOfFreedom, seed: int) -> None:
