@@ -5,7 +5,7 @@ import torch
 from tests.linearize.evaluate.tiny import Known, next_tokens, tiny_llama
 
 from linattn.linearize.convert import convert, plan_model
-from linattn.linearize.evaluate.needle import by_length, needle, needles_found
+from linattn.linearize.evaluate.needle import by_length, needles_found
 from linattn.linearize.evaluate.needle_text import Needle, make_needle, most_sentences, needle_texts
 
 
@@ -17,6 +17,10 @@ def by_pairs(text):
     """A tokenizer that joins letters two by two, so that the end of the prompt depends on what follows."""
     data = text.encode()
     return [int.from_bytes(data[i : i + 2]) for i in range(0, len(data), 2)]
+
+
+def found_at(model, length, **options):
+    return needles_found(model, needle_texts(encode, length, **options), length)
 
 
 @pytest.mark.parametrize("depth", [0.0, 0.5, 1.0])
@@ -51,9 +55,9 @@ def test_what_a_greedy_decoder_writes_is_what_counts():
     def following(ids):
         return torch.ones_like(ids, dtype=torch.bool)
 
-    knows = needle(Known(next_tokens(following)), encode, [200], count=2, depths=(0.5,))[0]
+    knows = found_at(Known(next_tokens(following)), 200, count=2, depths=(0.5,))[0]
     assert (knows.found, knows.tokens_right) == (1.0, 1.0)
-    row = needle(model, encode, [200], count=1, depths=(0.5,), digits=2)[0]
+    row = found_at(model, 200, count=1, depths=(0.5,), digits=2)[0]
     assert row.found == float(written[0, -made.answer :].tolist() == made.ids[-made.answer :])
 
 
@@ -61,16 +65,19 @@ def test_one_wrong_digit_is_not_found_and_nats_tell_it():
     def all_but_the_last(ids):
         return (torch.arange(ids.shape[1]) != ids.shape[1] - 2).expand_as(ids)
 
-    row = needle(Known(next_tokens(all_but_the_last)), encode, [250], count=3, depths=(0.0,))[0]
+    row = found_at(Known(next_tokens(all_but_the_last)), 250, count=3, depths=(0.0,))[0]
     assert (row.found, row.tokens_right, row.count) == (0.0, pytest.approx(7 / 8), 3)
     assert row.nats == pytest.approx((10 + 0.011) / 8, rel=0.02)
 
 
 def test_the_seed_decides_and_lengths_come_together():
     model = tiny_llama()
-    rows = needle(model, encode, [200, 300], count=1, depths=(0.0, 1.0), seed=1)
-    assert rows == needle(model, encode, [200, 300], count=1, depths=(0.0, 1.0), seed=1)
-    assert rows != needle(model, encode, [200, 300], count=1, depths=(0.0, 1.0), seed=2)
+    rows, again, other = (
+        [row for length in (200, 300) for row in found_at(model, length, count=1, depths=(0.0, 1.0), seed=seed)]
+        for seed in (1, 1, 2)
+    )
+    assert rows == again
+    assert rows != other
     assert [row["length"] for row in by_length(rows)] == [200, 300]
     with pytest.raises(ValueError, match="at least"):
         make_needle(encode, 40, 0.0, Random(0))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from linattn.ops.triton.causal import config as causal_config
 from linattn.ops.triton.causal import passes as causal_passes
+from linattn.ops.triton.causal import token_gradients
 from linattn.ops.triton.causal.attend import attend_causal
 from linattn.testing.poison import poisoned_allocations
 from ops.triton.causal_case import Case, check, segments
@@ -65,7 +66,8 @@ def test_every_config(width: int, config: dict[str, int], decay: str | None) -> 
 def test_odd_widths_in_16_bits_meet_no_masked_tail(monkeypatch: pytest.MonkeyPatch) -> None:
     """Zeros up to a multiple of 16, and rows that start at whole vectors, before a kernel sees them."""
     seen = []
-    monkeypatch.setattr(causal_passes, "launch", lambda kernel, programs, *args, **options: seen.append(args))
+    for module in (causal_passes, token_gradients):
+        monkeypatch.setattr(module, "launch", lambda kernel, programs, *args, **options: seen.append(args))
     q = torch.zeros(1, 2, 20, 3 * 33, dtype=torch.bfloat16, device=DEVICE)[..., 1:34].requires_grad_()
     v = q[..., :17]
     out = attend_causal(

@@ -31,13 +31,14 @@ def test_scores_start_from_zero(kind: str) -> None:
 def _launched(kind: str) -> tuple:
     """Kernel, arguments and constants of the walk that makes dq; nothing runs."""
     from linattn.ops.triton.causal import passes as causal_passes
+    from linattn.ops.triton.causal import token_gradients
     from linattn.ops.triton.exponential import passes as exponential_passes
     from linattn.ops.triton.exponential.library import exponential_directly
     from ops.triton.causal_case import Case
 
     seen = []
-    for passes in (causal_passes, exponential_passes):
-        passes.launch = lambda kernel, programs, *args, **constants: seen.append((kernel, args, constants))
+    for module in (causal_passes, token_gradients, exponential_passes):
+        module.launch = lambda kernel, programs, *args, **constants: seen.append((kernel, args, constants))
     if kind == "causal":
         Case(T=130, K=80, V=16, dtype=torch.bfloat16, norm="sum", state=True).kernels()
         return next(launched for launched in seen if launched[2].get("EXTRA") == 1)

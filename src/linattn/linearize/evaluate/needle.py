@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from linattn.linearize.evaluate.needle_text import DEPTHS, Encode, Needle, needle_texts
+from linattn.linearize.evaluate.needle_text import Needle
 from linattn.linearize.evaluate.perplexity import token_losses
 from linattn.linearize.evaluate.quiet import quiet
-from linattn.tasks.text.passkey import SENTENCES
 
 
 @dataclass(frozen=True)
@@ -35,35 +34,12 @@ class NeedleRow:
         return asdict(self)
 
 
-def needle(
-    model: Any,
-    encode: Encode,
-    lengths: Sequence[int],
-    *,
-    depths: Sequence[float] = DEPTHS,
-    count: int = 4,
-    digits: int = 7,
-    filler: Sequence[str] = SENTENCES,
-    seed: int = 0,
-    batch_tokens: int = 1,
-) -> list[NeedleRow]:
-    """Retrieval by length and depth, ``count`` texts each; the same seed gives the same texts to every model.
+def needles_found(model: Any, texts: Sequence[Needle], length: int, *, batch_tokens: int = 1) -> list[NeedleRow]:
+    """Retrieval from texts of ``length`` tokens, a row for each of their depths.
 
     The number is read off one pass over the text with the number behind it: the likeliest tokens are all right there
-    exactly if greedy decoding writes the number.
-
-    Args:
-        batch_tokens: that the model sees at once, one text at least.
+    exactly if greedy decoding writes the number. ``batch_tokens``: that the model sees at once, one text at least.
     """
-    rows = []
-    for length in lengths:
-        texts = needle_texts(encode, length, depths=depths, count=count, digits=digits, filler=filler, seed=seed)
-        rows += needles_found(model, texts, length, batch_tokens=batch_tokens)
-    return rows
-
-
-def needles_found(model: Any, texts: Sequence[Needle], length: int, *, batch_tokens: int = 1) -> list[NeedleRow]:
-    """:func:`needle` for texts that are made already, a row for each of their depths."""
     size = max(1, batch_tokens // length)
     answers: list[list[tuple[bool, float]]] = []
     with quiet(model) as device:

@@ -6,6 +6,7 @@ from torch import Tensor
 from linattn.ops.triton.causal import both_ways
 from linattn.ops.triton.causal.config import is_tried
 from linattn.ops.triton.causal.passes import Border, Gates, Marks, Passes, State
+from linattn.ops.triton.causal.token_gradients import correct_denominator, decay_gradient, normalizer_gradient
 from linattn.ops.triton.causal.widths import reachable, reachable_gradient
 from linattn.ops.triton.direct import shortest
 from linattn.ops.triton.gradients import or_zeros, whole_state
@@ -75,7 +76,7 @@ def _backward(
     d_first = (_fp32(q, N, HS, K, V), _fp32(q, N, HS, K)) if initial is not None else None
     da = _fp32(q, k.shape[0], HS, T) if need_decay else _fp32(q, 0)
     di = torch.zeros(k.shape[:3], dtype=torch.float32, device=q.device) if need_input else _fp32(q, 0)
-    rows = p.normalizer_gradient(out, d_out, den[0]) if norm else None
+    rows = normalizer_gradient(p, out, d_out, den[0]) if norm else None
     with_z = norm > 0 or d_last is not None
     turns: list[tuple[Gates | None, Tensor | None, Marks | None]] = []
     for against in (False, True) if both else (False,):
@@ -88,7 +89,7 @@ def _backward(
         )  # fmt: skip
         turns.append((decay, q_dots, marks))
     if rows is not None and turns[0][1] is not None:
-        p.correct_denominator(rows, den, turns[0][1], turns[1][1] if both else None)
+        correct_denominator(p, rows, den, turns[0][1], turns[1][1] if both else None)
     for against in (False, True) if both else (False,):
         decay, q_dots, marks = turns.pop(0)
         d_marks = p.marks(with_z) if need_decay else None
@@ -110,7 +111,7 @@ def _backward(
         if need_input and k_dots is not None:
             di += k_dots.sum((0, 1))  # the diagonal too
         if q_dots is not None and k_dots is not None and marks is not None and d_marks is not None:
-            p.decay_gradient(da, q_dots, k_dots, marks, d_marks, against=against, start=initial is not None)
+            decay_gradient(p, da, q_dots, k_dots, marks, d_marks, against=against, start=initial is not None)
         del q_dots, k_dots, marks, d_marks  # the states of a turn are large
         d_first = _first(d_first, grads, with_z)
     if need_decay and log_decay is not None and log_decay.ndim == 1:

@@ -278,24 +278,6 @@ class Passes:
             parts.append(row_sums(launch, self.q, self.k, walk, key_mask=self.key_mask, cu=self.cu))
         return row_factors(launch, sums, walks, parts, self.sizes[2], norm=self.norm, eps=self.eps)
 
-    def decay_gradient(
-        self, da: Tensor, q_dots: Tensor, k_dots: Tensor, marks: Marks, d_marks: Marks, *, against: bool,
-        start: bool,
-    ) -> None:  # fmt: skip
-        """Into da (B, HS, T), from the dots of one direction's sweeps and the states that they kept."""
-        from linattn.ops.triton.causal.kernels.decay_gradient import decay_gradient
-
-        N, H, HS, T, K, V = self.sizes
-        stretches = -(-T // marks.stretch)
-        launch(
-            decay_gradient, N * HS * stretches, q_dots, q_dots.stride(1), k_dots, k_dots.stride(1),
-            marks.kv, d_marks.kv, marks.z, d_marks.z, self.cu, da, T, stretches, marks.places, HS,
-            QT=q_dots.shape[1], KT=k_dots.shape[1], G=H // HS, STRETCH=marks.stretch, SIZE=K * V, K=K,
-            BLOCK=min(4096, padded(K * V)), BK=padded(K), Z=marks.z is not None,
-            EXCLUSIVE=self.key_index != against, NEGATE=against, ADD=against, PACKED=self.cu is not None, START=start,
-            num_warps=4,
-        )  # fmt: skip
-
     def marks(self, with_z: bool) -> Marks:
         """Room for the states, or their gradients, that re-anchor the decay's gradient."""
         N, _, HS, T, K, V = self.sizes
@@ -305,31 +287,11 @@ class Passes:
         z = self._new(rows * HS * places, K) if with_z else None
         return Marks(stretch, places, self._new(rows * HS * places, V, K), z)
 
-    def normalizer_gradient(self, out: Tensor, d_out: Tensor, den: Tensor) -> Rows:
-        from linattn.ops.triton.causal.kernels.normalizer_gradient import normalizer_gradient
-
-        H, T, V = out.shape[1:]
-        scale, e = torch.empty_like(den), torch.empty_like(den)
-        block = max(1, 4096 // padded(V))
-        launch(
-            normalizer_gradient, -(-den.numel() // block), out, *out.stride(), d_out, *d_out.stride(), den, scale, e,
-            H, T, den.numel(), self.eps, V=V, BV=padded(V), C=block, NORMALIZER=self.norm, TIMES_N=True, num_warps=4,
-        )  # fmt: skip
-        return scale, e
-
-    def correct_denominator(self, rows: Rows, den: Tensor, along: Tensor, against: Tensor | None) -> None:
-        """The row sums' gradient and the dots that were made with it, in place: see the kernel."""
-        from linattn.ops.triton.causal.kernels.correction import correct_denominator
-
-        tiles = -(-self.sizes[4] // self._config("dq", min(self.sizes[5], SPLIT_AT), self.sizes[4]).BW)
-        block = 256
-        launch(
-            correct_denominator, -(-den[0].numel() // block), along, along.stride(0), along.stride(1),
-            against, 0 if against is None else against.stride(1), den[0], None if against is None else den[1], *rows,
-            den[0].numel(),
-            TILES=along.shape[1], KEY_TILES=tiles, NORM=self.norm, AGAINST=against is not None, BLOCK=block,
-            num_warps=4,
-        )  # fmt: skip
+    @property
+    def query_gradient_tiles(self) -> int:
+        """Tiles of columns that a sweep of dq has."""
+        K, V = self.sizes[4:]
+        return -(-K // self._config("dq", min(V, SPLIT_AT), K).BW)
 
     def _stretch(self, L: int) -> int:
         """Tokens between two marks: with all of them kept in fp32, an eighth of the memory of q, k, v and the output.
