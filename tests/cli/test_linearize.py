@@ -84,6 +84,9 @@ def test_a_model_is_converted_reported_written_with_and_not_done_twice(folder, t
         (["--text", "nowhere.txt"], "--text"),
         (["--finetune-lr", "0"], "--finetune-lr"),
         (["--rank", "0"], "--rank"),
+        (["--recall-share", "2"], "--recall-share"),
+        (["--recall-share", "0.5", "--length", "32"], "--recall-share"),
+        (["--finetune-recall-share", "-1"], "--finetune-recall-share"),
         (["--lengths", "1"], "--lengths"),
         (["--device", "tpu"], "--device"),
         (["--probe", "."], "--probe"),
@@ -95,6 +98,20 @@ def test_a_wrong_option_is_named_before_any_work(folder, text, tmp_path, change,
     assert result.exit_code == 2, result.output
     assert named in result.output
     assert not out.exists()
+
+
+def test_the_second_stage_repeats_passages_as_the_first_unless_told_otherwise(folder, text, tmp_path, monkeypatch):
+    from linattn.linearize.jobs import linearize_run
+
+    jobs = []
+    monkeypatch.setattr(linearize_run, "linearize_folder", lambda job, console: jobs.append(job) or 0)
+    for more in ([], ["--recall-share", 0.5], ["--recall-share", 0.5, "--finetune-recall-share", 0]):
+        call("linearize", folder, "--text", text, "--out", tmp_path / "out", *more)
+    assert [(job.transfer.recall_share, job.finetune.recall_share) for job in jobs] == [(0, 0), (0.5, 0.5), (0.5, 0)]
+    kept = [job.settings() for job in jobs]
+    assert "recall_share" not in kept[0]["transfer"]
+    assert kept[1]["transfer"] == kept[2]["transfer"] == kept[0]["transfer"] | {"recall_share": 0.5}
+    assert kept[1]["finetune"] == kept[2]["finetune"] | {"recall_share": 0.5}
 
 
 def test_text_is_needed_to_measure_on(folder, tmp_path):

@@ -36,6 +36,8 @@ def model():
         ({"batches": Counted(), "finetune": FinetuneOptions(targets="q_proj")}, "targets: must be names in a tuple"),
         ({"batches": Counted(), "finetune": FinetuneOptions(targets=("magic",))}, "targets: .*q_proj.*got 'magic'"),
         ({"batches": Counted(), "finetune": FinetuneOptions(train_cores="no")}, "train_cores: must be True or False"),
+        ({"batches": Counted(), "transfer": TransferOptions(recall_share=1.5)}, "recall_share: .*0 and at most 1"),
+        ({"batches": Counted(), "finetune": FinetuneOptions(recall_share=0.5)}, "recall_share: needs a text"),
         ({"batches": Counted(), "transfer": TransferOptions(tokens=100)}, "tokens: needs a length"),
         ({"batches": Counted(), "transfer": TransferOptions(loss="cross_entropy"), "gate": True}, "loss: must be mse"),
     ],

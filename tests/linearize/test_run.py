@@ -1,6 +1,7 @@
 """One call: conversion, both stages, figures after each, and the same again after a kill."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from linattn.linearize.training.loop import average_gradients
 from linattn.linearize.training.setting import shared
 from linattn.linearize.transfer import TransferOptions
 from linattn.support.options import OptionError
+from linattn.train.checkpoint import ResumeError
 
 FIRST = TransferOptions(steps=6, batch_size=2, lr=0.03, checkpoint_steps=2)
 SECOND = FinetuneOptions(steps=6, batch_size=2, lr=3e-3, checkpoint_steps=2)
@@ -74,6 +76,51 @@ def test_conversion_alone_and_what_makes_no_sense(text):
         run(text, batches=lambda step: {})
     with pytest.raises(OptionError, match="tokens of the training part"):
         run(text, transfer=TransferOptions(length=5000))
+
+
+def test_both_stages_read_passages_again_where_asked_for_and_go_on_with_the_same(text, tmp_path, monkeypatch):
+    from linattn.linearize.training.text import TokenBatches
+
+    shares, call = [], TokenBatches.__call__
+
+    def seen(self, step):
+        shares.append(self.recall_share)
+        return call(self, step)
+
+    monkeypatch.setattr(TokenBatches, "__call__", seen)
+    stages = {"transfer": replace(FIRST, recall_share=0.5), "finetune": replace(SECOND, recall_share=1.0)}
+    whole = run(text, **stages)
+    assert shares == [0.5] * 6 + [1.0] * 6
+    assert not same(dict(whole.state_dict()), dict(run(text).state_dict()))
+
+    class StoppedError(Exception):
+        pass
+
+    def stop(self, step):
+        if self.recall_share == 1.0 and step == 3:  # after a checkpoint of the second stage
+            raise StoppedError
+        return call(self, step)
+
+    monkeypatch.setattr(TokenBatches, "__call__", stop)
+    with pytest.raises(StoppedError):
+        run(text, folder=tmp_path, **stages)
+    monkeypatch.setattr(TokenBatches, "__call__", seen)
+    shares.clear()
+    resumed = run(text, folder=tmp_path, **stages)
+    assert shares == [1.0] * 4
+    assert same(dict(resumed.state_dict()), dict(whole.state_dict()))
+    with pytest.raises(ResumeError, match=r"recall_share \(was 0.5, is None\)"):
+        run(text, folder=tmp_path)
+
+
+def test_a_run_from_before_there_were_passages_goes_on(text, tmp_path):
+    whole = run(text, folder=tmp_path, finetune=None)
+    result = json.loads((tmp_path / "transfer" / "round-000" / "result.json").read_text())
+    assert "recall_share" not in json.dumps(result["fingerprint"])
+    again = run(text, folder=tmp_path, finetune=None, transfer=replace(FIRST, recall_share=0.0))
+    assert same(dict(again.state_dict()), dict(whole.state_dict()))
+    with pytest.raises(ResumeError, match=r"recall_share \(was None, is 0.25\)"):
+        run(text, folder=tmp_path, finetune=None, transfer=replace(FIRST, recall_share=0.25))
 
 
 def test_tokens_are_counted_in_steps(text):

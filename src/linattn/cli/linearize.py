@@ -37,6 +37,12 @@ def linearize(
         int | None,
         typer.Option(help="Tokens of a sequence.  [default: up to 1024]", rich_help_panel=TRAINING),
     ] = None,
+    recall_share: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of sequences that end with passages of their own text.  [default: 0]", rich_help_panel=TRAINING
+        ),
+    ] = None,
     lr: Annotated[float | None, typer.Option(help="Highest learning rate.", rich_help_panel=TRAINING)] = None,
     loss: Annotated[str | None, typer.Option(help="mse or cross_entropy.", rich_help_panel=TRAINING)] = None,
     layers_per_round: Annotated[
@@ -52,6 +58,9 @@ def linearize(
     ] = None,
     finetune_length: Annotated[
         int | None, typer.Option(help="Tokens of a sequence.  [default: as above]", rich_help_panel=TUNING)
+    ] = None,
+    finetune_recall_share: Annotated[
+        float | None, typer.Option(help="Share of such sequences.  [default: as above]", rich_help_panel=TUNING)
     ] = None,
     finetune_lr: Annotated[float | None, typer.Option(help="Highest learning rate.", rich_help_panel=TUNING)] = None,
     rank: Annotated[int | None, typer.Option(help="Of the low-rank updates.", rich_help_panel=TUNING)] = None,
@@ -131,15 +140,16 @@ def linearize(
     set_threads(threads)
     device = device_or_default(device)
     first = _given(
-        steps=steps, tokens=tokens, batch_size=batch_size, length=length, lr=lr, loss=loss,
+        steps=steps, tokens=tokens, batch_size=batch_size, length=length, recall_share=recall_share, lr=lr, loss=loss,
         layers_per_round=layers_per_round, seed=seed,
     )  # fmt: skip
     second = _given(
         steps=finetune_steps, tokens=finetune_tokens, batch_size=finetune_batch_size,
-        length=finetune_length or length, lr=finetune_lr, rank=rank, alpha=alpha, objective=objective,
-        pooled_weight=pooled_weight, hidden_weight=hidden_weight,
-        targets=tuple(filter(None, targets.split(","))) or None, train_cores=train_cores, accumulation=accumulation,
-        seed=seed,
+        length=finetune_length or length,
+        recall_share=recall_share if finetune_recall_share is None else finetune_recall_share,
+        lr=finetune_lr, rank=rank, alpha=alpha, objective=objective, pooled_weight=pooled_weight,
+        hidden_weight=hidden_weight, targets=tuple(filter(None, targets.split(","))) or None, train_cores=train_cores,
+        accumulation=accumulation, seed=seed,
     )  # fmt: skip
     figures = _given(
         windows=windows, texts=texts, needle_count=needle_count, new_tokens=new_tokens, ablate=ablate,

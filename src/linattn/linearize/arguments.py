@@ -35,6 +35,12 @@ def check_data(text: object, batches: object, held_out: object) -> None:
         raise OptionError("held_out", "goes with batches; of a text the last tenth is held out by itself")
 
 
+def check_recall(stages: Sequence[StageOptions], batches: object) -> None:
+    """Passages are repeated in sequences that are drawn from a text; batches come as they are."""
+    if batches is not None and any(stage.recall_share for stage in stages):
+        raise OptionError("recall_share", "needs a text; batches that are given must repeat passages themselves")
+
+
 def check_folder(folder: str | Path | None) -> Path | None:
     """As a path; raises where it names a file."""
     folder = None if folder is None else Path(folder)

@@ -16,6 +16,7 @@ from linattn.linearize.arguments import (
     check_data,
     check_folder,
     check_loss,
+    check_recall,
     check_stages,
     check_steps,
     check_targets,
@@ -133,6 +134,7 @@ def linearize(
     """
     stages, folder = check_stages(transfer, finetune), check_folder(folder)
     check_data(text, batches, held_out)
+    check_recall(stages, batches)
     check_cost(method, method_options)
     check_accelerator(accelerator)
     find_adapter(model)  # a family that is not known is said before a text is read

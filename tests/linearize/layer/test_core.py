@@ -66,6 +66,31 @@ def test_a_window_over_everything_is_softmax():
     assert_close(core(q, k, v, x=x), exact_attention(q, k, v, None, causal=True))
 
 
+def test_a_learned_weight_counts_in_numerator_and_denominator():
+    core, (q, k, v, _x) = core_of(LayerPlan("hybrid", window=4, delay=0, linear_weight=0.5)), inputs()
+    with torch.no_grad():
+        core.log_weight.copy_(torch.tensor([0.1, 0.5, 1.0, 7.0]).log())  # another for each head
+        phi, psi = core.features(q, k)
+    factor = core.log_weight.exp()
+    outs = []
+    for h in range(SHAPE.num_heads):
+        keys, features, values = k[:, h // 2], psi[:, h // 2], v[:, h // 2]
+        rows = []
+        for t in range(T):
+            first = t // 4 * 4  # of the chunk that is exact
+            logits = (q[:, h, t, None] * keys[:, first : t + 1]).sum(-1) * SHAPE.head_dim**-0.5
+            exact = (logits - logits.amax(-1, keepdim=True)).exp()
+            linear = factor[h] * (phi[:, h, t, None] * features[:, :first]).sum(-1)
+            weights = torch.cat([linear, exact], 1)
+            rows.append((weights.unsqueeze(-1) * values[:, : t + 1]).sum(1) / weights.sum(-1, keepdim=True))
+        outs.append(torch.stack(rows, 1))
+    wanted, found = torch.stack(outs, 1), core(q, k, v)
+    assert_close(found, wanted)
+    gradients = [torch.autograd.grad(out.square().sum(), core.log_weight)[0] for out in (found, wanted)]
+    assert_close(*gradients)
+    assert (gradients[0].abs() > 1e-3).all()
+
+
 @torch.no_grad()
 def test_switches_take_parts_away():
     core, (q, k, v, x) = core_of(PLANS["still"]), inputs()

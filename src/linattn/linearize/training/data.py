@@ -48,7 +48,7 @@ def tokens_of(stage: StageOptions) -> int | None:
 
 
 def _token_batches(text: TokenText, stage: StageOptions, length: int) -> Batches:
-    return text.batches(stage.batch_size, stage.length or length, stage.seed)
+    return text.batches(stage.batch_size, stage.length or length, stage.seed, stage.recall_share)
 
 
 def _own_tokenizer(model: Any) -> Any:

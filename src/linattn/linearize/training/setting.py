@@ -42,6 +42,8 @@ class StageOptions:
     """Highest learning rate; a twentieth of the steps lead up to it, the others down to a hundredth of it."""
     clip_norm: float | None = 1.0
     """Longest gradient; None: not clipped."""
+    recall_share: float = 0.0
+    """Of a text: share of the sequences that end with passages repeated from their own earlier text."""
     seed: int = 0
     checkpoint_steps: int = 100
     """Steps between two checkpoints. The outcome does not depend on it."""
@@ -55,6 +57,7 @@ class StageOptions:
                 check_integer(name, getattr(self, name), 1)
         check_integer("seed", self.seed, 0)
         check_number("lr", self.lr, above=0)
+        check_number("recall_share", self.recall_share, least=0, most=1)
         if self.clip_norm is not None:
             check_number("clip_norm", self.clip_norm, above=0)
 
@@ -71,7 +74,10 @@ class StageOptions:
         return warmed_cosine(step, steps, max(1, steps // 20), self.lr, self.lr / 100)
 
     def fingerprint(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "checkpoint_steps"}
+        found = {name: value for name, value in asdict(self).items() if name != "checkpoint_steps"}
+        if not self.recall_share:
+            del found["recall_share"]  # runs from before there was one go on
+        return found
 
 
 def call(model: nn.Module, batch: Batch, **options: Any) -> Any:

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linattn.linearize.training.recall import LEAST_LENGTH, ending_in_passages
 from linattn.support.options import OptionError
 from linattn.tasks.text.documents import as_text, read_documents
 from linattn.tasks.text.seeds import stream
+from linattn.train.checks import check_number
 
 Source = str | PathLike[str]
 PIECE = 1 << 20  # characters a tokenizer gets at once
@@ -31,8 +33,8 @@ class TokenText:
     around: tuple[int, int] | None = None
     pad: int = 0
 
-    def batches(self, batch_size: int, length: int, seed: int = 0) -> "TokenBatches":
-        return TokenBatches(self, batch_size, length, seed)
+    def batches(self, batch_size: int, length: int, seed: int = 0, recall_share: float = 0.0) -> "TokenBatches":
+        return TokenBatches(self, batch_size, length, seed, recall_share)
 
     def windows(self, length: int, count: int | None = None) -> Tensor:
         """Whole windows of the held-out part, in turn: ``(N, length)``; at most ``count``, spread over it."""
@@ -52,6 +54,10 @@ class TokenBatches:
     encoder, which reads sentences rather than windows, each row is cut to a length of its own and padded:
     ``attention_mask (B, T)`` comes with it.
 
+    Of the windows a share, ``recall_share``, ends with passages repeated from its own earlier text (see
+    ``linattn.linearize.training.recall``); which ones, and how, depends on the seed and on their place in the epoch.
+    The others are those of a share of 0.
+
     Example:
         >>> text = TokenText(torch.arange(100), torch.arange(10))
         >>> batches = text.batches(batch_size=2, length=8)
@@ -63,11 +69,15 @@ class TokenBatches:
     batch_size: int
     length: int
     seed: int = 0
+    recall_share: float = 0.0
 
     def __post_init__(self) -> None:
+        check_number("recall_share", self.recall_share, least=0, most=1)
         if self._inner < 1:
             raise OptionError("length", f"must leave room beside the {self.length - self._inner} marks of a window")
         check_enough("training", len(self.text.train), self._inner)
+        if self.recall_share > 0 and self._inner < LEAST_LENGTH:
+            raise OptionError("recall_share", f"needs sequences of at least {LEAST_LENGTH} tokens, got {self._inner}")
 
     @property
     def _inner(self) -> int:
@@ -87,17 +97,37 @@ class TokenBatches:
         order = torch.randperm(count, generator=draw)
         rows = order[torch.arange(place * self.batch_size, (place + 1) * self.batch_size) % count]
         ids = tokens[(offset + rows * inner)[:, None] + torch.arange(inner)].long()
-        return {"input_ids": ids} if self.text.around is None else self._sentences(ids, step)
+        lengths = self._lengths(step)
+        if self.recall_share > 0:
+            self._repeat(ids, lengths, epoch, place * self.batch_size)
+        return {"input_ids": ids} if self.text.around is None else self._sentences(ids, lengths)
 
-    def _sentences(self, ids: Tensor, step: int) -> dict[str, Tensor]:
-        assert self.text.around is not None
-        rows, inner = ids.shape
+    def _repeat(self, ids: Tensor, lengths: Tensor, epoch: int, first: int) -> None:
+        """Let a share of the rows end in passages of their own, in place; ``first``: number of the first in its epoch.
+
+        Sentences of an encoder that are too short for a passage stay as they are.
+        """
+        for number, (row, length) in enumerate(zip(ids, lengths.tolist(), strict=True), first):
+            draw = stream("recall", self.seed, epoch, number)
+            if torch.rand((), generator=draw) < self.recall_share:
+                row[:length] = ending_in_passages(row[:length], draw)
+
+    def _lengths(self, step: int) -> Tensor:
+        """Tokens of each row, ``(B,)``, without marks and padding."""
+        inner = self._inner
+        if self.text.around is None:
+            return torch.full((self.batch_size,), inner)
         least = min(inner, 4)
         draw = stream("lengths", self.seed, step)
         # Lengths even on a log scale: most sentences are far shorter than the longest.
-        share = torch.rand(rows, generator=draw)
+        share = torch.rand(self.batch_size, generator=draw)
         lengths = (least * (inner / least) ** share).round().long().clamp(least, inner)
         lengths[0] = inner
+        return lengths
+
+    def _sentences(self, ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
+        assert self.text.around is not None
+        rows, inner = ids.shape
         places = torch.arange(inner + 2)
         ids = _between(ids, self.text.around)
         ids[torch.arange(rows), lengths + 1] = self.text.around[1]
@@ -107,7 +137,8 @@ class TokenBatches:
     def fingerprint(self) -> dict[str, Any]:
         """What tells these batches from others."""
         digest = blake2b(self.text.train.numpy().tobytes(), digest_size=8).hexdigest()
-        return {"text": digest, "batch_size": self.batch_size, "length": self.length, "seed": self.seed}
+        found = {"text": digest, "batch_size": self.batch_size, "length": self.length, "seed": self.seed}
+        return found | ({"recall_share": self.recall_share} if self.recall_share else {})  # as runs before it had them
 
 
 def read_text(source: Source | Sequence[Source], tokenizer: Any, *, held_out: float = 0.1) -> TokenText:
