@@ -25,7 +25,10 @@ def models(
     ] = "",
     modes: Annotated[
         str,
-        typer.Option(help="With commas: compiled, cuda-graph (of the compiled step), reduce-overhead (PyTorch's own)."),
+        typer.Option(
+            help="With commas: compiled, cuda-graph (of the compiled step), reduce-overhead (PyTorch's own), "
+            "eager-graph (a CUDA graph of the step without torch.compile: the shortest to prepare, for many models)."
+        ),
     ] = "compiled,cuda-graph",
     seconds: Annotated[float, typer.Option(help="Begin nothing after that; --resume goes on.")] = 540.0,
     milliseconds: Annotated[float, typer.Option(help="Of measured steps per row.")] = 500.0,
@@ -48,12 +51,12 @@ def models(
     name: Annotated[str, typer.Option(help="Name of the file.")] = "models",
     seed: Annotated[int, typer.Option(help="Of weights and inputs.")] = 0,
 ) -> None:
-    """Training steps of whole compiled models beside the same models on softmax.
+    """Training steps of whole models beside the same models on softmax.
 
     DeiT-small at 224 and 512 pixels, and a language model of 135 million parameters at 8192 tokens; by name the
     backbones of papers, with a chart of time and memory over softmax against the size of images. Each row's loss and
-    gradients are checked against plain PyTorch in the same run, every call of attention says what it takes, and a
-    profile says which kernels the time goes to.
+    gradients are checked against plain PyTorch in the same run, of a backbone in a model with one block a stage; every
+    call of attention says what it takes, and a profile says which kernels the time goes to.
 
     Exit code: 0 all right, 1 a row was WRONG, failed or not on kernels, 2 a bad option, 130 interrupted (finished rows
     are kept).

@@ -62,12 +62,12 @@ def by_events(call: Callable[[], object], milliseconds: float) -> Timing:
     return Timing(median, p20, p80, max(1, int(milliseconds / max(median, 1e-6))))
 
 
-def capture(call: Callable[[], object]) -> Callable[[], None] | None:
+def capture(call: Callable[[], object], warm_ups: int = 2) -> Callable[[], None] | None:
     """Replays of the call as one CUDA graph; None if it does what a graph cannot hold, such as a wait."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(2):  # what libraries do once must not be captured
+        for _ in range(warm_ups):  # what libraries do once must not be captured
             call()
     torch.cuda.current_stream().wait_stream(stream)
     graph, kept = torch.cuda.CUDAGraph(), list[object]()

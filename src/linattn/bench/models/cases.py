@@ -9,6 +9,8 @@ from linattn.support.options import OptionError
 SOFTMAX = "softmax"
 # Names of the tables -> mechanism and its options, where the name alone does not tell.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {"gated-head": ("gated", {"gate": "head"})}
+DEPTHS = {1: "one block a stage", 2: "two blocks a stage"}
+ALL_LINEAR = "_linear"  # ends the name of a pyramid that has linear attention in every stage
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,22 @@ class ModelCase:
     def units(self) -> int:
         """Of one step."""
         return self.batch * (self.tokens if self.kind == "language" else 1)
+
+    @property
+    def checked_depth(self) -> int | None:
+        """Blocks a stage of the model that is checked in the place of a backbone: all kinds of blocks; None: its own.
+
+        Deep ones take long in plain fp32, and blocks of a stage have the same shapes: they run the same code.
+        """
+        if self.kind != "backbone":
+            return None
+        # Of windows every second is shifted; the first convolution of a stage is not like the others.
+        return 2 if self.size.startswith(("polaformer_swin", "qtvit")) else 1
+
+    @property
+    def checked_part(self) -> str:
+        """In words; nothing: all of it."""
+        return "" if self.checked_depth is None else DEPTHS[self.checked_depth]
 
     def quick(self) -> "ModelCase":
         """Small enough for any machine; what runs is the same."""
@@ -121,6 +139,11 @@ def _expanded(name: str) -> list[str]:
     if group not in GROUPS or (pixels and pixels not in map(str, PIXELS)):
         return [name]
     return [f"{model}-{p}" for model in GROUPS[group] for p in ([pixels] if pixels else PIXELS)]
+
+
+def softmax_model(case: str) -> str:
+    """By name: cases that give the same are one model on softmax, for which stages are linear makes no difference."""
+    return case.replace(f"{ALL_LINEAR}-", "-")
 
 
 def variant(name: str) -> tuple[str, dict[str, Any]]:

@@ -4,13 +4,14 @@ from pathlib import Path
 from typing import Any
 
 from linattn.bench.chart import COLORS, MARKERS
-from linattn.bench.models.cases import SOFTMAX
-from linattn.bench.models.rows import ModelRow, ModelsResult
+from linattn.bench.models.cases import GROUP_MODELS, SOFTMAX
+from linattn.bench.models.rows import ModelsResult
 from linattn.bench.models.steps import MODES
 from linattn.support.extras import need
 from linattn.support.files import write_atomically
 
 Points = list[tuple[int, float]]
+MOST_LINES = 14
 
 
 def draw_sweep(result: ModelsResult, path: Path) -> bool:
@@ -38,10 +39,16 @@ def sweep_points(result: ModelsResult, mode: str) -> dict[str, tuple[Points, Poi
             continue
         times, peaks = found.setdefault(f"{model}, {row.mechanism}", ([], []))
         times.append((int(pixels), share))
-        memory = _memory_share(result, row)
+        memory = result.memory_over_softmax(row)
         if memory is not None:
             peaks.append((int(pixels), memory))
     return found
+
+
+def shown_points(points: dict[str, tuple[Points, Points]]) -> dict[str, tuple[Points, Points]]:
+    """All, or of more models than can be told apart the smallest of every family."""
+    smallest = {name: own for name, own in points.items() if name.partition(",")[0] in GROUP_MODELS}
+    return smallest if len(points) > MOST_LINES and smallest else points
 
 
 def sweep_figure(result: ModelsResult, mode: str) -> Any:
@@ -53,7 +60,8 @@ def sweep_figure(result: ModelsResult, mode: str) -> Any:
     figure = Figure(figsize=(12.4, 5.4), layout="constrained")
     FigureCanvasAgg(figure)  # no global state, no display
     panels = figure.subplots(1, 2)
-    points = sweep_points(result, mode)
+    every = sweep_points(result, mode)
+    points = shown_points(every)
     for i, (name, both) in enumerate(points.items()):
         # Colors come round again before markers do: together they tell twice as many lines apart.
         style = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[(i + i // len(COLORS)) % len(MARKERS)]}
@@ -71,13 +79,6 @@ def sweep_figure(result: ModelsResult, mode: str) -> Any:
         panel.axhline(1, color="#999999", linestyle=":", linewidth=1)
         panel.grid(alpha=0.3)
     panels[0].legend(fontsize=8)
-    meta = result.meta
-    figure.suptitle(f"forward + backward, {mode}, {meta['precision']}, {meta['device']}", fontsize=10)
+    meta, some = result.meta, f", the smallest of {len(every)} models" if len(points) < len(every) else ""
+    figure.suptitle(f"forward + backward, {mode}, {meta['precision']}, {meta['device']}{some}", fontsize=10)
     return figure
-
-
-def _memory_share(result: ModelsResult, row: ModelRow) -> float | None:
-    other = result.find(row.case, SOFTMAX, row.mode)
-    if other is None or not row.peak_bytes or not other.peak_bytes:
-        return None
-    return row.peak_bytes / other.peak_bytes

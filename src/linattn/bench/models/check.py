@@ -5,7 +5,8 @@ differences over the norm of what is exact, by kind of parameter, all blocks tog
 deep in bf16 say nothing.
 
 Of a decoder the first blocks alone are checked. At its start, with the output of attention normed by head, every block
-makes rounding larger: after thirty of them plain PyTorch in bf16 misses 0.2 to 3 of the gradient, after two 0.015.
+makes rounding larger: after thirty of them plain PyTorch in bf16 misses 0.2 to 3 of the gradient, after two 0.015. In
+the place of a backbone a model with as few blocks a stage is checked as have all of its kinds of blocks.
 """
 
 import re
@@ -29,7 +30,10 @@ Named = dict[str, Tensor]
 
 @contextmanager
 def checked_part(host: Host, case: ModelCase) -> Iterator[None]:
-    """The model is what of it is checked: its first blocks, compiled as they are, or all of it."""
+    """The model is what of it is checked: its first blocks, compiled as they are, or all of it.
+
+    A backbone is not cut: the model that is checked in its place has ``case.checked_depth``.
+    """
     blocks = host.blocks
     host.blocks = blocks[: FIRST_BLOCKS.get(case.kind)]
     try:
@@ -53,7 +57,7 @@ class ModelTruth:
         exact, budgets = self._truth()
         errors = distances(by_kind(host, found), exact)
         blocks = FIRST_BLOCKS.get(self.case.kind)
-        part = f", its first {blocks} blocks" if blocks else ""
+        part = f", its first {blocks} blocks" if blocks else f", {self.case.checked_part}".rstrip(", ")
         against = f"{'fp64' if self.inputs.device.type == 'cpu' else 'fp32'}, {self.case.shape}{part}"
         verdicts = [Verdict(errors[n] <= budgets[n], n, errors[n], budgets[n], against) for n in exact]
         return max(verdicts, key=lambda v: (not v.ok, v.error / v.budget))
@@ -62,7 +66,8 @@ class ModelTruth:
         if self._known is None:
             device = self.inputs.device
             impl = "auto" if self.mechanism == SOFTMAX else "chunked"
-            host = create_host(self.case, self.mechanism, device, self.seed, impl=impl)
+            depth = self.case.checked_depth
+            host = create_host(self.case, self.mechanism, device, self.seed, impl=impl, depth=depth)
             with checked_part(host, self.case):
                 plain = by_kind(host, self._gradients(host, self.autocast))
                 exact = by_kind(host, self._gradients(host.double() if device.type == "cpu" else host, autocast=False))

@@ -156,12 +156,15 @@ HOSTS: dict[str, Callable[..., Host]] = {"vision": VisionHost, "backbone": Backb
 def create_host(
     case: ModelCase, mechanism: str, device: torch.device, seed: int, *, impl: str = "auto", depth: int | None = None
 ) -> Host:
-    """In fp32 and ready to train; every form of a mechanism gets the same weights."""
+    """In fp32 and ready to train; on one device every form of a mechanism gets the same weights.
+
+    They are drawn on the device: a CPU takes seconds for a hundred million of them.
+    """
     kind = HOSTS[case.kind]
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
         torch.manual_seed(seed)
         host = kind(case, mechanism, impl, depth)
-    return host.to(device)
+    return host.to(device)  # what a constructor has put elsewhere by itself
 
 
 def draw_batch(case: ModelCase, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:

@@ -17,10 +17,21 @@ OURS = "linattn"
 
 
 class Look:
-    """``explain``: how many calls said what; ``beside``: large operations outside of kernels, by name."""
+    """``explain``: how many calls said what; ``beside``: large operations outside of kernels, by name.
 
-    def __init__(self, explain: dict[str, int], beside: dict[str, int], on_kernels: bool | None) -> None:
-        self.explain, self.beside, self.on_kernels = explain, beside, on_kernels
+    ``linear``: how many mechanisms of the model are not softmax; each of them makes as many calls.
+    """
+
+    def __init__(self, explain: dict[str, int], beside: dict[str, int], on_kernels: bool | None, linear: int) -> None:
+        self.explain, self.beside, self.on_kernels, self.linear = explain, beside, on_kernels, linear
+
+    def calls_of(self, host: Host) -> int:
+        """Of linear attention in a deeper model of the same kind."""
+        return sum(self.explain.values()) * len(linear_parts(host)) // self.linear if self.linear else 0
+
+
+def linear_parts(host: Host) -> list[Mechanism]:
+    return [m for m in host.modules() if isinstance(m, Mechanism) and m.info.name != SOFTMAX]
 
 
 def look_at(host: Host, mechanism: str, inputs: Tensor, targets: Tensor, autocast: bool) -> Look:
@@ -39,10 +50,10 @@ def look_at(host: Host, mechanism: str, inputs: Tensor, targets: Tensor, autocas
         for hook in hooks:
             hook.remove()
     if mechanism == SOFTMAX:
-        return Look({"scaled_dot_product_attention: softmax is PyTorch's": len(modules)}, dict(watch.beside), None)
-    linear = [module for module in modules if module.info.name != SOFTMAX]  # a backbone's last stages are softmax
-    served = len(choices) >= len(linear) and all(choice.impl == "triton" for choice in choices)
-    return Look(dict(Counter(map(str, choices))), dict(watch.beside), served)
+        return Look({"scaled_dot_product_attention: softmax is PyTorch's": len(modules)}, dict(watch.beside), None, 0)
+    linear = len(linear_parts(host))  # a backbone's last stages are softmax
+    served = len(choices) >= linear and all(choice.impl == "triton" for choice in choices)
+    return Look(dict(Counter(map(str, choices))), dict(watch.beside), served, linear)
 
 
 class _Watch(TorchDispatchMode):

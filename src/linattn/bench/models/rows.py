@@ -33,9 +33,12 @@ class ModelRow:
     worst_tensor: str = ""
     checked_against: str = ""
     explain: dict[str, int] = field(default_factory=dict)  # what each call of attention takes, and how many say so
+    explain_of: str = ""  # the part of the model whose calls those are; nothing: all of it
+    calls: int | None = None  # of linear attention in all of it
     on_kernels: bool | None = None  # all of them; None: softmax
     beside: dict[str, int] = field(default_factory=dict)  # large operations of attention outside of its kernels
     profile: dict[str, Any] | None = None
+    same_as: str = ""  # the case whose model on softmax this is too: measured there
     run: int = 0  # which of meta's runs measured it
 
     @property
@@ -54,7 +57,7 @@ class ModelRow:
         # A map runs in every call of attention; fewer kernels are of something else.
         named = self.profile["eager_elementwise"].items()
         calls = sum(count for name, count in named if kind_of(name) == "eager elementwise")
-        return "eager" if calls >= sum(self.explain.values()) else "compiled"
+        return "eager" if calls >= (self.calls or sum(self.explain.values())) else "compiled"
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,13 @@ class ModelsResult:
         if row.median_ms is None or other is None or not other.median_ms:
             return None
         return row.median_ms / other.median_ms
+
+    def memory_over_softmax(self, row: ModelRow) -> float | None:
+        """Peak memory over that of softmax in the same case and mode."""
+        other = self.find(row.case, SOFTMAX, row.mode)
+        if other is None or not row.peak_bytes or not other.peak_bytes:
+            return None
+        return row.peak_bytes / other.peak_bytes
 
     def goals(self) -> list[ModelGoal]:
         found: list[ModelGoal] = []

@@ -109,7 +109,9 @@ def models_table(result: ModelsResult) -> Table:
 
 
 def _cells(row: ModelRow, result: ModelsResult) -> list[str]:
-    remark = "" if row.status == "ok" else f"[{COLORS[row.status]}]{row.status}: {escape(row.reason)}[/]"
+    remark = f"[dim]measured as {row.same_as}[/]" if row.same_as else ""
+    if row.status != "ok":
+        remark = f"[{COLORS[row.status]}]{row.status}: {escape(row.reason)}[/]"
     used = "" if row.error is None or not row.budget else f"{row.error / row.budget:.0%}"
     names = [f"  {row.mechanism}", row.mode]
     if row.median_ms is None or row.per_second is None:
@@ -133,7 +135,8 @@ def kernel_lines(result: ModelsResult) -> list[str]:
         beside = ", ".join(f"{name} {count}x" for name, count in row.beside.items())
         eager = ", ".join(f"{escape(name)} {count}x" for name, count in row.profile["eager_elementwise"].items())
         lines.append(f"[bold]{row.case}, {row.mechanism}[/]: {shares}")
-        lines.append(f"  attention: {calls or 'no call was heard'}")
-        lines += [f"  beside its kernels: {beside}"] if beside else []
+        part = f", {row.explain_of}" if row.explain_of else ""
+        lines.append(f"  attention{part}: {calls or 'no call was heard'}")
+        lines += [f"  beside its kernels{part}: {beside}"] if beside else []
         lines += [f"  eager elementwise kernels: {eager}"] if eager else []
     return lines

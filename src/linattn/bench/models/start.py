@@ -1,5 +1,6 @@
 """The race of models in processes of its own: compiled beforehand in parallel, and a crash costs one row."""
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,23 +11,34 @@ import torch
 from linattn.bench.apart import rows_apart
 from linattn.bench.children import Line, in_parallel
 from linattn.bench.kernels.warm import ALONE
-from linattn.bench.models.cases import ModelCase
+from linattn.bench.models.cases import ALL_LINEAR, SOFTMAX, ModelCase, softmax_model
 from linattn.bench.models.hosts import create_host, draw_batch
+from linattn.bench.models.look import look_at
 from linattn.bench.models.rows import ModelRow, ModelsResult
 from linattn.bench.models.run import FIRST_SECONDS, OnRow, OnWork, new_row, plan_of, run_models
 from linattn.bench.models.settings import ModelsConfig
-from linattn.bench.models.steps import REDUCED, compile_host, flash_only, make_step
+from linattn.bench.models.steps import EAGER_GRAPH, REDUCED, code_of, compile_host, flash_only, make_step
 
 WARM_SHARE = 0.4  # of the time at the most
+Task = tuple[ModelCase, str, str]  # mechanism and mode
 
 
 def race_in_child(line: Line, config: ModelsConfig, result: ModelsResult) -> None:
+    begun: set[tuple[str, str]] = set()
+
+    def on_begin(case: str, mechanism: str, mode: str) -> None:
+        if len(begun) == 1 and (case, mechanism) not in begun:
+            # The first model is gone and all is imported: what is there stays, and collecting need not go through it.
+            gc.freeze()
+        begun.add((case, mechanism))
+        line.send("begin", (case, mechanism, mode))
+
     run_models(
         config,
         result,
         on_row=lambda row: line.send("row", row),
         on_work=lambda what: line.send("work", what),
-        on_begin=lambda *key: line.send("begin", key),
+        on_begin=on_begin,
     )
 
 
@@ -66,12 +78,11 @@ def run_apart(
 
 
 def warm(config: ModelsConfig, result: ModelsResult, seconds: float, on_work: OnWork) -> None:
-    """One block of every model: the graphs that all of its blocks share."""
-    plan = [(case, mechanism) for case, mechanism, mode in plan_of(config, result) if mode != REDUCED]
-    tasks = list(dict.fromkeys(plan))
+    """One block of every model: the graphs that all of its blocks share, or the kernels."""
+    tasks = warm_tasks(plan_of(config, result))
     done, begin = list[dict[str, Any]](), time.perf_counter()
     on_work(f"compiling {len(tasks)} models in {config.processes} processes")
-    for (case, mechanism), spent, error in in_parallel(
+    for (case, mechanism, _), spent, error in in_parallel(
         warm_one, tasks, (config,), processes=config.processes, seconds=seconds, environment=ALONE
     ):
         done.append({"case": case.name, "mechanism": mechanism, "seconds": round(spent, 1), "error": error[:200]})
@@ -80,15 +91,34 @@ def warm(config: ModelsConfig, result: ModelsResult, seconds: float, on_work: On
     result.meta["runs"][-1]["compiled_beforehand"] = {"of": len(tasks), "seconds": spent, "done": done}
 
 
-def warm_one(task: tuple[ModelCase, str], config: ModelsConfig) -> None:
-    case, mechanism = task
+def warm_tasks(plan: list[Task]) -> list[Task]:
+    """Once for modes of the same code. Without torch.compile only kernels of linear attention are compiled.
+
+    Of two backbones that differ in which stages are linear, the one where all are has the kernels of the other.
+    """
+    tasks: dict[tuple[str, str, str], Task] = {}
+    for case, mechanism, mode in plan:
+        code = code_of(mode)
+        if code == REDUCED or (code, mechanism) == (EAGER_GRAPH, SOFTMAX):
+            continue
+        one_for_both = mechanism == SOFTMAX or code == EAGER_GRAPH
+        key = (softmax_model(case.name) if one_for_both else case.name, mechanism, code)
+        if key not in tasks or case.size.endswith(ALL_LINEAR):
+            tasks[key] = (case, mechanism, code)
+    return list(tasks.values())
+
+
+def warm_one(task: Task, config: ModelsConfig) -> None:
+    case, mechanism, mode = task
     device = config.torch_device
     torch.compiler.reset()
-    host = create_host(case, mechanism, device, config.seed, depth=1)
+    host = create_host(case, mechanism, device, config.seed, depth=case.checked_depth or 1)
     inputs, targets = draw_batch(case, device, config.seed)
     with flash_only(case, mechanism, device):
-        loss_of = compile_host(host, config.modes[0], config.backend)
+        loss_of = compile_host(host, mode, config.backend)
         make_step(host, loss_of, inputs, targets, config.autocast)()
+        if mode == EAGER_GRAPH:
+            look_at(host, mechanism, inputs, targets, config.autocast)  # without gradients kernels may be others
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()  # others compile beside it and need memory too

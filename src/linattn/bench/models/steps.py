@@ -12,14 +12,21 @@ from linattn.bench.models.cases import SOFTMAX, ModelCase
 from linattn.bench.models.hosts import Host
 from linattn.support.compiling import safe_options
 
-COMPILED, GRAPH, REDUCED = "compiled", "cuda-graph", "reduce-overhead"
-MODES = (COMPILED, GRAPH, REDUCED)
+COMPILED, GRAPH, REDUCED, EAGER_GRAPH = "compiled", "cuda-graph", "reduce-overhead", "eager-graph"
+MODES = (COMPILED, GRAPH, REDUCED, EAGER_GRAPH)
 ANY_SOFTMAX = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 Step = Callable[[], tuple[Tensor | None, ...]]
 
 
+def code_of(mode: str) -> str:
+    """The mode whose code it runs: a CUDA graph of the compiled step is the compiled step."""
+    return COMPILED if mode == GRAPH else mode
+
+
 def compile_host(host: Host, mode: str, backend: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """What is called for the loss: parts compiled one by one, or the whole with CUDA graphs of PyTorch's own."""
+    """What is called for the loss: parts compiled one by one, the whole with PyTorch's own CUDA graphs, or as it is."""
+    if mode == EAGER_GRAPH:
+        return host
     options: dict[str, Any] = {"dynamic": False}
     if backend != "inductor":
         options["backend"] = backend

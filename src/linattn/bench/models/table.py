@@ -1,0 +1,42 @@
+"""A Markdown table of many backbones: what each does at every size of images, beside its twin on softmax."""
+
+from linattn.bench.models.cases import SOFTMAX, backbone_case
+from linattn.bench.models.rows import ModelRow, ModelsResult
+
+
+def backbones_table(result: ModelsResult, mode: str) -> str:
+    """Models down, sizes across; a cell has images a second and peak GiB, each with how often softmax's it is."""
+    cells: dict[tuple[str, str], dict[int, str]] = {}
+    parameters: dict[tuple[str, str], int] = {}
+    for row in result.rows:
+        case = backbone_case(row.case)
+        if case is None or row.mode != mode or row.mechanism == SOFTMAX:
+            continue
+        key = (case.size, row.mechanism)
+        cells.setdefault(key, {})[case.pixels] = backbone_cell(result, row)
+        if row.parameters is not None:
+            parameters[key] = row.parameters
+    sizes = sorted({pixels for own in cells.values() for pixels in own})
+    lines = ["| " + " | ".join(["model", "mechanism", "parameters", *map(str, sizes)]) + " |"]
+    lines.append("|---|---|---:|" + "---:|" * len(sizes))
+    for key, own in cells.items():
+        count = f"{parameters[key] / 1e6:.1f} M" if key in parameters else ""
+        names = [f"`{name}`" for name in key]
+        lines.append("| " + " | ".join([*names, count, *(own.get(pixels, "") for pixels in sizes)]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def backbone_cell(result: ModelsResult, row: ModelRow) -> str:
+    """``1,240/s (1.30x), 2.1 GiB (0.52x)``, or why there are no such numbers."""
+    if row.status != "ok" or row.per_second is None:
+        return row.status
+    time, memory = result.over_softmax(row), result.memory_over_softmax(row)
+    twin = result.find(row.case, SOFTMAX, row.mode)
+    text = f"{row.per_second:,.0f}/s{_times(None if time is None else 1 / time)}"
+    if row.peak_bytes:
+        text += f", {row.peak_bytes / 2**30:.1f} GiB{_times(memory)}"
+    return text + (f"; softmax: {twin.status}" if twin is not None and twin.status != "ok" else "")
+
+
+def _times(share: float | None) -> str:
+    return "" if share is None else f" ({share:.2f}x)"
