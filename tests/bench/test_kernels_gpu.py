@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from linattn.bench.kernels import clock
 from linattn.bench.kernels.clock import CALLS, GRAPH, LONG_CALLS, capture, extra_bytes, time_call
 from linattn.bench.kernels.floor import measure_ceilings
 from linattn.bench.models.profiling import profile_step
@@ -44,9 +45,11 @@ def test_a_call_that_waits_is_timed_as_it_is_called_and_the_next_one_is_well():
     assert 0 < clocked.timing.p20 <= clocked.timing.median <= clocked.timing.p80
 
 
-def test_long_calls_need_no_graph():
-    a = torch.randn(8192, 8192, device=CUDA)
-    assert time_call(lambda: a @ a @ a, CUDA, 5).by == LONG_CALLS
+@pytest.mark.parametrize(("limit", "by"), [(0.0, LONG_CALLS), (float("inf"), GRAPH)])
+def test_calls_beyond_a_limit_need_no_graph(monkeypatch, limit, by):
+    monkeypatch.setattr(clock, "LONG_MS", limit)
+    a = torch.randn(256, 256, device=CUDA)
+    assert time_call(lambda: a @ a, CUDA, 5).by == by
 
 
 def test_memory_beyond_what_is_returned():

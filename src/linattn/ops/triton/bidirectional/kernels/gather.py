@@ -37,6 +37,8 @@ def bidirectional_gather(
 ):  # fmt: skip
     BF16: tl.constexpr = x.dtype.element_ty == tl.bfloat16
     IEEE: tl.constexpr = x.dtype.element_ty == tl.float32
+    # Gradients of an output in fp32, beside queries in 16 bits.
+    MIXED: tl.constexpr = x.dtype.element_ty != y.dtype.element_ty
     F: tl.constexpr = K - CONSTANT
     P: tl.constexpr = F // PARTS
     TILES_K: tl.constexpr = (P + BK - 1) // BK
@@ -88,6 +90,8 @@ def bidirectional_gather(
                 if KEYS:
                     d = tl.load(delta + g * T + t + steps, mask=keep, other=0.0)
                     z += features.to(tl.float32) * d[None, :]
+            elif MIXED:
+                S = times_wide(features, as_operand(values.to(tl.float32), BF16, IEEE), S, IEEE)
             else:
                 S, lost = times_exactly(features, values, S, lost, IEEE)
                 if PARTS == 2:

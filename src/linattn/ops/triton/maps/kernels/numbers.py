@@ -161,8 +161,10 @@ def split_by_sign(x, sign, dtype: tl.constexpr):
         nothing = tl.zeros(whole.shape, dtype)
         return tl.where(sign < 0, nothing, whole), tl.where(sign < 0, whole, nothing), whole
     elif dtype == tl.bfloat16:
-        kinds: tl.constexpr = (tl.bfloat16, tl.bfloat16, tl.bfloat16)
-        return tl.inline_asm_elementwise(BF16_BY_SIGN, "=&r,=&r,=&r,f,f,f,f", [x, sign], kinds, PURE, 2)
+        return tl.inline_asm_elementwise(
+            BF16_BY_SIGN, "=&r,=&r,=&r,f,f,f,f", [x, sign], (tl.bfloat16, tl.bfloat16, tl.bfloat16), PURE, 2
+        )
     else:
-        kinds: tl.constexpr = (tl.float16, tl.float16, tl.float16)
-        return tl.inline_asm_elementwise(FP16_BY_SIGN, "=&r,=&r,=&r,f,f,f,f", [x, sign], kinds, PURE, 2)
+        return tl.inline_asm_elementwise(
+            FP16_BY_SIGN, "=&r,=&r,=&r,f,f,f,f", [x, sign], (tl.float16, tl.float16, tl.float16), PURE, 2
+        )
