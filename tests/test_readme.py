@@ -40,6 +40,23 @@ def test_generated_parts_are_current(part):
     assert new == README, f"the part {part!r} of README.md is stale: run `make readme` and commit the change"
 
 
+@pytest.mark.parametrize("part", ["training", "speed"])
+def test_parts_of_the_page_of_backbones_are_current(part):
+    page = tool.BACKBONES.read_text()
+    new = tool.fill(page, {part: tool.backbone_parts()[part]})
+    assert new == page, f"the part {part!r} of docs/backbones.md is stale: run `make readme` and commit the change"
+
+
+def test_a_conversion_shows_what_it_cost():
+    """Accuracy before, right after and at the end, and how long each was trained."""
+    path = tool.RESULTS / "h200" / "backbones-cifar10-conversion.json"
+    text, result = tool.comparison_text(path), json.loads(path.read_text())
+    relu = next(row for row in result["mechanisms"] if row["mechanism"] == "relu")
+    cells = [f"{relu[f'top1{part}_mean']:.2f} ± {relu[f'top1{part}_std']:.2f}" for part in ("_before", "_converted", "")]
+    assert f"| `relu` | {' | '.join(cells)} |" in text
+    assert "30 epochs on softmax, converted, 3 more" in text
+
+
 def test_the_example_runs():
     (example,) = re.findall(r"^```python\n(.*?)^```", README, re.S | re.M)
     assert len(example.splitlines()) <= 15

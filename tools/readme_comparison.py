@@ -27,18 +27,26 @@ def comparison_text(path: Path) -> str:
 
 
 def _on_images(meta: dict[str, Any]) -> str:
-    host, data = meta["host"], meta["data"]
+    host, data, train = meta["host"], meta["data"], meta["train"]
+    tokens, width, depth = (_listed(host[name]) for name in ("tokens", "width", "depth"))
+    after = train.get("epochs_after_conversion")
+    epochs = f"{train['epochs']} epochs" + (f" on softmax, converted, {after} more" if after else "")
     return (
-        f"**{data['name']}**, {data['train']:,} training and {data['test']:,} test images, {host['tokens']} tokens, "
-        f"width {host['width']}, depth {host['depth']}, {meta['train']['epochs']} epochs, {len(meta['seeds'])} seeds."
+        f"**{data['name']}**, {data['train']:,} training and {data['test']:,} test images, {tokens} tokens, "
+        f"width {width}, depth {depth}, {epochs}, {len(meta['seeds'])} seeds."
     )
+
+
+def _listed(value: Any) -> str:
+    """A pyramid has a number a stage."""
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _on_sequences(meta: dict[str, Any]) -> str:
     """The task with its file, if it has one, the host, the budget, and how learning rates came about."""
     host, data, train = meta["host"], meta["data"], meta["train"]
     name = data["name"] if "data" not in data else f"{data['name']}, {Path(data['data']).name}"
-    width = ", ".join(map(str, host["width"])) if isinstance(host["width"], list) else host["width"]
+    width = _listed(host["width"])
     equal = ", equal parameters" if host["equal_parameters"] else ""
     seeds, rates = len(meta["seeds"]), meta["lrs"]
     rate = f"learning rate {rates[0]:g}"
@@ -48,6 +56,12 @@ def _on_sequences(meta: dict[str, Any]) -> str:
         f"**{name}**, {host['tokens']:,} tokens a sequence, width {width}, depth {host['depth']}{equal}, "
         f"{train['steps']:,} steps of {train['batch_size']} sequences, {seeds} seed{'' if seeds == 1 else 's'}, {rate}."
     )
+
+
+def _with_spread(row: dict[str, Any], field: str, number: str) -> str:
+    """Of a conversion; empty where there was none."""
+    mean, std = row.get(f"{field}_mean"), row.get(f"{field}_std")
+    return "" if mean is None else number.format(mean) + ("" if std is None else f" ± {number.format(std)}")
 
 
 def _columns(row: dict[str, Any], meta: dict[str, Any]) -> dict[str, str]:
@@ -62,6 +76,8 @@ def _columns(row: dict[str, Any], meta: dict[str, Any]) -> dict[str, str]:
     rate = cell("lr", "{:g}") if len(meta.get("lrs", ())) > 1 else ""
     return {
         "mechanism": f"`{row['mechanism']}`",
+        "before": _with_spread(row, f"{metric.field}_before", number),
+        "right after": _with_spread(row, f"{metric.field}_converted", number),
         f"{metric.name}{f' ({unit})' if unit else ''}, mean ± std": cell(f"{metric.field}_mean", number)
         + cell(f"{metric.field}_std", f" ± {number}"),
         "least to greatest": f"{least} to {greatest}" if row.get(f"{metric.field}_std") is not None else "",

@@ -1,8 +1,11 @@
-"""The README's table of whole models, from ``results/<device>/models.json`` of `linattn models`."""
+"""Tables of `linattn models`: whole models for the README, and every vision preset for the page of backbones."""
 
 import json
 from pathlib import Path
 from typing import Any
+
+from linattn.bench.models.rows import ModelsResult
+from linattn.bench.models.table import backbones_table
 
 SOFTMAX = "softmax"
 
@@ -29,6 +32,23 @@ def models_text(path: Path) -> str:
         lines.append(f"| {shapes[case]} | `{mechanism}` | " + " | ".join([*cells, *_other_cells(own)]) + " |")
     lines += ["", *_beaten(goals), _checked(rows), ""]
     return "\n".join(lines)
+
+
+def backbones_text(path: Path) -> str:
+    """Models down, sizes of images across, of the mode that was measured."""
+    result = json.loads(path.read_text())
+    meta, rows = result["meta"], result["rows"]
+    chart = path.with_suffix(".png")
+    lines = [
+        f"{meta['device']}, torch {meta['versions']['torch']}, Triton {meta['versions']['triton']}, "
+        f"{meta['date'][:10]}: `{meta['command']}`.",
+        "",
+        backbones_table(ModelsResult.from_json(result), rows[0]["mode"]),
+        _checked(rows),
+    ]
+    if chart.exists():
+        lines += ["", f"![time and memory over softmax](../{chart.relative_to(path.parents[2]).as_posix()})"]
+    return "\n".join([*lines, ""])
 
 
 def _time_cells(row: dict[str, Any] | None) -> list[str]:

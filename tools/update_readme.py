@@ -1,8 +1,9 @@
-"""Rewrite the generated parts of the README: ``python tools/update_readme.py``, or with ``--check`` only compare.
+"""Rewrite the generated parts of the README and of pages: ``python tools/update_readme.py``; ``--check`` only compares.
 
 A part lies between ``<!-- name:begin -->`` and ``<!-- name:end -->``. The mechanisms come from the registry, the
 measurements from ``results/<device>/*.json``: ``attention-*`` of `linattn bench`, ``compare-*`` of `linattn compare`,
-``block-memory`` of `linattn memory`, ``kernels`` of `linattn kernels`, ``models`` of `linattn models`.
+``block-memory`` of `linattn memory`, ``kernels`` of `linattn kernels`, ``models`` of `linattn models`. The page of
+backbones has ``backbones-*`` of `linattn compare` and ``backbones`` of `linattn models`.
 """
 
 import argparse
@@ -17,10 +18,10 @@ from linattn.mechanisms.table import markdown_table
 sys.path.insert(0, str(Path(__file__).parent))  # tests load this file by its path
 from readme_comparison import comparison_text
 from readme_kernels import kernels_text
-from readme_models import models_text
+from readme_models import backbones_text, models_text
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
+README, BACKBONES = ROOT / "README.md", ROOT / "docs" / "backbones.md"
 RESULTS = ROOT / "results"
 NO_RESULTS = "No results of `{}` are recorded yet.\n"
 
@@ -30,7 +31,7 @@ def fill(text: str, parts: dict[str, str]) -> str:
     for name, content in parts.items():
         begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
         if (text.count(begin), text.count(end)) != (1, 1) or text.index(begin) > text.index(end):
-            raise ValueError(f"the README must have the part {name!r} once, between {begin.strip()} and {end}")
+            raise ValueError(f"the page must have the part {name!r} once, between {begin.strip()} and {end}")
         head, rest = text.split(begin)
         text = head + begin + content + end + rest.split(end)[1]
     return text
@@ -44,6 +45,13 @@ def generated_parts(results: Path = RESULTS) -> dict[str, str]:
         "kernels": texts(results, "kernels.json", kernels_text, "linattn kernels"),
         "models": texts(results, "models.json", models_text, "linattn models"),
         "results": texts(results, "attention-*.json", attention_text, "linattn bench"),
+    }
+
+
+def backbone_parts(results: Path = RESULTS) -> dict[str, str]:
+    return {
+        "training": texts(results, "backbones-*.json", comparison_text, "linattn compare"),
+        "speed": texts(results, "backbones.json", backbones_text, "linattn models --cases presets"),
     }
 
 
@@ -145,16 +153,19 @@ def _how_right(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Rewrite the generated parts of the README.")
+    parser = argparse.ArgumentParser(description="Rewrite the generated parts of the README and of pages.")
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if it is stale")
     check = parser.parse_args().check
-    old = README.read_text()
-    new = fill(old, generated_parts())
+    stale = []
+    for page, parts in ((README, generated_parts()), (BACKBONES, backbone_parts())):
+        old = page.read_text()
+        new = fill(old, parts)
+        stale += [page.name] if old != new else []
+        if not check:
+            page.write_text(new)
     if check:
-        print("README.md is stale: run `make readme`" if old != new else "README.md is up to date")
-        return int(old != new)
-    README.write_text(new)
-    return 0
+        print(f"stale: {', '.join(stale)}; run `make readme`" if stale else "the README and pages are up to date")
+    return int(check and bool(stale))
 
 
 if __name__ == "__main__":

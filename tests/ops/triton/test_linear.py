@@ -96,6 +96,12 @@ def test_a_denominator_of_its_own(causal, decay):
     check(draw(decay, norm_features=True, state=causal), causal=causal, state=causal)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_denominator_of_its_own_of_wide_heads(dtype):
+    """No program holds their state: the gradient of a numerator, in fp32, meets queries of 16 bits."""
+    check(draw(width=192, values=96, dtype=dtype, norm_features=True), causal=False)
+
+
 @pytest.mark.parametrize(("causal", "decay"), [(True, "token"), (True, "channel"), (False, "none")])
 def test_weights_of_keys(causal, decay):
     """Inside the kernels that take them, before the others; own denominators and features of a map alike."""

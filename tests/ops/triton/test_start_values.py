@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from linattn import exponential_attention
+
 pytest.importorskip("triton.compiler")
 TESTS = Path(__file__).parents[2]
 
@@ -28,46 +30,21 @@ def test_scores_start_from_zero(kind: str) -> None:
     assert starts[0] in zeros
 
 
-def _launched(kind: str) -> tuple:
-    """Kernel, arguments and constants of the walk that makes dq; nothing runs."""
-    from linattn.ops.triton.causal import passes as causal_passes
-    from linattn.ops.triton.causal import token_gradients
-    from linattn.ops.triton.exponential import passes as exponential_passes
-    from linattn.ops.triton.exponential.library import exponential_directly
+def _print_compiled(kind: str) -> None:
+    """Of the walk that makes dq."""
     from ops.triton.causal_case import Case
+    from ops.triton.hopper import compile_launch, record_launches
 
-    seen = []
-    for module in (causal_passes, token_gradients, exponential_passes):
-        module.launch = lambda kernel, programs, *args, **constants: seen.append((kernel, args, constants))
+    launches = record_launches()
     if kind == "causal":
         Case(T=130, K=80, V=16, dtype=torch.bfloat16, norm="sum", state=True).kernels()
-        return next(launched for launched in seen if launched[2].get("EXTRA") == 1)
-    q, gate = torch.zeros(1, 1, 70, 64, dtype=torch.bfloat16, requires_grad=True), torch.zeros(1, 1, 70)
-    out, *_ = exponential_directly(q, q, q, gate, gate, None, None, None, None, 1.0, q.dtype, False)
-    out.sum().backward()
-    return next(launched for launched in seen if launched[2].get("ROLE") == 1)
-
-
-def _print_compiled(kind: str) -> None:
-    from triton import compile as compiled
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    kernel, args, constants = _launched(kind)
-    options = {name: constants.pop(name) for name in ("num_warps", "num_stages")}
-    names = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32"}
-    signature, known, divisible = {}, {}, {}
-    for n, name in enumerate(kernel.arg_names):
-        x = args[n] if n < len(args) else constants.get(name, kernel.params[n].default)
-        one = n < len(args) and type(x) is int and x == 1 and not kernel.params[n].do_not_specialize
-        if n >= len(args) or x is None or one:
-            signature[name], known[n,] = "constexpr", x
-            continue
-        signature[name] = names[x.dtype] if isinstance(x, torch.Tensor) else "fp32" if type(x) is float else "i32"
-        if isinstance(x, torch.Tensor) or (type(x) is int and x % 16 == 0 and not kernel.params[n].do_not_specialize):
-            divisible[n,] = [["tt.divisibility", 16]]
-    source = ASTSource(fn=kernel, signature=signature, constexprs=known, attrs=divisible)
-    print(compiled(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ttgir"])
+        walk = next(launch for launch in launches if launch.constants.get("EXTRA") == 1)
+    else:
+        q, gate = torch.zeros(1, 1, 70, 64, dtype=torch.bfloat16, requires_grad=True), torch.zeros(1, 1, 70)
+        out = exponential_attention(q, q, q, log_decay=gate, log_input=gate, impl="triton")
+        out.sum().backward()
+        walk = next(launch for launch in launches if launch.constants.get("ROLE") == 1)
+    print(compile_launch(walk)["ttgir"])
 
 
 if __name__ == "__main__":
