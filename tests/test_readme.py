@@ -52,7 +52,8 @@ def test_a_conversion_shows_what_it_cost():
     path = tool.RESULTS / "h200" / "backbones-cifar10-conversion.json"
     text, result = tool.comparison_text(path), json.loads(path.read_text())
     relu = next(row for row in result["mechanisms"] if row["mechanism"] == "relu")
-    cells = [f"{relu[f'top1{part}_mean']:.2f} ± {relu[f'top1{part}_std']:.2f}" for part in ("_before", "_converted", "")]
+    fields = ("top1_before", "top1_converted", "top1")
+    cells = [f"{relu[f'{field}_mean']:.2f} ± {relu[f'{field}_std']:.2f}" for field in fields]
     assert f"| `relu` | {' | '.join(cells)} |" in text
     assert "30 epochs on softmax, converted, 3 more" in text
 

@@ -68,6 +68,17 @@ def test_an_eager_step_is_the_plain_model_and_is_not_mixed_up_with_the_compiled_
     torch.compiler.reset()
 
 
+def test_a_row_says_what_each_part_of_it_took():
+    """And nothing of the row before, which may have ended in the middle."""
+    subject = Subject(CONFIG, small("nalaformer_xtiny"), "nala", lambda what: None)
+    subject._doing = "compiling"
+    row = ModelRow("nalaformer_xtiny-224", "nala", "compiled")
+    subject.measure(row)
+    assert list(row.took) == ["looking at attention", "compiling", "checking", "timing", "profiling"]
+    assert row.took["compiling"] >= row.first_seconds > 0
+    torch.compiler.reset()
+
+
 def test_on_a_cpu_graphs_are_absent_and_twins_are_told(tmp_path):
     app = typer.Typer()
     app.command()(models)

@@ -11,7 +11,7 @@ the place of a backbone a model with as few blocks a stage is checked as have al
 
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
@@ -42,6 +42,12 @@ def checked_part(host: Host, case: ModelCase) -> Iterator[None]:
         host.blocks = blocks
 
 
+def exact_convolutions() -> AbstractContextManager[None]:
+    """Without cuDNN, which rounds to tf32, and takes seconds for its plans of every new shape."""
+    flags: AbstractContextManager[None] = torch.backends.cudnn.flags(enabled=False, allow_tf32=False)
+    return flags
+
+
 class ModelTruth:
     """What is right for one model and batch, computed when it is first asked for."""
 
@@ -70,7 +76,8 @@ class ModelTruth:
             host = create_host(self.case, self.mechanism, device, self.seed, impl=impl, depth=depth)
             with checked_part(host, self.case):
                 plain = by_kind(host, self._gradients(host, self.autocast))
-                exact = by_kind(host, self._gradients(host.double() if device.type == "cpu" else host, autocast=False))
+                with exact_convolutions():
+                    exact = by_kind(host, self._gradients(host.double() if device.type == "cpu" else host, False))
             eps = torch.finfo(torch.bfloat16 if self.autocast else torch.float32).eps
             errors = distances(plain, exact)
             self._known = exact, {name: 2 * (errors[name] + eps) for name in exact}

@@ -38,6 +38,7 @@ class ModelRow:
     on_kernels: bool | None = None  # all of them; None: softmax
     beside: dict[str, int] = field(default_factory=dict)  # large operations of attention outside of its kernels
     profile: dict[str, Any] | None = None
+    took: dict[str, float] = field(default_factory=dict)  # seconds of each part of the work for this row
     same_as: str = ""  # the case whose model on softmax this is too: measured there
     run: int = 0  # which of meta's runs measured it
 

@@ -119,7 +119,7 @@ class Subject:
         self.inputs, self.targets = draw_batch(case, self.device, config.seed)
         self.truth = ModelTruth(case, mechanism, self.inputs, self.targets, config.seed, config.autocast)
         self._look: Look | None = None
-        self._doing = ""
+        self._doing, self._since = "", 0.0
         self._too_large = ""  # why
         self._steps: dict[str, tuple[Step, float]] = {}
 
@@ -131,9 +131,11 @@ class Subject:
         if self._too_large:
             row.status, row.reason = "out of memory", self._too_large
             return
+        self._doing = ""
         try:
             with flash_only(self.case, self.mechanism, self.device):
                 self._fill(row)
+                self._work(row)
         except TimeLimitError as error:
             row.status, row.reason = "left out", f"its first step was {error}"
         except torch.OutOfMemoryError as error:
@@ -170,9 +172,14 @@ class Subject:
             row.profile = profile_step(step, self.device)
         judge(row, verdict.ok, on_gpu=self.device.type == "cuda")
 
-    def _work(self, row: ModelRow, what: str) -> None:
-        self._doing = what
-        self.on_work(f"{row.case}, {row.mode}: {row.mechanism}, {what}")
+    def _work(self, row: ModelRow, what: str = "") -> None:
+        """Begin with that, and write down what the part before it took; nothing: all is done."""
+        now = time.perf_counter()
+        if self._doing:
+            row.took[self._doing] = round(now - self._since, 3)
+        self._doing, self._since = what, now
+        if what:
+            self.on_work(f"{row.case}, {row.mode}: {row.mechanism}, {what}")
 
     def _looked(self) -> Look:
         if self._look is None:
