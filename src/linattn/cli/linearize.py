@@ -82,6 +82,13 @@ def linearize(
     train_cores: Annotated[
         bool, typer.Option(help="Go on training what stage 1 has trained.", rich_help_panel=TUNING)
     ] = False,
+    scale_factor: Annotated[
+        float | None,
+        typer.Option(
+            help="With --train-cores: of the learning rate of the linear part's scale.  [default: 1]",
+            rich_help_panel=TUNING,
+        ),
+    ] = None,
     accumulation: Annotated[
         int | None, typer.Option(help="Parts that a step is computed in.", rich_help_panel=TUNING)
     ] = None,
@@ -149,7 +156,7 @@ def linearize(
         recall_share=recall_share if finetune_recall_share is None else finetune_recall_share,
         lr=finetune_lr, rank=rank, alpha=alpha, objective=objective, pooled_weight=pooled_weight,
         hidden_weight=hidden_weight, targets=tuple(filter(None, targets.split(","))) or None, train_cores=train_cores,
-        accumulation=accumulation, seed=seed,
+        scale_factor=scale_factor, accumulation=accumulation, seed=seed,
     )  # fmt: skip
     figures = _given(
         windows=windows, texts=texts, needle_count=needle_count, new_tokens=new_tokens, ablate=ablate,

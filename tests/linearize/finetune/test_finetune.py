@@ -9,6 +9,7 @@ from linattn.linearize.convert import convert, plan_model
 from linattn.linearize.files import load_linearized, save_linearized
 from linattn.linearize.finetune import FinetuneOptions, finetune
 from linattn.linearize.finetune.low_rank import adapted_model
+from linattn.linearize.layer.attention import linearized_layers
 from linattn.linearize.training import losses
 from linattn.linearize.training.losses import answer_divergence, hidden_distance, next_token_loss, relative_squares
 from linattn.support.options import OptionError
@@ -53,6 +54,26 @@ def test_it_comes_closer_to_the_teacher_and_is_a_plain_model_again(dtype, tmp_pa
     if dtype == torch.float32:  # frequencies of rotary positions, no weights, are 16 bits in the one of the others
         with torch.no_grad():
             assert torch.equal(loaded(IDS).logits, model(IDS).logits)
+
+
+@pytest.mark.parametrize("factor", [1.0, 20.0])
+def test_scales_of_cores_learn_at_a_rate_of_their_own(factor):
+    """The first step of Adam is the learning rate, whatever the gradient."""
+    model = llama("lolcats")
+    core = linearized_layers(model)[0].core
+    before = core.log_weight.detach().clone(), core.features.key_map.weight.detach().clone()
+    finetune(model, one_batch, FinetuneOptions(steps=1, lr=1e-3, train_cores=True, scale_factor=factor, clip_norm=None))
+    moved = core.log_weight - before[0], core.features.key_map.weight - before[1]
+    torch.testing.assert_close(moved[0].abs(), torch.full((4,), factor * 1e-3), rtol=1e-3, atol=0)
+    assert float(moved[1].detach().abs().max()) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_options_of_before_have_the_fingerprint_of_before():
+    """So that runs which were stopped before there was a ``scale_factor`` go on."""
+    assert "scale_factor" not in FinetuneOptions().fingerprint()
+    assert FinetuneOptions(scale_factor=2.0).fingerprint()["scale_factor"] == 2.0
+    with pytest.raises(OptionError, match="scale_factor: must be a number"):
+        FinetuneOptions(scale_factor=0).check()
 
 
 def test_the_losses_are_those_of_the_teacher_and_of_the_text():

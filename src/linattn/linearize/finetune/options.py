@@ -38,6 +38,9 @@ class FinetuneOptions(StageOptions):
     """Of the hidden states after every layer, which are distilled beside the teacher's answer; 0: only that."""
     train_cores: bool = False
     """Train what stage 1 has trained too, with the same rate."""
+    scale_factor: float = 1.0
+    """Of the learning rate of the cores' scales (``log_weight``, ``log_alpha``) among them: what weighs the linear part
+    against the exact one depends on how many tokens there are, and longer sequences may come in this stage."""
     accumulation: int = 1
     """Parts that a step's sequences are computed in, one after another: less memory, the same step."""
 
@@ -56,6 +59,7 @@ class FinetuneOptions(StageOptions):
         check_number("distill_weight", self.distill_weight, least=0, most=1)
         for name in ("pooled_weight", "hidden_weight"):
             check_number(name, getattr(self, name), least=0)
+        check_number("scale_factor", self.scale_factor, above=0)
         if self.hidden_weight and self.objective == "next_token":
             raise OptionError("hidden_weight", "needs a teacher: objective must be distill or mix, got next_token")
         check_integer("accumulation", self.accumulation, 1)
@@ -64,4 +68,6 @@ class FinetuneOptions(StageOptions):
 
     def fingerprint(self) -> dict[str, Any]:
         found = super().fingerprint()
+        if self.scale_factor == 1.0:
+            del found["scale_factor"]  # runs from before there was one go on
         return found | {"targets": None if self.targets is None else list(self.targets)}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from linattn.linearize.finetune.low_rank import Adapted, adapted_model
 from linattn.linearize.finetune.options import FinetuneOptions
 from linattn.linearize.layer.attention import linearized_layers
-from linattn.linearize.training.loop import StageRun, weights_digest
+from linattn.linearize.training.loop import StageRun, groups_with_scales, weights_digest
 from linattn.linearize.training.losses import (
     answer_divergence,
     answer_of,
@@ -86,8 +86,12 @@ class _Finetuning(StageRun):
     options: FinetuneOptions
 
     def __init__(self, model: nn.Module, adapted: Adapted, options: FinetuneOptions, setting: Setting) -> None:
-        super().__init__({"adapters": nn.ParameterList(adapted.parameters())}, options, setting, 1)
         self.model, self.adapted = model, adapted
+        super().__init__({"adapters": nn.ParameterList(adapted.parameters())}, options, setting, 1)
+
+    def groups(self, part: nn.Module) -> list[dict[str, Any]]:
+        trained = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+        return groups_with_scales(trained.items(), self.options.scale_factor)
 
     def step(self) -> Tensor:
         total = torch.zeros((), device=self.setting.device)

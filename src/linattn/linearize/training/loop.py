@@ -1,7 +1,7 @@
 """The loop of a stage: steps that depend on the weights and their number alone, so that it can go on after any kill."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 
 BETAS = (0.9, 0.99)
 DIGESTED = 1024  # numbers of each tensor that tell a model from another
+
+
+def groups_with_scales(named: Iterable[tuple[str, nn.Parameter]], factor: float) -> list[dict[str, Any]]:
+    """Parameters with the ``factor`` of their learning rate: scales that are learned as logarithms have their own."""
+    found: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in named:
+        found.setdefault(factor if name.rpartition(".")[2].startswith("log_") else 1.0, []).append(parameter)
+    return [{"params": found[own], "factor": own} for own in sorted(found, key=lambda own: own != 1.0)]
 
 
 class StageRun(ABC):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from linattn.linearize.layer.attention import LinearizedAttention, Observation, linearized_layers, observing
-from linattn.linearize.training.loop import StageRun
+from linattn.linearize.training.loop import StageRun, groups_with_scales
 from linattn.linearize.training.losses import output_error, relative_error, row_divergence
 from linattn.linearize.training.modes import in_eval, learning
 from linattn.linearize.training.setting import Batch, Setting, call, shared
@@ -42,11 +42,7 @@ class Round(StageRun):
             return [LayerCurve(**curve) for curve in self.go(identity)["curves"]]
 
     def groups(self, part: nn.Module) -> list[dict[str, Any]]:
-        named = list(part.named_parameters())
-        scales = [parameter for name, parameter in named if name.rpartition(".")[2].startswith("log_")]
-        others = [parameter for name, parameter in named if not name.rpartition(".")[2].startswith("log_")]
-        both = (others, 1.0), (scales, self.options.scale_factor)
-        return [{"params": parameters, "factor": factor} for parameters, factor in both if parameters]
+        return groups_with_scales(part.named_parameters(), self.options.scale_factor)
 
     def begin(self) -> None:
         if self.held_out:
