@@ -114,9 +114,8 @@ def evaluate(c: Case, tensors: Tensors, options: dict[str, Any], impl: str) -> T
         hidden = ~(mask[..., None] if c.kind == "convolution" else mask[:, None, :, None])
         results["output"] = results["output"].masked_fill(hidden, 0)
     dtype, loss = getattr(torch, c.dtype), 0.0
-    for name, x in results.items():
-        if name != "unit":  # which has no gradient
-            loss = loss + (x.double() * random_like(x.double()).to(dtype).double()).sum()
+    for x in results.values():
+        loss = loss + (x.double() * random_like(x.double()).to(dtype).double()).sum()
     gradients = torch.autograd.grad(loss, list(t.values()), materialize_grads=True, allow_unused=True)
     found = {name: x.detach() for name, x in results.items()}
     return found | {f"d {name}": x for name, x in zip(t, gradients, strict=True)}

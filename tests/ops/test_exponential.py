@@ -108,6 +108,26 @@ def test_gradients_cross_a_cut():
 
 
 @pytest.mark.parametrize("form", ["reference", *FORMS])
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+@pytest.mark.parametrize("offsets", [None, [0, 0, 0], [0, 0, 4], [0, 7, 7]])
+def test_the_unit_of_a_returned_state_is_a_constant(form, dtype, offsets):
+    """Of an empty sequence too: the gradient of what it hands on reaches its first unit through the sums."""
+    T = offsets[-1] if offsets else 0
+    inputs = make(T, B=1 if offsets else 2, n=2, dtype=dtype)
+    initial = [x.requires_grad_() for x in inputs["initial_state"]]
+    kv, k, unit = call(inputs, impl=form, cu_seqlens=torch.tensor(offsets) if offsets else None).state
+    assert not unit.requires_grad
+    empty = torch.tensor(offsets).diff() == 0 if offsets else torch.tensor([True, True])
+    for found, given in zip((kv, k, unit), initial, strict=True):
+        assert torch.equal(found[empty], given[empty])
+    weights = torch.randn(kv.shape).to(dtype), torch.randn(k.shape).to(dtype)
+    found = torch.autograd.grad((kv * weights[0]).sum() + (k * weights[1]).sum(), initial)
+    with torch.no_grad():
+        expected = *weights, (weights[0] * kv).sum((2, 3)) + (weights[1] * k).sum(2)
+    assert_same([x[empty] for x in found], [x[empty] for x in expected], 1e-5 if dtype == torch.float32 else 1e-12)
+
+
+@pytest.mark.parametrize("form", ["reference", *FORMS])
 def test_padding_packing_and_one_by_one_agree(form):
     lengths, T = [5, 70, 0, 33], 70
     inputs = make(T, B=4, state=False)

@@ -96,7 +96,7 @@ def exponential_attention_with_state(
 
     A sequence cut anywhere, with the state handed over, gives what the whole gives. With ``cu_seqlens`` the state
     has one row per sequence. Gradients flow through ``kv`` and ``k``, and into the ``log_scale`` of the initial
-    state; that of the returned one is a unit, and a constant.
+    state; that of the returned one is a unit, and a constant, also after an empty sequence.
 
     Example:
         >>> import torch
@@ -167,14 +167,14 @@ def _run(call: ExponentialCall, impl: str) -> ExponentialOutput:
     with without_autocast(q):
         if chosen == "triton":
             output, state = triton.attend(call, out_dtype)
-            return ExponentialOutput(output, _round_scale(state) if call.need_state else state)
+            return ExponentialOutput(output, _fix_unit(state) if call.need_state else state)
         dtype = compute_dtype(q, call.k, v)
         q = q.to(dtype) * (q.shape[3] ** -0.5 if call.scale is None else call.scale)
         k, v = (hide(x, call.key_mask).to(dtype) for x in (call.k, v))
         log_input, log_decay = (widen(gate) for gate in call.masked_gates())
         sums = FORMS[chosen](q, k, v, Gates(log_input, log_decay, call.cu_seqlens), _initial(call, dtype))
         output = _divide(sums)
-        state = _round_scale(sums.state)
+        state = _fix_unit(sums.state)
     return ExponentialOutput(output.to(out_dtype), state)
 
 
@@ -196,11 +196,15 @@ def _divide(sums: ExponentialSums) -> Tensor:
     return numerator / torch.maximum(denominator.abs(), one).unsqueeze(-1)
 
 
-def _round_scale(state: ExponentialState) -> ExponentialState:
-    """The state with its unit in its own dtype; the sums take up what the rounding of a large unit leaves over."""
+def _fix_unit(state: ExponentialState) -> ExponentialState:
+    """The state with its unit as a constant in its own dtype.
+
+    The sums take up what the rounding of a large unit leaves over, and the gradient of a unit that an empty sequence
+    hands on: e^{m - c} kv in units of e^c, where c is m as a constant. Other units are constants already.
+    """
     kv, k, log_scale = state
-    rounded = log_scale.to(kv.dtype)
-    if rounded.dtype == log_scale.dtype:
+    unit = log_scale.detach().to(kv.dtype)
+    if unit.dtype == log_scale.dtype and not log_scale.requires_grad:
         return state
-    left = torch.where(rounded.isinf(), 0.0, (log_scale - rounded).detach()).exp().to(kv.dtype)
-    return ExponentialState(kv * left[..., None, None], k * left[..., None], rounded)
+    left = torch.where(unit.isinf(), 0.0, log_scale - unit).exp().to(kv.dtype)
+    return ExponentialState(kv * left[..., None, None], k * left[..., None], unit)

@@ -48,11 +48,11 @@ def run(tensors, impl, *, mask=None, gradients=True, **options):
     )  # fmt: skip
     if mask is not None:
         output = output * mask[:, None, :, None]
-    found = {"output": output, "final kv": kv, "final z": z}
+    found = {"output": output, "final kv": kv, "final z": z, "unit": m}
     g = torch.Generator().manual_seed(1)
     loss = sum((x.double() * torch.randn(x.shape, generator=g).to(DEVICE).double()).sum() for x in found.values())
     grads = torch.autograd.grad(loss, list(t.values()), materialize_grads=True, allow_unused=True)
-    found = {name: x.detach() for name, x in found.items()} | {"unit": m.detach()}
+    found = {name: x.detach() for name, x in found.items()}
     return found | {f"d {name}": x for name, x in zip(t, grads, strict=True)}
 
 
@@ -178,6 +178,18 @@ def test_masked_tokens_are_not_there():
 def test_packed_sequences_have_a_state_each():
     offsets = torch.tensor([0, 5, 5, T], device=DEVICE)
     check(draw(rows=1, state=True, sequences=3), cu_seqlens=offsets)
+
+
+def test_an_empty_sequence_hands_its_state_on():
+    """Its unit is a constant, so that of the first one gets the gradient of the sums."""
+    tensors = draw(rows=1, state=True, sequences=3)
+    offsets = torch.tensor([0, 5, 5, T], device=DEVICE)
+    found = run(tensors, "triton", cu_seqlens=offsets)
+    for final, first in (("final kv", "kv"), ("final z", "z"), ("unit", "log_scale")):
+        assert torch.equal(found[final][1], tensors[first][1])
+    whole = sum((tensors[name] * found[f"d {name}"])[1].flatten(1).sum(1) for name in ("kv", "z"))
+    torch.testing.assert_close(found["d log_scale"][1], whole, rtol=1e-5, atol=1e-5)
+    assert whole.abs().min() > 0.1
 
 
 def test_a_query_of_zeros_has_a_finite_gradient():

@@ -58,7 +58,7 @@ def attend(call: ExponentialCall, out_dtype: torch.dtype) -> ExponentialOutput:
     )  # fmt: skip
     final: Any = None
     if call.need_state:
-        final = ExponentialState(first_of(first_of(kv, 2, K), 3, V), first_of(z, 2, K), unit)
+        final = ExponentialState(first_of(first_of(kv, 2, K), 3, V), first_of(z, 2, K), unit.detach())
     return ExponentialOutput(first_of(out, 3, V).to(out_dtype), final)
 
 

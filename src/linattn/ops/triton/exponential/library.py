@@ -103,7 +103,7 @@ def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 def _gradients(ctx, d_out, d_kv, d_z, *_, run=triton_exponential_backward):  # type: ignore[no-untyped-def]
     """The maximum cancels from whatever is computed in its units: it counts as a constant, except where it starts."""
     saved = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
-    kv, z, cu_seqlens, out = saved[5:9]
+    kv, z, out = saved[5], saved[6], saved[8]
     d_out = or_zeros(d_out, out)
     need_gates = any(ctx.needs_input_grad[3:5])
     d_state = whole_state(d_kv, d_z, out.shape[3]) if ctx.need_state else (None, None)
@@ -111,8 +111,6 @@ def _gradients(ctx, d_out, d_kv, d_z, *_, run=triton_exponential_backward):  # t
     d_start = None
     if kv is not None and ctx.needs_input_grad[7]:
         d_start = ((kv * d_kv).sum((2, 3)) + (z * d_z).sum(2)).double()
-        if cu_seqlens is not None:  # the state of an empty sequence stays in its unit, whatever that is
-            d_start = d_start.masked_fill((cu_seqlens[1:] == cu_seqlens[:-1])[:, None], 0)
     gates = (d_i.to(ctx.dtypes[0]), d_f.to(ctx.dtypes[1])) if need_gates else (None, None)
     first = (None, None) if kv is None else (d_kv, d_z)
     return dq, dk, dv, *gates, *first, d_start, *(None,) * 4
