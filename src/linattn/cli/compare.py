@@ -9,23 +9,9 @@ from rich.console import Console
 from linattn.cli.compare_conversion import conversion
 from linattn.cli.compare_text import text
 from linattn.cli.graph import compare as graph
-from linattn.cli.image_options import (
-    Compile,
-    CropPadding,
-    EmaDecay,
-    Flip,
-    Graphs,
-    ImageData,
-    ImageRecipe,
-    ImageSize,
-    Jobs,
-    Mixing,
-    Precision,
-    RandAugment,
-    WarmupEpochs,
-    WeightDecay,
-)
-from linattn.cli.options import DefaultGroup, Device, device_or_default, names, numbers, option_errors
+from linattn.cli.image_options import ImageData, ImageOptions, ImageRecipe, ImageSize, recipe_or_default
+from linattn.cli.options import DefaultGroup, Jobs, names, numbers, option_errors
+from linattn.cli.shared_options import MachineOptions, takes_shared_options
 
 
 class Compare(DefaultGroup):
@@ -49,7 +35,9 @@ app.command(name="graph")(graph)
 
 
 @app.command()
+@takes_shared_options("clip_norm", "label_smoothing", "erasing")
 def images(
+    *,
     data: ImageData = "digits",
     mechanisms: Annotated[str, typer.Option(help="With commas.")] = "softmax,relu,pola,nala,mirror",
     seeds: Annotated[int, typer.Option(help="Runs of each mechanism.")] = 2,
@@ -58,14 +46,7 @@ def images(
     ] = "",
     epochs: Annotated[int | None, typer.Option(help="Of each run.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images of a step.")] = None,
-    warmup_epochs: WarmupEpochs = None,
-    weight_decay: WeightDecay = None,
-    ema_decay: EmaDecay = None,
-    mixup: Mixing = None,
-    cutmix: Mixing = None,
-    rand_augment: RandAugment = None,
-    crop_padding: CropPadding = None,
-    flip: Flip = None,
+    training: ImageOptions,
     recipe: ImageRecipe = "",
     host: Annotated[
         str, typer.Option(help="vit, or pyramid: the four stages of NaLaFormer and its relatives.")
@@ -93,10 +74,7 @@ def images(
         str, typer.Option(help="A paper's block around every mechanism alike.  [default: none; of a pyramid nala]")
     ] = "",
     local: Annotated[str, typer.Option(help="shared or channel: a convolution of the values beside each.")] = "",
-    device: Device = "",
-    precision: Precision = "",
-    compile: Compile = None,
-    graphs: Graphs = None,
+    machine: MachineOptions,
     image_size: ImageSize = None,
     jobs: Jobs = None,
     output: Annotated[Path | None, typer.Option(help="Folder.  [default: runs/compare-<data>]")] = None,
@@ -112,27 +90,10 @@ def images(
     from linattn.support.options import OptionError
     from linattn.train.recipes import configure
 
-    device = device_or_default(device)
-    on_gpu, lrs = device.startswith("cuda"), numbers("lr", lr)
-    changes: dict[str, Any] = {
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "lr": lrs[0] if len(lrs) == 1 else None,
-        "warmup_epochs": warmup_epochs,
-        "weight_decay": weight_decay,
-        "ema_decay": ema_decay,
-        "mixup": mixup,
-        "cutmix": cutmix,
-        "rand_augment": rand_augment,
-        "crop_padding": crop_padding,
-        "flip": flip,
-        "device": device,
-        "precision": precision or ("bf16" if on_gpu else "fp32"),
-        "compile": on_gpu if compile is None else compile,
-        "graphs": graphs,
-    }
+    lrs = numbers("lr", lr)
+    budget = {"epochs": epochs, "batch_size": batch_size, "lr": lrs[0] if len(lrs) == 1 else None}
     with option_errors():
-        train = configure(recipe or ("digits" if data == "digits" else "small_images"), changes)
+        train = configure(recipe_or_default(recipe, data), budget | training.changes() | machine.changes())
         if stages and host != PYRAMID:
             raise OptionError("stages", f"are those of a pyramid, but the host is {host}")
         host_config = HostConfig(
@@ -149,7 +110,7 @@ def images(
             lrs if len(lrs) > 1 else (),
             image_size,
             folder,
-            default_jobs(device) if jobs is None else jobs,
+            default_jobs(train.device) if jobs is None else jobs,
         )
         code = run(config, Console())
     raise typer.Exit(code)

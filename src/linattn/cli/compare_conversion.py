@@ -1,30 +1,19 @@
 """``linattn compare conversion``."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from linattn.cli.image_options import (
-    Compile,
-    CropPadding,
-    Flip,
-    Graphs,
-    ImageData,
-    ImageRecipe,
-    ImageSize,
-    Jobs,
-    Mixing,
-    Precision,
-    RandAugment,
-    WarmupEpochs,
-    WeightDecay,
-)
-from linattn.cli.options import Device, device_or_default, names, numbers, option_errors
+from linattn.cli.image_options import ImageData, ImageOptions, ImageRecipe, ImageSize, recipe_or_default
+from linattn.cli.options import Jobs, names, numbers, option_errors
+from linattn.cli.shared_options import MachineOptions, takes_shared_options
 
 
+@takes_shared_options("clip_norm", "label_smoothing", "ema_decay", "erasing")
 def conversion(
+    *,
     data: ImageData = "digits",
     mechanisms: Annotated[
         str, typer.Option(help="With commas; softmax is the same model, trained on as long as the others.")
@@ -41,21 +30,12 @@ def conversion(
         ),
     ] = "",
     batch_size: Annotated[int | None, typer.Option(help="Images of a step.")] = None,
-    warmup_epochs: WarmupEpochs = None,
-    weight_decay: WeightDecay = None,
-    mixup: Mixing = None,
-    cutmix: Mixing = None,
-    rand_augment: RandAugment = None,
-    crop_padding: CropPadding = None,
-    flip: Flip = None,
+    training: ImageOptions,
     recipe: ImageRecipe = "",
     size: Annotated[str, typer.Option(help="Of timm's DeiT: tiny, small or base.")] = "tiny",
     patch_size: Annotated[int | None, typer.Option(help="Pixels of a token's side.  [default: 4; of digits 2]")] = None,
     depth: Annotated[int | None, typer.Option(help="Blocks.  [default: 12]")] = None,
-    device: Device = "",
-    precision: Precision = "",
-    compile: Compile = None,
-    graphs: Graphs = None,
+    machine: MachineOptions,
     image_size: ImageSize = None,
     jobs: Jobs = None,
     output: Annotated[Path | None, typer.Option(help="Folder.  [default: runs/conversion-<data>]")] = None,
@@ -71,38 +51,22 @@ def conversion(
     from linattn.compare.workers import default_jobs
     from linattn.train.recipes import configure
 
-    device = device_or_default(device)
-    on_gpu = device.startswith("cuda")
-    changes: dict[str, Any] = {
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "lr": lr,
-        "warmup_epochs": warmup_epochs,
-        "weight_decay": weight_decay,
-        "mixup": mixup,
-        "cutmix": cutmix,
-        "rand_augment": rand_augment,
-        "crop_padding": crop_padding,
-        "flip": flip,
-        "device": device,
-        "precision": precision or ("bf16" if on_gpu else "fp32"),
-        "compile": on_gpu if compile is None else compile,
-        "graphs": graphs,
-    }
+    budget = {"epochs": epochs, "batch_size": batch_size, "lr": lr}
     with option_errors():
+        train = configure(recipe_or_default(recipe, data), budget | training.changes() | machine.changes())
         config = ConversionConfig(
             data,
             names(mechanisms),
             size,
             patch_size or (2 if data == "digits" else 4),
             depth,
-            configure(recipe or ("digits" if data == "digits" else "small_images"), changes),
+            train,
             share,
             seeds,
             numbers("finetune-lr", finetune_lr),
             image_size=image_size,
             output=output or Path("runs") / f"conversion-{Path(data).stem}",
-            jobs=default_jobs(device) if jobs is None else jobs,
+            jobs=default_jobs(train.device) if jobs is None else jobs,
         )
         code = compare(config, Console())
     raise typer.Exit(code)

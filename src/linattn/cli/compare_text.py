@@ -7,17 +7,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from linattn.cli.options import integers, names, numbers, option_errors
-from linattn.cli.text_options import TextOptions, takes_text_options
+from linattn.cli.options import Jobs, integers, names, numbers, option_errors
+from linattn.cli.shared_options import takes_shared_options
+from linattn.cli.text_options import TextOptions
 from linattn.cli.train_text import DATA, SET, host_of, no_or, task_settings
 
 ONE_OF_MANY = ("mechanism", "hybrid", "canon", "width", "lr", "seed", "start")
 
 
-@takes_text_options(*ONE_OF_MANY)
+@takes_shared_options(*ONE_OF_MANY)
 def text(
+    *,
     task: Annotated[str, typer.Option(help="text, mqar, listops, lra-text, ...; a wrong one lists all.")],
-    shared: TextOptions,
     data: Annotated[Path | None, DATA] = None,
     changed: Annotated[list[str], SET] = [],  # noqa: B006, typer copies it
     mechanisms: Annotated[
@@ -30,8 +31,9 @@ def text(
     equal_parameters: Annotated[
         bool, typer.Option(help="Make feed-forward parts as wide as it takes to have the parameters of the first.")
     ] = False,
-    jobs: Annotated[int | None, typer.Option(help="Runs at a time.  [default: one a core on a cpu, else 1]")] = None,
+    jobs: Jobs = None,
     weights: Annotated[bool, typer.Option(help="Keep the weights of every run.")] = True,
+    shared: TextOptions,
 ) -> None:
     """Train mechanisms on text or a task of sequences; table, CSV, charts and report.html. Started again, it goes on.
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from linattn.cli.options import Device, device_or_default, option_errors
+from linattn.cli.options import Device, Precision, device_or_default, option_errors, precision_or_default
 
 
 def generate(
@@ -19,7 +19,7 @@ def generate(
     prefill_chunk: Annotated[int, typer.Option(help="Read a long prompt in pieces of so many tokens; 0: whole.")] = 0,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
     device: Device = "",
-    precision: Annotated[str, typer.Option(help="fp32 or bf16.  [default: bf16 on cuda]")] = "",
+    precision: Precision = "",
 ) -> None:
     """Go on from a prompt with a language model of this library, or one that `linattn linearize` has written.
 
@@ -32,7 +32,7 @@ def generate(
     from linattn.support.options import check_device, check_option
 
     device = device_or_default(device)
-    precision = precision or ("bf16" if device.startswith("cuda") else "fp32")
+    precision = precision_or_default(precision, device)
     with option_errors():
         need("linattn generate", "transformers", "safetensors")
         check_device(device)

@@ -1,6 +1,7 @@
 """Options of commands that train on images, in the same words everywhere."""
 
-from typing import Annotated
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
 import typer
 
@@ -8,17 +9,33 @@ ImageData = Annotated[
     str, typer.Option(help="digits, a folder of idx files (MNIST), an .npz file, a folder with train/ and test/.")
 ]
 ImageSize = Annotated[int | None, typer.Option(help="Of images in folders.")]
-WarmupEpochs = Annotated[float | None, typer.Option(help="Epochs in which the learning rate rises.")]
-WeightDecay = Annotated[float | None, typer.Option(help="On weight matrices.")]
-EmaDecay = Annotated[float | None, typer.Option(help="Average the weights with this decay; 0: do not.")]
-Mixing = Annotated[float | None, typer.Option(help="Alpha; 0: off.")]
-RandAugment = Annotated[str | None, typer.Option(help="Such as m9-n2; empty: off.")]
-CropPadding = Annotated[int | None, typer.Option(help="Pixels an image may be shifted by.")]
-Flip = Annotated[bool | None, typer.Option(help="Mirror half of the images.")]
 ImageRecipe = Annotated[
     str, typer.Option(help="digits, small_images or deit.  [default: digits for digits, else small_images]")
 ]
-Precision = Annotated[str, typer.Option(help="fp32 or bf16.  [default: bf16 on cuda]")]
-Compile = Annotated[bool | None, typer.Option(help="Compile the blocks.  [default: on cuda]")]
-Graphs = Annotated[bool | None, typer.Option(help="Replay steps as CUDA graphs.  [default: no]")]
-Jobs = Annotated[int | None, typer.Option(help="Runs at a time.  [default: one a core on a cpu, else 1]")]
+_Mixing = Annotated[float | None, typer.Option(help="Alpha; 0: off.")]
+
+
+@dataclass(kw_only=True)
+class ImageOptions:
+    """How images are trained on, beside epochs, batch and learning rates, which each command explains for itself."""
+
+    warmup_epochs: Annotated[float | None, typer.Option(help="Epochs in which the learning rate rises.")] = None
+    weight_decay: Annotated[float | None, typer.Option(help="On weight matrices.")] = None
+    clip_norm: Annotated[float | None, typer.Option(help="Longest gradient; 0: not clipped.")] = None
+    label_smoothing: Annotated[float | None, typer.Option(help="Share of a target spread over all classes.")] = None
+    ema_decay: Annotated[float | None, typer.Option(help="Average the weights with this decay; 0: do not.")] = None
+    mixup: _Mixing = None
+    cutmix: _Mixing = None
+    rand_augment: Annotated[str | None, typer.Option(help="Such as m9-n2; empty: off.")] = None
+    erasing: Annotated[float | None, typer.Option(help="Probability to erase a part of an image.")] = None
+    crop_padding: Annotated[int | None, typer.Option(help="Pixels an image may be shifted by.")] = None
+    flip: Annotated[bool | None, typer.Option(help="Mirror half of the images.")] = None
+
+    def changes(self) -> dict[str, Any]:
+        """Fields of ``TrainConfig``; None where the recipe decides."""
+        return asdict(self)
+
+
+def recipe_or_default(recipe: str, data: str) -> str:
+    """What was asked for; else the one for the data, by its name alone."""
+    return recipe or ("digits" if data == "digits" else "small_images")

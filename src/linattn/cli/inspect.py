@@ -7,7 +7,15 @@ import typer
 from rich.console import Console
 
 from linattn.cli.linearize import model_errors
-from linattn.cli.options import Device, Threads, device_or_default, names, option_errors, set_threads
+from linattn.cli.options import (
+    Device,
+    Threads,
+    device_or_default,
+    names,
+    option_errors,
+    precision_or_default,
+    set_threads,
+)
 
 
 def inspect(
@@ -46,7 +54,7 @@ def inspect(
     options = InspectOptions(window, steps, lr, names(candidates) or None, tolerance, points, cost, seed)
     with option_errors(", or use --no-page"), model_errors():
         folder = output or Path("runs/inspect") / model.resolve().name
-        precision = precision or ("bf16" if device.startswith("cuda") else "fp32")
+        precision = precision_or_default(precision, device)
         job = InspectJob(model, folder, tuple(text), options, length, batch_size, held_out, device, precision, page)
         code = inspect_folder(job, Console())
     raise typer.Exit(code)

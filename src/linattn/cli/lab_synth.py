@@ -7,17 +7,18 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from linattn.cli.options import device_or_default, integers, names, numbers, option_errors
-from linattn.cli.text_options import TextOptions, takes_text_options
+from linattn.cli.options import Jobs, device_or_default, integers, names, numbers, option_errors
+from linattn.cli.shared_options import takes_shared_options
+from linattn.cli.text_options import TextOptions
 from linattn.cli.train_text import SET, host_of, no_or, task_settings
 
 SET_HERE = ("mechanism", "hybrid", "canon", "width", "rotary", "lr", "seed", "start", "tokens")
 
 
-@takes_text_options(*SET_HERE)
+@takes_shared_options(*SET_HERE)
 def synth(
+    *,
     task: Annotated[str, typer.Argument(help="depo, brevo, capo, mano or lano.")],
-    shared: TextOptions,
     scale: Annotated[
         str,
         typer.Option(help="Of task, model and training: cpu or gpu, both minutes, or paper.  [default: by device]"),
@@ -54,7 +55,8 @@ def synth(
             show_default=False,
         ),
     ] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs at a time.  [default: one a core on a cpu, else 1]")] = None,
+    jobs: Jobs = None,
+    shared: TextOptions,
 ) -> None:
     """Controlled tasks of Physics of Language Models 4.1: what a mechanism, positions and Canon layers are good for.
 

@@ -8,7 +8,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from linattn.cli.options import Device, Threads, device_or_default, integers, option_errors, set_threads, settings
+from linattn.cli.options import (
+    Device,
+    Threads,
+    device_or_default,
+    integers,
+    option_errors,
+    precision_or_default,
+    set_threads,
+    settings,
+)
 
 WORDS = {"true": True, "false": False}  # as they are written on command lines
 TRAINING, TUNING, FIGURES = "Attention transfer", "Fine-tuning", "Evaluation"
@@ -179,7 +188,7 @@ def linearize(
             integers("layers", layers) or None,
             {name: WORDS.get(str(value), value) for name, value in settings("option", option).items()},
             device,
-            precision or ("bf16" if device.startswith("cuda") else "fp32"),
+            precision_or_default(precision, device),
             page,
             results,
         )

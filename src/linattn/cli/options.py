@@ -8,6 +8,10 @@ import typer
 from typer.core import TyperGroup
 
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.  [default: cuda where there is one]")]
+Precision = Annotated[str, typer.Option(help="fp32 or bf16.  [default: bf16 on cuda]")]
+Compile = Annotated[bool | None, typer.Option(help="Compile the blocks.  [default: on cuda]")]
+Graphs = Annotated[bool | None, typer.Option(help="Replay steps as CUDA graphs.  [default: no]")]
+Jobs = Annotated[int | None, typer.Option(help="Runs at a time.  [default: one a core on a cpu, else 1]")]
 Threads = Annotated[int, typer.Option(help="CPU threads; 0 leaves the choice to PyTorch.")]
 
 
@@ -65,6 +69,11 @@ def device_or_default(device: str) -> str:
     import torch
 
     return device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def precision_or_default(precision: str, device: str) -> str:
+    """What was asked for; else bf16 on a GPU."""
+    return precision or ("bf16" if device.startswith("cuda") else "fp32")
 
 
 def set_threads(threads: int) -> None:

@@ -1,15 +1,13 @@
 """Options that all commands which train a language model share, written once."""
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from functools import wraps
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
-from linattn.cli.options import Device, device_or_default
+from linattn.cli.options import Compile, Device, Graphs, Precision
+from linattn.cli.shared_options import MachineOptions
 
 
 @dataclass(kw_only=True)
@@ -47,9 +45,9 @@ class TextOptions:
     eval_every: Annotated[int | None, typer.Option(help="Steps between evaluations; 0: one at the end.")] = None
     eval_batch_size: Annotated[int | None, typer.Option(help="Sequences evaluated at a time.")] = None
     device: Device = ""
-    precision: Annotated[str, typer.Option(help="fp32 or bf16.  [default: bf16 on cuda]")] = ""
-    compile: Annotated[bool | None, typer.Option(help="Compile the blocks.  [default: on cuda]")] = None
-    graphs: Annotated[bool | None, typer.Option(help="Replay steps as CUDA graphs.  [default: no]")] = None
+    precision: Precision = ""
+    compile: Compile = None
+    graphs: Graphs = None
     seed: Annotated[int, typer.Option(help="Of first weights, order and draws.")] = 0
     checkpoint_seconds: Annotated[float | None, typer.Option(help="Longest time between two checkpoints.")] = None
     start: Annotated[Path | None, typer.Option(help="Folder of a trained model whose weights to start from.")] = None
@@ -59,44 +57,7 @@ class TextOptions:
 
     def changes(self) -> dict[str, Any]:
         """Fields of ``TextConfig``; None where the recipe decides."""
-
-        device = device_or_default(self.device)
-        on_gpu = device.startswith("cuda")
         same = ("steps", "batch_size", "accumulation", "lr", "min_lr", "warmup_steps", "weight_decay", "clip_norm",
-                "eval_every", "eval_batch_size", "seed", "checkpoint_seconds", "graphs")  # fmt: skip
-        return {name: getattr(self, name) for name in same} | {
-            "device": device,
-            "precision": self.precision or ("bf16" if on_gpu else "fp32"),
-            "compile": on_gpu if self.compile is None else self.compile,
-        }
-
-
-def takes_text_options(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make ``command(own options, shared: TextOptions)`` a command with its own and the shared options.
-
-    ``without`` are shared ones that it has not; they keep their default.
-    """
-    taken = [f for f in fields(TextOptions) if f.name not in without]
-    hints = get_type_hints(TextOptions, include_extras=True)
-
-    def wrap(command: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(command).parameters.values() if p.name != "shared"]
-        defaults: dict[str, Any] = {f.name: [] if f.name == "option" else f.default for f in taken}
-        kind = inspect.Parameter.KEYWORD_ONLY
-        shared = [
-            inspect.Parameter(name, kind, annotation=hints[name], default=default) for name, default in defaults.items()
-        ]
-
-        @wraps(command)
-        def run(**given: Any) -> None:
-            values = {name: given.pop(name) for name in defaults}
-            command(**given, shared=TextOptions(**values))
-
-        both = [p.replace(kind=kind) for p in own] + shared
-        own_hints = get_type_hints(command, include_extras=True)
-        run.__annotations__ = {p.name: own_hints.get(p.name, hints.get(p.name)) for p in both}
-        run.__signature__ = inspect.Signature(both)  # type: ignore[attr-defined]
-        del run.__wrapped__  # typer would read the signature of what is inside
-        return run
-
-    return wrap
+                "eval_every", "eval_batch_size", "seed", "checkpoint_seconds")  # fmt: skip
+        machine = MachineOptions(device=self.device, precision=self.precision, compile=self.compile, graphs=self.graphs)
+        return {name: getattr(self, name) for name in same} | machine.changes()

@@ -6,21 +6,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from linattn.cli.image_options import (
-    Compile,
-    CropPadding,
-    EmaDecay,
-    Flip,
-    Graphs,
-    ImageData,
-    ImageSize,
-    Mixing,
-    Precision,
-    RandAugment,
-    WarmupEpochs,
-    WeightDecay,
-)
-from linattn.cli.options import DefaultGroup, Device, device_or_default, option_errors
+from linattn.cli.image_options import ImageData, ImageOptions, ImageSize
+from linattn.cli.options import DefaultGroup, option_errors
+from linattn.cli.shared_options import MachineOptions, takes_shared_options
 from linattn.cli.train_text import lm, mlm, task
 
 
@@ -40,7 +28,9 @@ for command in (lm, mlm, task):
 
 
 @app.command()
+@takes_shared_options()
 def images(
+    *,
     data: ImageData = "digits",
     mechanism: Annotated[str, typer.Option(help="A name from `linattn mechanisms`.")] = "softmax",
     recipe: Annotated[
@@ -57,21 +47,8 @@ def images(
     batch_size: Annotated[int | None, typer.Option(help="Images of a step, over all processes.")] = None,
     lr: Annotated[float | None, typer.Option(help="Highest learning rate.")] = None,
     min_lr: Annotated[float | None, typer.Option(help="Learning rate of the last step.")] = None,
-    warmup_epochs: WarmupEpochs = None,
-    weight_decay: WeightDecay = None,
-    clip_norm: Annotated[float | None, typer.Option(help="Longest gradient; 0: not clipped.")] = None,
-    label_smoothing: Annotated[float | None, typer.Option(help="Share of a target spread over all classes.")] = None,
-    ema_decay: EmaDecay = None,
-    mixup: Mixing = None,
-    cutmix: Mixing = None,
-    rand_augment: RandAugment = None,
-    erasing: Annotated[float | None, typer.Option(help="Probability to erase a part of an image.")] = None,
-    crop_padding: CropPadding = None,
-    flip: Flip = None,
-    device: Device = "",
-    precision: Precision = "",
-    compile: Compile = None,
-    graphs: Graphs = None,
+    training: ImageOptions,
+    machine: MachineOptions,
     seed: Annotated[int, typer.Option(help="Of first weights, order and augmentation.")] = 0,
     checkpoint_seconds: Annotated[float | None, typer.Option(help="Longest time between two checkpoints.")] = None,
     output: Annotated[
@@ -87,31 +64,9 @@ def images(
     from linattn.support.options import check_option
     from linattn.train.screen import TrainJob, train_on_screen
 
-    device = device_or_default(device)
-    on_gpu = device.startswith("cuda")
-    changes: dict[str, Any] = {
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "lr": lr,
-        "min_lr": min_lr,
-        "warmup_epochs": warmup_epochs,
-        "weight_decay": weight_decay,
-        "clip_norm": clip_norm,
-        "label_smoothing": label_smoothing,
-        "ema_decay": ema_decay,
-        "mixup": mixup,
-        "cutmix": cutmix,
-        "rand_augment": rand_augment,
-        "erasing": erasing,
-        "crop_padding": crop_padding,
-        "flip": flip,
-        "device": device,
-        "precision": precision or ("bf16" if on_gpu else "fp32"),
-        "compile": on_gpu if compile is None else compile,
-        "graphs": graphs,
-        "seed": seed,
-        "checkpoint_seconds": checkpoint_seconds,
-    }
+    budget = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "min_lr": min_lr}
+    changes = budget | training.changes() | machine.changes()
+    changes |= {"seed": seed, "checkpoint_seconds": checkpoint_seconds}
     host: dict[str, Any] = {"global_pool": global_pool, "drop_path_rate": drop_path}
     host |= {"patch_size": patch_size} if patch_size is not None else {}
     host |= {"preset": preset} if preset else {}

@@ -7,7 +7,8 @@ import typer
 from rich.console import Console
 
 from linattn.cli.options import option_errors, settings
-from linattn.cli.text_options import TextOptions, takes_text_options
+from linattn.cli.shared_options import takes_shared_options
+from linattn.cli.text_options import TextOptions
 
 if TYPE_CHECKING:
     from linattn.train.text.hosts import HostOptions
@@ -16,13 +17,14 @@ DATA = typer.Option(help="Text file, .gz, folder of .txt, .jsonl; for tasks what
 SET = typer.Option("--set", help="A setting of the task: key=value; may be given again.")
 
 
-@takes_text_options()
+@takes_shared_options()
 def lm(
+    *,
     data: Annotated[Path, DATA],
-    shared: TextOptions,
     length: Annotated[int | None, typer.Option(help="Tokens of a training window.")] = None,
     tokenizer: Annotated[str, typer.Option(help="Folder or name of a tokenizer.  [default: bytes]")] = "",
     changed: Annotated[list[str], SET] = [],  # noqa: B006, typer copies it
+    shared: TextOptions,
 ) -> None:
     """Train a language model on a text: next tokens. Started again with the same options, it goes on.
 
@@ -32,13 +34,14 @@ def lm(
     _train("text", data, shared, changed, length=length, tokenizer=tokenizer or None)
 
 
-@takes_text_options()
+@takes_shared_options()
 def mlm(
+    *,
     data: Annotated[Path, DATA],
-    shared: TextOptions,
     length: Annotated[int | None, typer.Option(help="Tokens of a training window.")] = None,
     tokenizer: Annotated[str, typer.Option(help="Folder or name of a tokenizer.  [default: bytes]")] = "",
     changed: Annotated[list[str], SET] = [],  # noqa: B006
+    shared: TextOptions,
 ) -> None:
     """Train an encoder on a text: masked tokens. Started again with the same options, it goes on.
 
@@ -47,12 +50,13 @@ def mlm(
     _train("masked-text", data, shared, changed, length=length, tokenizer=tokenizer or None)
 
 
-@takes_text_options()
+@takes_shared_options()
 def task(
+    *,
     name: Annotated[str, typer.Argument(help="mqar, listops, regbench, mad-recall, ...; a wrong one lists all.")],
-    shared: TextOptions,
     data: Annotated[Path | None, DATA] = None,
     changed: Annotated[list[str], SET] = [],  # noqa: B006
+    shared: TextOptions,
 ) -> None:
     """Train on a task of sequences, drawn or from files. Started again with the same options, it goes on.
 
