@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from linattn.analysis.linear_part import linear_part
-from linattn.mechanisms.base import Mechanism, Rotate
+from linattn.mechanisms.base import Mechanism
+from linattn.ops.rotation import Rotate
 
 
 def attention_row(

@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.analysis.linear_part import checked_rotation
-from linattn.mechanisms.base import Mechanism, Rotate
+from linattn.mechanisms.base import Mechanism
+from linattn.ops.rotation import Rotate
 
 
 def energy_lost(mechanism: Mechanism, q: Tensor, k: Tensor, *, rotate: Rotate | None = None) -> list[float | None]:

@@ -5,8 +5,9 @@ import copy
 from torch import Tensor
 
 from linattn.mechanisms.angular import Angular
-from linattn.mechanisms.base import Mechanism, Rotate
+from linattn.mechanisms.base import Mechanism
 from linattn.mechanisms.zeros import Zeros
+from linattn.ops.rotation import Rotate
 
 
 def linear_part(mechanism: Mechanism) -> Mechanism:

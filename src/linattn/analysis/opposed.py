@@ -8,8 +8,9 @@ from torch import Tensor
 from linattn.analysis.features import pairwise_features
 from linattn.analysis.linear_part import checked_rotation
 from linattn.analysis.opposed_cut import share_past_truncation
-from linattn.mechanisms.base import Mechanism, Rotate
+from linattn.mechanisms.base import Mechanism
 from linattn.mechanisms.softmax import Softmax
+from linattn.ops.rotation import Rotate
 
 IMAGES, TOKENS = 2, 12  # of the sample that features are differentiated on
 ROUNDING = 1e-12  # of fp64 sums of products, next to the product of their lengths

@@ -14,9 +14,9 @@ from linattn.layers.norms import OutputNorm, create_norm
 from linattn.layers.plane import check_plane, wipe
 from linattn.layers.reduction import SpatialReduction
 from linattn.layers.rotary import plane_rotation
-from linattn.mechanisms.base import Rotate
 from linattn.mechanisms.registry import create_mechanism
 from linattn.ops import checks
+from linattn.ops.rotation import Rotate
 
 
 class LayerOutput(NamedTuple):

@@ -1,15 +1,19 @@
 """2-D rotary positions, for features of any width."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from linattn.ops.packing import compute_dtype
+from linattn.ops.rotation import Rotation, Turns
 
 WIDTHS = ("features", "blocks")
 BASE = 10000.0
+# Planes whose cosines and sines are kept: one for each stage and size of an image. Past that all are forgotten.
+MOST = 64
 
 
 def plane_positions(
@@ -34,11 +38,71 @@ def angles(rows: Tensor, columns: Tensor, width: int, dtype: torch.dtype) -> Ten
     return torch.cat([p.to(dtype)[:, None] * frequencies for p in (rows, columns)], dim=-1)
 
 
-def rotate_pairs(x: Tensor, angle: Tensor) -> Tensor:
-    """Turn neighbouring channels ``(a, b)`` of ``x (..., T, W)`` by ``angle (T, W / 2)``."""
-    a, b = x.to(angle.dtype).unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = angle.cos(), angle.sin()
-    return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2).to(x.dtype)
+@dataclass(frozen=True)
+class Plane:
+    """Tokens of a plane behind some that have no place there, each for ``stride x stride`` others."""
+
+    shape: tuple[int, int]
+    num_prefix_tokens: int
+    stride: int
+
+    def turns(self, width: int, device: torch.device, dtype: torch.dtype) -> Turns:
+        table = angles(*plane_positions(self.shape, self.num_prefix_tokens, self.stride, device), width, dtype)
+        return Turns(table.cos(), table.sin())
+
+
+_kept: dict[tuple[object, ...], Turns] = {}
+
+
+def turns_of(plane: Plane, width: int, device: torch.device, dtype: torch.dtype) -> Turns:
+    """The plane's, kept from call to call."""
+    if not _may_keep(device):
+        return plane.turns(width, device, dtype)
+    # Another stream would have to wait until they are there.
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    key = (plane, width, device, dtype, stream)
+    found = _kept.get(key)
+    if found is None:
+        with torch.inference_mode(False), torch.no_grad():  # a later call may have gradients
+            found = plane.turns(width, device, dtype)
+        if len(_kept) >= MOST:
+            _kept.clear()
+        _kept[key] = found
+    return found
+
+
+def _may_keep(device: torch.device) -> bool:
+    """Not what a compiler, a mode or a transform sees in place of tensors, nor the memory of a graph being captured.
+
+    A captured graph does not read kept ones either: they might be forgotten before it is.
+    """
+    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or torch._C._are_functorch_transforms_active():
+        return False
+    return device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
+
+
+@dataclass(frozen=True)
+class PlaneRotation(Rotation):
+    """See :func:`plane_rotation`."""
+
+    queries: Plane
+    keys: Plane
+    width: int | None
+
+    def of_queries(self, features: int, like: Tensor) -> Turns:
+        return turns_of(self.queries, self._width_of(features), like.device, compute_dtype(like))
+
+    def of_keys(self, features: int, like: Tensor) -> Turns:
+        return turns_of(self.keys, self._width_of(features), like.device, compute_dtype(like))
+
+    def _width_of(self, features: int) -> int:
+        own = features if self.width is None else self.width
+        if features % own or own % 4:
+            raise ValueError(
+                f"rotary positions turn {own} channels at a time, pairs of them by row and by column: that must be a "
+                f"multiple of 4 and divide the {features} features of the mechanism"
+            )
+        return own
 
 
 def plane_rotation(
@@ -48,7 +112,7 @@ def plane_rotation(
     num_prefix_tokens: int = 0,
     key_shape: tuple[int, int] | None = None,
     stride: int = 1,
-) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+) -> PlaneRotation:
     """A ``rotate`` for mechanisms: features ``(B, H, T, K)``, turned in blocks of ``width`` channels.
 
     Args:
@@ -58,20 +122,5 @@ def plane_rotation(
         num_prefix_tokens: tokens before the plane; they are not turned.
         key_shape, stride: plane of the keys, each of which stands for ``stride x stride`` tokens.
     """
-
-    def turn(x: Tensor, shape: tuple[int, int], step: int) -> Tensor:
-        features = x.shape[-1]
-        own = features if width is None else width
-        if features % own or own % 4:
-            raise ValueError(
-                f"rotary positions turn {own} channels at a time, pairs of them by row and by column: that must be a "
-                f"multiple of 4 and divide the {features} features of the mechanism"
-            )
-        rows, columns = plane_positions(shape, num_prefix_tokens, step, x.device)
-        table = angles(rows, columns, own, compute_dtype(x))
-        return rotate_pairs(x, table.repeat(1, features // own))
-
-    def rotate(phi: Tensor, psi: Tensor) -> tuple[Tensor, Tensor]:
-        return turn(phi, query_shape, 1), turn(psi, key_shape or query_shape, stride)
-
-    return rotate
+    keys = Plane(key_shape or query_shape, num_prefix_tokens, stride)
+    return PlaneRotation(Plane(query_shape, num_prefix_tokens, 1), keys, width)

@@ -1,7 +1,6 @@
 """What every mechanism is: a module that maps (q, k, v) to the output of attention."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict
 
@@ -10,15 +9,12 @@ from torch import Tensor, nn
 from linattn.ops import checks
 from linattn.ops.choice import IMPLEMENTATIONS
 from linattn.ops.linear import linear_attention, linear_attention_with_state
-from linattn.ops.prepare import hide, map_features, without_autocast
+from linattn.ops.prepare import hide
+from linattn.ops.rotation import Rotate
 from linattn.ops.types import LinearState
 
 if TYPE_CHECKING:
     from linattn.mechanisms.registry import MechanismInfo
-
-
-# Turns the features of queries and keys, each (B, H, T, K), by where their tokens stand.
-Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class MechanismOutput(NamedTuple):
@@ -254,9 +250,8 @@ class LinearBase(Mechanism):
         """The one call of the algebra; ``arguments`` go before what ``call`` says."""
         options: dict[str, Any] = {"causal": self.causal, "key_mask": call.key_mask, "cu_seqlens": call.cu_seqlens}
         options |= {"impl": call.impl}
-        if call.rotate is not None and self.rotates == "features":
-            arguments = rotated(call.rotate, arguments)
         if not call.need_state:
+            options |= {"rotate": call.rotate if self.rotates == "features" else None}
             return MechanismOutput(linear_attention(**(options | arguments)), None)
         options |= {"initial_state": call.state}
         return MechanismOutput(*linear_attention_with_state(**(options | arguments)))
@@ -269,20 +264,6 @@ class LinearBase(Mechanism):
         """State written once per kv head and read once per head, 2 K (V + 1) each, the denominator with it."""
         check_length(length)
         return length * (self.num_heads + self.num_kv_heads) * 2 * self.num_features * (self.head_dim + 1)
-
-
-def rotated(rotate: Rotate, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of ``linear_attention`` with the numerator's features turned.
-
-    Turned features may be negative, and a sum of their products 0: the denominator keeps the others.
-    """
-    with without_autocast(arguments["q"]):
-        phi, psi = map_features(arguments["q"], arguments["k"], arguments.get("feature_map"))
-        q, k = rotate(phi, psi)
-    new: dict[str, Any] = {"q": q, "k": k, "feature_map": None}
-    if arguments.get("normalizer", "sum") is not None and arguments.get("norm_features") is None:
-        new["norm_features"] = (phi, psi)
-    return arguments | new
 
 
 class LinearMechanism(LinearBase):

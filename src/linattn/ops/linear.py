@@ -16,9 +16,19 @@ from linattn.ops.chunked.linear import linear_sums as chunked
 from linattn.ops.flows import join_outputs, split_decay, split_values
 from linattn.ops.linear_call import FeatureMaps, LinearCall
 from linattn.ops.packing import Form, compute_dtype
-from linattn.ops.prepare import hide, log_decay_for, log_input_for, map_features, normalize, weigh, without_autocast
+from linattn.ops.prepare import (
+    hide,
+    log_decay_for,
+    log_input_for,
+    map_features,
+    normalize,
+    turned,
+    weigh,
+    without_autocast,
+)
 from linattn.ops.recurrent.linear import linear_sums as recurrent
 from linattn.ops.reference.linear import linear_sums as reference
+from linattn.ops.rotation import Rotate
 from linattn.ops.triton import linear as triton
 from linattn.ops.triton.which_kernel import is_step
 from linattn.ops.types import AttentionOutput, DecayIndex, LinearState, Normalizer, Pattern, Sums
@@ -41,6 +51,7 @@ def linear_attention(
     key_mask: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     decay_index: DecayIndex | None = None,
+    rotate: Rotate | None = None,
     impl: str = "auto",
     validate: bool | None = None,
 ) -> Tensor:
@@ -71,6 +82,8 @@ def linear_attention(
         decay_index: whose decay a pair's product takes in: that of the ``"query"`` token
             (``S_t = lambda_t S_{t-1} + k_t v_t``, as in GLA, RetNet, mLSTM; the default when causal) or of
             the ``"key"`` token (as in LION's code; the default when bidirectional).
+        rotate: turns the features of q and k, ``(phi, psi) -> (phi', psi')``, those of the numerator alone: the
+            denominator keeps them as they were, unless ``norm_features`` are given.
         impl: ``"auto"``, ``"reference"``, ``"recurrent"``, ``"chunked"`` or ``"triton"``; see :func:`explain`.
         validate: check values too (sorted offsets, log_decay <= 0). None: on the CPU only, it costs a sync.
 
@@ -88,7 +101,7 @@ def linear_attention(
         torch.Size([1, 8, 1024, 64])
     """
     call = LinearCall(q, k, v, causal, log_decay, normalizer, eps, feature_map, norm_features, key_mask,
-                      cu_seqlens, decay_index, validate, log_input=log_input)  # fmt: skip
+                      cu_seqlens, decay_index, validate, log_input=log_input, rotate=rotate)  # fmt: skip
     return _run(call, impl).output
 
 
@@ -215,34 +228,33 @@ def _run(call: LinearCall, impl: str) -> AttentionOutput:
             initial = LinearState(initial.kv.to(dtype), initial.k.to(dtype))
         if chosen == "triton":
             return triton.attend(q, k, v, initial, call, out_dtype)
-        phi, psi = map_features(q, k, call.feature_map)
+        phi, psi, norm_features = turned(*map_features(q, k, call.feature_map), call)
         form = FORMS[chosen]
         log_input = split_decay(log_input_for(call.log_input, call.key_mask), call.flows)
         psi, v = weigh(hide(psi, call.key_mask), log_input), split_values(hide(v, call.key_mask), call.flows)
         index = call.decay_index or ("query" if call.causal else "key")
         decay = split_decay(log_decay_for(call.log_decay, call.key_mask), call.flows)
         pattern = Pattern(call.causal, decay, index, call.cu_seqlens)
-        if call.norm_features is None:
+        if norm_features is None:
             sums = form(phi, psi, v, pattern, initial)
         else:
-            sums = _with_own_denominator(form, phi, psi, v, pattern, initial, call)
+            norm_q, norm_k = norm_features
+            norm_k = weigh(hide(norm_k, call.key_mask), log_input)
+            sums = _with_own_denominator(form, phi, psi, v, pattern, initial, (norm_q, norm_k))
         output = normalize(sums.numerator, sums.denominator, call.normalizer, call.eps).to(out_dtype)
     return AttentionOutput(join_outputs(output, call.flows, k.shape[1]), sums.state)
 
 
 def _with_own_denominator(
     form: Form, phi: Tensor, psi: Tensor, v: Tensor, pattern: Pattern, initial: LinearState | None,
-    call: LinearCall,
+    norm_features: tuple[Tensor, Tensor],
 ) -> Sums:  # fmt: skip
     """The denominator is a second linear attention, over the norm features, with nothing for values."""
-    assert call.norm_features is not None
-    norm_q, norm_k = call.norm_features
-    norm_k = weigh(hide(norm_k, call.key_mask), log_input_for(call.log_input, call.key_mask))
     nothing = v[..., :0]
     start, norm_start = None, None
     if initial is not None:
         start = LinearState(initial.kv, initial.kv.new_zeros(initial.kv.shape[:3]))
         norm_start = LinearState(initial.kv.new_zeros(*initial.k.shape, 0), initial.k)
     values = form(phi, psi, v, pattern, start)
-    norms = form(norm_q, norm_k, nothing, pattern, norm_start)
+    norms = form(*norm_features, nothing, pattern, norm_start)
     return Sums(values.numerator, norms.denominator, LinearState(values.state.kv, norms.state.k))

@@ -8,6 +8,7 @@ from torch import Tensor
 from linattn.ops import checks
 from linattn.ops.feature_maps import FeatureMap
 from linattn.ops.packing import num_sequences
+from linattn.ops.rotation import Rotate
 from linattn.ops.types import DECAY_INDICES, NORMALIZERS, DecayIndex, LinearState, Normalizer
 
 FeatureMaps = FeatureMap | tuple[FeatureMap, FeatureMap] | None
@@ -33,6 +34,7 @@ class LinearCall:
     initial_state: LinearState | None = None
     need_state: bool = False
     log_input: Tensor | None = None
+    rotate: Rotate | None = None
 
     def check(self) -> None:
         """Raise TypeError or ValueError that names the argument and what is allowed."""
@@ -76,12 +78,14 @@ class LinearCall:
             raise ValueError(f"eps must be a number >= 0, got {self.eps!r}")
         if self.validate is not None and not isinstance(self.validate, bool):
             raise TypeError(f"validate must be True, False or None, got {self.validate!r}")
-        maps = self._maps()
+        maps = self.maps
         if len(maps) != 2 or not all(m is None or isinstance(m, FeatureMap) for m in maps):
             raise TypeError(
                 "feature_map must be a FeatureMap such as EluPlusOne(), a pair of them, or None, "
                 f"got {self.feature_map!r}"
             )
+        if self.rotate is not None and not callable(self.rotate):
+            raise TypeError(f"rotate must be a function of the features of q and k, or None, got {self.rotate!r}")
         flows = [1 if m is None else m.flows for m in maps]
         if flows[0] != flows[1]:
             raise ValueError(f"feature_map gives q {flows[0]} flows and k {flows[1]}; they must be equal")
@@ -159,15 +163,16 @@ class LinearCall:
     def num_features(self, side: int) -> int:
         """Width of the features of q (side 0) or k (side 1)."""
         width = (self.q, self.k)[side].shape[3]
-        own = self._maps()[side]
+        own = self.maps[side]
         return width if own is None else own.num_features(width)
 
     @property
     def flows(self) -> int:
         """Virtual heads that the maps make of a head."""
-        own = self._maps()[1]
+        own = self.maps[1]
         return 1 if own is None else own.flows
 
-    def _maps(self) -> tuple[FeatureMap | None, FeatureMap | None]:
+    @property
+    def maps(self) -> tuple[FeatureMap | None, FeatureMap | None]:
         """Those of q and of k."""
         return self.feature_map if isinstance(self.feature_map, tuple) else (self.feature_map, self.feature_map)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from linattn.ops.checks import autocast_dtype
 from linattn.ops.flows import order_queries
-from linattn.ops.linear_call import FeatureMaps
+from linattn.ops.linear_call import FeatureMaps, LinearCall
 from linattn.ops.types import Normalizer
 
 # exp(-800) is 0 in every dtype: a stronger decay, -inf among them, changes nothing, and sums stay finite.
@@ -31,6 +31,19 @@ def map_features(q: Tensor, k: Tensor, feature_map: FeatureMaps) -> tuple[Tensor
     map_q, map_k = feature_map if isinstance(feature_map, tuple) else (feature_map, feature_map)
     phi, psi = q if map_q is None else map_q(q), k if map_k is None else map_k(k)
     return (phi if map_q is None else order_queries(phi, map_q.flows, k.shape[1])), psi
+
+
+def turned(phi: Tensor, psi: Tensor, call: LinearCall) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+    """The numerator's features, turned, and those of the denominator where they are others.
+
+    Turned features may be negative, and a sum of their products 0: the denominator keeps the others.
+    """
+    if call.rotate is None:
+        return phi, psi, call.norm_features
+    norm_features = call.norm_features
+    if norm_features is None and call.normalizer is not None:
+        norm_features = phi, psi
+    return *call.rotate(phi, psi), norm_features
 
 
 def hide(x: Tensor, key_mask: Tensor | None) -> Tensor:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from linattn.analysis.capture import capture
 from linattn.lab.entropy.settings import EntropyConfig
-from linattn.mechanisms.base import Mechanism, Rotate
+from linattn.mechanisms.base import Mechanism
+from linattn.ops.rotation import Rotate
 
 SPREAD = 0.7  # of the logarithm of random queries' lengths: one in twenty is 4 times as long as the middle one
 

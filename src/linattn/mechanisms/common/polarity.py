@@ -1,7 +1,7 @@
 """Polarity: the positive and the negative parts of queries and keys, in two flows (PolaFormer)."""
 
 from abc import abstractmethod
-from typing import Any, Unpack
+from typing import Unpack
 
 from torch import Tensor
 
@@ -9,7 +9,6 @@ from linattn.mechanisms.base import Call, CommonOptions, MechanismOutput, check_
 from linattn.mechanisms.common.over_tokens import MEAN_EPS, with_mean_eps
 from linattn.mechanisms.common.wide import WideLinear
 from linattn.ops.feature_maps import WideMap
-from linattn.ops.flows import join_outputs, split_values
 
 
 class TwoFlows(WideLinear):
@@ -31,14 +30,6 @@ class TwoFlows(WideLinear):
         map_q, map_k = self.maps()
         map_q, eps = (map_q, MEAN_EPS) if self.causal else with_mean_eps(map_q, q, k.shape[2], call)
         return self.linear(call, {"q": q, "k": k, "v": v, "feature_map": (map_q, map_k), "eps": eps})
-
-    def linear(self, call: Call, arguments: dict[str, Any]) -> MechanismOutput:
-        if call.rotate is None:
-            return super().linear(call, arguments)
-        # Features that were turned go to the algebra as they are: as virtual heads, and so must the values.
-        flows, kv_heads = arguments["feature_map"][1].flows, arguments["k"].shape[1]
-        out = super().linear(call, arguments | {"v": split_values(arguments["v"], flows)})
-        return MechanismOutput(join_outputs(out.output, flows, kv_heads), out.state)
 
     @property
     def num_features(self) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from linattn.ops.feature_maps import FeatureMap, Twin
 from linattn.ops.flows import join_outputs, order_queries, split_decay, split_values
 from linattn.ops.linear_call import LinearCall
-from linattn.ops.prepare import log_decay_for, log_input_for, normalize, weigh
+from linattn.ops.prepare import log_decay_for, log_input_for, normalize, turned, weigh
 from linattn.ops.triton import which_kernel
 from linattn.ops.triton.bidirectional.attend import attend_all
 from linattn.ops.triton.bidirectional.config import can_fuse
@@ -20,6 +20,7 @@ from linattn.ops.triton.maps.apply import map_features
 from linattn.ops.triton.operands import one_dtype
 from linattn.ops.triton.step.attend import attend_step
 from linattn.ops.triton.support import reason_against
+from linattn.ops.triton.turned import attend_turned, twins_to_turn
 from linattn.ops.types import AttentionOutput, LinearState
 
 WIDEST = 256  # features, and values of a head
@@ -51,34 +52,36 @@ def attend(
 ) -> AttentionOutput:
     """One fused call on q and k as they come (masked keys are 0); a denominator of its own is a second one."""
     kernel = which_kernel.kernel_of(call)
-    if kernel == which_kernel.BIDIRECTIONAL and call.norm_features is None and call.log_input is None:
+    if call.rotate is not None:
+        turning = twins_to_turn(call)
+        if turning is not None:
+            return attend_turned(q, k, v, turning, call, out_dtype)
+    plain = call.norm_features is None and call.log_input is None and call.rotate is None
+    if kernel == which_kernel.BIDIRECTIONAL and plain:
         twins = _twins(call)
         if twins is not None and can_fuse(q, v, twins, call.cu_seqlens):
             return attend_all(
                 *one_dtype(q, k, v), maps=twins, normalizer=call.normalizer, eps=call.eps, key_mask=call.key_mask,
                 cu_seqlens=call.cu_seqlens, initial=initial, out_dtype=out_dtype, need_state=call.need_state,
             )  # fmt: skip
-    phi, psi = (_mapped(x, feature_map) for x, feature_map in zip((q, k), _maps(call), strict=True))
-    phi, v = order_queries(phi, call.flows, k.shape[1]), split_values(v, call.flows)
+    phi, psi = (_mapped(x, feature_map) for x, feature_map in zip((q, k), call.maps, strict=True))
+    phi, psi, norm_features = turned(order_queries(phi, call.flows, k.shape[1]), psi, call)
+    v = split_values(v, call.flows)
     # A decay per channel is as large as the keys: its kernels bound it and leave masked tokens out as they read it.
     bounded = call.log_decay if kernel == which_kernel.CHANNEL else log_decay_for(call.log_decay, call.key_mask)
     decay, log_input = bounded, log_input_for(call.log_input, call.key_mask)
     run = _runner(kernel, call, split_decay(decay, call.flows), split_decay(log_input, call.flows))
     phi, psi, v = one_dtype(phi, psi, v)
-    if call.norm_features is None:
+    if norm_features is None:
         out = run(phi, psi, v, initial, normalizer=call.normalizer, out_dtype=out_dtype, need_state=call.need_state)
     else:
-        out = _with_own_denominator(run, phi, psi, v, initial, call, out_dtype)
+        out = _with_own_denominator(run, phi, psi, v, initial, norm_features, call, out_dtype)
     return AttentionOutput(join_outputs(out.output, call.flows, k.shape[1]), out.state)
-
-
-def _maps(call: LinearCall) -> tuple[FeatureMap | None, FeatureMap | None]:
-    return call.feature_map if isinstance(call.feature_map, tuple) else (call.feature_map, call.feature_map)
 
 
 def _twins(call: LinearCall) -> tuple[Twin, Twin] | None:
     """How kernels run the maps of q and k; None unless both have a twin."""
-    q_map, k_map = _maps(call)
+    q_map, k_map = call.maps
     if q_map is None or k_map is None:
         return None
     q_twin, k_twin = q_map.twin(), k_map.twin()
@@ -144,11 +147,10 @@ def _run_step(
 
 
 def _with_own_denominator(
-    run: Run, phi: Tensor, psi: Tensor, v: Tensor, initial: LinearState | None, call: LinearCall,
-    out_dtype: torch.dtype,
+    run: Run, phi: Tensor, psi: Tensor, v: Tensor, initial: LinearState | None, norm_features: tuple[Tensor, Tensor],
+    call: LinearCall, out_dtype: torch.dtype,
 ) -> AttentionOutput:  # fmt: skip
     """The denominator is a second linear attention, over the norm features, with values of 1."""
-    assert call.norm_features is not None
     options: dict[str, Any] = {"normalizer": None, "out_dtype": torch.float32, "need_state": call.need_state}
     start, norm_start = None, None
     if initial is not None:
@@ -156,7 +158,7 @@ def _with_own_denominator(
         # Summed with values of 1, all columns are the sum itself.
         norm_start = LinearState(initial.k.unsqueeze(-1).expand(*initial.k.shape, ONES), initial.k)
     numerator, state = run(phi, psi, v, start, **options)
-    norm_q, norm_k, ones = one_dtype(*call.norm_features, v.new_ones(*v.shape[:3], ONES))
+    norm_q, norm_k, ones = one_dtype(*norm_features, v.new_ones(*v.shape[:3], ONES))
     denominator, norm_state = run(norm_q, norm_k, ones, norm_start, **options)
     output = normalize(numerator, denominator[..., 0], call.normalizer, call.eps).to(out_dtype)
     return AttentionOutput(output, LinearState(state.kv, norm_state.k) if call.need_state else state)

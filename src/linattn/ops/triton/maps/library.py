@@ -26,9 +26,9 @@ class Tiles(NamedTuple):
     per_head: int
 
 
-def tiles_for(x: Tensor, parts: int) -> Tiles:
+def tiles_for(x: Tensor, parts: int, numbers: int = TILE) -> Tiles:
     BF = parts * max(2, 1 << (x.shape[3] - 1).bit_length())
-    BT = max(1, min(64, TILE // BF))
+    BT = max(1, min(64, numbers // BF))
     return Tiles(BT, BF, -(-x.shape[2] // BT))
 
 
@@ -59,8 +59,8 @@ def _backward(
     d_constant = d_out[..., -1].sum(dtype=torch.float32) if constant is not None else x.new_empty(0)
     return (
         dx,
-        _sum_to(d_table, table.shape[:2], flows).to(table.dtype) if table is not None and learns else d_table,
-        d_token if token is None else _sum_to(d_token, token.shape[:2], 1).to(token.dtype),
+        sum_to(d_table, table.shape[:2], flows).to(table.dtype) if table is not None and learns else d_table,
+        d_token if token is None else sum_to(d_token, token.shape[:2], 1).to(token.dtype),
         d_constant if constant is None else d_constant.to(constant.dtype),
     )
 
@@ -111,11 +111,11 @@ def launch_forward(
     from linattn.ops.triton.maps.kernels.forward import map_forward
 
     (B, H, T, _), tiles = x.shape, tiles_for(x, parts)
-    table, strides, sizes = _shared(x, table, token, flows)
+    table, strides, sizes = shared(x, table, token, flows)
     launch(
         map_forward, B * H * flows * tiles.per_head,
         x, out if table is None else table, out if token is None else token, out if constant is None else constant, out,
-        *x.stride(), *strides, T, H, **sizes, **_constants(x, code, token, flows, tiles),
+        *x.stride(), *strides, T, H, **sizes, **constants(x, code, token, flows, tiles),
         HAS_CONSTANT=constant is not None, num_warps=WARPS,
     )  # fmt: skip
 
@@ -128,21 +128,21 @@ def launch_backward(
 
     (B, H, T, _), tiles = x.shape, tiles_for(x, parts)
     d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
-    table, strides, sizes = _shared(x, table, token, flows)
+    table, strides, sizes = shared(x, table, token, flows)
     launch(
         map_backward, B * H * tiles.per_head,
         x, dx if table is None else table, dx if token is None else token, d_out, dx, d_table, d_token,
-        *x.stride(), *strides, *d_out.stride()[:3], T, H, **sizes, **_constants(x, code, token, flows, tiles),
+        *x.stride(), *strides, *d_out.stride()[:3], T, H, **sizes, **constants(x, code, token, flows, tiles),
         num_warps=WARPS_BACKWARD,
     )  # fmt: skip
 
 
-def _constants(x: Tensor, code: int, token: Tensor | None, flows: int, tiles: Tiles) -> dict[str, Any]:
+def constants(x: Tensor, code: int, token: Tensor | None, flows: int, tiles: Tiles) -> dict[str, Any]:
     sizes = {"FLOWS": flows, "D": x.shape[3], "BT": tiles.BT, "BF": tiles.BF}
     return sizes | {"MAP": code, "HAS_TOKEN": token is not None}
 
 
-def _shared(
+def shared(
     x: Tensor, table: Tensor | None, token: Tensor | None, flows: int
 ) -> tuple[Tensor | None, list[int], dict[str, int]]:
     """The table with whole rows; strides of its sequence and virtual head, and of the factors; who shares each."""
@@ -163,7 +163,7 @@ def _shape(x: Tensor, constant: Tensor | None, parts: int, flows: int) -> tuple[
     return B, H * flows, T, parts * D + int(constant is not None)  # a bool would break symbolic sizes
 
 
-def _sum_to(x: Tensor, shape: torch.Size, flows: int) -> Tensor:
+def sum_to(x: Tensor, shape: torch.Size, flows: int) -> Tensor:
     """Sum ``(B, H flows, ..)`` over what shares a number, to ``(1 or B, heads, ..)``; flows apart unless heads is 1."""
     batch, heads = shape
     x = x.sum(0, keepdim=True) if batch == 1 else x
