@@ -70,7 +70,7 @@ def test_an_eager_step_is_the_plain_model_and_is_not_mixed_up_with_the_compiled_
 
 def test_a_row_says_what_each_part_of_it_took():
     """And nothing of the row before, which may have ended in the middle."""
-    subject = Subject(CONFIG, small("nalaformer_xtiny"), "nala", lambda what: None)
+    subject = Subject(CONFIG, backbone_case("nalaformer_xtiny-224").quick(), "nala", lambda what: None)
     subject._doing = "compiling"
     row = ModelRow("nalaformer_xtiny-224", "nala", "compiled")
     subject.measure(row)
