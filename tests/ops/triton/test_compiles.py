@@ -18,7 +18,7 @@ def test_random_calls_compile() -> None:
     assert made.stdout.endswith(" 0 failed\n"), made.stdout + made.stderr
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_wide_heads_with_a_denominator_of_their_own_compile(dtype: str) -> None:
     """Their numerator's gradient is fp32 whatever the inputs are."""
     made = _run(__file__, dtype)

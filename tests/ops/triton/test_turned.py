@@ -161,8 +161,7 @@ def test_another_plane_is_refused() -> None:
         linear_attention(q, k, v, feature_map=Relu(), rotate=case.rotation, impl="triton")
 
 
-@pytest.mark.parametrize("mask", [False, True], ids=["whole", "masked"])
-@pytest.mark.parametrize("name", ["relu", "nala_masked", "pola_plus"])
+@pytest.mark.parametrize(("name", "mask"), [("relu", False), ("nala_masked", True), ("pola_plus", True)])
 def test_operator(name: str, mask: bool) -> None:
     """PyTorch's own checks: schema, fake tensors, autograd, ahead-of-time tracing."""
     case = draw(name, H=2, H_kv=1, D=8, plane=(6, 11), mask=mask).in_dtype(torch.float32)  # two tiles
