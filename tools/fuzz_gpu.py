@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fuzz_cases import KINDS, case_of, name_of
+from waiting import run_all
 
 ROOT = Path(__file__).parent.parent
 GRACE = 60  # seconds for cases that run when the time is up: compilers take long
@@ -58,6 +59,10 @@ class Run:
     def print(self, text: str) -> None:
         print(f"[{time.time() - self.start:4.0f} s] {text}", flush=True)
 
+    def tell(self) -> None:
+        with self.lock:
+            self.print(f"{self.total('passed')} passed, {self.total('failed')} failed")
+
     def total(self, outcome: str) -> int:
         return sum(count for (_, known), count in self.counts.items() if known == outcome)
 
@@ -86,14 +91,7 @@ def main(arguments: list[str]) -> int:
             run.hear(event)
         return run.summary()
     parts = [threading.Thread(target=_part, args=(run, options, worker)) for worker in range(options.workers)]
-    for part in parts:
-        part.start()
-    while any(part.is_alive() for part in parts):
-        until = time.monotonic() + PROGRESS
-        for part in parts:
-            part.join(timeout=max(0.0, until - time.monotonic()))
-        with run.lock:
-            run.print(f"{run.total('passed')} passed, {run.total('failed')} failed")
+    run_all(parts, PROGRESS, run.tell)
     return run.summary()
 
 

@@ -21,6 +21,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from waiting import run_all
+
 ROOT = Path(__file__).parent.parent
 GRACE = 30  # seconds for tests that run when the time is up
 SLOWEST = 15
@@ -58,6 +60,10 @@ class Run:
 
     def print(self, text: str) -> None:
         print(f"[{time.time() - self.start:4.0f} s] {text}", flush=True)
+
+    def tell(self) -> None:
+        with self.lock:
+            self.print(f"{len(self.outcomes)} of {len(self.tests)} tests done")
 
     def hear(self, part: int, event: dict[str, Any]) -> None:
         with self.lock:
@@ -115,14 +121,7 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "passed").write_text("\n".join(sorted(run.before)))
         parts = [threading.Thread(target=_part, args=(run, n, folder, rest)) for n in range(run.workers)]
-        for part in parts:
-            part.start()
-        while any(part.is_alive() for part in parts):
-            until = time.monotonic() + PROGRESS
-            for part in parts:
-                part.join(timeout=max(0.0, until - time.monotonic()))
-            with run.lock:
-                run.print(f"{len(run.outcomes)} of {len(run.tests)} tests done")
+        run_all(parts, PROGRESS, run.tell)
     return run.summary()
 
 

@@ -86,7 +86,7 @@ def test_what_kernels_refuse_is_no_failure(monkeypatch: pytest.MonkeyPatch, caps
 
 
 def test_a_process_that_dies_or_loses_its_gpu_costs_one_case(tmp_path: Path) -> None:
-    for name in ("fuzz_gpu.py", "fuzz_cases.py"):
+    for name in ("fuzz_gpu.py", "fuzz_cases.py", "waiting.py"):
         shutil.copy(TOOLS / name, tmp_path)
     (tmp_path / "fuzz_calls.py").write_text(STUB)
     command = [sys.executable, str(tmp_path / "fuzz_gpu.py"), "--workers=1", "--count=6", "--only=lion"]

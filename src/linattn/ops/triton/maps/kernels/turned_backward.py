@@ -6,8 +6,8 @@ import triton.language as tl
 
 from linattn.ops.triton.maps.kernels.codes import is_short, one_sided, parts_of
 from linattn.ops.triton.maps.kernels.function_grads import store_table_grad, table_terms, tile_grad
-from linattn.ops.triton.maps.kernels.functions import load_table, load_token, map_tile, parts_from
-from linattn.ops.triton.maps.kernels.turning import dot_rows, load_sums, load_turns, store_sums, turn_pairs
+from linattn.ops.triton.maps.kernels.functions import load_table, map_tile, parts_from
+from linattn.ops.triton.maps.kernels.turning import dot_rows, load_inputs, load_sums, load_turns, store_sums, turn_pairs
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -33,15 +33,12 @@ def turned_backward(
     program = tl.program_id(0)
     tile, head = program % tiles, (program // tiles).to(tl.int64)
     b, h = head // H, head % H
-    row, channel = tile * BT + tl.arange(0, BT), tl.arange(0, BD)
-    keep, inside = row < T, channel < D
-    seen = keep
-    if HAS_MASK:
-        seen = keep & (tl.load(key_mask + b * mask_b + row.to(tl.int64) * mask_t, mask=keep, other=0) != 0)
-    kept = seen[:, None] & inside[None, :]
-    at = x + b * x_b + h * x_h + row.to(tl.int64)[:, None] * x_t + channel.to(tl.int64)[None, :] * x_d
-    raw = tl.load(at, mask=kept, other=0.0)
-    factor = load_token(token + b * token_b + h // TOKEN_GROUP * token_h, token_t, tile * BT, seen, HAS_TOKEN, BT)
+    row, keep, kept, raw, factor = load_inputs(
+        x, key_mask, token, b, h, tile, T, x_b, x_h, x_t, x_d, mask_b, mask_t, token_b, token_h, token_t,
+        TOKEN_GROUP, HAS_TOKEN, HAS_MASK, D, BT, BD,
+    )  # fmt: skip
+    channel = tl.arange(0, BD)
+    inside = channel < D
     c, s = load_turns(cos, sin, row, keep, 0, D, W, BD)
     c_second, s_second = c, s
     if PARTS == 2 and D % W != 0:

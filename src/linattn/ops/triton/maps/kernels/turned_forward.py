@@ -5,9 +5,9 @@ import triton
 import triton.language as tl
 
 from linattn.ops.triton.maps.kernels.codes import is_short, parts_of
-from linattn.ops.triton.maps.kernels.functions import load_table, load_token, map_tile, parts_from
+from linattn.ops.triton.maps.kernels.functions import load_table, map_tile, parts_from
 from linattn.ops.triton.maps.kernels.numbers import rounded
-from linattn.ops.triton.maps.kernels.turning import dot_rows, load_sums, load_turns, store_sums, turn_pairs
+from linattn.ops.triton.maps.kernels.turning import dot_rows, load_inputs, load_sums, load_turns, store_sums, turn_pairs
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -34,16 +34,13 @@ def turned_forward(
     b, h, flow = (head // (H * FLOWS)).to(tl.int64), (head // FLOWS % H).to(tl.int64), head % FLOWS
     key_head = h // GROUP * FLOWS + flow
     virtual = key_head * GROUP + h % GROUP
-    row, channel = tile * BT + tl.arange(0, BT), tl.arange(0, BD)
-    keep, inside = row < T, channel < D
-    seen = keep
-    if HAS_MASK:
-        seen = keep & (tl.load(key_mask + b * mask_b + row.to(tl.int64) * mask_t, mask=keep, other=0) != 0)
-    kept = seen[:, None] & inside[None, :]
-    at = x + b * x_b + h * x_h + row.to(tl.int64)[:, None] * x_t + channel.to(tl.int64)[None, :] * x_d
-    raw = tl.load(at, mask=kept, other=0.0)
+    row, keep, kept, raw, factor = load_inputs(
+        x, key_mask, token, b, h, tile, T, x_b, x_h, x_t, x_d, mask_b, mask_t, token_b, token_h, token_t,
+        TOKEN_GROUP, HAS_TOKEN, HAS_MASK, D, BT, BD,
+    )  # fmt: skip
+    channel = tl.arange(0, BD)
+    inside = channel < D
     params = load_table(table + b * table_b + (h // TABLE_GROUP * FLOWS + flow) * table_h, MAP, D, BD)
-    factor = load_token(token + b * token_b + h // TOKEN_GROUP * token_h, token_t, tile * BT, seen, HAS_TOKEN, BT)
     core, other, side = map_tile(raw, kept, params, factor, MAP, is_short(raw.dtype), D, BT, BD)
     first, second, _ = parts_from(core, other, side, factor, MAP, HAS_TOKEN, tl.float32)
     if IS_QUERY:

@@ -5,6 +5,26 @@ import triton
 import triton.language as tl
 
 from linattn.ops.triton.maps.kernels.codes import parts_of
+from linattn.ops.triton.maps.kernels.functions import load_token
+
+
+@triton.jit
+def load_inputs(
+    x, key_mask, token, b, h, tile, T, x_b, x_h, x_t, x_d, mask_b, mask_t, token_b, token_h, token_t,
+    TOKEN_GROUP: tl.constexpr, HAS_TOKEN: tl.constexpr, HAS_MASK: tl.constexpr,
+    D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Tokens of a tile and which of them exist, (BT,); what is seen of inputs, and these, (BT, BD); factors (BT, 1)."""
+    row, channel = tile * BT + tl.arange(0, BT), tl.arange(0, BD)
+    keep = row < T
+    seen = keep
+    if HAS_MASK:
+        seen = keep & (tl.load(key_mask + b * mask_b + row.to(tl.int64) * mask_t, mask=keep, other=0) != 0)
+    kept = seen[:, None] & (channel < D)[None, :]
+    at = x + b * x_b + h * x_h + row.to(tl.int64)[:, None] * x_t + channel.to(tl.int64)[None, :] * x_d
+    raw = tl.load(at, mask=kept, other=0.0)
+    factor = load_token(token + b * token_b + h // TOKEN_GROUP * token_h, token_t, tile * BT, seen, HAS_TOKEN, BT)
+    return row, keep, kept, raw, factor
 
 
 @triton.jit
