@@ -4,6 +4,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linattn import create_mechanism
+from linattn.mechanisms.base import Call
+from linattn.mechanisms.common.orders import plane_orders, reordered
 from linattn.testing import check_mechanism
 from mechanisms.formulas import TOLERANCE, draw, per_query_head, scores
 
@@ -329,3 +331,20 @@ def test_bad_plane(shape):
     q, k, v = draw(length=12)
     with pytest.raises(ValueError, match="spatial_shape"):
         build(order="snake")(q, k, v, x=draw_x(12), spatial_shape=shape)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 5), (5, 1), (3, 4), (4, 3), (4, 4)], ids=str)
+def test_orders_and_their_inverses(shape):
+    _, k, _ = draw(length=2 + shape[0] * shape[1])
+    for order, inverse in plane_orders(k, Call("auto", spatial_shape=shape), 2):
+        torch.testing.assert_close(order[inverse], torch.arange(k.shape[2]))
+        torch.testing.assert_close(inverse[order], torch.arange(k.shape[2]))
+
+
+def test_reordering_has_the_gradients_of_an_index():
+    x = draw_x(7).unsqueeze(1).requires_grad_()
+    order = torch.tensor([3, 0, 6, 1, 5, 2, 4])
+    inverse = order.argsort()
+    torch.testing.assert_close(reordered(x, order, inverse), x[:, :, order])
+    assert torch.autograd.gradcheck(reordered, (x, order, inverse))
+    assert torch.autograd.gradgradcheck(reordered, (x, order, inverse))

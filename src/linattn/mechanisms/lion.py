@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput, check_length
 from linattn.mechanisms.common.decays import ChannelDecay, HeadDecay
 from linattn.mechanisms.common.directions import output_dtype
-from linattn.mechanisms.common.orders import plane_orders
+from linattn.mechanisms.common.orders import plane_orders, reordered
 from linattn.mechanisms.common.positions import token_positions
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops.checks import check_choice
+from linattn.ops.checks import autocast_dtype, check_choice
 from linattn.ops.linear import linear_attention
 from linattn.ops.packing import compute_dtype, num_sequences
 from linattn.ops.types import DecayIndex, Normalizer
@@ -157,23 +157,28 @@ class Lion(LinearBase):
 
     def _over_the_plane(self, phi: Tensor, psi: Tensor, v: Tensor, call: Call) -> Tensor:
         """Numerators and denominators of both orders are added, then divided: the average of two matrices M."""
-        dtype, out_dtype = compute_dtype(phi, v), output_dtype(phi, v)
+        out_dtype = output_dtype(phi, v)
+        # Sums of 16 bits are added up in 32; autocast would take them back to 16.
+        wide = None if autocast_dtype(phi) else compute_dtype(phi, v)
         turned = (phi, psi) if call.rotate is None else call.rotate(phi, psi)
         one = torch.ones_like(v[..., :1])
         total: Tensor | None = None
-        for number, order in enumerate(plane_orders(psi, call, self.num_prefix_tokens)):
+        for number, (order, inverse) in enumerate(plane_orders(psi, call, self.num_prefix_tokens)):
             log_decay = self.log_decay(number, psi, call)
+            if log_decay is not None and log_decay.ndim > 1:
+                log_decay = reordered(log_decay, order, inverse)
             options: dict[str, Any] = {
-                "log_decay": log_decay if log_decay is None or log_decay.ndim == 1 else log_decay[:, :, order],
-                "decay_index": self.decay_index, "cu_seqlens": call.cu_seqlens, "impl": call.impl, "normalizer": None,
+                "log_decay": log_decay, "decay_index": self.decay_index, "normalizer": None,
+                "cu_seqlens": call.cu_seqlens, "impl": call.impl,
                 "key_mask": None if call.key_mask is None else call.key_mask[:, order],
             }  # fmt: skip
 
             def summed(
-                q: Tensor, k: Tensor, v: Tensor, order: Tensor = order, options: dict[str, Any] = options
+                *tensors: Tensor, there: Tensor = order, back: Tensor = inverse, options: dict[str, Any] = options
             ) -> Tensor:
-                out = linear_attention(*(x[:, :, order].to(dtype) for x in (q, k, v)), **options)
-                return out[:, :, order.argsort()]
+                q, k, v = (reordered(x, there, back).to(wide or x.dtype) for x in tensors)
+                out = linear_attention(q, k, v, **options)
+                return reordered(out, back, there)
 
             if self.normalizer is None:
                 both = summed(*turned, v)

@@ -24,7 +24,7 @@ def layer(decay):
 def masks(mechanism, x):
     """Both M ``(B, H, T, T)``, written out: products of the decays between two places of an order, with the key's."""
     found = []
-    for number, order in enumerate((snake(*PLANE, x.device), snake_transposed(*PLANE, x.device))):
+    for number, (order, _) in enumerate((snake(*PLANE, x.device), snake_transposed(*PLANE, x.device))):
         places = torch.cat([torch.zeros(1, dtype=torch.long), 1 + order])  # the class token stays in front
         T = len(places)
         if mechanism.decay == "fixed":

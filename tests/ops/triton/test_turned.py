@@ -13,7 +13,6 @@ from linattn.ops.triton import linear as triton_linear
 from linattn.ops.triton.maps.turned_library import turned, turned_backward
 from linattn.ops.triton.support import MAP_CODES
 from linattn.testing.poison import poisoned_allocations
-from ops.map_cases import number
 from ops.triton.budget import assert_within
 from ops.triton.device import DEVICE
 from ops.triton.turned_case import PAIRS, Case, draw, evaluate
@@ -114,7 +113,9 @@ OTHERS: dict[str, dict[str, Any]] = {
     "no normaliser": {"normalizer": None},
     "other normaliser": {"normalizer": "abs_max_one"},
     "own denominator": {"norm_features": True},
-    "a constant feature": {"feature_map": Squares(number(0.5).float(), None, number(0.7).float(), 15)},
+    "a constant feature": {
+        "feature_map": Squares(torch.tensor(0.5, device=DEVICE), None, torch.tensor(0.7, device=DEVICE), 15)
+    },
     "any function": {"rotate": lambda phi, psi: (phi, -psi)},
 }
 

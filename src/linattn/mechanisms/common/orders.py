@@ -1,27 +1,62 @@
 """Orders in which the tokens of an image plane can be walked, for mechanisms whose decay follows a line."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from linattn.mechanisms.base import Call
 from linattn.ops.checks import check_values
 
 
-def snake(rows: int, columns: int, device: torch.device) -> Tensor:
-    """``(rows * columns,)``: row by row, every other row backwards, so that neighbours in the order touch."""
-    plane = torch.arange(rows * columns, device=device).view(rows, columns)
-    backwards = (torch.arange(rows, device=device) % 2 == 1).unsqueeze(1)
-    return torch.where(backwards, plane.flip(1), plane).flatten()
+def reordered(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    """``x[:, :, order]``, ``order`` being a permutation and ``inverse`` the one that undoes it.
+
+    The gradient of an index may have to add: on a GPU it sorts the index and took ten times as long as all else in a
+    model. That of a permutation is a permutation.
+    """
+    found: Tensor = _Reordered.apply(x, order, inverse)
+    return found
 
 
-def snake_transposed(rows: int, columns: int, device: torch.device) -> Tensor:
+class _Reordered(Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        return x.index_select(2, order)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        order, inverse = ctx.saved_tensors
+        return reordered(grad, inverse, order), None, None
+
+
+def snake(rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """``(rows * columns,)``: row by row, every other row backwards, so that neighbours in the order touch.
+
+    It undoes itself: order and inverse are the same.
+    """
+    token = torch.arange(rows * columns, device=device)
+    row, column = token // columns, token % columns
+    order = torch.where(row % 2 == 1, row * columns + (columns - 1) - column, token)
+    return order, order
+
+
+def snake_transposed(rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The same, column by column."""
-    along = snake(columns, rows, device)
-    return along % rows * columns + along // rows
+    along, _ = snake(columns, rows, device)
+    token = torch.arange(rows * columns, device=device)
+    return along % rows * columns + along // rows, along[token % columns * rows + token // columns]
 
 
-def plane_orders(x: Tensor, call: Call, num_prefix_tokens: int) -> tuple[Tensor, Tensor]:
-    """Both snakes over ``call.spatial_shape``, ``(T,)`` each: ``order[n]`` is the token that stands at place n.
+def plane_orders(x: Tensor, call: Call, num_prefix_tokens: int) -> list[tuple[Tensor, Tensor]]:
+    """Both snakes over ``call.spatial_shape``: ``order[n]`` is the token that stands at place n, and the inverse.
 
     ``x (B, H, T, D)``. Tokens before the plane keep their places. Packed sequences have one plane each.
     """
@@ -39,6 +74,9 @@ def plane_orders(x: Tensor, call: Call, num_prefix_tokens: int) -> tuple[Tensor,
         raise ValueError(f"spatial_shape {shape} must hold all tokens of a sequence{before}, got T = {T} in {images}")
     prefix = torch.arange(num_prefix_tokens, device=x.device)
     start = torch.arange(images, device=x.device).unsqueeze(1) * own
-    both = (torch.cat([prefix, num_prefix_tokens + f(rows, columns, x.device)]) for f in (snake, snake_transposed))
-    one, two = ((start + order).flatten() for order in both)
-    return one, two
+
+    def of_all(own: Tensor) -> Tensor:
+        return (start + torch.cat([prefix, num_prefix_tokens + own])).flatten()
+
+    both = (f(rows, columns, x.device) for f in (snake, snake_transposed))
+    return [(of_all(order), of_all(inverse)) for order, inverse in both]
