@@ -88,6 +88,8 @@ def test_a_model_is_converted_reported_written_with_and_not_done_twice(folder, t
         (["--recall-share", "0.5", "--length", "32"], "--recall-share"),
         (["--finetune-recall-share", "-1"], "--finetune-recall-share"),
         (["--lengths", "1"], "--lengths"),
+        (["--needle-haystacks", "noise,hay"], "must be one of noise, text, got 'hay'"),
+        (["--needle-haystacks", "text", "--needle-lengths", "128,9000"], "--needle-haystacks"),
         (["--device", "tpu"], "--device"),
         (["--probe", "."], "--probe"),
     ],
@@ -112,6 +114,18 @@ def test_the_second_stage_repeats_passages_as_the_first_unless_told_otherwise(fo
     assert "recall_share" not in kept[0]["transfer"]
     assert kept[1]["transfer"] == kept[2]["transfer"] == kept[0]["transfer"] | {"recall_share": 0.5}
     assert kept[1]["finetune"] == kept[2]["finetune"] | {"recall_share": 0.5}
+
+
+def test_needles_are_hidden_in_what_was_asked_for(folder, text, tmp_path, monkeypatch):
+    from linattn.linearize.jobs import linearize_run
+
+    jobs = []
+    monkeypatch.setattr(linearize_run, "linearize_folder", lambda job, console: jobs.append(job.check() and job) or 0)
+    for more in ([], ["--needle-haystacks", "text, noise"]):
+        result = call("linearize", folder, "--text", text, "--out", tmp_path / "out", "--device", "cpu", *more)
+        assert result.exit_code == 0, result.output
+    found = [job.evaluation_options(job.check()).needle_haystacks for job in jobs]
+    assert found == [("noise",), ("text", "noise")]
 
 
 def test_text_is_needed_to_measure_on(folder, tmp_path):

@@ -13,6 +13,7 @@ from linattn.cli.options import (
     Threads,
     device_or_default,
     integers,
+    names,
     option_errors,
     precision_or_default,
     set_threads,
@@ -117,8 +118,16 @@ def linearize(
     needle_lengths: Annotated[
         str, typer.Option(help="Texts that hide a number, with commas; none.", rich_help_panel=FIGURES)
     ] = "",
+    needle_haystacks: Annotated[
+        str,
+        typer.Option(
+            help="What they are made of, with commas: noise (five sentences that repeat), text (that measured on).  "
+            "[default: noise]",
+            rich_help_panel=FIGURES,
+        ),
+    ] = "",
     needle_count: Annotated[
-        int | None, typer.Option(help="Of them, for each length and depth.", rich_help_panel=FIGURES)
+        int | None, typer.Option(help="Of them, for each haystack, length and depth.", rich_help_panel=FIGURES)
     ] = None,
     contexts: Annotated[
         str, typer.Option(help="Tokens before those whose decoding is timed; none.", rich_help_panel=FIGURES)
@@ -169,7 +178,7 @@ def linearize(
     )  # fmt: skip
     figures = _given(
         windows=windows, texts=texts, needle_count=needle_count, new_tokens=new_tokens, ablate=ablate,
-        probe_texts=probe_texts,
+        probe_texts=probe_texts, needle_haystacks=names(needle_haystacks) or None,
     )  # fmt: skip
     for name, given in (("lengths", lengths), ("needle_lengths", needle_lengths), ("contexts", contexts)):
         if given:

@@ -79,3 +79,21 @@ def test_a_part_counts_if_it_adds_more_than_chance():
     strong, weak = (needle_worth({FULL: rows(1.0, n), NO_SALIENT: rows(0.5, n)})[0] for n in (40, 2))
     assert (strong.gain, strong.counts, weak.counts) == (0.5, True, False)
     assert not needle_worth({FULL: rows(1.0, 4), NO_SALIENT: rows(1.0, 4)})[0].counts
+
+
+def test_retrieval_from_each_haystack_counts_alone():
+    def rows(noise, text):
+        return [
+            NeedleRow(64, depth, share, share, 0.0, 20, haystack)
+            for haystack, share in (("noise", noise), ("text", text))
+            for depth in (0.0, 1.0)
+        ]
+
+    noise, text = needle_worth({FULL: rows(0.25, 1.0), NO_LINEAR: rows(0.75, 0.5)})
+    assert (noise.haystack, noise.gain, noise.counts) == ("noise", -0.5, False)
+    assert (text.haystack, text.gain, text.counts) == ("text", 0.5, True)
+    assert noise.error == pytest.approx((2 * 0.25 * 0.75 / 40) ** 0.5)
+    assert text.error == pytest.approx(((0.5 / 40 + 0.25) / 40) ** 0.5)
+    assert text.as_dict()["haystack"] == "text"
+    windows = {name: Perplexity(8, [(7.0, 7), (8.0, 7)]) for name in (FULL, NO_LINEAR)}
+    assert "haystack" not in perplexity_worth(windows)[0].as_dict()

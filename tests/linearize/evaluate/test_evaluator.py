@@ -1,4 +1,7 @@
+import json
 from contextlib import suppress
+from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -8,6 +11,8 @@ from tests.linearize.evaluate.tiny import Known, tiny_llama
 from linattn.linearize.convert import convert, plan_model
 from linattn.linearize.evaluate.ablation import FULL
 from linattn.linearize.evaluate.evaluator import Evaluator, Labelled
+from linattn.linearize.evaluate.needle import needles_found
+from linattn.linearize.evaluate.needle_text import encoder, needle_texts
 from linattn.linearize.evaluate.options import EvaluationOptions
 from linattn.linearize.jobs.linearize_run import held_out_pieces
 from linattn.linearize.training.text import TokenText
@@ -64,7 +69,8 @@ def test_the_texts_of_an_encoder_are_cut_to_the_longest_length(tmp_path):
 
 
 def test_wrong_options_are_named():
-    for option, value in (("lengths", (1,)), ("contexts", (64, 70)), ("steps", 1), ("texts", 0)):
+    for option, value in (("lengths", (1,)), ("contexts", (64, 70)), ("steps", 1), ("texts", 0),
+                          ("needle_haystacks", ("noise", "hay")), ("needle_haystacks", ("text", "text"))):  # fmt: skip
         with pytest.raises(OptionError) as error:
             EvaluationOptions(**{option: value}).check()
         assert error.value.option == option
@@ -121,3 +127,56 @@ def test_an_interrupted_stage_goes_on_with_the_figure_it_was_at(tmp_path):
         assert again[0][name] == stage[name]
     assert again[1] == ablation
     assert spent < 2 * len(whole)
+
+
+def test_needles_in_both_haystacks_are_measured_apart(tmp_path):
+    model = tiny_llama()
+    convert(model, plan_model(model, "lolcats", window=8))
+    texts = [f"Line {i} has some words of its own, and {i} more. " * 2 for i in range(20)]
+    options = EvaluationOptions(
+        needle_lengths=(230, 260), needle_haystacks=("noise", "text"), needle_count=1, prompts=0
+    )
+    said = []
+    found = Evaluator(Bytes(), texts, options, path=tmp_path / "done.json", tell=said.append)
+    stage, ablation = found.stage("finetune", model, full=False), found.ablation(model, "finetune")
+    places = [("noise", 230), ("noise", 260), ("text", 230), ("text", 260)]
+    assert [(row["haystack"], row["length"]) for row in stage["needle_by_length"]] == places
+    assert [row["count"] for row in stage["needle_by_length"]] == [5] * 4
+    assert "needles found in text of 260 tokens: 0 %" in said
+    # Each row has the figures of its own texts.
+    assert found._needles_of(found._haystacks[0], 230) == needle_texts(encoder(Bytes()), 230, count=1, digits=5)
+    for haystack, length in product(found._haystacks, (230, 260)):
+        made = needle_texts(encoder(Bytes()), length, count=1, digits=5, haystack=haystack)
+        own = [row for row in stage["needle"] if (row["haystack"], row["length"]) == (haystack.name, length)]
+        assert own == [row.as_dict() for row in needles_found(model, made, length)]
+    worth = [each for each in ablation["worth"] if each["figure"] == "needle"]
+    assert [(each["haystack"], each["length"]) for each in worth] == places
+    again = Evaluator(Bytes(), texts, options, path=tmp_path / "done.json", tell=said.append)
+    assert again.stage("finetune", None, full=False) == stage  # as it was written, text and noise
+
+
+def test_text_that_is_too_short_to_hide_a_needle_is_told_at_once():
+    options = EvaluationOptions(needle_lengths=(230, 500), needle_haystacks=("text",))
+    with pytest.raises(OptionError, match=r"500 tokens.*got 399") as error:
+        Evaluator(Bytes(), ["word " * 80], options)
+    assert error.value.option == "needle_haystacks"
+    with pytest.raises(OptionError, match="got 300"):  # of the texts that are measured on
+        Evaluator(Bytes(), ["a" * 300, "b" * 300], replace(options, texts=1))
+    Evaluator(Bytes(), ["too short"], replace(options, needle_lengths=()))
+    Evaluator(Words(), ["too short"], options, causal=False)
+
+
+def test_files_without_a_haystack_go_on_as_noise(tmp_path):
+    """Their fingerprint and rows are those of options that had no word on it."""
+    row = {"length": 230, "depth": 0.5, "found": 0.25, "tokens_right": 0.5, "nats": "inf", "count": 1}
+    kept = {"fingerprint": "d1cfe156670f8d93453ad684", "stages": {}, "figures": {"teacher: needle 230": [row]}}
+    (tmp_path / "done.json").write_text(json.dumps(kept))
+    options = EvaluationOptions(needle_lengths=(230,), needle_count=1)
+
+    def begin(options):
+        return Evaluator(Bytes(), ["some words to read"], options, path=tmp_path / "done.json", tell=lambda line: None)
+
+    (found,) = begin(options).stage("teacher", None, full=False)["needle_by_length"]
+    assert (found["haystack"], found["found"], found["nats"]) == ("noise", 0.25, float("inf"))
+    other = begin(replace(options, needle_haystacks=()))
+    assert not other._kept.figures  # other options are begun anew

@@ -114,8 +114,8 @@ def test_the_most_sentences_are_found_in_a_few_tries(sizes):
 
     for length in (11, 12, 40, 1000, 9001):
         tries.clear()
-        found = most_sentences(size, length, len(sizes))
+        found = most_sentences(size, length, sizes, length)
         assert len(tries) <= 12  # long texts take long to encode
         assert size(found) <= length < size(found + 1)
     with pytest.raises(ValueError, match="at least 11"):
-        most_sentences(size, 10, len(sizes))
+        most_sentences(size, 10, sizes, 10)

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 from tests.report.html_page import parse
@@ -7,6 +8,12 @@ from linattn.linearize.report.charts import charts_of
 from linattn.linearize.report.page import page, write_report
 from linattn.linearize.report.tables import verdict
 from linattn.support.options import OptionError
+
+RESULTS = Path(__file__).parents[3] / "results"
+
+
+def rows_of(section):
+    return [row.text.strip() for row in section.find("tr")]
 
 
 def stage(name, perplexity, found, cache, speed, text):
@@ -75,6 +82,46 @@ def test_the_sentence_says_what_was_lost_and_what_does_not_work(results):
     assert "1.50 times" in said
     assert "What the linear part adds to retrieval is not more than chance." in said
     assert "adds to perplexity" not in said
+
+
+def test_needles_in_both_haystacks_are_told_apart(results):
+    for each, text in zip(results["stages"], (0.9, 0.7), strict=True):
+        each["needle_by_length"] += [{"haystack": "text", "length": 256, "found": text}]
+    variants, worth = results["ablation"]["variants"], results["ablation"]["worth"]
+    for name, noise, text in (("as converted", 0.5, 0.7), ("without the linear part", 0.51, 0.31)):
+        variants[name]["needle_by_length"] = [
+            {"length": 256, "found": noise}, {"haystack": "text", "length": 256, "found": text},
+        ]  # fmt: skip
+    worth.append({**worth[-1], "haystack": "text", "gain": 0.39, "error": 0.1, "counts": True})
+    root = parse(page(results))
+    stages = rows_of(root.find("section", id="stages")[0])
+    assert any("needles found in noise" in head and "needles found in text" in head for head in stages)
+    assert any("100" in row and "90" in row for row in stages)
+    assert any("50" in row and "70" in row for row in stages)
+    without = next(row for row in rows_of(root.find("section", id="ablation")[0]) if row.startswith("without"))
+    assert [figure for figure in ("51", "31", "+0.00 ± 0.20 (may be chance)", "+0.39 ± 0.10") if figure in without] == [
+        "51", "31", "+0.00 ± 0.20 (may be chance)", "+0.39 ± 0.10",
+    ]  # fmt: skip
+    assert "What the linear part adds to retrieval in noise is not more than chance." in verdict(results)
+    assert "retrieval in text" not in verdict(results)
+    quality = next(chart for chart in charts_of(results) if chart.name == "quality")
+    assert "noise is five sentences that repeat" in quality.reading
+    panels = quality.panels
+    assert [panel.alt for panel in panels[1:]] == [
+        "Needles found in noise, % at 256 tokens of the text: teacher 100; finetune 50.",
+        "Needles found in text, % at 256 tokens of the text: teacher 90; finetune 70.",
+    ]
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*/linearize-*-still*.json")), ids=lambda path: path.stem)
+def test_results_without_haystacks_are_shown_as_before(path):
+    results = json.loads(path.read_text())
+    root = parse(page(results))
+    last = results["stages"][-1]["needle_by_length"]
+    shown = [row for row in rows_of(root.find("section", id="stages")[0]) if row.startswith("finetune")]
+    assert all(f"{100 * row['found']:.0f}" in shown[0] for row in last)
+    assert "in noise" not in root.text
+    assert len(next(chart for chart in charts_of(results) if chart.name == "quality").panels) == (2 if last else 1)
 
 
 def test_charts_say_in_words_what_they_draw_and_are_written_beside_the_page(results, tmp_path):

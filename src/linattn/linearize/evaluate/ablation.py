@@ -67,6 +67,7 @@ class Worth:
     """What a part adds: ``gain`` in nats per token, or in the share of needles found; ``error`` is its spread.
 
     Attributes:
+        haystack: of needles.
         counts: the gain is more than twice its standard error.
     """
 
@@ -75,13 +76,15 @@ class Worth:
     without: str
     gain: float
     error: float
+    haystack: str | None = None
 
     @property
     def counts(self) -> bool:
         return self.gain > ERRORS * self.error and self.gain > 0
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"counts": self.counts}
+        found = asdict(self) | {"counts": self.counts}
+        return found if self.haystack else {name: value for name, value in found.items() if name != "haystack"}
 
 
 def perplexity_worth(found: dict[str, Perplexity]) -> list[Worth]:
@@ -91,19 +94,19 @@ def perplexity_worth(found: dict[str, Perplexity]) -> list[Worth]:
 
 
 def needle_worth(found: dict[str, list[NeedleRow]]) -> list[Worth]:
-    """Against each variant and by length; the error is that of two shares of so many texts."""
+    """Against each variant, by haystack and length; the error is that of two shares of so many texts."""
     worth = []
     for name, rows in found.items():
-        for length in dict.fromkeys(row.length for row in rows) if name != FULL else ():
-            with_it, count = _share(found[FULL], length)
-            without, _ = _share(rows, length)
+        for haystack, length in dict.fromkeys((row.haystack, row.length) for row in rows) if name != FULL else ():
+            with_it, count = _share(found[FULL], haystack, length)
+            without, _ = _share(rows, haystack, length)
             # A share of 0 or 1 has no spread of its own: half a text is the least that is assumed.
             error = sqrt(sum(max(p * (1 - p), 0.5 / count) / count for p in (with_it, without)))
-            worth.append(Worth("needle", length, name, with_it - without, error))
+            worth.append(Worth("needle", length, name, with_it - without, error, haystack))
     return worth
 
 
-def _share(rows: list[NeedleRow], length: int) -> tuple[float, int]:
-    own = [row for row in rows if row.length == length]
+def _share(rows: list[NeedleRow], haystack: str, length: int) -> tuple[float, int]:
+    own = [row for row in rows if (row.haystack, row.length) == (haystack, length)]
     count = sum(row.count for row in own)
     return sum(row.found * row.count for row in own) / count, count

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from linattn.linearize.evaluate.ablation import FULL, ablations, needle_worth, perplexity_worth, variants
 from linattn.linearize.evaluate.decoding import decoding
 from linattn.linearize.evaluate.embeddings import agreement, probe, sentence_vectors, sentences_of
+from linattn.linearize.evaluate.haystack import NOISE, REPEATED, Haystack, text_haystack
 from linattn.linearize.evaluate.kept import Kept
 from linattn.linearize.evaluate.needle import NeedleRow, by_length, needles_found
 from linattn.linearize.evaluate.needle_text import Needle, encoder, needle_texts
@@ -85,9 +87,20 @@ class Evaluator:
         self._encode = encoder(self.tokenizer)
         pieces = self.pieces if self.pieces is not None else map(self._encode, self.texts) if self.causal else ()
         self._ids = list(pieces)[: self.options.texts]
-        self._needle_texts: dict[int, list[Needle]] = {}
-        text = "\0".join([repr(self.options), str(self.causal), *self.texts])
+        self._haystacks = self._make_haystacks()
+        self._needle_texts: dict[tuple[str, int], list[Needle]] = {}
+        text = "\0".join([self.options.fingerprint(), str(self.causal), *self.texts])
         self._kept = Kept(self.path, blake2b(text.encode(), digest_size=12).hexdigest())
+
+    def _make_haystacks(self) -> list[Haystack]:
+        """Raises OptionError where the texts are too short to be one."""
+        if not self.causal or not self.options.needle_lengths:
+            return []
+        longest = max(self.options.needle_lengths)
+        return [
+            REPEATED if name == NOISE else text_haystack(self.texts, self._encode, longest)
+            for name in self.options.needle_haystacks
+        ]
 
     def stage(self, name: str, model: Any, *, full: bool = True) -> dict[str, Any]:
         """Figures of the model now, kept under ``name``; if not in ``full``, without speed, samples and probe."""
@@ -164,25 +177,29 @@ class Evaluator:
         return found
 
     def _needles(self, stage: str, model: Any) -> list[NeedleRow]:
-        def measure(length: int) -> list[dict[str, Any]]:
-            rows = needles_found(model, self._needles_of(length), length, batch_tokens=self.options.batch_tokens)
-            self.tell(f"needles found at {length:,} tokens: {100 * by_length(rows)[0]['found']:.0f} %")
+        def measure(haystack: Haystack, length: int) -> list[dict[str, Any]]:
+            texts = self._needles_of(haystack, length)
+            rows = needles_found(model, texts, length, batch_tokens=self.options.batch_tokens)
+            share = 100 * by_length(rows)[0]["found"]
+            self.tell(f"needles found in {haystack.name} of {length:,} tokens: {share:.0f} %")
             return [row.as_dict() for row in rows]
 
         found = []
-        for length in self.options.needle_lengths:
-            rows = self._kept.figure(stage, f"needle {length}", partial(measure, length))
+        for haystack, length in product(self._haystacks, self.options.needle_lengths):
+            name = f"needle {length}" if haystack.name == NOISE else f"needle {haystack.name} {length}"
+            rows = self._kept.figure(stage, name, partial(measure, haystack, length))
             found += [NeedleRow(**row | {"nats": float(row["nats"])}) for row in rows]
         return found
 
-    def _needles_of(self, length: int) -> list[Needle]:
+    def _needles_of(self, haystack: Haystack, length: int) -> list[Needle]:
         """The same texts for all stages: to make them takes longer than a model takes to read them."""
-        if length not in self._needle_texts:
-            options = self.options
-            self._needle_texts[length] = needle_texts(
-                self._encode, length, count=options.needle_count, digits=options.needle_digits, seed=options.seed
-            )
-        return self._needle_texts[length]
+        key, options = (haystack.name, length), self.options
+        if key not in self._needle_texts:
+            self._needle_texts[key] = needle_texts(
+                self._encode, length, count=options.needle_count, digits=options.needle_digits, haystack=haystack,
+                seed=options.seed,
+            )  # fmt: skip
+        return self._needle_texts[key]
 
     def _vectors(self, model: Any) -> Tensor:
         sentences = sentences_of(self.texts, self.options.sentences)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from linattn.linearize.evaluate.haystack import NOISE
 from linattn.linearize.evaluate.needle_text import Needle
 from linattn.linearize.evaluate.perplexity import token_losses
 from linattn.linearize.evaluate.quiet import quiet
@@ -14,7 +15,7 @@ from linattn.linearize.evaluate.quiet import quiet
 
 @dataclass(frozen=True)
 class NeedleRow:
-    """One length and depth.
+    """One haystack, length and depth.
 
     Attributes:
         found: share of the texts whose number is right to the last digit, decoded greedily.
@@ -29,13 +30,14 @@ class NeedleRow:
     tokens_right: float
     nats: float
     count: int
+    haystack: str = NOISE  # that of files that do not name it
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def needles_found(model: Any, texts: Sequence[Needle], length: int, *, batch_tokens: int = 1) -> list[NeedleRow]:
-    """Retrieval from texts of ``length`` tokens, a row for each of their depths.
+    """Retrieval from texts of ``length`` tokens, a row for each of their haystacks and depths.
 
     The number is read off one pass over the text with the number behind it: the likeliest tokens are all right there
     exactly if greedy decoding writes the number. ``batch_tokens``: that the model sees at once, one text at least.
@@ -46,12 +48,14 @@ def needles_found(model: Any, texts: Sequence[Needle], length: int, *, batch_tok
         for first in range(0, len(texts), size):
             answers += _answers(model, texts[first : first + size], device)
     rows = []
-    for depth in dict.fromkeys(text.depth for text in texts):
-        own = [answer for text, answer in zip(texts, answers, strict=True) if text.depth == depth]
+    kinds = [(text.haystack, text.depth) for text in texts]
+    for kind in dict.fromkeys(kinds):
+        own = [answer for each, answer in zip(kinds, answers, strict=True) if each == kind]
         tokens = [token for answer in own for token in answer]
         found = sum(all(right for right, _ in answer) for answer in own) / len(own)
         right, nats = sum(right for right, _ in tokens), sum(nats for _, nats in tokens)
-        rows.append(NeedleRow(length, depth, found, right / len(tokens), nats / len(tokens), len(own)))
+        haystack, depth = kind
+        rows.append(NeedleRow(length, depth, found, right / len(tokens), nats / len(tokens), len(own), haystack))
     return rows
 
 
@@ -78,19 +82,19 @@ def _answers(model: Any, texts: Sequence[Needle], device: torch.device) -> list[
 
 
 def by_length(rows: Sequence[NeedleRow]) -> list[dict[str, Any]]:
-    """Means over depths, weighted by texts.
+    """Means over depths of each haystack and length, weighted by texts.
 
     Example:
         >>> by_length([NeedleRow(64, 0.0, 1.0, 1.0, 0.0, 1), NeedleRow(64, 1.0, 0.0, 0.5, 2.0, 1)])
-        [{'length': 64, 'found': 0.5, 'tokens_right': 0.75, 'nats': 1.0, 'count': 2}]
+        [{'haystack': 'noise', 'length': 64, 'found': 0.5, 'tokens_right': 0.75, 'nats': 1.0, 'count': 2}]
     """
     means = []
-    for length in dict.fromkeys(row.length for row in rows):
-        own = [row for row in rows if row.length == length]
+    for haystack, length in dict.fromkeys((row.haystack, row.length) for row in rows):
+        own = [row for row in rows if (row.haystack, row.length) == (haystack, length)]
         count = sum(row.count for row in own)
         mean = {
             name: sum(getattr(row, name) * row.count for row in own) / count
             for name in ("found", "tokens_right", "nats")
         }
-        means.append({"length": length, **mean, "count": count})
+        means.append({"haystack": haystack, "length": length, **mean, "count": count})
     return means

@@ -1,14 +1,18 @@
 """Texts of a given number of tokens that hide a number, for any tokenizer."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from random import Random
 from typing import Any
 
-from linattn.tasks.text.passkey import ADJECTIVES, NOUNS, SENTENCES
+from linattn.linearize.evaluate.haystack import NOISE, REPEATED, Haystack
+from linattn.tasks.text.passkey import ADJECTIVES, NOUNS
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+GUESSES = 6  # of a number of sentences; after so many the rest is halved
 
 Encode = Callable[[str], list[int]]
 
@@ -20,6 +24,7 @@ class Needle:
     ids: list[int]
     answer: int
     depth: float
+    haystack: str = NOISE
 
 
 def encoder(tokenizer: Any) -> Encode:
@@ -35,47 +40,74 @@ def needle_text(before: str, after: str, key: str, number: str) -> tuple[str, st
 
 
 def make_needle(
-    encode: Encode, length: int, depth: float, random: Random, *, digits: int = 7, filler: Sequence[str] = SENTENCES
+    encode: Encode, length: int, depth: float, random: Random, *, digits: int = 7, haystack: Haystack = REPEATED
 ) -> Needle:
-    """A text of at most ``length`` tokens, and less than one sentence of the filler under it.
+    """A text of at most ``length`` tokens, and less than one sentence of the haystack under it.
 
     Args:
         depth: 0 puts the needle at the start, 1 right before the question.
-        filler: sentences that come in turn, from a drawn one on; each ends with a space.
     """
     key = f"{random.choice(ADJECTIVES)}-{random.choice(NOUNS)}"
     number = "".join(random.choice("0123456789") for _ in range(digits))
-    first = random.randrange(len(filler))
+    first = random.randrange(len(haystack.sentences))
 
+    @cache
     def made(sentences: int) -> tuple[str, list[int]]:
-        turn = [filler[(first + i) % len(filler)] for i in range(sentences)]
-        place = round(depth * sentences)
+        turn = haystack.turn(first, sentences)
+        place = haystack.place(turn, depth)
         prompt, answer = needle_text("".join(turn[:place]), "".join(turn[place:]), key, number)
         return prompt, encode(prompt + answer)
 
-    prompt, whole = made(most_sentences(lambda n: len(made(n)[1]), length, len(filler)))
+    own = haystack.turn(first, min(len(haystack.sentences), length))
+    most = length if haystack.repeats else len(own)
+    prompt, whole = made(most_sentences(lambda n: len(made(n)[1]), length, list(map(len, own)), most))
     # A tokenizer may join the end of the prompt with the answer: what they have in common is given.
     start = encode(prompt)
     given = next((i for i, (a, b) in enumerate(zip(start, whole, strict=False)) if a != b), len(start))
-    return Needle(whole, len(whole) - given, depth)
+    return Needle(whole, len(whole) - given, depth, haystack.name)
 
 
-def most_sentences(size: Callable[[int], int], length: int, some: int) -> int:
-    """The most sentences whose text has no more than ``length`` tokens; ``size(n)``: tokens of a text with n of them.
+def most_sentences(size: Callable[[int], int], length: int, letters: Sequence[int], most: int) -> int:
+    """The most sentences, up to ``most``, whose text has no more than ``length`` tokens.
 
-    Long texts take long to encode: from the size of ``some`` sentences a number is guessed, which is nearly right.
+    Long texts take long to encode: a number is guessed from the characters, which is nearly right whether sentences are
+    of one size or not.
+
+    Args:
+        size: tokens of a text with so many sentences.
+        letters: characters of each sentence; after the last one comes the first.
     """
-    size = cache(size)
-    if size(0) > length:
-        raise ValueError(f"length must be at least {size(0)}, the needle and the question, got {length}")
-    each = max((size(some) - size(0)) / some, 0.1)
-    many = int((length - size(0)) / each)
-    many = max(0, many + int((length - size(many)) / each))
-    while size(many) > length:
-        many -= 1
-    while size(many + 1) <= length:
-        many += 1
-    return many
+    before = [0, *accumulate(letters)]
+    turn = before[-1]  # characters after which the first sentence comes again
+    least = size(0)
+    if least > length:
+        raise ValueError(f"length must be at least {least}, the needle and the question, got {length}")
+
+    def characters(sentences: int) -> int:
+        return sentences // len(letters) * turn + before[sentences % len(letters)]
+
+    # Between a number that fits and one that does not; no sentence has less than one token.
+    low, low_size = 0, least
+    high, high_size = min(most, length - least) + 1, 0
+    tries = 0
+    while high - low > 1:
+        if tries >= GUESSES:
+            guess = (low + high) // 2
+        else:
+            rate = 1.0
+            if high_size:
+                rate = (high_size - low_size) / (characters(high) - characters(low))
+            elif low:
+                rate = max((low_size - least) / characters(low), 0.01)
+            target = int(characters(low) + (length - low_size) / rate)
+            guess = target // turn * len(letters) + bisect_right(before, target % turn) - 1
+        guess = min(max(guess, low + 1), high - 1)
+        tries, tokens = tries + 1, size(guess)
+        if tokens <= length:
+            low, low_size = guess, tokens
+        else:
+            high, high_size = guess, tokens
+    return low
 
 
 def needle_texts(
@@ -85,12 +117,13 @@ def needle_texts(
     depths: Sequence[float] = DEPTHS,
     count: int = 4,
     digits: int = 7,
-    filler: Sequence[str] = SENTENCES,
+    haystack: Haystack = REPEATED,
     seed: int = 0,
 ) -> list[Needle]:
     """``count`` texts of each depth; the same seed gives the same ones."""
     texts = []
+    own = "" if haystack.name == NOISE else f" {haystack.name}"
     for depth in depths:
-        random = Random(f"{seed} {length} {depth}")
-        texts += [make_needle(encode, length, depth, random, digits=digits, filler=filler) for _ in range(count)]
+        random = Random(f"{seed} {length} {depth}{own}")
+        texts += [make_needle(encode, length, depth, random, digits=digits, haystack=haystack) for _ in range(count)]
     return texts

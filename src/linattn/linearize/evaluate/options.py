@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from linattn.support.options import OptionError
+from linattn.linearize.evaluate.haystack import HAYSTACKS, NOISE
+from linattn.support.options import OptionError, check_option
 
 LONGEST = 1024  # tokens of a window where nothing else is asked for
 GPU_TOKENS = 16384  # at once: fewer do not fill a GPU, and their logits take gigabytes
@@ -19,7 +20,8 @@ class EvaluationOptions:
         windows: of each text, at most.
         texts: at most.
         needle_lengths: tokens of the texts that hide a number.
-        needle_count: of them, for each length and each of five depths.
+        needle_haystacks: what hides it: ``noise``, five sentences that repeat, or ``text``, the texts to measure on.
+        needle_count: of them, for each haystack, each length and each of five depths.
         needle_digits: of the number.
         contexts: tokens before those whose decoding is timed.
         steps: tokens that are decoded at each context.
@@ -37,6 +39,7 @@ class EvaluationOptions:
     windows: int = 1
     texts: int = 20
     needle_lengths: tuple[int, ...] = ()
+    needle_haystacks: tuple[str, ...] = (NOISE,)
     needle_count: int = 2
     needle_digits: int = 5
     contexts: tuple[int, ...] = ()
@@ -63,6 +66,10 @@ class EvaluationOptions:
             for value in getattr(self, name):
                 if value < low:
                     raise OptionError(name, f"must be integers >= {low}, got {value}")
+        for haystack in self.needle_haystacks:
+            check_option("needle_haystacks", haystack, HAYSTACKS)
+        if len(set(self.needle_haystacks)) < len(self.needle_haystacks):
+            raise OptionError("needle_haystacks", f"must name each once, got {','.join(self.needle_haystacks)}")
         for before, after in zip(sorted(self.contexts), sorted(self.contexts)[1:], strict=False):
             if after - before <= self.steps:
                 raise OptionError(
@@ -71,6 +78,10 @@ class EvaluationOptions:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def fingerprint(self) -> str:
+        """Tells options with other figures; those without a word on haystacks, as files had them, mean noise."""
+        return repr(self).replace(f", needle_haystacks={(NOISE,)}", "")
 
     @classmethod
     def suited(cls, positions: int | None, gpu: bool, changes: Mapping[str, Any]) -> "EvaluationOptions":

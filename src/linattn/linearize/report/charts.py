@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
+from linattn.linearize.evaluate.haystack import NOISE, TEXT
+from linattn.linearize.report.haystacks import haystack_of, haystack_words
 from linattn.linearize.report.panels import Curves, curve_panel, stage_styles
 from linattn.report.numbers import binary, short
 from linattn.report.panel import Chart, Panel
@@ -25,19 +27,33 @@ def _quality(results: Mapping[str, Any]) -> Chart | None:
     stages = results.get("stages") or []
     panels = [
         curve_panel("Perplexity", "tokens of a window", _curves(stages, "perplexity", "length", "perplexity")),
-        curve_panel(
-            "Needles found, %",
-            "tokens of the text",
-            _curves(stages, "needle_by_length", "length", "found", 100.0),
-            limits=(-4, 104),
-        ),
+        *_needle_panels(stages),
     ]
     reading = (
         "Left: lower is better; a converted model whose line rises where the teacher's does not forgets what is far "
         "away. Right: how often a number hidden in a long text is given back to the last digit."
     )
+    if any(haystack_of(row) == TEXT for row in _needle_rows(stages)):
+        reading += f" The text: {NOISE} is five sentences that repeat, {TEXT} ordinary text of those measured on."
     names = [stage["name"] for stage in stages]
     return _chart("quality", "Quality by length", reading, panels, names)
+
+
+def _needle_panels(stages: Sequence[Mapping[str, Any]]) -> list[Panel | None]:
+    """One a haystack."""
+    panels = []
+    for haystack, words in haystack_words(_needle_rows(stages)).items():
+        own = [
+            {"name": stage["name"], "rows": [row for row in _needle_rows([stage]) if haystack_of(row) == haystack]}
+            for stage in stages
+        ]
+        curves = _curves(own, "rows", "length", "found", 100.0)
+        panels.append(curve_panel(f"Needles found{words}, %", "tokens of the text", curves, limits=(-4, 104)))
+    return panels
+
+
+def _needle_rows(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [row for stage in stages for row in stage.get("needle_by_length") or []]
 
 
 def _cost(results: Mapping[str, Any]) -> Chart | None:

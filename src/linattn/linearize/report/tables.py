@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from linattn.linearize.evaluate.ablation import NO_LINEAR, NO_SALIENT
+from linattn.linearize.report.haystacks import haystack_of, haystack_words
 from linattn.linearize.report.panels import TEACHER, stage_styles
 from linattn.report.markup import Markup, element
 from linattn.report.numbers import MISSING, Unit, binary
@@ -45,15 +46,17 @@ def ablation_table(results: Mapping[str, Any]) -> Markup | None:
     names, columns = list(variants), _figures(list(variants.values()))
     for figure, unit, decimals in (("perplexity", "nats lost", 4), ("needle", "share lost", 2)):
         worth = [each for each in ablation["worth"] if each["figure"] == figure]
-        for length in dict.fromkeys(each["length"] for each in worth):
-            cells = [_worth(worth, name, length, decimals) for name in names]
-            columns.append(Column(figure, f"{unit} at {length:,}", cells))
+        words = haystack_words(worth)
+        for haystack, length in dict.fromkeys((haystack_of(each), each["length"]) for each in worth):
+            own = [each for each in worth if (haystack_of(each), each["length"]) == (haystack, length)]
+            cells = [_worth(own, name, decimals) for name in names]
+            columns.append(Column(figure + words[haystack], f"{unit} at {length:,}", cells))
     return table("Ablations", "attention", names, names, columns)
 
 
-def _worth(worth: Sequence[Row], name: str, length: int, decimals: int) -> Cell:
+def _worth(worth: Sequence[Row], name: str, decimals: int) -> Cell:
     for each in worth:
-        if (each["without"], each["length"]) == (name, length):
+        if each["without"] == name:
             error = each["error"]
             spread = f" ± {error:.{decimals}f}" if isinstance(error, float) else ""
             return Cell(
@@ -63,19 +66,21 @@ def _worth(worth: Sequence[Row], name: str, length: int, decimals: int) -> Cell:
 
 
 def _figures(rows: Sequence[Row]) -> list[Column]:
-    """Perplexity and needles of stages or variants, a column for each length."""
+    """Perplexity and needles of stages or variants, a column for each length, of needles for each haystack too."""
     columns = []
     for field, value, title, unit, factor, decimals in (
         ("perplexity", "perplexity", "perplexity", "at {:,}", 1.0, 3),
         ("needle_by_length", "found", "needles found", "% at {:,}", 100.0, 0),
     ):
-        lengths = dict.fromkeys(each["length"] for row in rows for each in row.get(field) or [])
-        for length in lengths:
+        measured = [each for row in rows for each in row.get(field) or []]
+        words = haystack_words(measured)
+        for place in dict.fromkeys((haystack_of(each), each["length"]) for each in measured):
             found = []
             for row in rows:
-                own = [each[value] for each in row.get(field) or [] if each["length"] == length]
+                own = [each[value] for each in row.get(field) or [] if (haystack_of(each), each["length"]) == place]
                 found.append(factor * own[0] if own and isinstance(own[0], int | float) else None)
-            columns.append(_column(title, unit.format(length), found, decimals))
+            haystack, length = place
+            columns.append(_column(title + words[haystack], unit.format(length), found, decimals))
     return columns
 
 
@@ -169,13 +174,18 @@ def verdict(results: Mapping[str, Any]) -> str:
 
 
 def _parts_that_fail(results: Mapping[str, Any]) -> list[str]:
-    """A part must add to perplexity and to retrieval, at one length at least: else it is no use, and that is said."""
+    """A part must add to perplexity and to retrieval, at one length at least: else it is no use, and that is said.
+
+    Retrieval from each haystack is a figure of its own.
+    """
     worth = (results.get("ablation") or {}).get("worth") or []
+    haystacks = haystack_words(each for each in worth if each["figure"] == "needle")
     idle = []
     for name, words in ((NO_LINEAR, "the linear part adds"), (NO_SALIENT, "the salient tokens add")):
-        for figure in dict.fromkeys(each["figure"] for each in worth):
-            own = [each for each in worth if (each["without"], each["figure"]) == (name, figure)]
+        for kind in dict.fromkeys((each["figure"], haystack_of(each)) for each in worth):
+            own = [each for each in worth if each["without"] == name and (each["figure"], haystack_of(each)) == kind]
             if own and not any(each["counts"] for each in own):
-                gained = {"needle": "retrieval"}.get(figure, figure)
+                figure, haystack = kind
+                gained = f"retrieval{haystacks[haystack]}" if figure == "needle" else figure
                 idle.append(f"What {words} to {gained} is not more than chance.")
     return idle
