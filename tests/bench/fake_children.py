@@ -36,6 +36,13 @@ def square_unless_odd(task, folder):
         os._exit(3)
     with open(f"{folder}/{task}", "w") as text:
         text.write(f"{task**2} {os.environ.get('LINATTN_TEST', '')}")
+    return task**2
+
+
+def break_the_gpu_at_one(task):
+    if task == 1:
+        raise DeviceBrokenError("illegal memory access")
+    return os.getpid()
 
 
 def sleep(task):
@@ -56,11 +63,14 @@ def race_that_crashes_once(line, config, result):
                 line.send("row", KernelRow(case, name, pass_name, median_ms=1.0, run=now))
 
 
-def models_that_crash_once(line, config, result):
-    case = config.selected()[0]
+def models_that_crash_once(line, config, result, checked):
+    case, mode = config.selected()[0], config.modes[0]
     for mechanism in config.mechanisms_of(case):
-        if result.find(case.name, mechanism, "compiled") is None:
-            line.send("begin", (case.name, mechanism, "compiled"))
+        key = (case.name, mechanism, mode)
+        if result.find(*key) is None:
+            line.send("begin", key)
             if mechanism == "softmax":
                 os.kill(os.getpid(), signal.SIGKILL)
-            line.send("row", ModelRow(case.name, mechanism, "compiled", median_ms=1.0, run=result.run))
+            row = checked.get(key) or ModelRow(*key, run=result.run)
+            row.median_ms = 1.0
+            line.send("row", row)

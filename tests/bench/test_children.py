@@ -53,12 +53,23 @@ def test_tasks_run_in_parallel_and_a_failing_one_costs_itself(tmp_path):
     found = in_parallel(
         fake.square_unless_odd, range(6), (str(tmp_path),), processes=2, seconds=60, environment={"LINATTN_TEST": "yes"}
     )
-    errors = {task: error for task, _, error in found}
+    values, errors = {}, {}
+    for task, value, _, error in found:
+        values[task], errors[task] = value, error
+    assert values == {0: 0, 1: None, 2: 4, 3: None, 4: None, 5: None}
     assert errors == {
         0: "", 1: "ValueError: 1 is odd", 2: "", 3: "ValueError: 3 is odd", 4: "the process ended with exit code 3",
         5: "ValueError: 5 is odd",
     }  # fmt: skip
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "0 yes", "2": "4 yes"}
+
+
+@pytest.mark.usefixtures("quick_children")
+def test_after_a_broken_gpu_the_next_task_has_a_process_of_its_own():
+    first, broken, last = in_parallel(fake.break_the_gpu_at_one, range(3), (), processes=1, seconds=60)
+    assert broken == (1, None, 0.0, "the GPU answers no more after an error")
+    assert (first[0], last[0], first[3], last[3]) == (0, 2, "", "")
+    assert first[1] != last[1]
 
 
 @pytest.mark.usefixtures("quick_children")

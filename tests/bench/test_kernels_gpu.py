@@ -4,9 +4,24 @@ import pytest
 import torch
 
 from linattn.bench.kernels import clock
-from linattn.bench.kernels.clock import CALLS, GRAPH, LONG_CALLS, capture, extra_bytes, time_call
+from linattn.bench.kernels.clock import (
+    CALLS,
+    GRAPH,
+    LEAST_CALLS,
+    LONG_CALLS,
+    by_replays,
+    capture,
+    extra_bytes,
+    time_call,
+)
 from linattn.bench.kernels.floor import measure_ceilings
+from linattn.bench.memory import peak_bytes
+from linattn.bench.models.beforehand import check_one
+from linattn.bench.models.hosts import create_host, draw_batch
 from linattn.bench.models.profiling import profile_step
+from linattn.bench.models.run import Subject
+from linattn.bench.models.settings import ModelsConfig
+from linattn.bench.models.steps import EAGER_GRAPH, make_step, run_aside, side_stream
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,6 +46,47 @@ def test_a_graph_replays_forward_and_backward():
     replay()
     torch.cuda.synchronize()
     torch.testing.assert_close(total, 3 * x.detach() ** 2)
+
+
+def test_runs_aside_are_what_a_capture_needs_and_replays_are_timed():
+    x, w = (torch.randn(64, 64, device=CUDA, requires_grad=True) for _ in range(2))
+    total = torch.zeros(64, 64, device=CUDA)
+
+    def call():
+        (grad,) = torch.autograd.grad((x @ w).square().sum(), x)
+        total.add_(grad)
+        return (grad,)
+
+    exact = 2 * (x @ w).detach() @ w.detach().T
+    for _ in range(2):
+        (grad,) = run_aside(call, CUDA)()
+        torch.cuda.synchronize()
+        torch.testing.assert_close(grad, exact)
+    replay = capture(call, 0, side_stream(CUDA))
+    assert replay is not None
+    torch.cuda.synchronize()
+    total.zero_()
+    replay()
+    torch.cuda.synchronize()
+    torch.testing.assert_close(total, exact)
+    timing = by_replays(replay, 1.0)
+    assert 0 < timing.p20 <= timing.median <= timing.p80
+    assert timing.repeats >= LEAST_CALLS
+
+
+@pytest.mark.parametrize("mechanism", ["softmax", "nala"])
+def test_the_peak_of_an_eager_step_is_that_of_the_plain_step_and_has_no_workspaces(mechanism):
+    config = ModelsConfig(cases=("nalaformer_xtiny-224",), modes=(EAGER_GRAPH,), milliseconds=5, quick=True)
+    (case,) = config.selected()
+    row = check_one((case, mechanism, EAGER_GRAPH), config)
+    assert 0 < row.error <= row.budget
+    Subject(config, case, mechanism, lambda what: None).measure(row)
+    assert row.status == "ok", row.reason
+    assert row.median_ms > 0
+    host = create_host(case, mechanism, CUDA, 0)
+    step = make_step(host, host, *draw_batch(case, CUDA, 0), autocast=True)
+    step()
+    assert 1 / 1.4 < row.peak_bytes / peak_bytes(step, CUDA) < 1.4
 
 
 def test_a_call_that_waits_is_timed_as_it_is_called_and_the_next_one_is_well():

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from bench import fake_children as fake
 from linattn.bench.models import run as run_module
+from linattn.bench.models.beforehand import prepare
 from linattn.bench.models.cases import CASES, select
 from linattn.bench.models.check import ModelTruth, by_kind, checked_part, distances
 from linattn.bench.models.hosts import LanguageHost, create_host, draw_batch
@@ -18,7 +19,7 @@ from linattn.bench.models.rows import ModelRow, ModelsResult
 from linattn.bench.models.run import judge, run_models
 from linattn.bench.models.screen import models
 from linattn.bench.models.settings import ModelsConfig
-from linattn.bench.models.start import run_apart, warm
+from linattn.bench.models.start import run_apart
 from linattn.bench.models.steps import make_step
 from linattn.support.options import OptionError
 
@@ -253,7 +254,7 @@ def test_a_crash_costs_one_row_and_models_are_compiled_beforehand():
     assert rows[0].reason == "the process was ended by SIGKILL"
     config = replace(config, mechanisms=("softmax",))
     fresh = opened(config)
-    warm(config, fresh, 60, lambda what: None)
+    assert prepare(config, fresh, 60, lambda what: None) == {}  # of compiled steps nothing is checked
     note = fresh.meta["runs"][-1]["compiled_beforehand"]
     assert [(d["mechanism"], d["error"]) for d in note["done"]] == [("softmax", "")]
 

@@ -10,6 +10,7 @@ from torch._dynamo.utils import counters
 from typer.testing import CliRunner
 
 from linattn.bench.models import run
+from linattn.bench.models.beforehand import check_one, prepare_tasks, warm_one
 from linattn.bench.models.cases import CASES, GROUP_MODELS, GROUPS, backbone_case, select, softmax_model
 from linattn.bench.models.chart import MOST_LINES, shown_points, sweep_figure, sweep_points
 from linattn.bench.models.hosts import HOSTS, create_host, draw_batch
@@ -17,7 +18,6 @@ from linattn.bench.models.look import linear_parts, look_at
 from linattn.bench.models.rows import ModelRow, ModelsResult
 from linattn.bench.models.run import Subject, run_models
 from linattn.bench.models.settings import ModelsConfig
-from linattn.bench.models.start import warm_one, warm_tasks
 from linattn.bench.models.steps import make_step
 from linattn.bench.models.table import backbones_table
 from linattn.cli.bench_models import models
@@ -118,6 +118,16 @@ def test_only_stages_are_between_models_of_one_name():
             assert (case.pixels, case.batch) == (other.pixels, other.batch)
     assert shared == 4 * sum(name.endswith("_linear") for name in GROUPS["presets"]) == 84
     assert [softmax_model(case.name) for case in CASES] == [case.name for case in CASES]
+
+
+def test_no_other_models_are_one_on_softmax():
+    """Of rala and mirrorla all weights have the same shapes, but one of the two has rotary positions."""
+    known: dict[tuple[str, ...], str] = {}
+    for model in dict.fromkeys(softmax_model(case.name) for case in select(("presets-224",))):
+        host = create_host(backbone_case(model), "softmax", META, 0)
+        network = (repr(host), *(f"{name} {tuple(value.shape)}" for name, value in host.state_dict().items()))
+        assert known.setdefault(network, model) == model
+    assert len(known) == len([name for name in TIMM_MODELS if not name.endswith("_linear")])
 
 
 def test_a_twin_is_measured_once_and_found_by_all(monkeypatch):
@@ -222,14 +232,13 @@ def test_what_is_compiled_beforehand_is_compiled_once():
     hybrid, linear = cases.values()
     plan = [(case, m, mode) for case in (hybrid, linear) for m in ("softmax", "nala")
             for mode in ("compiled", "cuda-graph", "reduce-overhead", EAGER)]  # fmt: skip
-    compiled = [task for task in warm_tasks(plan) if task[2] == "compiled"]
-    assert [(case.name, m) for case, m, _ in compiled] == [
-        (linear.name, "softmax"), (hybrid.name, "nala"), (linear.name, "nala"),
+    tasks = prepare_tasks(plan, ModelsResult({}))
+    assert [(case.name, *rest) for case, *rest in tasks[:3]] == [
+        (hybrid.name, "softmax", "compiled"), (hybrid.name, "nala", "compiled"), (linear.name, "nala", "compiled"),
     ]  # fmt: skip
-    assert [task for task in warm_tasks(plan) if task not in compiled] == [(linear, "nala", EAGER)]
-    assert warm_tasks([task for task in plan if task[0] == hybrid])[-1] == (hybrid, "nala", EAGER)
+    assert {mode for *_, mode in tasks[3:]} == {EAGER}
     counters.clear()
-    warm_one((linear.quick(), "nala", EAGER), CONFIG)
+    check_one((linear.quick(), "nala", EAGER), CONFIG)
     assert graphs() == 0
     warm_one((linear.quick(), "nala", "compiled"), CONFIG)
     assert graphs() > 0

@@ -83,17 +83,19 @@ def _how_it_ended(code: int) -> str:
 
 
 def in_parallel(
-    target: Callable[..., None],
+    target: Callable[..., object],
     tasks: Sequence[Any],
     common: tuple[Any, ...],
     *,
     processes: int,
     seconds: float,
     environment: Mapping[str, str] | None = None,
-) -> Iterator[tuple[Any, float, str]]:
-    """``target(task, *common)`` for each task, in several processes: ``(task, seconds, error or "")`` as they end.
+) -> Iterator[tuple[Any, Any, float, str]]:
+    """``target(task, *common)`` for each task, in several processes: ``(task, value, seconds, error)`` as they end.
 
-    After ``seconds`` those that are left are ended; nothing is said of them.
+    ``value`` is what the target returned, None after an error; ``error`` is "" without one. After ``seconds`` those
+    that are left are ended; nothing is said of them. A target whose GPU answers no more raises DeviceBrokenError: the
+    next task gets a process of its own, as after a crash.
     """
     waiting, workers = deque(tasks), dict[Any, tuple[Any, Any]]()
     deadline = time.monotonic() + seconds
@@ -107,16 +109,16 @@ def in_parallel(
             for heard in ready:
                 process, task = workers.pop(heard)
                 try:
-                    _, (spent, error) = heard.recv()
+                    _, (value, spent, error) = heard.recv()
                 except EOFError:  # it died: its task is lost, the next gets a process of its own
                     process.join()
-                    yield task, 0.0, _how_it_ended(process.exitcode)
+                    yield task, None, 0.0, _how_it_ended(process.exitcode)
                     if waiting:
                         process, heard = _start(_work, (target, common), environment or {})
                         workers[heard] = (process, waiting.popleft())
                         heard.send(workers[heard][1])
                     continue
-                yield task, spent, error
+                yield task, value, spent, error
                 if waiting:
                     workers[heard] = (process, waiting.popleft())
                     heard.send(workers[heard][1])
@@ -127,16 +129,18 @@ def in_parallel(
             _end(process)
 
 
-def _work(line: "Line", target: Callable[..., None], common: tuple[Any, ...]) -> None:
+def _work(line: "Line", target: Callable[..., object], common: tuple[Any, ...]) -> None:
     while True:
         task = line.receive()
         begin = time.perf_counter()
+        value, error = None, ""
         try:
-            target(task, *common)
-            error = ""
+            value = target(task, *common)
+        except DeviceBrokenError:
+            raise
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"
-        line.send("done", (time.perf_counter() - begin, error))
+        line.send("done", (value, time.perf_counter() - begin, error))
 
 
 def _start(target: Callable[..., None], arguments: tuple[Any, ...], environment: Mapping[str, str]) -> tuple[Any, Any]:

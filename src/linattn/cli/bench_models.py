@@ -34,7 +34,10 @@ def models(
     milliseconds: Annotated[float, typer.Option(help="Of measured steps per row.")] = 500.0,
     processes: Annotated[
         int | None,
-        typer.Option(help="That compile everything beforehand; 0: none.  [default: one a core but two, on a CPU 0]"),
+        typer.Option(
+            help="That compile everything, and check the rows of eager-graph, beforehand; 0: none.  "
+            "[default: one a core but two, on a CPU 0]"
+        ),
     ] = None,
     backend: Annotated[
         str, typer.Option(help="Of torch.compile: inductor, aot_eager or eager.  [default: inductor, on a CPU eager]")

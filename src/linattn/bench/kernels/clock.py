@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from statistics import median
 from types import FrameType
 from typing import Any
 
@@ -20,6 +21,7 @@ from linattn.bench.timing import Timing, measure_in_turns
 
 Call = Callable[[], Outputs]
 GRAPH, CALLS, LONG_CALLS = "CUDA graph", "calls", "long calls"
+LEAST_CALLS = 3  # for a median
 LONG_MS = 100.0  # beyond, what the host does for a call, some milliseconds for many launches, is no part worth a graph
 
 
@@ -62,9 +64,40 @@ def by_events(call: Callable[[], object], milliseconds: float) -> Timing:
     return Timing(median, p20, p80, max(1, int(milliseconds / max(median, 1e-6))))
 
 
-def capture(call: Callable[[], object], warm_ups: int = 2) -> Callable[[], None] | None:
+def by_replays(call: Callable[[], object], milliseconds: float) -> Timing:
+    """As :func:`by_events`, with fewer calls that do not count: do_bench has seven before the first that does."""
+    cache = import_module("triton.runtime").driver.active.get_empty_cache_for_benchmark()
+
+    def timed(count: int) -> list[float]:
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
+        for start, stop in events:
+            cache.zero_()
+            start.record()
+            call()
+            stop.record()
+        torch.cuda.synchronize()  # once: between calls the GPU would wait for the host
+        return [start.elapsed_time(stop) for start, stop in events]
+
+    return time_few(timed, milliseconds)
+
+
+def time_few(timed: Callable[[int], list[float]], milliseconds: float) -> Timing:
+    """``timed(n)``: the milliseconds of n calls in a row. About ``milliseconds`` of calls count, three at the least.
+
+    Before them are one call, which may still load the graph, and more up to a quarter of ``milliseconds``.
+    """
+    (estimate,) = timed(1)
+    more = int(milliseconds / 4 / estimate)
+    if more:
+        estimate = median(timed(more))
+    return Timing.of(timed(max(LEAST_CALLS, round(milliseconds / estimate))))
+
+
+def capture(
+    call: Callable[[], object], warm_ups: int = 2, stream: torch.cuda.Stream | None = None
+) -> Callable[[], None] | None:
     """Replays of the call as one CUDA graph; None if it does what a graph cannot hold, such as a wait."""
-    stream = torch.cuda.Stream()
+    stream = stream or torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(warm_ups):  # what libraries do once must not be captured

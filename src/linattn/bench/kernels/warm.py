@@ -43,7 +43,7 @@ def warm(
     done = list[dict[str, Any]]()
     begin = time.perf_counter()
     on_work(f"compiling {len(tasks)} in {config.processes} processes")
-    for (case, name), spent, error in in_parallel(
+    for (case, name), _, spent, error in in_parallel(
         warm_one, tasks, (config,), processes=config.processes, seconds=seconds, environment=ALONE
     ):
         done.append({"case": case, "contender": name, "seconds": round(spent, 1), "error": error[:200]})
@@ -74,7 +74,7 @@ def cold_starts(config: KernelsConfig) -> list[ColdStart]:
     with tempfile.TemporaryDirectory(prefix="linattn-cold-", ignore_cleanup_errors=True) as folder:
         # A folder each: none finds what another one has compiled.
         tasks = [(name, f"{folder}/{name}") for name in names]
-        for (name, own), _, error in in_parallel(cold_one, tasks, (config,), processes=len(tasks), seconds=120):
+        for (name, own), _, _, error in in_parallel(cold_one, tasks, (config,), processes=len(tasks), seconds=120):
             seconds = None if error else float((Path(own) / SECONDS_FILE).read_text())
             found.append(ColdStart(name, seconds, error[:240]))
     return found

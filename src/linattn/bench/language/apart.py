@@ -67,7 +67,7 @@ def warm(
         return
     done, begin = list[dict[str, Any]](), time.perf_counter()
     on_work(f"compiling {len(tasks)} in {processes} processes")
-    for task, spent, error in in_parallel(
+    for task, _, spent, error in in_parallel(
         target, tasks, (config,), processes=processes, seconds=WARM_SHARE * config.seconds, environment=ALONE
     ):
         done.append({"task": str(task), "seconds": round(spent, 1), "error": error[:200]})

@@ -47,6 +47,11 @@ class ModelRow:
         return self.case, self.mechanism, self.mode
 
     @property
+    def checked(self) -> bool:
+        """What attention takes and whether the step is right is known, maybe before it is timed."""
+        return self.error is not None
+
+    @property
     def feature_map(self) -> str:
         """Where the feature map is computed, as far as it was seen."""
         if self.mechanism == SOFTMAX or not self.explain:

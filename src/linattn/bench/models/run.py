@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from linattn.bench.children import check_alive
-from linattn.bench.kernels.clock import TimeLimitError, by_events, capture, time_limit
+from linattn.bench.kernels.clock import TimeLimitError, by_events, by_replays, capture, time_limit
 from linattn.bench.memory import peak_bytes
 from linattn.bench.models.cases import SOFTMAX, ModelCase, softmax_model
 from linattn.bench.models.check import ModelTruth, checked_part
@@ -29,11 +29,14 @@ from linattn.bench.models.steps import (
     compile_host,
     flash_only,
     make_step,
+    run_aside,
+    side_stream,
 )
 from linattn.bench.oracle import Verdict
 from linattn.bench.timing import Timing, measure_in_turns
 
 FIRST_SECONDS = 240.0  # what a first step may take
+Key = tuple[str, str, str]  # case, mechanism, mode
 OnRow = Callable[[ModelRow], None]
 OnWork = Callable[[str], None]
 OnBegin = Callable[[str, str, str], None]
@@ -43,11 +46,15 @@ def run_models(
     config: ModelsConfig,
     result: ModelsResult,
     *,
+    checked: Mapping[Key, ModelRow] | None = None,
     on_row: OnRow = lambda row: None,
     on_work: OnWork = lambda what: None,
     on_begin: OnBegin = lambda case, mechanism, mode: None,
 ) -> ModelsResult:
-    """Fill ``result``, which has an open run. Ctrl-C keeps the rows that are done: ``interrupted`` is then True."""
+    """Fill ``result``, which has an open run. Ctrl-C keeps the rows that are done: ``interrupted`` is then True.
+
+    ``checked``: rows that :meth:`Subject.check` has filled beforehand; others are checked here.
+    """
     config.check()
     deadline = time.perf_counter() + config.seconds
     device = config.torch_device
@@ -67,6 +74,7 @@ def run_models(
                         row.status, row.reason = "left out", f"the {config.seconds:g} seconds did not suffice"
                     else:
                         on_begin(*row.key)
+                        row = (checked or {}).get(row.key, row)
                         subject = subject or Subject(config, case, mechanism, on_work)
                         subject.measure(row)
                     result.put(row)
@@ -74,7 +82,7 @@ def run_models(
                     if row.status == "failed" and device.type == "cuda":
                         check_alive(device)
                 subject = None
-                clean(device)
+                clean(config)
     except KeyboardInterrupt:
         result.interrupted = True
     return result
@@ -147,20 +155,33 @@ class Subject:
             # One that is broken or does not fit must not take the others' rows with it.
             row.status, row.reason = "failed", " ".join(f"{type(error).__name__}: {error}".split())[:240]
 
+    def check(self, row: ModelRow) -> None:
+        """Fill what of the row of an eager step needs no quiet GPU: what attention takes, and whether it is right."""
+        with flash_only(self.case, self.mechanism, self.device):
+            self._work(row, "looking at attention")
+            self._note_look(row)
+            self._work(row, "checking")
+            self._count(row, create_host(self.case, self.mechanism, torch.device("meta"), self.config.seed))
+            if self.case.checked_depth is None:
+                self._make_host(row.mode)
+            self._note_verdict(row)
+            self._work(row)
+
     def _fill(self, row: ModelRow) -> None:
-        self._work(row, "looking at attention")
-        look = self._looked()
-        row.explain, row.beside, row.on_kernels = look.explain, look.beside, look.on_kernels
-        row.explain_of = self.case.checked_part
+        known = row.mode == EAGER_GRAPH and row.checked  # beforehand
+        if not known:
+            self._work(row, "looking at attention")
+            self._note_look(row)
         self._work(row, "first step" if row.mode == EAGER_GRAPH else "compiling")
         step, row.first_seconds = self._step(row.mode)
-        row.parameters, row.calls = sum(p.numel() for p in self.host.parameters()), look.calls_of(self.host)
-        self._work(row, "checking")
-        verdict = self._verdict(row.mode)
-        row.error, row.budget, row.worst_tensor = verdict.error, verdict.budget, verdict.worst
-        row.checked_against = verdict.against
+        if not known:
+            self._count(row, self.host)
+            self._work(row, "checking")
+            self._note_verdict(row)
+        assert row.error is not None
+        assert row.budget is not None
         self._work(row, "timing")
-        row.peak_bytes = peak_bytes(step, self.device)
+        row.peak_bytes = peak_bytes(run_aside(step, self.device) if row.mode == EAGER_GRAPH else step, self.device)
         timing = self._timing(step, row.mode)
         if timing is None:
             row.status, row.reason = "absent", "the step cannot be captured as a CUDA graph"
@@ -170,7 +191,20 @@ class Subject:
         if row.mode == COMPILED:
             self._work(row, "profiling")
             row.profile = profile_step(step, self.device)
-        judge(row, verdict.ok, on_gpu=self.device.type == "cuda")
+        judge(row, row.error <= row.budget, on_gpu=self.device.type == "cuda")
+
+    def _note_look(self, row: ModelRow) -> None:
+        look = self._looked()
+        row.explain, row.beside, row.on_kernels = look.explain, look.beside, look.on_kernels
+        row.explain_of = self.case.checked_part
+
+    def _count(self, row: ModelRow, whole: Host) -> None:
+        row.parameters, row.calls = sum(p.numel() for p in whole.parameters()), self._looked().calls_of(whole)
+
+    def _note_verdict(self, row: ModelRow) -> None:
+        verdict = self._verdict(row.mode)
+        row.error, row.budget, row.worst_tensor = verdict.error, verdict.budget, verdict.worst
+        row.checked_against = verdict.against
 
     def _work(self, row: ModelRow, what: str = "") -> None:
         """Begin with that, and write down what the part before it took; nothing: all is done."""
@@ -192,17 +226,22 @@ class Subject:
         key = code_of(mode)
         if key not in self._steps:
             self._steps.clear()  # the other way's compiled code and graphs keep memory
-            torch.compiler.reset()
-            self.host = self._created()
-            self._loss_of = compile_host(self.host, mode, self.config.backend)
+            if self.config.compiles:
+                torch.compiler.reset()
+            self._make_host(mode)
             step = self._made_step(mode, self.host, self._loss_of)
+            first = run_aside(step, self.device) if key == EAGER_GRAPH else step
             begin = time.perf_counter()
             with time_limit(FIRST_SECONDS):
-                step()
+                first()
                 if self.device.type == "cuda":
                     torch.cuda.synchronize(self.device)
             self._steps[key] = step, time.perf_counter() - begin
         return self._steps[key]
+
+    def _make_host(self, mode: str) -> None:
+        self.host = self._created()
+        self._loss_of = compile_host(self.host, mode, self.config.backend)
 
     def _created(self, depth: int | None = None) -> Host:
         return create_host(self.case, self.mechanism, self.device, self.config.seed, depth=depth)
@@ -214,8 +253,9 @@ class Subject:
 
     def _verdict(self, mode: str) -> Verdict:
         """Of the code that is timed, in all of the model or in the one that is checked in its place."""
-        host, loss_of = self.host, self._loss_of
-        if self.case.checked_depth is not None:
+        if self.case.checked_depth is None:
+            host, loss_of = self.host, self._loss_of
+        else:
             host = self._created(self.case.checked_depth)
             loss_of = compile_host(host, mode, self.config.backend)  # its blocks find the compiled code that is there
         with checked_part(host, self.case):
@@ -225,9 +265,10 @@ class Subject:
         if self.device.type != "cuda":
             timing = measure_in_turns({"": step}, self.device, min_seconds=0, min_repeats=3)[""]
             return Timing(1000 * timing.median, 1000 * timing.p20, 1000 * timing.p80, timing.repeats)
-        # An eager step has run before, on another stream.
-        warm_ups = {GRAPH: 2, EAGER_GRAPH: 1}.get(mode)
-        call = step if warm_ups is None else capture(step, warm_ups)
+        if mode == EAGER_GRAPH:  # it has run twice on that stream
+            replay = capture(step, 0, side_stream(self.device))
+            return None if replay is None else by_replays(replay, self.config.milliseconds)
+        call = capture(step) if mode == GRAPH else step
         return None if call is None else by_events(call, self.config.milliseconds)
 
 
@@ -251,8 +292,9 @@ def _marked(step: Step) -> Step:
     return marked
 
 
-def clean(device: torch.device) -> None:
-    torch.compiler.reset()
+def clean(config: ModelsConfig) -> None:
+    if config.compiles:  # else there is nothing to forget, and to load what would do it takes seconds
+        torch.compiler.reset()
     gc.collect()
-    if device.type == "cuda":
+    if config.torch_device.type == "cuda":
         torch.cuda.empty_cache()

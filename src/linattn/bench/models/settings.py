@@ -7,7 +7,7 @@ import torch
 
 from linattn.bench.kernels.rivals import versions
 from linattn.bench.models.cases import SOFTMAX, VARIANTS, ModelCase, select, variant
-from linattn.bench.models.steps import COMPILED, GRAPH, MODES
+from linattn.bench.models.steps import COMPILED, EAGER_GRAPH, GRAPH, MODES
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.support import machine
 from linattn.support.options import OptionError, check_device, check_option
@@ -27,7 +27,7 @@ class ModelsConfig:
     quick: bool = False
     seconds: float = 540.0  # nothing is begun after that
     milliseconds: float = 500.0  # of measured steps per row
-    processes: int = 0  # that compile beforehand; 0: what is timed compiles for itself
+    processes: int = 0  # that compile and check eager steps beforehand; 0: the race does it all itself
     seed: int = 0
 
     def check(self) -> None:
@@ -58,6 +58,11 @@ class ModelsConfig:
     def autocast(self) -> bool:
         """bf16 around fp32 weights, as models are trained on a GPU."""
         return self.torch_device.type == "cuda"
+
+    @property
+    def compiles(self) -> bool:
+        """With torch.compile; kernels are compiled in any case."""
+        return any(mode != EAGER_GRAPH for mode in self.modes)
 
     def selected(self) -> list[ModelCase]:
         return [case.quick() if self.quick else case for case in select(self.cases)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -50,6 +51,29 @@ def make_step(
         return loss.detach(), *torch.autograd.grad(loss, parameters, allow_unused=True)
 
     return step
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Where eager steps run and are captured, one for all models: workspaces of libraries belong to a stream."""
+    return torch.cuda.Stream(device)
+
+
+def run_aside(step: Step, device: torch.device) -> Step:
+    """The step on :func:`side_stream`: runs that are wanted anyway are what a capture needs before it.
+
+    The caller waits for the device before it reads what the step returned.
+    """
+    if device.type != "cuda":
+        return step
+    stream = side_stream(device)
+
+    def aside() -> tuple[Tensor | None, ...]:
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            return step()
+
+    return aside
 
 
 def flash_only(case: ModelCase, mechanism: str, device: torch.device) -> AbstractContextManager[object]:
