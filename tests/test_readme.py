@@ -172,7 +172,8 @@ def test_a_comparison_on_sequences_becomes_a_table(tmp_path):
     (tmp_path / "gpu" / "compare-enwik8.json").write_text(
         json.dumps({"meta": meta, "mechanisms": entries, "rows": rows})
     )
-    text = tool.generated_parts(tmp_path)["comparison"]
+    assert tool.generated_parts(tmp_path)["comparison"] == "No results of `linattn compare` are recorded yet.\n"
+    text = tool.comparison_text(tmp_path / "gpu" / "compare-enwik8.json")
     assert text.startswith("**text, enwik8.gz**, 1,024 tokens a sequence, width 256, 384, depth 8, equal parameters, ")
     assert "2,000 steps of 32 sequences, 2 seeds, learning rate of each the best of 0.001, 0.003 on held-out" in text
     columns = "| mechanism | bits per byte, mean ± std | least to greatest | learning rate | parameters | state | "

@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from mkdocs.structure.files import File
+
 from linattn.mechanisms.registry import list_mechanisms, mechanism_info
 from linattn.mechanisms.table import markdown_table
 
@@ -12,8 +14,17 @@ INCLUDE = re.compile(r'<!-- include: (\S+) "(.+?)" -->')
 MECHANISMS = "<!-- mechanisms -->"
 
 
+def on_files(files: Any, config: Any) -> Any:
+    """Charts of results lie outside of the pages' folder, where the repository's own view of a page finds them."""
+    for path in sorted((ROOT / "results").glob("*/*.png")):
+        name = path.relative_to(ROOT).as_posix()
+        files.append(File.generated(config, name, abs_src_path=str(path)))
+    return files
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called by mkdocs for every page."""
+    markdown = markdown.replace("](../results/", "](results/")
     markdown = INCLUDE.sub(lambda found: section((ROOT / found[1]).read_text(), found[2]), markdown)
     return markdown.replace(MECHANISMS, mechanisms_text()) if MECHANISMS in markdown else markdown
 

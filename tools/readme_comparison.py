@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from linattn.report.metric import Metric, Words
-from linattn.report.summary import ranking_sentence
+from linattn.report.summary import edge_sentence, ranking_sentence
+
+ARROWS = {"highest": " ↑", "lowest": " ↓", None: ""}  # beside a learning rate at the edge of those tried
 
 
 def comparison_text(path: Path) -> str:
@@ -15,7 +17,7 @@ def comparison_text(path: Path) -> str:
     table = [_columns(row, meta) for row in result["mechanisms"]]
     names = [name for name in table[0] if any(row[name] for row in table)]
     lines = [
-        _on_sequences(meta) if meta.get("kind") == "text" else _on_images(meta),
+        on_sequences(meta) if meta.get("kind") == "text" else _on_images(meta),
         f"{meta['device']}, torch {meta['versions']['torch']}, {meta['date'][:10]}: `{meta['command']}`.",
         *([meta["remark"]] if "remark" in meta else []),
         "",
@@ -23,7 +25,14 @@ def comparison_text(path: Path) -> str:
         "|---" + "|---:" * (len(names) - 1) + "|",
         *("| " + " | ".join(row[name] for name in names) + " |" for row in table),
     ]
-    return "\n".join([*lines, "", ranking_sentence(result), ""])
+    said = filter(None, (ranking_sentence(result), edge_sentence(result)))
+    return "\n".join([*lines, "", *said, ""])
+
+
+def chart_line(path: Path, words: str, up: str = "") -> list[str]:
+    """The chart beside a result, if there is one; ``up`` leads from the page to the root."""
+    chart = path.with_suffix(".png")
+    return ["", f"![{words}]({up}{chart.relative_to(path.parents[2]).as_posix()})"] if chart.exists() else []
 
 
 def _on_images(meta: dict[str, Any]) -> str:
@@ -42,7 +51,7 @@ def _listed(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _on_sequences(meta: dict[str, Any]) -> str:
+def on_sequences(meta: dict[str, Any]) -> str:
     """The task with its file, if it has one, the host, the budget, and how learning rates came about."""
     host, data, train = meta["host"], meta["data"], meta["train"]
     name = data["name"] if "data" not in data else f"{data['name']}, {Path(data['data']).name}"
@@ -73,7 +82,7 @@ def _columns(row: dict[str, Any], meta: dict[str, Any]) -> dict[str, str]:
         return "" if row.get(field) is None else form.format(row[field] / size)
 
     least, greatest = cell(f"{metric.field}_min", number), cell(f"{metric.field}_max", number)
-    rate = cell("lr", "{:g}") if len(meta.get("lrs", ())) > 1 else ""
+    rate = cell("lr", "{:g}") + ARROWS[row.get("lr_edge")] if len(meta.get("lrs", ())) > 1 else ""
     return {
         "mechanism": f"`{row['mechanism']}`",
         "before": _with_spread(row, f"{metric.field}_before", number),
@@ -88,4 +97,5 @@ def _columns(row: dict[str, Any], meta: dict[str, Any]) -> dict[str, str]:
         f"{words.unit}/s training": cell(words.speed(training=True), "{:,.0f}"),
         "peak memory": cell("peak_bytes_train", "{:,.0f} MiB", 2**20),
         "entropy gap": cell("entropy_gap", "{:+.2f}"),
+        "seconds a run": cell("train_seconds_mean", "{:,.0f}") if meta.get("kind") == "text" else "",
     }

@@ -3,7 +3,8 @@
 A part lies between ``<!-- name:begin -->`` and ``<!-- name:end -->``. The mechanisms come from the registry, the
 measurements from ``results/<device>/*.json``: ``attention-*`` of `linattn bench`, ``compare-*`` of `linattn compare`,
 ``block-memory`` of `linattn memory`, ``kernels`` of `linattn kernels`, ``models`` of `linattn models`. The page of
-backbones has ``backbones-*`` of `linattn compare` and ``backbones`` of `linattn models`.
+backbones has ``backbones-*`` of `linattn compare` and ``backbones`` of `linattn models`; that of sequences has those
+``compare-*`` that are of sequences, with charts that are drawn here, ``decoding`` and ``throughput``.
 """
 
 import argparse
@@ -19,11 +20,14 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests load this file by its pa
 from readme_comparison import comparison_text
 from readme_kernels import kernels_text
 from readme_models import backbones_text, models_text
+from readme_sequences import canon_text, decoding_text, draw_charts, throughput_text
 
 ROOT = Path(__file__).parents[1]
 README, BACKBONES = ROOT / "README.md", ROOT / "docs" / "backbones.md"
+SEQUENCES = ROOT / "docs" / "sequences.md"
 RESULTS = ROOT / "results"
 NO_RESULTS = "No results of `{}` are recorded yet.\n"
+NOT_MEASURED = "Not measured yet: `{}` has not been run.\n"
 
 
 def fill(text: str, parts: dict[str, str]) -> str:
@@ -40,7 +44,7 @@ def fill(text: str, parts: dict[str, str]) -> str:
 def generated_parts(results: Path = RESULTS) -> dict[str, str]:
     return {
         "mechanisms": markdown_table(),
-        "comparison": texts(results, "compare-*.json", comparison_text, "linattn compare"),
+        "comparison": texts(results, "compare-*.json", images_text, "linattn compare"),
         "memory": texts(results, "block-memory.json", memory_text, "linattn memory"),
         "kernels": texts(results, "kernels.json", kernels_text, "linattn kernels"),
         "models": texts(results, "models.json", models_text, "linattn models"),
@@ -55,9 +59,29 @@ def backbone_parts(results: Path = RESULTS) -> dict[str, str]:
     }
 
 
-def texts(folder: Path, pattern: str, text_of: Callable[[Path], str], command: str) -> str:
-    """One part per result file, in the order of their names."""
-    return "\n".join(text_of(path) for path in sorted(folder.glob(f"*/{pattern}"))) or NO_RESULTS.format(command)
+def sequence_parts(results: Path = RESULTS) -> dict[str, str]:
+    asked = {
+        "mqar": ("compare-mqar.json", canon_text, "linattn compare --task mqar-mix"),
+        "enwik8": ("compare-enwik8.json", canon_text, "linattn compare --task text"),
+        "listops": ("compare-listops.json", comparison_text, "linattn compare --task listops"),
+        "imdb": ("compare-imdb.json", comparison_text, "linattn compare --task lra-text"),
+        "decoding": ("decoding.json", decoding_text, "linattn decoding"),
+        "throughput": ("throughput.json", throughput_text, "linattn throughput"),
+    }
+    return {name: texts(results, *part, nothing=NOT_MEASURED) for name, part in asked.items()}
+
+
+def texts(
+    folder: Path, pattern: str, text_of: Callable[[Path], str], command: str, *, nothing: str = NO_RESULTS
+) -> str:
+    """One part per result file, in the order of their names; ``nothing`` is said where there is none."""
+    found = [text_of(path) for path in sorted(folder.glob(f"*/{pattern}"))]
+    return "\n".join(filter(None, found)) or nothing.format(command)
+
+
+def images_text(path: Path) -> str:
+    """Comparisons on sequences have a page of their own."""
+    return "" if json.loads(path.read_text())["meta"].get("kind") == "text" else comparison_text(path)
 
 
 def memory_text(path: Path) -> str:
@@ -156,8 +180,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Rewrite the generated parts of the README and of pages.")
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if it is stale")
     check = parser.parse_args().check
+    if not check:
+        draw_charts(RESULTS)
     stale = []
-    for page, parts in ((README, generated_parts()), (BACKBONES, backbone_parts())):
+    for page, parts in (
+        (README, generated_parts()),
+        (BACKBONES, backbone_parts()),
+        (SEQUENCES, sequence_parts()),
+    ):
         old = page.read_text()
         new = fill(old, parts)
         stale += [page.name] if old != new else []

@@ -84,8 +84,10 @@ def test_compiled_runs_of_one_mechanism_share_a_process(tmp_path, monkeypatch):
 
         monkeypatch.setattr(workers, "ProcessPoolExecutor", Pool)
         cells = final_cells(config, dict.fromkeys(config.mechanisms, 1e-3))
-        done = list(workers.run_in_workers(config, cells, lambda _: None))
+        with workers.workers(config) as in_workers:
+            done = list(in_workers(cells[:2], lambda _: None)) + list(in_workers(cells[2:], lambda _: None))
         assert len(done) == len(cells)
+        assert {result.cell for result in done} == set(cells), "the same processes serve one list after another"
         assert [pool.size for pool in made] == sizes
         homes = {name: {place for place, other in given if other == name} for name in config.mechanisms}
         assert all(len(places) == 1 for places in homes.values())

@@ -16,12 +16,14 @@ from rich.console import Console
 from linattn.compare import compare as main
 from linattn.compare.cells import CellResult, best_lrs, sweep_cells
 from linattn.compare.compare import compare
-from linattn.compare.text import costs
+from linattn.compare.results import Results
+from linattn.compare.text import costs, subject
 from linattn.compare.text.settings import TextCompareConfig
 from linattn.compare.text.subject import Texts, validation
-from linattn.report import ranking_sentence
+from linattn.report import edge_sentence, ranking_sentence
 from linattn.support.options import OptionError
 from linattn.tasks.text import text_task
+from linattn.train.recorder import RecordError
 from linattn.train.text.config import TextConfig
 from linattn.train.text.hosts import HostOptions
 
@@ -97,6 +99,117 @@ def test_it_writes_what_it_found(whole):
     assert "images" not in page.split("<main>")[1]
     with (config.output / "results.csv").open() as file:
         assert [line["mechanism"] for line in csv.DictReader(file)] == names
+
+
+def test_every_line_counts_to_the_same_end_and_says_how_long(whole):
+    _, text = whole
+    lines = [line for line in text.splitlines() if line.startswith("[")]
+    assert [line.split("]")[0] for line in lines] == [f"[{number}/24" for number in range(1, 25)]
+    assert all("trained in 0 s" in line for line in lines)
+    assert all(("left" in line) == (number < 24) for number, line in enumerate(lines, 1))
+
+
+def test_an_interrupted_comparison_has_what_is_known_without_training(whole, tmp_path, monkeypatch):
+    config = replace(CONFIG, output=tmp_path / "c", lrs=(1e-3,))
+    train, done = subject.train_text, []
+
+    def interrupted(*args, **options):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(1)
+        return train(*args, **options)
+
+    monkeypatch.setattr(subject, "train_text", interrupted)
+    code, text = run(config)
+    assert code == 130
+    assert "The same command goes on" in text
+    found, complete = results_of(config), results_of(whole[0])
+    assert [row["status"] for row in found["rows"]] == ["done"] * 2 + ["waiting"] * 6
+    assert not found["meta"]["finished"]
+    for entry, other in zip(found["mechanisms"], complete["mechanisms"], strict=True):
+        for name in ("parameters", "mechanism_parameters", "state_bytes"):
+            assert entry[name] == other[name]
+        assert "tokens_per_second_train" not in entry
+
+
+def interrupt(*args, **options):
+    raise KeyboardInterrupt
+
+
+def test_costs_that_were_measured_outlast_an_interruption(tmp_path, monkeypatch):
+    """On a GPU mechanisms are measured one by one: the second is interrupted, and alone measured again."""
+    config = replace(CONFIG, output=tmp_path / "c", lrs=(), canons=(None,), widths=(16,))
+    monkeypatch.setattr(main, "groups_to_measure", lambda names, device: [[name] for name in names])
+    monkeypatch.setattr(main, "finish", lambda *_: None)
+    asked = []
+
+    def measure(self, names, on_work):
+        asked.extend(names)
+        if asked == ["softmax 16", "elu 16"]:
+            raise KeyboardInterrupt
+        return {name: {"peak_bytes_train": len(asked)} for name in names}
+
+    monkeypatch.setattr(Texts, "costs", measure)
+    assert run(config)[0] == 130
+    assert [entry.get("peak_bytes_train") for entry in results_of(config)["mechanisms"]] == [1, None]
+    assert run(config)[0] == 0
+    assert asked == ["softmax 16", "elu 16", "elu 16"]
+    assert [entry["peak_bytes_train"] for entry in results_of(config)["mechanisms"]] == [1, 3]
+    monkeypatch.setattr(subject, "train_text", interrupt)  # of a second seed: what is known is known from the start
+    assert run(replace(config, seeds=2))[0] == 130
+    assert asked == ["softmax 16", "elu 16", "elu 16"]
+    assert [entry["peak_bytes_train"] for entry in results_of(config)["mechanisms"]] == [1, 3]
+
+
+def test_a_rate_at_the_edge_is_told(tmp_path):
+    config = replace(CONFIG, patterns=("elu", "relu"), canons=(None,), widths=(None,), lrs=(1e-3, 3e-3, 1e-2))
+    texts = Texts(config)
+    results = Results(config, texts, {})
+    scores = {("elu", 1e-3): 50.0, ("elu", 3e-3): 60.0, ("elu", 1e-2): 70.0,
+              ("relu", 1e-3): 50.0, ("relu", 3e-3): 60.0, ("relu", 1e-2): 40.0}  # fmt: skip
+    results.swept = [CellResult(c, "done", score=scores[c.mechanism, c.lr]) for c in sweep_cells(config)]
+    results.lrs = best_lrs(config, results.swept)
+    written = results.as_json()
+    assert [entry["lr_edge"] for entry in written["mechanisms"]] == ["highest", None]
+    assert edge_sentence(written).endswith("may lie beyond: elu (highest, 0.01).")
+    results.lrs["relu"] = 1e-3
+    assert edge_sentence(results.as_json()).endswith("elu (highest, 0.01) and relu (lowest, 0.001).")
+
+
+def test_a_state_is_weighed_at_the_longest_sequence():
+    task = text_task("mqar-mix", vocab=32, train=((16, 2, 8),), test=((16, 2, 3), (32, 4, 2), (16, 4, 2)))
+    assert costs.longest_sequence(task).shape == (1, 32)
+    found = costs.known_costs({"softmax": HostOptions("mqar", width=16)}, task, CONFIG.train, lambda _: None)
+    assert found["softmax"]["state_bytes"] == 2 * 2 * 32 * 16 * 4  # layers, keys and values, tokens, channels, fp32
+
+
+class FakeRecorder:
+    """Knows what a graph would: the call is taken once when it is recorded, and never again."""
+
+    def __init__(self, refuses=False):
+        self.refuses, self.events = refuses, []
+
+    def warm_up(self, run):
+        self.events.append("warm")
+        run()
+
+    def record(self, run):
+        if self.refuses:
+            raise RecordError("no")
+        run()
+        self.events.append("record")
+        return lambda: self.events.append("replay")
+
+
+def test_what_was_trained_as_graphs_is_timed_as_graphs():
+    calls, recorder = [], FakeRecorder()
+    timed = costs.replayed(lambda: calls.append(1), recorder)
+    timed()
+    timed()
+    assert recorder.events == ["warm", "warm", "record", "replay", "replay"]
+    assert len(calls) == 3
+    costs.replayed(lambda: calls.append(1), FakeRecorder(refuses=True))()
+    assert len(calls) == 6  # twice warmed up, then called itself
 
 
 def test_a_killed_comparison_ends_the_same(whole, tmp_path):

@@ -136,7 +136,8 @@ def test_softmax_models_come_before_what_they_become_and_a_lost_one_takes_its_ow
     monkeypatch.setattr(workers, "ProcessPoolExecutor", Pool)
     config = replace(CONFIG, seeds=3, jobs=6, train=replace(TRAIN, compile=True))
     cells = final_cells(config, dict.fromkeys(config.mechanisms, 1e-3))
-    found = {(r.cell.mechanism, r.cell.seed): r for r in workers.run_in_workers(config, cells, lambda _: None)}
+    with workers.workers(config) as in_workers:
+        found = {(r.cell.mechanism, r.cell.seed): r for r in in_workers(cells, lambda _: None)}
     assert len(made) == 6
     assert given[:3] == [(SOURCE, seed, seed) for seed in range(3)]
     assert sorted(given[3:]) == [("relu", 0, 3), ("relu", 2, 4), ("softmax", 0, 0), ("softmax", 2, 1)]

@@ -1,18 +1,24 @@
-"""Pyramids and converted models inside recorded steps: nothing in them asks the host, and replays are the steps."""
+"""Pyramids, converted and language models in recorded steps: nothing asks the host, and replays are the steps."""
 
+import warnings
 from dataclasses import replace
 
 import pytest
 import torch
-from tests.train.stand_ins import Keeps, recorded_with
+from tests.train.stand_ins import Keeps, Refuses, recorded_with
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from linattn.models.vision import convert, create_pyramid
 from linattn.tasks import load_images
+from linattn.tasks.text import text_task
 from linattn.train import loop
 from linattn.train.batches import create_batches
 from linattn.train.config import TrainConfig
 from linattn.train.loss import training_loss
+from linattn.train.text.config import TextConfig
+from linattn.train.text.hosts import HostOptions, create_host
+from linattn.train.text.loop import train_text
+from linattn.train.text.network import TextNetwork
 
 SMALL = {
     "embed_dims": (8, 16, 16, 32), "depths": (1, 1, 1, 1), "num_heads": (1, 1, 2, 2), "head_width": 16,
@@ -121,3 +127,34 @@ def test_cuda_records_them(kind, compile, tmp_path, recwarn):
     found = loop.train(model.to(device), create_batches(data, config, device), config, tmp_path)
     assert not [str(w.message) for w in recwarn if "CUDA graphs" in str(w.message)]
     assert found.epochs[-1].train_loss < found.epochs[0].train_loss
+
+
+@pytest.mark.parametrize("canon", [None, "ABCD"])
+@pytest.mark.parametrize("mechanism", ["softmax", "elu", "retention", "gated", "mlstm", "zeros", "lion"])
+def test_nothing_in_a_step_of_a_language_model_asks_the_host(mechanism, canon):
+    task = text_task("mqar", vocab=64, length=16)
+    network = TextNetwork(create_host(HostOptions("mqar", mechanism, canon, width=16), task, 0), task)
+    network = network.to("meta").train()
+    batch = task.train_batch(2, 0, 0).to(torch.device("meta"))
+    with HostAsks() as watch:
+        loss, hits = network(batch, torch.empty(8, dtype=torch.long, device="meta"))
+        loss.backward()
+    assert watch.heard == []
+    assert hits.device.type == "meta"
+
+
+@pytest.mark.parametrize(("recorder", "words"), [(Keeps, "replayed"), (Refuses, "stopped: the step cannot be")])
+def test_a_run_on_text_says_whether_it_was_replayed(recorder, words, tmp_path, monkeypatch):
+    task = text_task("mqar", vocab=32, length=16, test_examples=4)
+    plain = TextConfig(steps=4, batch_size=4, warmup_steps=0, graphs=False)
+
+    def run(folder, config):
+        return train_text(create_host(HostOptions("mqar", "elu", width=16), task, 0), task, config, tmp_path / folder)
+
+    assert run("plain", plain).graphs == ""
+    recorded_with(recorder, monkeypatch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # that steps are not recorded is told, too
+        found = run("recorded", replace(plain, graphs=None))
+    assert found.graphs.startswith(words)
+    assert run("recorded", replace(plain, graphs=None)).graphs == found.graphs, "a finished run says what it was"

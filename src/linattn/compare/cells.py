@@ -24,8 +24,17 @@ class Cell:
 
     def folder(self, output: Path) -> Path:
         kind = "sweep" if self.validation else "runs"
-        name = self.mechanism.replace("/", "-").replace("*", "x").replace(" ", "-")
-        return output / kind / name / f"lr-{self.lr:g}-seed-{self.seed}"
+        return output / kind / folder_name(self.mechanism) / f"lr-{self.lr:g}-seed-{self.seed}"
+
+
+def folder_name(mechanism: str) -> str:
+    """For files of a mechanism, or of a pattern of several.
+
+    Example:
+        >>> folder_name("gated*3/softmax 64")
+        'gatedx3-softmax-64'
+    """
+    return mechanism.replace("/", "-").replace("*", "x").replace(" ", "-")
 
 
 @dataclass

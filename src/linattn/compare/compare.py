@@ -5,22 +5,24 @@ from json import dumps, loads
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
-from linattn.compare.cells import Cell, CellResult, best_lrs, final_cells, sweep_cells
+from linattn.compare.cells import Cell, CellResult, best_lrs, final_cells, folder_name, sweep_cells
 from linattn.compare.conversion.settings import ConversionConfig
 from linattn.compare.conversion.subject import Conversions
 from linattn.compare.graph.settings import GraphCompareConfig
 from linattn.compare.graph.subject import Graphs
 from linattn.compare.images import Images
+from linattn.compare.measure import groups_to_measure
 from linattn.compare.results import Results
 from linattn.compare.screen import Screen, final_table
 from linattn.compare.settings import CompareConfig
 from linattn.compare.subject import Comparing, Subject
 from linattn.compare.text.settings import TextCompareConfig
 from linattn.compare.text.subject import Texts
-from linattn.compare.workers import run_in_workers
-from linattn.report import ranking_sentence, write_csv, write_report
+from linattn.compare.workers import workers
+from linattn.report import edge_sentence, ranking_sentence, write_csv, write_report
 from linattn.report.numbers import counted
 from linattn.support.extras import need
 from linattn.support.files import write_json
@@ -50,14 +52,14 @@ def compare(config: AnyConfig, console: Console) -> int:
     subject.check()
     same_settings(config)
     results = Results(config, subject, subject.describe())
-    screen = Screen(results, console)
+    screen = Screen(results, console, len(sweep_cells(config)) + len(config.mechanisms) * config.seeds)
     announce(config, results, console)
     trainer = subject.trainer(screen.on_step, screen.on_record)
+    device = torch.device(config.train.device)
 
-    def run(cells: list[Cell], into: list[CellResult]) -> None:
-        screen.expect(len(cells))
+    def run(cells: list[Cell], into: list[CellResult], in_workers: Any) -> None:
         into.extend(CellResult(cell) for cell in cells)
-        done = run_in_workers(config, cells, screen.on_work) if config.jobs > 1 else map(trainer.run, cells)
+        done = in_workers(cells, screen.on_work) if config.jobs > 1 else map(trainer.run, cells)
         for result in done if cells else ():
             into[cells.index(result.cell)] = result
             screen.on_result(result)
@@ -65,16 +67,19 @@ def compare(config: AnyConfig, console: Console) -> int:
 
     try:
         with screen.shown():
-            run(sweep_cells(config), results.swept)
-            results.lrs = best_lrs(config, results.swept, subject.metric.higher, subject.recipe_lr)
-            run(final_cells(config, results.lrs), results.final)
+            results.costs = subject.known_costs(screen.on_work)
+            for names in groups_to_measure(list(config.mechanisms), device):  # an earlier call may have measured them
+                results.costs |= earlier(*cost_key(config.output, results.meta, subject, names)) or {}
+            with workers(config) as in_workers:
+                run(sweep_cells(config), results.swept, in_workers)
+                results.lrs = best_lrs(config, results.swept, subject.metric.higher, subject.recipe_lr)
+                run(final_cells(config, results.lrs), results.final, in_workers)
             trained = [r.cell for r in results.final if r.status == "done" and r.cell.seed == 0]
             # What failed in training would fail here too, and take the results of the others with it.
-            names = [cell.mechanism for cell in trained]
-            key = results.meta["train"] | {"mechanisms": names, "device": results.meta["device"]}
-            key["details"] = [subject.details(name) for name in names]
-            results.costs = remembered(config.output / "costs.json", key, lambda: subject.costs(names, screen.on_work))
-            results.save()  # the looks at attention take long, and one that fails is not to take this with it
+            for names in groups_to_measure([cell.mechanism for cell in trained], device):
+                file, key = cost_key(config.output, results.meta, subject, names)
+                results.costs |= earlier(file, key) or measured(file, key, subject.costs(names, screen.on_work))
+                results.save()  # what comes next may take long, or fail, and is not to take this with it
             results.attention, examples = subject.attention(trained, screen.on_work)
     except KeyboardInterrupt:
         results.save()
@@ -87,6 +92,26 @@ def compare(config: AnyConfig, console: Console) -> int:
         write_json(config.output / "examples.json", examples)
     finish(config.output, console, subject.has_report)
     return RIGHT if all(result.status == "done" for result in results.final) else FAILED
+
+
+def cost_key(output: Path, meta: dict[str, Any], subject: Subject, names: list[str]) -> tuple[Path, dict[str, Any]]:
+    """Where the costs of mechanisms that are measured together lie, and what they depend on."""
+    key = meta["train"] | {"mechanisms": names, "device": meta["device"]}
+    key["details"] = [subject.details(name) for name in names]
+    name = folder_name(names[0]) if len(names) == 1 else "together"
+    return output / "costs" / f"{name}.json", loads_like(key)
+
+
+def earlier(path: Path, key: dict[str, Any]) -> Any:
+    """What an earlier call has measured under the same key; None if there is no such thing."""
+    stored = loads(path.read_text()) if path.exists() else {"key": None}
+    return stored["found"] if stored["key"] == key else None
+
+
+def measured(path: Path, key: dict[str, Any], found: Any) -> Any:
+    """``found``, kept for later calls."""
+    write_json(path, {"key": key, "found": found})
+    return found
 
 
 def announce(config: Comparing, results: Results, console: Console) -> None:
@@ -108,7 +133,8 @@ def finish(folder: Path, console: Console, has_report: bool = True) -> None:
     write_csv(results, folder / "results.csv")
     console.print(final_table(results))
     if has_report:
-        console.print(ranking_sentence(results), soft_wrap=True)
+        for sentence in filter(None, (ranking_sentence(results), edge_sentence(results))):
+            console.print(sentence, soft_wrap=True)
     for row in results["rows"]:
         if row["status"] == "failed":
             console.print(f"failed: {row['mechanism']}, seed {row['seed']}: {row['reason']}", soft_wrap=True)
@@ -132,18 +158,6 @@ def same_settings(config: Comparing) -> None:
     if different:
         words = ", ".join(f"{name} was {stored.get(name)}, now {wanted[name]}" for name in different)
         raise OptionError("output", f"{config.output} holds a comparison with other settings ({words}): name another")
-
-
-def remembered(path: Path, key: dict[str, Any], measure: Any) -> Any:
-    """What an earlier call has measured under the same key, or what ``measure`` finds now."""
-    key = loads_like(key)
-    if path.exists():
-        stored = loads(path.read_text())
-        if stored["key"] == key:
-            return stored["found"]
-    found = measure()
-    write_json(path, {"key": key, "found": found})
-    return found
 
 
 def loads_like(value: dict[str, Any]) -> dict[str, Any]:

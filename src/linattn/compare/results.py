@@ -44,7 +44,8 @@ class Results:
             "mechanism": name,
             **self.subject.details(name),
             "lr": self.lrs.get(name),
-            "sweep": [{"lr": r.cell.lr, field: r.score} for r in tried] or None,
+            "lr_edge": edge(self.lrs.get(name), [r.cell.lr for r in tried]),
+            "sweep": [{"lr": r.cell.lr, field: r.score, "train_seconds": r.train_seconds} for r in tried] or None,
             **spread([r.score for r in runs if r.score is not None], field),
             **further([r.more or {} for r in runs]),
             "train_seconds_mean": mean_or_none([r.train_seconds for r in runs if r.train_seconds is not None]),
@@ -52,6 +53,20 @@ class Results:
             **(own or {}),
             **gap,
         }
+
+
+def edge(lr: float | None, tried: list[float]) -> str | None:
+    """Which end of the learning rates the chosen one is, as a better one may lie beyond; None: it lies inside.
+
+    Of fewer than three each is an end, which says nothing.
+
+    Example:
+        >>> edge(0.01, [0.001, 0.003, 0.01]), edge(0.003, [0.001, 0.003, 0.01]), edge(0.003, [0.001, 0.003])
+        ('highest', None, None)
+    """
+    if len(tried) < 3 or lr not in (min(tried), max(tried)):
+        return None
+    return "highest" if lr == max(tried) else "lowest"
 
 
 def spread(scores: list[float], field: str = "top1") -> dict[str, Any]:

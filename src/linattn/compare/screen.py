@@ -19,9 +19,9 @@ from linattn.report.numbers import counted
 class Screen:
     """On a terminal a live table; elsewhere one line for every finished run."""
 
-    def __init__(self, results: Results, console: Console) -> None:
+    def __init__(self, results: Results, console: Console, total: int) -> None:
         self.results, self.console = results, console
-        self.now, self.total, self.done = "", 0, 0
+        self.now, self.total, self.done = "", total, 0
         self._started, self._live = monotonic(), Live(console=console, transient=True, auto_refresh=False)
 
     @contextmanager
@@ -31,9 +31,6 @@ class Screen:
             return
         with self._live:
             yield
-
-    def expect(self, runs: int) -> None:
-        self.total += runs
 
     @property
     def metric(self) -> Metric:
@@ -57,7 +54,9 @@ class Screen:
         if not self.console.is_terminal:
             words = f"{result.status}: {result.reason}" if result.score is None else self.metric.text(result.score)
             kind = "validation" if result.cell.validation else self.metric.name
-            self.console.print(f"[{self.done}/{self.total}] {result.cell.title}: {kind} {words}", soft_wrap=True)
+            took = "" if result.train_seconds is None else f", trained in {clock(result.train_seconds)}"
+            line = f"[{self.done}/{self.total}] {result.cell.title}: {kind} {words}{took}{self._left()}"
+            self.console.print(line, soft_wrap=True)
         self._show("")
 
     def _show(self, now: str) -> None:
@@ -67,11 +66,15 @@ class Screen:
         self._live.update(Group(progress_table(self.results), Text(self._line())), refresh=True)
 
     def _line(self) -> str:
+        seconds = clock(monotonic() - self._started)
+        return f"{self.done} of {counted(self.total, 'run')} in {seconds}{self._left()}. {self.now}"
+
+    def _left(self) -> str:
+        """As long as the runs so far make one expect."""
+        if not 0 < self.done < self.total:
+            return ""
         seconds = monotonic() - self._started
-        left = ""
-        if 0 < self.done < self.total:
-            left = f", about {clock(seconds / self.done * (self.total - self.done))} left"
-        return f"{self.done} of {counted(self.total, 'run')} in {clock(seconds)}{left}. {self.now}"
+        return f", about {clock(seconds / self.done * (self.total - self.done))} left"
 
 
 def progress_table(results: Results) -> Table:

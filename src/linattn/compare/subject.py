@@ -102,6 +102,10 @@ class Subject(ABC):
     @abstractmethod
     def trainer(self, on_step: OnStep, on_record: OnRecord) -> Trainer: ...
 
+    def known_costs(self, on_work: OnWork) -> dict[str, dict[str, Any]]:
+        """What is known of each before it is trained, by name: an interrupted comparison has it too."""
+        return {}
+
     @abstractmethod
     def costs(self, mechanisms: list[str], on_work: OnWork) -> dict[str, dict[str, Any]]:
         """What each costs, by name."""

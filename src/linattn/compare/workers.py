@@ -5,6 +5,8 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -14,7 +16,7 @@ from linattn.compare.conversion.sources import epochs_of, run_folder, source_cel
 from linattn.compare.conversion.subject import Conversions
 from linattn.compare.images import Images
 from linattn.compare.settings import CompareConfig
-from linattn.compare.subject import Comparing, Subject, Trainer
+from linattn.compare.subject import Comparing, OnWork, Subject, Trainer
 from linattn.compare.text.settings import TextCompareConfig
 from linattn.compare.text.subject import Texts
 from linattn.support.machine import cores
@@ -26,24 +28,16 @@ SECONDS_BETWEEN_LOOKS = 0.5
 _RUNNER: Trainer | None = None  # of a worker
 
 
-def run_in_workers(config: Comparing, cells: list[Cell], on_work: Callable[[str], None]) -> Iterator[CellResult]:
-    """Train ``cells`` in ``config.jobs`` processes with one thread each; results come as they are done.
+@contextmanager
+def workers(config: Comparing) -> Iterator[Callable[[list[Cell], OnWork], Iterator[CellResult]]]:
+    """What trains cells in ``config.jobs`` processes with one thread each; results come as they are done.
 
-    Conversions wait for the softmax models that they begin with, which are trained the same way. Weights depend on the
-    number of threads in their last digits: all runs have the same one.
+    The processes stay from one list of cells to the next: each has imported, opened the device and made its data.
+    Weights depend on the number of threads in their last digits: all runs have the same one.
     """
-    pools = _pools(config)
+    pools = _pools(config) if config.jobs > 1 else []
     try:
-        lost: dict[Cell, str] = {}
-        if isinstance(config, ConversionConfig):
-            for source in _train(config, pools, source_cells(config, cells), on_work):
-                if source.status == "failed":
-                    lost[source.cell] = source.reason
-            for cell in cells:
-                if source_of(config, cell) in lost:
-                    yield CellResult(cell, "failed", lost[source_of(config, cell)])
-            cells = [cell for cell in cells if source_of(config, cell) not in lost]
-        yield from _train(config, pools, cells, on_work)
+        yield partial(_in_workers, config, pools)
     except BaseException:
         for pool in pools:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -54,8 +48,24 @@ def run_in_workers(config: Comparing, cells: list[Cell], on_work: Callable[[str]
         pool.shutdown()
 
 
+def _in_workers(
+    config: Comparing, pools: list[ProcessPoolExecutor], cells: list[Cell], on_work: OnWork
+) -> Iterator[CellResult]:
+    """Conversions wait for the softmax models that they begin with, which are trained the same way."""
+    lost: dict[Cell, str] = {}
+    if isinstance(config, ConversionConfig):
+        for source in _train(config, pools, source_cells(config, cells), on_work):
+            if source.status == "failed":
+                lost[source.cell] = source.reason
+        for cell in cells:
+            if source_of(config, cell) in lost:
+                yield CellResult(cell, "failed", lost[source_of(config, cell)])
+        cells = [cell for cell in cells if source_of(config, cell) not in lost]
+    yield from _train(config, pools, cells, on_work)
+
+
 def _train(
-    config: Comparing, pools: list[ProcessPoolExecutor], cells: list[Cell], on_work: Callable[[str], None]
+    config: Comparing, pools: list[ProcessPoolExecutor], cells: list[Cell], on_work: OnWork
 ) -> Iterator[CellResult]:
     places = places_of(config, cells, len(pools))
     waiting = {pools[place].submit(_run, cell): cell for cell, place in zip(cells, places, strict=True)}

@@ -29,6 +29,7 @@ OF_TEXT = (
     "canon",
     "width",
     "lr",
+    "lr_edge",
     "parameters",
     "mechanism_parameters",
     "state_bytes",

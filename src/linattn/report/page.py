@@ -10,7 +10,7 @@ from linattn.report.markup import Markup, element, unbroken
 from linattn.report.numbers import MISSING
 from linattn.report.read import Comparison
 from linattn.report.setting import how_it_was_made, setting_sentence
-from linattn.report.summary import ranking_sentence
+from linattn.report.summary import edge_sentence, ranking_sentence
 from linattn.report.table import results_table
 
 
@@ -21,7 +21,7 @@ def page(results: dict[str, Any], examples: dict[str, Any] | None) -> str:
     title = f"Attention mechanisms compared on {name}"
     return document(
         title,
-        _opening(comparison, title, ranking_sentence(results)),
+        _opening(comparison, title, f"{ranking_sentence(results)} {edge_sentence(results)}".strip()),
         _results(comparison),
         failures(comparison),
         *(chart_section(chart) for chart in charts_of(comparison)),

@@ -8,7 +8,7 @@ from linattn.report.metric import Metric
 from linattn.report.numbers import counted, listed
 from linattn.report.read import Accuracy, Comparison
 
-__all__ = ["ranking_sentence", "write_csv"]
+__all__ = ["edge_sentence", "ranking_sentence", "write_csv"]
 
 
 def ranking_sentence(results: Mapping[str, Any]) -> str:
@@ -31,6 +31,21 @@ def ranking_sentence(results: Mapping[str, Any]) -> str:
         found = " ".join(part for part in said if part)
         parts.append(f"At width {width}: {found}" if width else found)
     return " ".join(part for part in parts if part)
+
+
+def edge_sentence(results: Mapping[str, Any]) -> str:
+    """Whose learning rate is the lowest or highest of those tried; empty where none is.
+
+    Example:
+        >>> tried = [{"mechanism": "elu", "lr": 0.01, "lr_edge": "highest"}, {"mechanism": "relu", "lr": 0.003}]
+        >>> edge_sentence({"mechanisms": tried})
+        'At the edge of the learning rates that were tried, so that a better one may lie beyond: elu (highest, 0.01).'
+    """
+    found = [entry for entry in results.get("mechanisms") or [] if entry.get("lr_edge")]
+    if not found:
+        return ""
+    words = [f"{entry['mechanism']} ({entry['lr_edge']}, {entry['lr']:g})" for entry in found]
+    return f"At the edge of the learning rates that were tried, so that a better one may lie beyond: {listed(words)}."
 
 
 def _progress(comparison: Comparison) -> str:

@@ -54,7 +54,12 @@ def decoding_table(result: DecodingResult, batch: int, mode: str) -> Table:
         "budget",
         "",
     ):
-        table.add_column(header, justify="left" if header in ("mechanism", "") else "right", no_wrap=header != "")
+        table.add_column(
+            header,
+            justify="left" if header in ("mechanism", "") else "right",
+            no_wrap=header != "",
+            min_width=max(map(len, result.mechanisms()), default=None) if header == "mechanism" else None,
+        )
     rows = [row for row in result.rows if (row.batch, row.mode) == (batch, mode)]
     order = result.mechanisms()
     rows.sort(key=lambda row: (row.context, order.index(row.mechanism)))

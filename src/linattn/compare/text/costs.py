@@ -1,6 +1,7 @@
 """What each mechanism costs in a language model: parameters, state, speed, memory."""
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from linattn.mechanisms.base import Mechanism
 from linattn.support.compiling import compile_blocks
 from linattn.tasks.text import SequenceTask
 from linattn.train.accelerator import matrix_products
+from linattn.train.recorder import Recorder, RecordError
 from linattn.train.text.config import TextConfig
 from linattn.train.text.feed import Feed, Part
 from linattn.train.text.hosts import HostOptions, count_parameters, create_host
@@ -46,12 +48,7 @@ def _measure_together(
         on_work(f"{name}: parameters, state, memory")
         model = create_host(host, task, 0).to(device)
         networks[name] = TextNetwork(model, task)
-        own = [module for module in model.modules() if isinstance(module, Mechanism)]
-        costs[name] = {
-            "parameters": count_parameters(model),
-            "mechanism_parameters": sum(mechanism.num_parameters for mechanism in own),
-            "state_bytes": state_bytes(model, own, part.batch.inputs[:1], config.precision),
-        }
+        costs[name] = weigh(model, longest_sequence(task).to(device), config.precision)
         if config.compile:
             compile_blocks(networks[name])  # what is timed and weighed is what was trained
         step = training_step(networks[name], part, config.precision)
@@ -63,10 +60,57 @@ def _measure_together(
         on_work("tokens per second, " + ("training" if make is training_step else "forward"))
         calls = {name: make(network, part, config.precision) for name, network in networks.items()}
         with matrix_products(config.precision):
+            if device.type == "cuda" and config.graphs is not False:
+                calls = {name: replayed(call, Recorder(device)) for name, call in calls.items()}
             timings = measure_in_turns(calls, device, min_seconds=MIN_SECONDS, min_repeats=MIN_REPEATS)
         for name, timing in timings.items():
             costs[name][key] = tokens / timing.median
     return costs
+
+
+def known_costs(
+    hosts: Mapping[str, HostOptions], task: SequenceTask, config: TextConfig, on_work: OnWork
+) -> dict[str, dict[str, Any]]:
+    """What needs no device and hardly any time, of each host by name: parameters and state."""
+    sequence = longest_sequence(task)
+    costs: dict[str, dict[str, Any]] = {}
+    for name, host in hosts.items():
+        on_work(f"{name}: parameters and state")
+        costs[name] = weigh(create_host(host, task, 0), sequence, config.precision)
+    return costs
+
+
+def longest_sequence(task: SequenceTask) -> Tensor:
+    """``(1, T)`` of the task's length: one that has several lengths is weighed at the same one every time."""
+    sequences = (batch.inputs[:1] for batch in task.test_batches(1))
+    first = next(sequences)
+    found = (sequence for sequence in chain([first], sequences) if sequence.shape[1] == task.length)
+    return next(found, first)
+
+
+def weigh(model: Any, sequence: Tensor, precision: str) -> dict[str, Any]:
+    own = [module for module in model.modules() if isinstance(module, Mechanism)]
+    return {
+        "parameters": count_parameters(model),
+        "mechanism_parameters": sum(mechanism.num_parameters for mechanism in own),
+        "state_bytes": state_bytes(model, own, sequence, precision),
+    }
+
+
+def replayed(call: Callable[[], object], recorder: Any) -> Callable[[], object]:
+    """``call`` as the runs have taken it: as a CUDA graph. Itself where it cannot be recorded."""
+    kept: list[object] = []  # what a replay writes to must not be given to others
+
+    def run() -> None:
+        kept[:] = [call()]
+
+    for _ in range(2):  # the first makes compiled code
+        recorder.warm_up(run)
+    try:
+        replay: Callable[[], object] = recorder.record(run)
+    except RecordError:
+        return call
+    return lambda: (replay(), kept)
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ import torch
 
 from linattn.compare.cells import Cell, train_config
 from linattn.compare.subject import OnRecord, OnStep, OnWork, Outcome, Subject, Trainer
-from linattn.compare.text.costs import measure_costs
+from linattn.compare.text.costs import known_costs, measure_costs
 from linattn.compare.text.settings import TextCompareConfig
 from linattn.report.metric import Metric
 from linattn.report.numbers import counted
@@ -95,6 +95,9 @@ class Texts(Subject):
     def trainer(self, on_step: OnStep, on_record: OnRecord) -> Trainer:
         return TextTrainer(self, on_step, on_record)
 
+    def known_costs(self, on_work: OnWork) -> dict[str, dict[str, Any]]:
+        return known_costs(self.hosts, self.task, self.config.train, on_work)
+
     def costs(self, mechanisms: list[str], on_work: OnWork) -> dict[str, dict[str, Any]]:
         hosts = {name: self.hosts[name] for name in mechanisms}
         return measure_costs(hosts, self.task, self.config.train, on_work)
@@ -130,7 +133,8 @@ class TextTrainer(Trainer):
             on_step=lambda epoch, step, loss, accuracy: self.on_step(cell, epoch, step, loss, accuracy),
             on_record=lambda record: self.on_record(cell, record.score, -(-record.step // config.round_steps)),
         )
-        return Outcome(found.score, found.seconds, [asdict(record) for record in found.records])
+        records = [asdict(record) for record in found.records]
+        return Outcome(found.score, found.seconds, records, {"graphs": found.graphs})
 
     def _validation(self) -> tuple[SequenceTask, SequenceTask]:
         if self._held_out is None:

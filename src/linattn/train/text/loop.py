@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from linattn.support.extras import need
 from linattn.tasks.text import SequenceTask
 from linattn.train.accelerator import check_accelerator, create_accelerator
+from linattn.train.captured_step import CapturedStep
 from linattn.train.checkpoint import model_digest
 from linattn.train.loop import go_through
 from linattn.train.rounds import OnStep
@@ -79,13 +80,20 @@ def train_text(
     run = TextRun(network, feed, config, accelerator)
     try:
         go_through(run, config.rounds, files, fingerprint, config.precision, on_step=on_step, on_epoch=on_record)
-        result = TextResult.of(run.epochs, task.metric)
+        result = TextResult.of(run.epochs, task.metric, graph_words(run.captured))
         if accelerator.is_main_process:
             files.save_result(network, result.as_dict(), fingerprint)
         accelerator.wait_for_everyone()
     finally:
         run.close()
     return result
+
+
+def graph_words(captured: CapturedStep | None) -> str:
+    """``TextResult.graphs`` of a run."""
+    if captured is None:
+        return ""
+    return "replayed" if captured.stopped is None else f"stopped: {captured.stopped}"
 
 
 def task_settings(task: SequenceTask) -> dict[str, Any]:

@@ -33,14 +33,17 @@ class TextResult:
     """Of the last step, not of the best: to pick a step by test data would be a leak."""
     seconds: float
     """Of training alone, over all steps, those before a resume included."""
+    graphs: str = ""
+    """Whether steps were CUDA graphs: ``replayed``, or ``stopped`` and why; empty where none were wanted."""
 
     @classmethod
-    def of(cls, records: list[StepRecord], metric: str) -> "TextResult":
-        return cls(list(records), metric, records[-1].score, sum(record.seconds for record in records))
+    def of(cls, records: list[StepRecord], metric: str, graphs: str = "") -> "TextResult":
+        return cls(list(records), metric, records[-1].score, sum(record.seconds for record in records), graphs)
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> "TextResult":
-        return cls.of([StepRecord(**record) for record in content["records"]], content["metric"])
+        records = [StepRecord(**record) for record in content["records"]]
+        return cls.of(records, content["metric"], content.get("graphs", ""))
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
