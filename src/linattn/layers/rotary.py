@@ -81,7 +81,7 @@ def _may_keep(device: torch.device) -> bool:
     return device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PlaneRotation(Rotation):
     """See :func:`plane_rotation`."""
 

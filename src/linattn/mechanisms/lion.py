@@ -1,7 +1,7 @@
 """LION: a decay that runs both ways, in linear time."""
 
 from dataclasses import replace
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput, check_length
 from linattn.mechanisms.common.decays import ChannelDecay, HeadDecay
 from linattn.mechanisms.common.directions import output_dtype
-from linattn.mechanisms.common.orders import plane_orders, reordered
+from linattn.mechanisms.common.orders import Orders, plane_orders
 from linattn.mechanisms.common.positions import token_positions
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.checks import autocast_dtype, check_choice
 from linattn.ops.linear import linear_attention
 from linattn.ops.packing import compute_dtype, num_sequences
+from linattn.ops.prepare import hide, log_decay_for
 from linattn.ops.types import DecayIndex, Normalizer
 
 DECAYS = ("none", "fixed", "selective")
@@ -156,41 +157,54 @@ class Lion(LinearBase):
         return self.linear(call, {"q": phi, "k": psi, "v": v, **options})
 
     def _over_the_plane(self, phi: Tensor, psi: Tensor, v: Tensor, call: Call) -> Tensor:
-        """Numerators and denominators of both orders are added, then divided: the average of two matrices M."""
-        out_dtype = output_dtype(phi, v)
+        """Numerators and denominators of both orders are added, then divided: the average of two matrices M.
+
+        The orders are heads of one call. As padding stands elsewhere in each, it is taken out here.
+        """
+        orders = plane_orders(psi, call, self.num_prefix_tokens)
+        log_decay = self._decays_in(orders, psi, call)
         # Sums of 16 bits are added up in 32; autocast would take them back to 16.
         wide = None if autocast_dtype(phi) else compute_dtype(phi, v)
+
+        def summed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (self._as_heads(orders.spread(x), k.shape[1]).to(wide or x.dtype) for x in (q, k, v))
+            out = linear_attention(
+                q, k, v, log_decay=log_decay, decay_index=self.decay_index, normalizer=None,
+                cu_seqlens=call.cu_seqlens, impl=call.impl,
+            )  # fmt: skip
+            return orders.gather(self._as_tokens(out, k.shape[1] // 2))
+
         turned = (phi, psi) if call.rotate is None else call.rotate(phi, psi)
-        one = torch.ones_like(v[..., :1])
-        total: Tensor | None = None
-        for number, (order, inverse) in enumerate(plane_orders(psi, call, self.num_prefix_tokens)):
-            log_decay = self.log_decay(number, psi, call)
-            if log_decay is not None and log_decay.ndim > 1:
-                log_decay = reordered(log_decay, order, inverse)
-            options: dict[str, Any] = {
-                "log_decay": log_decay, "decay_index": self.decay_index, "normalizer": None,
-                "cu_seqlens": call.cu_seqlens, "impl": call.impl,
-                "key_mask": None if call.key_mask is None else call.key_mask[:, order],
-            }  # fmt: skip
-
-            def summed(
-                *tensors: Tensor, there: Tensor = order, back: Tensor = inverse, options: dict[str, Any] = options
-            ) -> Tensor:
-                q, k, v = (reordered(x, there, back).to(wide or x.dtype) for x in tensors)
-                out = linear_attention(q, k, v, **options)
-                return reordered(out, back, there)
-
-            if self.normalizer is None:
-                both = summed(*turned, v)
-            elif call.rotate is None:
-                both = summed(phi, psi, torch.cat([v, one], dim=-1))  # a column of ones sums the weights
-            else:
-                both = torch.cat([summed(*turned, v), summed(phi, psi, one)], dim=-1)
-            total = both if total is None else total + both
-        assert total is not None
+        one, psi, v = (hide(x, call.key_mask) for x in (torch.ones_like(v[..., :1]), psi, v))
+        turned = (turned[0], hide(turned[1], call.key_mask))
         if self.normalizer is None:
-            return (total / 2).to(out_dtype)
-        return (total[..., :-1] / (total[..., -1:] + 2 * EPS)).to(out_dtype)
+            return (summed(*turned, v) / 2).to(output_dtype(phi, v))
+        if call.rotate is None:
+            total = summed(phi, psi, torch.cat([v, one], dim=-1))  # a column of ones sums the weights
+        else:
+            total = torch.cat([summed(*turned, v), summed(phi, psi, one)], dim=-1)
+        return (total[..., :-1] / (total[..., -1:] + 2 * EPS)).to(output_dtype(phi, v))
+
+    def _decays_in(self, orders: Orders, k: Tensor, call: Call) -> Tensor:
+        """Of both orders, as heads: ``(2 H_kv,)``, or ``(B, 2 H_kv, T)`` and so on, tokens as they stand in each."""
+        decays = [self.log_decay(number, k, call) for number in range(2)]
+        if call.key_mask is not None:
+            decays = [log_decay_for(decay, call.key_mask) for decay in decays]
+        one, two = (decay for decay in decays if decay is not None)
+        if one.ndim == 1:
+            return torch.stack([one, two], dim=1).flatten()
+        both = orders.spread(torch.stack([one, two], dim=3)).unflatten(2, (2, -1))
+        return torch.stack([both[:, :, 0, :, 0], both[:, :, 1, :, 1]], dim=2).flatten(1, 2)
+
+    @staticmethod
+    def _as_heads(x: Tensor, num_kv_heads: int) -> Tensor:
+        """``(B, H, 2 T, D)`` to ``(B, 2 H, T, D)``, so that heads of one order share a key head as before."""
+        return x.unflatten(1, (num_kv_heads, -1)).unflatten(3, (2, -1)).transpose(2, 3).flatten(1, 3)
+
+    @staticmethod
+    def _as_tokens(x: Tensor, num_kv_heads: int) -> Tensor:
+        """The way back."""
+        return x.unflatten(1, (num_kv_heads, 2, -1)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
     @property
     def num_features(self) -> int:

@@ -1,6 +1,6 @@
 """Orders in which the tokens of an image plane can be walked, for mechanisms whose decay follows a line."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,22 +10,36 @@ from linattn.mechanisms.base import Call
 from linattn.ops.checks import check_values
 
 
-def reordered(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-    """``x[:, :, order]``, ``order`` being a permutation and ``inverse`` the one that undoes it.
+class Orders(NamedTuple):
+    """Two orders of the same T tokens, one behind the other.
 
-    The gradient of an index may have to add: on a GPU it sorts the index and took ten times as long as all else in a
-    model. That of a permutation is a permutation.
+    Attributes:
+        tokens: ``(2 T,)``, the token that stands at each place of the first order, then of the second.
+        places: ``(2 T,)``, where each token stands in the first order, then in the second, counted through both.
     """
-    found: Tensor = _Reordered.apply(x, order, inverse)
-    return found
+
+    tokens: Tensor
+    places: Tensor
+
+    def spread(self, x: Tensor) -> Tensor:
+        """``(B, H, T, ...)`` to ``(B, H, 2 T, ...)``."""
+        found: Tensor = _Spread.apply(x, self.tokens, self.places)
+        return found
+
+    def gather(self, x: Tensor) -> Tensor:
+        """``(B, H, 2 T, ...)`` to the sums of both ``(B, H, T, ...)``: the transpose of :meth:`spread`."""
+        found: Tensor = _Gather.apply(x, self.tokens, self.places)
+        return found
 
 
-class _Reordered(Function):
+class _Spread(Function):
+    """The gradient of an index has to add in any order, so PyTorch sorts it: that took longer than all of attention."""
+
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-        return x.index_select(2, order)
+    def forward(x: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
+        return x.index_select(2, tokens)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
@@ -33,8 +47,23 @@ class _Reordered(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        order, inverse = ctx.saved_tensors
-        return reordered(grad, inverse, order), None, None
+        return Orders(*ctx.saved_tensors).gather(grad), None, None
+
+
+class _Gather(Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
+        return x.index_select(2, places).unflatten(2, (2, -1)).sum(2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return Orders(*ctx.saved_tensors).spread(grad), None, None
 
 
 def snake(rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -55,8 +84,8 @@ def snake_transposed(rows: int, columns: int, device: torch.device) -> tuple[Ten
     return along % rows * columns + along // rows, along[token % columns * rows + token // columns]
 
 
-def plane_orders(x: Tensor, call: Call, num_prefix_tokens: int) -> list[tuple[Tensor, Tensor]]:
-    """Both snakes over ``call.spatial_shape``: ``order[n]`` is the token that stands at place n, and the inverse.
+def plane_orders(x: Tensor, call: Call, num_prefix_tokens: int) -> Orders:
+    """Both snakes over ``call.spatial_shape``.
 
     ``x (B, H, T, D)``. Tokens before the plane keep their places. Packed sequences have one plane each.
     """
@@ -78,5 +107,6 @@ def plane_orders(x: Tensor, call: Call, num_prefix_tokens: int) -> list[tuple[Te
     def of_all(own: Tensor) -> Tensor:
         return (start + torch.cat([prefix, num_prefix_tokens + own])).flatten()
 
-    both = (f(rows, columns, x.device) for f in (snake, snake_transposed))
-    return [(of_all(order), of_all(inverse)) for order, inverse in both]
+    (one, its_inverse), (two, inverse) = (f(rows, columns, x.device) for f in (snake, snake_transposed))
+    tokens, places = torch.cat([of_all(one), of_all(two)]), torch.cat([of_all(its_inverse), T + of_all(inverse)])
+    return Orders(tokens, places)
