@@ -5,7 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from linattn.layers import rotary
-from linattn.layers.rotary import plane_rotation
+from linattn.layers.rotary import PlaneRotation, plane_rotation
 
 
 @pytest.fixture(autouse=True)
@@ -64,3 +64,8 @@ def test_widths_that_do_not_fit():
     for width in (4, None, 5):
         with pytest.raises(ValueError, match=f"turn {width or 10} channels .* divide the 10 features"):
             plane_rotation((3, 5), width=width)(x, x)
+
+
+def test_a_compiler_may_hash_a_rotation_before_it_has_fields():
+    """As that of torch 2.11 does with callables that are made while it traces."""
+    hash(object.__new__(PlaneRotation))
