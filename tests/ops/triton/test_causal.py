@@ -6,6 +6,7 @@ from torch import Tensor
 
 from linattn.ops.triton.causal.attend import attend_causal
 from linattn.ops.triton.causal.library import triton_causal, triton_causal_backward
+from linattn.ops.triton.causal.widths import missing_of_both
 from linattn.testing.poison import poisoned_allocations
 from ops.triton.causal_case import Case, check, segments
 from ops.triton.device import DEVICE
@@ -143,6 +144,17 @@ def test_widths(K: int, V: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("T", [0, 1, 31, 32, 33, 129])
 def test_lengths(T: int) -> None:
     check(Case(T=T, decay="token", state=True))
+
+
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize(("K", "V"), [(200, 16), (24, 136)])
+def test_narrow_beside_wide_under_shared_heads(K: int, V: int, both: bool) -> None:
+    """Their products are made wider: see ``missing_of_both``."""
+    case = Case(K=K, V=V, H=3, H_kv=1, T=70, dtype=torch.bfloat16, decay="token", both=both, state=not both)
+    more_k, more_v = missing_of_both(case.q, case.k, case.v)
+    assert min(K + more_k, V + more_v) == 64
+    assert (K + more_k) % 16 == (V + more_v) % 16 == 0
+    check(case)
 
 
 @pytest.mark.parametrize(("H", "H_kv"), [(1, 1), (6, 2)])

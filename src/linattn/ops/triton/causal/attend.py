@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops.triton.causal.library import causal_directly
-from linattn.ops.triton.causal.widths import first_of, missing, padded_by
+from linattn.ops.triton.causal.widths import first_of, missing_of_both, padded_by
 from linattn.ops.triton.support import NORM_CODES
 from linattn.ops.types import AttentionOutput, DecayIndex, LinearState, Normalizer
 
@@ -39,7 +39,7 @@ def attend_causal(
     """
     _check_widths(q, v)
     K, V = q.shape[3], v.shape[3]
-    more_k, more_v = missing(K, q.dtype), missing(V, q.dtype)
+    more_k, more_v = missing_of_both(q, k, v)
     kv = z = None
     if initial is not None:
         kv, z = padded_by(initial.kv.float(), more_v, more_k), padded_by(initial.k.float(), more_k)
@@ -68,7 +68,7 @@ def attend_both_ways(
 ) -> Tensor:
     """Bidirectional attention whose weights decay with the distance (LION): a causal sweep and a strict one back."""
     _check_widths(q, v)
-    V, more_k, more_v = v.shape[3], missing(q.shape[3], q.dtype), missing(v.shape[3], q.dtype)
+    V, (more_k, more_v) = v.shape[3], missing_of_both(q, k, v)
     q, k, v = padded_by(q, more_k), padded_by(k, more_k), padded_by(v, more_v)
     a, i = _gates(k, log_decay, log_input)
     out = causal_directly(
