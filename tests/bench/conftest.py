@@ -1,10 +1,21 @@
-"""Children that start fast."""
+"""One thread, and children that start fast."""
 
 import multiprocessing
+from collections.abc import Iterator
 
 import pytest
+import torch
 
 from linattn.bench import children
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Models of a few numbers: several threads would only wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

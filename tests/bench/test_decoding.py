@@ -29,14 +29,6 @@ SMALL = DecodingConfig(
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def opened(config):
     result = DecodingResult(config.describe(["test"]))
     result.meta["runs"] = [{"date": "", "command": ""}]

@@ -31,14 +31,6 @@ SMALL = ModelsConfig(
 LANGUAGE = replace(SMALL, cases=("language-8192-b1",), mechanisms=("gated-head",))
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def opened(config):
     result = ModelsResult(config.describe(["test"]))
     result.meta["runs"] = [{"date": "", "command": ""}]

@@ -24,14 +24,6 @@ FOUND = ("error", "budget", "worst_tensor", "checked_against", "explain", "expla
          "calls", "parameters", "status", "reason", "shape", "unit")  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def opened(config):
     result = ModelsResult(config.describe(["test"]))
     result.meta["runs"] = [{"date": "", "command": ""}, {"date": "", "command": ""}]

@@ -19,14 +19,6 @@ SMALL = ThroughputConfig(
 )
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def uncompiled(monkeypatch):
     monkeypatch.setattr(run_module, "compile_host", lambda model, mode, backend: model)
