@@ -158,6 +158,7 @@ def call(c: Case, t: Tensors, options: dict[str, Any]) -> Tensors:
 def feature_map(c: Case, t: Tensors) -> Any:
     """A map, or one of the queries and one of the keys; numbers that are learnt come from the tensors."""
     plain = {None: None, "relu": maps.Relu(), "elu": maps.EluPlusOne(), "softmax_pair": maps.SoftmaxPair()}
+    plain |= {"unit_silu": maps.UnitSilu()}
     if c.map in plain:
         return plain[c.map]
     if c.map == "norm_power":

@@ -12,7 +12,7 @@ KINDS = {
 ALIKE = 3  # cases in a row that share their kernels: to compile them is what takes time
 WIDTHS = [16, 16, 32, 32, 48, 64, 64, 80, 96, 112, 128, 128, 160, 192, 224, 256, 20, 24, 40, 72, 100, 200]
 # Under a normaliser row sums of these stay far from 0, of few keys too.
-POSITIVE = [None, "elu", "softmax_pair", "norm_power"]
+POSITIVE = [None, "elu", "softmax_pair", "norm_power", "unit_silu"]
 WITH_TABLES = ["pair_relu", "split_power", "split_expm1", "squares", "squares_and_linear", "shifted_power"]
 DIVIDED = ["exponential", "hybrid"]  # by themselves, the others under a normaliser
 TWO_PARTS = ["softmax_pair", "norm_power", "split_power", "split_expm1", "squares_and_linear"]
@@ -118,7 +118,7 @@ def _compiled_for(kind: str, chance: random.Random, widths: list[int]) -> dict[s
     dtype = chance.choice(["bfloat16", "bfloat16", "float16", "float32"])
     maps = POSITIVE if norm and kind != "bidirectional" else [*POSITIVE, "relu", *WITH_TABLES]
     if dtype == "float16" and norm is None:
-        maps = [None, "softmax_pair", "norm_power"]  # sums of larger features overflow
+        maps = [None, "softmax_pair", "norm_power", "unit_silu"]  # sums of larger features overflow
     feature_map = chance.choice(maps) if linear and norm != "abs_max_one" else None
     H_kv, layout = chance.choice([1, 2]), chance.choice(["chunks", "sliding", "budget"]) if kind == "hybrid" else None
     final = kind == "step" or (kind != "lion" and chance.random() < 0.5)

@@ -19,6 +19,7 @@ from linattn.ops.feature_maps import (
     SplitExpm1,
     SplitPower,
     Squares,
+    UnitSilu,
 )
 
 Draw = Callable[..., Tensor]
@@ -27,6 +28,7 @@ MAPS: dict[str, Callable[[Draw, int, int, int], FeatureMap]] = {
     "relu": lambda draw, heads, D, T: Relu(),
     "elu": lambda draw, heads, D, T: EluPlusOne(),
     "softmax_pair": lambda draw, heads, D, T: SoftmaxPair(),
+    "unit_silu": lambda draw, heads, D, T: UnitSilu(),
     "pair_relu": lambda draw, heads, D, T: PairRelu(draw(2, heads, D), draw(2, heads, D)),
     "pair_relu_one": lambda draw, heads, D, T: PairRelu(draw(1, 1, D), draw(1, 1, D)),
     "split_power": lambda draw, heads, D, T: SplitPower(1 + draw(heads, D).abs(), 0.5 + draw(heads, D).abs()),
@@ -47,6 +49,7 @@ MAPS: dict[str, Callable[[Draw, int, int, int], FeatureMap]] = {
         2.5, draw(heads, D).abs(), 0.5 + draw(2, 1, T).abs(), 0.5 + draw(2, 1, T).abs()
     ),
     "scaled": lambda draw, heads, D, T: Scaled(NormPower(number(2.0), number(0.5), D), 1 + draw(2, 1, T).abs()),
+    "scaled_unit": lambda draw, heads, D, T: Scaled(UnitSilu(), 1 + draw(2, 1, T).abs()),
     "scaled_flows": lambda draw, heads, D, T: Scaled(
         SplitExpm1(draw(heads, 2 * D).sigmoid(), draw(heads, 2 * D).sigmoid(), opposite=True), 1 + draw(1, 1, T).abs()
     ),

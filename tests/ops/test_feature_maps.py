@@ -19,6 +19,7 @@ from linattn.ops.feature_maps import (
     SplitPower,
     Squares,
     TaylorExp,
+    UnitSilu,
 )
 from linattn.ops.types import LinearState
 from ops.map_cases import MAPS, converted, drawer, number, tensors
@@ -82,6 +83,20 @@ def test_shifted_power() -> None:
     factor, inner, outer, x = draw(2, D).abs(), draw(2, 1, 5).abs(), draw(2, 1, 5).abs(), draw(2, 4, 5, D)
     expected = (inner.unsqueeze(-1) * (x.clamp(min=0) + 1e-6)) ** 2.5 * heads_of(factor, 4) * outer.unsqueeze(-1)
     torch.testing.assert_close(ShiftedPower(2.5, factor, inner, outer)(x), expected)
+
+
+def test_unit_silu() -> None:
+    """Of any size, in one channel or many: positive features of length 1, rounded once."""
+    x = drawer()(2, 3, 5, D) * torch.tensor([0.0, 1e-8, 1.0, 30.0, 1e4], dtype=torch.float64).unsqueeze(-1)
+    shifted = x / (1 + (-x).exp()) + 0.5
+    expected = shifted / shifted.pow(2).sum(-1, keepdim=True) ** 0.5
+    found = UnitSilu()(x)
+    torch.testing.assert_close(found, expected)
+    assert (found > 0).all()
+    torch.testing.assert_close(UnitSilu()(x[..., :1]), torch.ones_like(x[..., :1]))
+    low = x[:, :, :4].bfloat16()
+    assert torch.equal(UnitSilu()(low), UnitSilu()(low.float()).bfloat16())
+    assert UnitSilu()(low.half()).dtype == torch.float16
 
 
 @pytest.mark.parametrize("linear", [None, 0.7])

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Literal, Unpack
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput, check_length
@@ -14,6 +13,7 @@ from linattn.mechanisms.common.orders import Orders, plane_orders
 from linattn.mechanisms.common.positions import token_positions
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.checks import autocast_dtype, check_choice
+from linattn.ops.feature_maps import EluPlusOne, FeatureMap, UnitSilu
 from linattn.ops.linear import linear_attention
 from linattn.ops.packing import compute_dtype, num_sequences
 from linattn.ops.prepare import hide, log_decay_for
@@ -21,6 +21,8 @@ from linattn.ops.types import DecayIndex, Normalizer
 
 DECAYS = ("none", "fixed", "selective")
 FEATURES = ("silu", "elu", "sigmoid", "identity")
+# Those that kernels can make where they read queries and keys.
+MAPS: dict[str, FeatureMap] = {"silu": UnitSilu(), "elu": EluPlusOne()}
 EPS = 1e-6
 
 
@@ -120,15 +122,9 @@ class Lion(LinearBase):
 
     def feature_map(self, x: Tensor) -> Tensor:
         """phi, ``(B, H, T, D)``."""
-        if self.features == "identity":
-            return x
-        wide = x.to(compute_dtype(x))
-        if self.features == "silu":
-            wide = F.silu(wide) + 0.5
-            wide = wide / wide.square().sum(-1, keepdim=True).sqrt()  # at least 0.22 sqrt(D)
-        else:
-            wide = wide.sigmoid() if self.features == "sigmoid" else F.elu(wide) + 1
-        return wide.to(x.dtype)
+        if self.features in MAPS:
+            return MAPS[self.features](x)
+        return x if self.features == "identity" else x.to(compute_dtype(x)).sigmoid().to(x.dtype)
 
     def log_decay(self, number: int, k: Tensor, call: Call) -> Tensor | None:
         """Of one order: ``(H_kv,)`` fixed per head, else ``(B, H_kv, T)`` or, per channel, ``(B, H_kv, T, D)``."""
@@ -147,19 +143,23 @@ class Lion(LinearBase):
         return decay
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
-        phi, psi = self.feature_map(q), self.feature_map(k)
+        phi, psi, own = q, k, MAPS.get(self.features)
+        reordered = self.order == "snake" and (call.rotate is not None or call.key_mask is not None)
+        if own is None or reordered:
+            # Features are turned, and padding is taken out of them, before tokens are put into another order.
+            phi, psi, own = self.feature_map(q), self.feature_map(hide(k, call.key_mask)), None
         if self.features == "identity":
             phi = phi * self.head_dim**-0.5
         if self.order == "snake":
-            return MechanismOutput(self._over_the_plane(phi, psi, v, call), None)
-        log_decay = self.log_decay(0, k, call)
-        options = {"log_decay": log_decay, "decay_index": self.decay_index, "normalizer": self.normalizer, "eps": EPS}
-        return self.linear(call, {"q": phi, "k": psi, "v": v, **options})
+            return MechanismOutput(self._over_the_plane(phi, psi, v, own, call), None)
+        options = {"feature_map": own, "decay_index": self.decay_index, "normalizer": self.normalizer, "eps": EPS}
+        return self.linear(call, {"q": phi, "k": psi, "v": v, "log_decay": self.log_decay(0, k, call), **options})
 
-    def _over_the_plane(self, phi: Tensor, psi: Tensor, v: Tensor, call: Call) -> Tensor:
+    def _over_the_plane(self, phi: Tensor, psi: Tensor, v: Tensor, own: FeatureMap | None, call: Call) -> Tensor:
         """Numerators and denominators of both orders are added, then divided: the average of two matrices M.
 
-        The orders are heads of one call. As padding stands elsewhere in each, it is taken out here.
+        phi and psi are features, or what ``own`` makes them of. The orders are heads of one call. As padding stands
+        elsewhere in each, it is taken out here.
         """
         orders = plane_orders(psi, call, self.num_prefix_tokens)
         log_decay = self._decays_in(orders, psi, call)
@@ -169,7 +169,7 @@ class Lion(LinearBase):
         def summed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k, v = (self._as_heads(orders.spread(x), k.shape[1]).to(wide or x.dtype) for x in (q, k, v))
             out = linear_attention(
-                q, k, v, log_decay=log_decay, decay_index=self.decay_index, normalizer=None,
+                q, k, v, feature_map=own, log_decay=log_decay, decay_index=self.decay_index, normalizer=None,
                 cu_seqlens=call.cu_seqlens, impl=call.impl,
             )  # fmt: skip
             return orders.gather(self._as_tokens(out, k.shape[1] // 2))

@@ -6,7 +6,7 @@ applies it to q and k; a pair ``(map_q, map_k)`` gives each its own. One that ha
 
 from linattn.ops.maps.base import FeatureMap, Scaled, Twin, WideMap
 from linattn.ops.maps.pairs import PairRelu
-from linattn.ops.maps.pointwise import EluPlusOne, Relu, SoftmaxPair, Squares, TaylorExp
+from linattn.ops.maps.pointwise import EluPlusOne, Relu, SoftmaxPair, Squares, TaylorExp, UnitSilu
 from linattn.ops.maps.powers import NormPower, ShiftedPower, SignPower
 from linattn.ops.maps.split import SplitExpm1, SplitPower
 
@@ -25,5 +25,6 @@ __all__ = [
     "Squares",
     "TaylorExp",
     "Twin",
+    "UnitSilu",
     "WideMap",
 ]

@@ -38,7 +38,7 @@ class Case(NamedTuple):
     def twins(self) -> tuple[Twin, Twin]:
         names = (self.name, "sign_power" if self.name == "norm_power" else self.name)
         parts = 2 if self.name in TWO_PARTS else 1
-        tables = (None, None) if self.name in ("identity", "relu", "elu", "softmax_pair") else self[5:7]
+        tables = (None, None) if self.name in ("identity", "relu", "elu", "softmax_pair", "unit_silu") else self[5:7]
         if self.name == "split_power" and self.flows == 2:
             # Its flows share their numbers.
             tables = tuple(_both_flows(table, every) for table, every in zip(self[5:7], (2, 3), strict=True))
@@ -140,6 +140,8 @@ def features(x: Tensor, twin: Twin, flows: int, H: int) -> Tensor:
 def _plain(x: Tensor, both: Tensor, name: str) -> Tensor:
     if name == "softmax_pair":
         return torch.cat([half.softmax(-1) for half in both.chunk(2, -1)], -1)
+    if name == "unit_silu":
+        return F.normalize(x * x.sigmoid() + 0.5, dim=-1)
     return {"identity": x, "relu": x.relu(), "elu": F.elu(x) + 1}[name]
 
 
@@ -204,7 +206,7 @@ def evaluate(case: Case, how: str, normalizer: str | None = "sum", need_state: b
 
 
 def _learns(name: str) -> bool:
-    return name not in ("identity", "relu", "elu", "softmax_pair", "norm_power")
+    return name not in ("identity", "relu", "elu", "softmax_pair", "unit_silu", "norm_power")
 
 
 def _attend_in_torch(

@@ -20,7 +20,7 @@ from ops.triton.device import DEVICE
 from ops.triton.mapped_case import Case, budgets, draw, evaluate, plain_ones
 
 MAPS = ["identity", "relu", "elu", "pair_relu", "split_power", "norm_power", "split_expm1", "squares",
-        "squares_and_linear", "softmax_pair", "shifted_power"]  # fmt: skip
+        "squares_and_linear", "softmax_pair", "shifted_power", "unit_silu"]  # fmt: skip
 
 
 @pytest.fixture
@@ -78,10 +78,27 @@ def test_grouped_heads_share_or_own_their_parameters(heads: str, path: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "path"), [("elu", "short"), ("shifted_power", "long"), ("norm_power", "long")], indirect=["path"]
+    ("name", "path"),
+    [(name, "short") for name in ("elu", "unit_silu")]
+    + [(name, "long") for name in ("shifted_power", "norm_power", "unit_silu")],
+    indirect=["path"],
 )
 def test_masked_keys_may_hold_nan(name: str, path: str) -> None:
     check(draw(name, B=2, H=2, H_kv=1, Tq=17, Tk=60, mask=True, state=True, tokens=True))
+
+
+@on_both_paths
+@pytest.mark.parametrize("name", ["elu", "softmax_pair", "unit_silu"])
+def test_masked_keys_get_no_gradient(name: str, path: str) -> None:
+    """Though a row of zeros has features, and the row sum a gradient."""
+    case = draw(name, B=1, H=1, H_kv=1, Tq=17, Tk=60, mask=True)
+    assert case.key_mask is not None
+    k = case.k.requires_grad_()
+    output, _ = attend_all(
+        case.q, k, case.v, maps=case.twins(), normalizer="sum", eps=1e-6, key_mask=case.key_mask, out_dtype=k.dtype
+    )
+    (found,) = torch.autograd.grad(output.square().sum(), k)
+    assert torch.equal(found.abs().sum((0, 1, 3)) > 0, case.key_mask[0])
 
 
 @pytest.mark.parametrize("name", ["pair_relu", "squares"])

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from linattn import create_mechanism, linear_attention, linear_attention_step, linear_attention_with_state
-from linattn.ops.feature_maps import EluPlusOne, TaylorExp
+from linattn.ops.feature_maps import EluPlusOne, TaylorExp, UnitSilu
 from linattn.ops.linear_call import LinearCall
 from linattn.ops.triton import linear, which_kernel
 from linattn.ops.types import LinearState
@@ -150,6 +150,29 @@ def test_odd_widths_of_16_bits_are_filled_up(decay):
     check(draw(decay, width=20, values=9, dtype=torch.bfloat16, state=True), causal=True, state=True, **mapped("sum"))
     if decay != "channel":
         check(draw(decay, width=20, values=9, dtype=torch.bfloat16), **mapped("sum"))
+
+
+@pytest.mark.parametrize(("causal", "decay"), [(True, "none"), (True, "token"), (True, "channel"), (False, "token")])
+@pytest.mark.parametrize(("width", "dtype"), [(20, torch.bfloat16), (48, torch.float32), (24, torch.float16)], ids=str)
+def test_a_map_that_looks_along_a_row(causal, decay, width, dtype):
+    """Columns that fill a tile up have a value of their own, 1/2: it belongs to no length."""
+    mask = (torch.rand(B, T, generator=torch.Generator().manual_seed(2)) > 0.3).to(DEVICE)
+    check(draw(decay, width=width, dtype=dtype), causal=causal, feature_map=UnitSilu())
+    check(draw(decay, width=width, dtype=dtype), causal=causal, feature_map=UnitSilu(), mask=mask)
+
+
+@pytest.mark.parametrize("width", [16, 20])
+def test_padding_before_a_map_that_looks_along_a_row(width):
+    """Inside the kernels of attention and before them: what padding holds is not seen, and gets no gradient."""
+    tensors, padding = draw(width=width), torch.arange(B * T, device=DEVICE).reshape(B, 1, T, 1) % 3 == 1
+    found = []
+    for hidden in (0.0, torch.nan):
+        leaves = {name: x.masked_fill(padding, hidden) for name, x in tensors.items() if name != "q"}
+        leaves = {name: x.requires_grad_() for name, x in ({"q": tensors["q"]} | leaves).items()}
+        out = linear_attention(**leaves, feature_map=UnitSilu(), key_mask=~padding[:, 0, :, 0], impl="triton")
+        found.append([out, *torch.autograd.grad(out.square().sum(), list(leaves.values()))])
+        assert not any(x.masked_fill(~padding, 0).any() for x in found[-1][2:])
+    assert all(torch.equal(zeros, nans) for zeros, nans in zip(*found, strict=True))
 
 
 def test_a_map_without_a_twin_hands_over_its_features():

@@ -18,6 +18,7 @@ PAIRS = {
     "nala": ("norm_power", "sign_power"), "nala_masked": ("scaled", "sign_power"), "hedgehog": ("softmax_pair",) * 2,
     "pola": ("split_power_opposite", "split_power"), "pola_plus": ("split_expm1_opposite", "split_expm1_one"),
     "pola_plus_masked": ("scaled_flows", "split_expm1"), "focused": ("shifted_power", "shifted_power"),
+    "lion": ("unit_silu", "unit_silu"),
 }  # fmt: skip
 
 

@@ -51,6 +51,25 @@ class SoftmaxPair(FeatureMap):
         return Twin("softmax_pair", 2)
 
 
+@dataclass(frozen=True)
+class UnitSilu(WideMap):
+    """``(silu(x) + 1/2) / |silu(x) + 1/2|`` over channels: positive and of length 1 (LION)."""
+
+    @property
+    def steep(self) -> bool:
+        return False
+
+    def wide(self, x: Tensor) -> Tensor:
+        shifted = F.silu(x) + 0.5
+        return shifted / shifted.square().sum(-1, keepdim=True).sqrt()  # at least 0.22 sqrt(D)
+
+    def num_features(self, head_dim: int) -> int:
+        return head_dim
+
+    def twin(self) -> Twin:
+        return Twin("unit_silu", 1)
+
+
 @dataclass(frozen=True, eq=False)
 class Squares(WideMap):
     """``[square x^2, linear x, constant]``: the products of two tokens' features, ``linear`` may be left out (None).

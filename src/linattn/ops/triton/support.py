@@ -15,6 +15,7 @@ NORM_CODES = {None: 0, "sum": 1, "abs_max_one": 2}
 MAP_CODES = {
     "identity": 0, "relu": 1, "elu": 2, "pair_relu": 3, "split_power": 4, "norm_power": 5, "split_expm1": 6,
     "squares": 7, "softmax_pair": 8, "shifted_power": 9, "sign_power": 10, "squares_and_linear": 11,
+    "unit_silu": 12,
 }  # fmt: skip
 # Turns kernels off for impl="auto" when it is 0; a named impl="triton" is still taken.
 SWITCH = "LINATTN_TRITON"

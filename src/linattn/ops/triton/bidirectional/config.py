@@ -87,7 +87,7 @@ class Config(NamedTuple):
 
 Kernel = Literal["gather", "read", "query_grad", "key_grad"]
 
-SPLIT_POWER = MAP_CODES["split_power"]
+SPLIT_POWER, UNIT_SILU = MAP_CODES["split_power"], MAP_CODES["unit_silu"]
 
 # Up to this many keys, and twice as many queries of a group, one program does a key head.
 SHORT = 512
@@ -164,7 +164,7 @@ def short_config(x: Inputs, backward: bool = False) -> Config:
         # Exact products run on the ordinary units, unrolled: small tiles keep them in registers.
         return Config(16 if backward else 32, 8 if wide else 4, 1)
     if backward:
-        return Config(32 if _two_parts(x) or _has_table(x) else 64, 8 if wide else 4, 2 if wide else 3)
+        return Config(32 if _two_parts(x) or _takes_more(x) else 64, 8 if wide else 4, 2 if wide else 3)
     # Both flows of a head in 168 registers would spill.
     registers = None if joins_flows(x) else _registers(x)
     return Config(64, 8 if wide else 4, 2 if wide else 3, registers=registers)
@@ -176,8 +176,8 @@ def long_config(x: Inputs, kernel: Kernel) -> Config:
     if x.q.dtype == torch.float32:
         return Config(16 if kernel == "query_grad" else 32, 8 if wide else 4, 2)
     if kernel == "query_grad":
-        # It ran faster with all the registers it wants; with a table's sums 64 tokens spill.
-        return Config(32 if _two_parts(x) or _has_table(x) else 64, 8 if wide else 4, 2 if wide else 3)
+        # It ran faster with all the registers it wants; with what some maps hold besides 64 tokens spill.
+        return Config(32 if _two_parts(x) or _takes_more(x) else 64, 8 if wide else 4, 2 if wide else 3)
     if backward:
         registers = 168 if x.maps is None and _registers(x) else None
         return Config(32 if _two_parts(x) else 64, 8 if wide else 4, 2 if wide else 3, registers=registers)
@@ -191,9 +191,9 @@ def _two_parts(x: Inputs) -> bool:
     return x.maps is not None and x.maps.parts == 2
 
 
-def _has_table(x: Inputs) -> bool:
-    """Whether a map has parameters, whose gradients are sums that programs hold too."""
-    return x.maps is not None and x.maps.query.table is not None
+def _takes_more(x: Inputs) -> bool:
+    """Whether programs hold more for a map's gradients: sums for its parameters, or features made once more."""
+    return x.maps is not None and (x.maps.query.table is not None or x.maps.query.code == UNIT_SILU)
 
 
 def _registers(x: Inputs) -> int | None:

@@ -18,6 +18,7 @@ SQUARES = tl.constexpr(MAP_CODES["squares"])
 SQUARES_AND_LINEAR = tl.constexpr(MAP_CODES["squares_and_linear"])
 SOFTMAX_PAIR = tl.constexpr(MAP_CODES["softmax_pair"])
 SHIFTED_POWER = tl.constexpr(MAP_CODES["shifted_power"])
+UNIT_SILU = tl.constexpr(MAP_CODES["unit_silu"])
 
 
 @triton.constexpr_function
@@ -30,13 +31,14 @@ def parts_of(MAP):
 @triton.constexpr_function
 def has_table(MAP):
     """Whether the map reads its table."""
-    return MAP >= 0 and MAP not in [MAP_CODES[name] for name in ("identity", "relu", "elu", "softmax_pair")]
+    names = ("identity", "relu", "elu", "softmax_pair", "unit_silu")
+    return MAP >= 0 and MAP not in [MAP_CODES[name] for name in names]
 
 
 @triton.constexpr_function
 def learns_table(MAP):
     """Whether the table has a gradient."""
-    names = ("identity", "relu", "elu", "softmax_pair", "norm_power", "sign_power")
+    names = ("identity", "relu", "elu", "softmax_pair", "unit_silu", "norm_power", "sign_power")
     return MAP >= 0 and MAP not in [MAP_CODES[name] for name in names]
 
 
@@ -55,4 +57,4 @@ def is_short(dtype):
 @triton.constexpr_function
 def maps_zero_to_zero(MAP):
     """Whether rows that were read as zeros have no features, without a mask."""
-    return MAP not in [MAP_CODES[name] for name in ("elu", "softmax_pair", "shifted_power")]
+    return MAP not in [MAP_CODES[name] for name in ("elu", "softmax_pair", "unit_silu", "shifted_power")]

@@ -18,10 +18,18 @@ from linattn.ops.triton.maps.kernels.codes import (
     SPLIT_POWER,
     SQUARES,
     SQUARES_AND_LINEAR,
+    UNIT_SILU,
     one_sided,
     parts_of,
 )
-from linattn.ops.triton.maps.kernels.functions import LARGEST_EXPONENT, SHIFT, b_of_part, norm_exponent, swap_pairs
+from linattn.ops.triton.maps.kernels.functions import (
+    LARGEST_EXPONENT,
+    SHIFT,
+    b_of_part,
+    norm_exponent,
+    shifted_silu,
+    swap_pairs,
+)
 from linattn.ops.triton.maps.kernels.numbers import log2_of, over
 
 LOG_2 = tl.constexpr(0.6931471805599453)
@@ -54,6 +62,18 @@ def core_grad(g, core, x, a, b, a0, b0, MAP: tl.constexpr, FAST: tl.constexpr, B
         return g * 2.0 * a * x
     else:  # SHIFTED_POWER
         return tl.where(x > 0, g * core * b0 / (tl.maximum(x, 0.0) + SHIFT), 0.0)
+
+
+@triton.jit
+def unit_silu_grad(g, x, kept, FAST: tl.constexpr):
+    """dx (BT, BD) of unit_silu, from the part of g that is across the features: their length stays 1.
+
+    They are made once more, without rounding: what divided them is not kept.
+    """
+    shifted, slope, inverse = shifted_silu(x, kept, FAST)
+    features = shifted * inverse
+    across = g - features * tl.sum(g * features, 1)[:, None]
+    return tl.where(kept, across * inverse * slope, 0.0)
 
 
 @triton.jit
@@ -97,7 +117,10 @@ def tile_grad(
                 d_token = over(b0 * d_token, tl.reshape(factor, (BT,)), False)
             else:
                 g = g * factor
-        return core_grad(g, core, x, a, b, a0, b0, MAP, FAST, BT, BD), d_token, g, g
+        if MAP == UNIT_SILU:
+            return unit_silu_grad(g, x, kept, FAST), d_token, g, g
+        else:
+            return core_grad(g, core, x, a, b, a0, b0, MAP, FAST, BT, BD), d_token, g, g
     else:
         second = second.to(tl.float32)
         if MAP == SQUARES_AND_LINEAR:

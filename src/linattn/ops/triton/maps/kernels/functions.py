@@ -13,6 +13,7 @@ part 1, and x' is the other channel of a pair.
     norm_power          (max(s x, 0) / n)^(a0 (b0 + tanh n)), n = sqrt(|x|^2 + 1e-12)
     sign_power          max(s x, 0)^a0                  softmax_pair softmax(s x) over the channels
     squares             a x^2                           squares_and_linear: a x^2 in part 0, b x in part 1
+    unit_silu           (silu(x) + 1/2) / n, n the length of that over the channels
     shifted_power       a (token (max(x, 0) + 1e-6))^b0
 
 Every map but the last is multiplied by the factor per token, if there is one. A power of 0 is 0, its gradients too.
@@ -38,6 +39,7 @@ from linattn.ops.triton.maps.kernels.codes import (
     SPLIT_POWER,
     SQUARES,
     SQUARES_AND_LINEAR,
+    UNIT_SILU,
     has_table,
     maps_zero_to_zero,
     one_sided,
@@ -50,6 +52,7 @@ from linattn.ops.triton.maps.kernels.numbers import (
     power,
     rounded,
     scaled_power,
+    sigmoid,
     softmax,
     split_by_sign,
 )
@@ -72,6 +75,17 @@ def norm_exponent(x, a0, b0, FAST: tl.constexpr):
     shrunk = tl.exp(-2.0 * n)
     tanh = over(1.0 - shrunk, 1.0 + shrunk, FAST)
     return inverse, tanh, a0 * (b0 + tanh)
+
+
+@triton.jit
+def shifted_silu(x, kept, FAST: tl.constexpr):
+    """silu(x) + 1/2, 0 where not kept, and silu'(x), each (BT, BD); the first one's 1 / length, (BT, 1)."""
+    gate = sigmoid(x, FAST)
+    shifted = tl.where(kept, x * gate + 0.5, 0.0)
+    # A row that is kept has a length of at least 0.2: what is added counts in the others alone.
+    square = (tl.sum(shifted * shifted, 1) + SMALLEST_SQUARE)[:, None]
+    inverse = tl.rsqrt(square) if FAST else 1.0 / tl.sqrt(square)
+    return shifted, gate * (1.0 + x * (1.0 - gate)), inverse
 
 
 @triton.jit
@@ -169,6 +183,10 @@ def map_tile(
         return raw, raw, raw
     elif MAP == RELU:
         core = positive_part(raw)
+        return core, core, core
+    elif MAP == UNIT_SILU:
+        shifted, _, inverse = shifted_silu(raw.to(tl.float32), kept, FAST)
+        core = shifted * inverse
         return core, core, core
     elif parts_of(MAP) == 1 or one_sided(MAP):
         x = raw.to(tl.float32)

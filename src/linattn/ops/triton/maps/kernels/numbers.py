@@ -17,6 +17,7 @@ PURE = tl.constexpr(False)
 # A power of it is 0, and times 0 it is 0 as well.
 LOG_OF_ZERO = tl.constexpr(-1e30)
 LARGEST = tl.constexpr(3e38)
+LOG2_E = tl.constexpr(1.4426950408889634)
 MAX_OF_TWO = tl.constexpr("{ .reg .b32 zero; mov.b32 zero, 0; max.s16x2 $0, $1, zero; }")
 LOG_OF_SIZE = tl.constexpr("{ .reg .f32 size; abs.ftz.f32 size, $1; lg2.approx.ftz.f32 $0, size; }")
 # The signs of two numbers fill 16 bits each (prmt); what they cover is the second output, the rest the first.
@@ -75,6 +76,15 @@ def exp2_of(x, FAST: tl.constexpr):
         return short_exp2(x)
     else:
         return tl.exp2(x)
+
+
+@triton.jit
+def sigmoid(x, FAST: tl.constexpr):
+    """1 / (1 + exp(-x)). FAST: to 21 bits."""
+    if FAST and not INTERPRETED:
+        return short_inverse(1.0 + short_exp2(-LOG2_E * x))
+    else:
+        return 1.0 / (1.0 + tl.exp(-x))
 
 
 @triton.jit
