@@ -43,6 +43,19 @@ def test_a_loaded_model_is_the_saved_one(saved):
     assert [path.name for path in folder.parent.iterdir()] == ["model"]  # no temporary folder is left
 
 
+def test_a_file_without_units_is_of_the_units_that_layers_have_by_default(tmp_path):
+    """Files from before `still` had units of its own leave them out."""
+    model = converted("still", units="row_max", **STILL).float()
+    save_linearized(model, tmp_path)
+    layers = json.loads((tmp_path / "config.json").read_text())["linearize"]["layers"]
+    assert not any("units" in layer for layer in layers.values())
+    same(load_linearized(tmp_path), model)
+    other = converted("still", **STILL).float()
+    other.load_state_dict(model.state_dict())
+    ids, mask = padded(19, 12)
+    assert not torch.allclose(logits(model, ids, mask), logits(other, ids, mask))  # units are seen in the output
+
+
 def test_save_pretrained_in_pieces_writes_the_same_format(saved, tmp_path):
     model, _ = saved
     model.save_pretrained(tmp_path, max_shard_size="20KB")

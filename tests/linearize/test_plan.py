@@ -18,17 +18,27 @@ def test_a_plan_survives_json(method):
     assert Plan.from_dict(json.loads(json.dumps(made.to_dict()))) == made
 
 
+def test_a_stored_plan_means_what_it_meant_when_defaults_of_a_method_change():
+    """Fields left out of a file are those of a layer's plan, whatever the method says today."""
+    layer = {"kind": "hybrid", "window": 16, "ratio": 0.0625, "linear_weight": 0.1}
+    stored = Plan.from_dict({"method": "still", "layers": {"0": layer}})
+    assert (stored.layers[0].units, stored.layers[0].sinks, stored.layers[0].layout) == ("row_max", 4, "chunks")
+    assert plan("still", [SHAPE], window=16).to_dict()["layers"]["0"] == layer | {"units": "one"}
+
+
 def test_the_methods_are_those_of_their_papers():
     still = plan("still", [SHAPE]).layers[0]
     assert (still.features, still.window, still.layout, still.delay, still.ratio) == ("np", 64, "chunks", 1, 1 / 16)
     assert still.budget.sinks == 4
     assert still.budget.per_chunk == 4
-    assert still.linear_weight == 0.1
+    assert (still.linear_weight, still.units) == (0.1, "one")
+    assert plan("still", [SHAPE], units="row_max").layers[0].units == "row_max"
     assert plan("still", [SHAPE], linear_weight=None).layers[0].linear_weight is None
     assert plan("still", [SHAPE], features="none").layers[0].linear_weight is None  # nothing to weigh
     lolcats = plan("lolcats", [SHAPE]).layers[0]
     assert (lolcats.features, lolcats.feature_dim, lolcats.budget) == ("hedgehog", 8, None)
     assert lolcats.linear_weight == pytest.approx(10)  # a window of 0.1 beside a linear part of 1
+    assert lolcats.units == "row_max"
     assert plan("hedgehog", [BOTH_WAYS]).layers[0].window == 0
     dof = plan("dof", [SHAPE] * 2, feature_dim={0: 16, 1: 40}, window=32)
     assert [dof.layers[i].feature_dim for i in (0, 1)] == [16, 40]

@@ -9,7 +9,7 @@ from linattn.ops.chunked import hybrid as chunked
 from linattn.ops.hybrid_types import SalientBudget
 from ops.hybrid_cases import F64, FORMS, SETTINGS, assert_same, brute_force, call, change, make, numbers_in, steps
 
-CUT_SETTINGS = ["wide_sliding", "two_delays", "ratio", "cap", "sliding_ratio", "sliding_cap", "only_sinks"]
+CUT_SETTINGS = ["wide_sliding", "two_delays", "ratio", "cap", "sliding_ratio", "sliding_cap", "only_sinks", "one"]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -81,7 +81,7 @@ def test_steps_in_lower_precision(dtype, tolerance):
     assert_same(torch.cat([start.output, end], 2).double(), call(wide, impl="reference", **options), tolerance)
 
 
-@pytest.mark.parametrize("setting", ["sliding", "two_delays", "ratio", "sliding_cap"])
+@pytest.mark.parametrize("setting", ["sliding", "two_delays", "ratio", "sliding_cap", "one"])
 def test_padding_packing_and_one_by_one_agree(setting):
     """Padding left, right and in between, full of NaN: chunks are counted from the first real token."""
     options, lengths, T = SETTINGS[setting], [5, 26, 1, 17], 26
@@ -110,15 +110,18 @@ def test_padding_packing_and_one_by_one_agree(setting):
                 assert_same(output[b : b + 1, :, mask[b]], own)
 
 
+@pytest.mark.parametrize("units", ["row_max", "one"])
 @pytest.mark.parametrize("form", FORMS)
-def test_without_a_linear_part_it_is_softmax(form):
+def test_without_a_linear_part_it_is_softmax(form, units):
     """Also in the first chunk: no key is there that was not given."""
-    inputs = make(20, H=2)
+    inputs, same = make(20, H=2), {"impl": form, "units": units}
     expected = F.scaled_dot_product_attention(inputs["q"], inputs["k"], inputs["v"], is_causal=True)
-    assert_same(call(inputs, impl=form, window=20), expected, 1e-14)
-    assert_same(call(inputs, impl=form, window=10, layout="chunks"), expected, 1e-14)
-    assert_same(call(inputs, impl=form, window=3, salient=torch.ones(2, 2, 20, dtype=torch.bool)), expected, 1e-14)
-    assert_same(call(inputs | {"features": None}, impl=form, window=20), expected, 1e-14)
+    assert_same(call(inputs, window=20, **same), expected, 1e-14)
+    assert_same(call(inputs, window=10, layout="chunks", **same), expected, 1e-14)
+    assert_same(call(inputs, window=3, salient=torch.ones(2, 2, 20, dtype=torch.bool), **same), expected, 1e-14)
+    assert_same(call(inputs | {"features": None}, window=20, **same), expected, 1e-14)
+    empty = inputs | {"features": tuple(x[..., :0] for x in inputs["features"])}
+    assert_same(call(empty, window=20, **same), expected, 1e-14)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -60,7 +60,7 @@ def test_rows_that_end_chunks_at_different_steps(name):
             state = begin(state, setting_of(options), 2)
 
 
-@pytest.mark.parametrize("name", ["sliding", "chunks", "cap", "ratio"])
+@pytest.mark.parametrize("name", ["sliding", "chunks", "cap", "ratio", "one"])
 @torch.no_grad()
 def test_equal_rows_from_the_first_tokens_on_and_without_features(name):
     """The window is not full at first; rows need no mask, and repeated ones are known without asking."""
@@ -88,6 +88,21 @@ def test_16_bits_stay_as_close_as_other_steps():
         output, state = decode(inputs, t, state, options)
         assert output.dtype == torch.bfloat16
         assert (output.to(F64) - wanted[:, :, t : t + 1]).abs().amax() <= 2**-8 * wanted.abs().amax()
+
+
+@pytest.mark.parametrize("units", ["row_max", "one"])
+@torch.no_grad()
+def test_logits_of_any_size_keep_both_parts_in_proportion(units):
+    """Far below 0 the linear part is all there is in units of one, far above it is nothing."""
+    options = ALL["chunks"] | {"units": units}
+    for size in (300.0, -300.0, 1e-3):
+        inputs = make(24, B=1, dtype=torch.float32)
+        inputs["q"], inputs["k"] = inputs["q"].abs() * size, inputs["k"].abs()
+        wanted = call(change(inputs, lambda x: x.to(F64)), **options)
+        state = started(inputs, torch.ones(1, 24, dtype=torch.bool), 1, options)
+        for t in range(1, 24):
+            output, state = decode(inputs, t, state, options)
+            assert_same(output.to(F64), wanted[:, :, t : t + 1], 1e-4)
 
 
 def test_what_cannot_be_laid_out_stays_as_it_is():

@@ -23,7 +23,7 @@ from linattn.ops.hybrid_types import HybridOutput, HybridState, HybridSums, Layo
 from linattn.ops.packing import compute_dtype
 from linattn.ops.prepare import hide, without_autocast
 from linattn.ops.recurrent.decoding import DecodingState
-from linattn.ops.recurrent.decoding_step import StepToken, decoding_step, decoding_sums
+from linattn.ops.recurrent.decoding_step import StepToken, decoding_step
 from linattn.ops.recurrent.hybrid import Token, hybrid_step
 from linattn.ops.reference.hybrid import hybrid_sums as reference
 from linattn.ops.triton.hybrid import attend as kernels
@@ -83,8 +83,8 @@ def hybrid_attention(
         gate: ``g (B, H, T, V)``, on the numerator of the linear part; None: 1.
         scale: factor on q in the exact part; None: ``K**-0.5``.
         units: what a linear weight is compared to. ``"row_max"``: it counts as ``e^{s - m_t}`` does, as in LoLCATs and
-            STILL: relative to the strongest exact key, whatever that is. ``"one"``: as ``e^s`` does, for features that
-            approximate the exponential itself.
+            STILL: relative to the strongest exact key, whatever that is. ``"one"``: as ``e^s`` does, so that a strong
+            exact key outweighs the rest, and for features that approximate the exponential itself.
         eps: added to the denominators of rows without exact keys.
         key_mask: ``(B, T)`` bool, True = real token. A masked token is in no sum and does not advance a position.
         cu_seqlens: ``(N+1,)`` offsets of N sequences packed into one row (B = 1); none sees another. They are laid out
@@ -196,7 +196,6 @@ def hybrid_attention_decode(
     features: tuple[Tensor, Tensor] | None = None,
     gate: Tensor | None = None,
     units: Units = "row_max",
-    eps: float = 1e-6,
 ) -> tuple[Tensor, DecodingState]:
     """One token ``(B, heads, 1, .)`` of each sequence, all of them real, without gradients and in few operations.
 
@@ -209,11 +208,7 @@ def hybrid_attention_decode(
     token = StepToken(q, k, v, phi, psi)
     if gate is not None:
         gate = gate.reshape(B * H_kv, H // H_kv, v.shape[3]).to(state.sums.dtype)
-    if units == "row_max":
-        out, state = decoding_step(token, state, gate)
-    else:
-        sums, state = decoding_sums(token, state)
-        out = _share(sums, gate, units, eps)
+    out, state = decoding_step(token, state, gate, units)
     return out.view(B, H, 1, v.shape[3]).to(v.dtype), state
 
 

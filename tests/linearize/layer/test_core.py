@@ -12,6 +12,7 @@ SHAPE = LayerShape(num_heads=4, num_kv_heads=2, head_dim=8, hidden=12, causal=Tr
 B, T = 2, 23
 PLANS = {
     "still": LayerPlan("hybrid", window=4, ratio=1 / 4, sinks=1, householder=True, gate=True, linear_weight=2.0),
+    "units of one": LayerPlan("hybrid", window=4, ratio=1 / 4, sinks=1, gate=True, linear_weight=2.0, units="one"),
     "cap": LayerPlan("hybrid", window=4, ratio=1 / 2, cap=3, sinks=1),
     "sliding": LayerPlan("hybrid", "hedgehog", feature_dim=3, window=4, layout="sliding"),
     "window alone": LayerPlan("hybrid", "none", window=4),
@@ -21,7 +22,6 @@ PLANS = {
     "mirror": LayerPlan("mechanism", mechanism="mirror", options={"cross_head": False}),
     "zeros_softmax": LayerPlan("mechanism", mechanism="zeros_softmax"),
 }
-EVERYTHING = LayerPlan("hybrid", window=T, ratio=1 / 4, linear_weight=3.0, gate=True)
 
 
 def inputs(shape=SHAPE):
@@ -60,14 +60,17 @@ def test_whole_pieces_and_steps_agree_with_padding(name):
     assert_close(torch.cat(outs, 2) * mask[:, None, :, None], whole * mask[:, None, :, None])
 
 
+@pytest.mark.parametrize("units", ["row_max", "one"])
 @torch.no_grad()
-def test_a_window_over_everything_is_softmax():
-    core, (q, k, v, x) = core_of(EVERYTHING), inputs()
+def test_a_window_over_everything_is_softmax(units):
+    everything = LayerPlan("hybrid", window=T, ratio=1 / 4, linear_weight=3.0, gate=True, units=units)
+    core, (q, k, v, x) = core_of(everything), inputs()
     assert_close(core(q, k, v, x=x), exact_attention(q, k, v, None, causal=True))
 
 
-def test_a_learned_weight_counts_in_numerator_and_denominator():
-    core, (q, k, v, _x) = core_of(LayerPlan("hybrid", window=4, delay=0, linear_weight=0.5)), inputs()
+@pytest.mark.parametrize("units", ["row_max", "one"])
+def test_a_learned_weight_counts_in_numerator_and_denominator(units):
+    core, (q, k, v, _x) = core_of(LayerPlan("hybrid", window=4, delay=0, linear_weight=0.5, units=units)), inputs()
     with torch.no_grad():
         core.log_weight.copy_(torch.tensor([0.1, 0.5, 1.0, 7.0]).log())  # another for each head
         phi, psi = core.features(q, k)
@@ -79,7 +82,7 @@ def test_a_learned_weight_counts_in_numerator_and_denominator():
         for t in range(T):
             first = t // 4 * 4  # of the chunk that is exact
             logits = (q[:, h, t, None] * keys[:, first : t + 1]).sum(-1) * SHAPE.head_dim**-0.5
-            exact = (logits - logits.amax(-1, keepdim=True)).exp()
+            exact = (logits - logits.amax(-1, keepdim=True)).exp() if units == "row_max" else logits.exp()
             linear = factor[h] * (phi[:, h, t, None] * features[:, :first]).sum(-1)
             weights = torch.cat([linear, exact], 1)
             rows.append((weights.unsqueeze(-1) * values[:, : t + 1]).sum(1) / weights.sum(-1, keepdim=True))
@@ -91,9 +94,10 @@ def test_a_learned_weight_counts_in_numerator_and_denominator():
     assert (gradients[0].abs() > 1e-3).all()
 
 
+@pytest.mark.parametrize("name", ["still", "units of one"])
 @torch.no_grad()
-def test_switches_take_parts_away():
-    core, (q, k, v, x) = core_of(PLANS["still"]), inputs()
+def test_switches_take_parts_away(name):
+    core, (q, k, v, x) = core_of(PLANS[name]), inputs()
     window = core_of(PLANS["window alone"])(q, k, v)
     full = core(q, k, v, x=x)
     core.zero_linear = True

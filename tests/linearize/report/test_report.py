@@ -113,7 +113,12 @@ def test_needles_in_both_haystacks_are_told_apart(results):
     ]
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("*/linearize-*-still*.json")), ids=lambda path: path.stem)
+WITHOUT_HAYSTACKS = [
+    path for path in sorted(RESULTS.glob("*/linearize-*-still*.json")) if '"haystack"' not in path.read_text()
+]
+
+
+@pytest.mark.parametrize("path", WITHOUT_HAYSTACKS, ids=lambda path: path.stem)
 def test_results_without_haystacks_are_shown_as_before(path):
     results = json.loads(path.read_text())
     root = parse(page(results))

@@ -10,9 +10,12 @@ from linattn.ops.checks import check_choice
 
 METHODS = ("still", "lolcats", "hedgehog", "t2r", "features", "zeros_softmax", "dof")
 LOLCATS_WINDOW_FACTOR = 0.1  # where LoLCATs starts: the window weighs a tenth of the linear part
-# Where STILL starts here. Its linear part counts in units of the strongest exact key, whose weight is 1: features that
-# have not learned yet would outweigh the window together. Fixed at 1 the converted model stays worse than without them.
+# Where STILL starts here. Features that have not learned yet would outweigh the window together: in units of the
+# strongest exact key, with a weight fixed at 1, the converted model stays worse than without them.
 STILL_LINEAR_WEIGHT = 0.1
+# Its authors count in units of the strongest exact key ("row_max"): a sum over many tokens is then as heavy beside a
+# clear match as beside none, and grows with the text. Compared to e^s a match outweighs the rest, as in softmax.
+STILL_UNITS = "one"
 
 
 def plan(method: str, shapes: Sequence[LayerShape], *, layers: Sequence[int] | None = None, **options: Any) -> Plan:
@@ -79,7 +82,7 @@ def _defaults(method: str, shape: LayerShape, options: Mapping[str, Any]) -> dic
     """What makes a method, before the user's own options."""
     weighed = options.get("window", LayerPlan.window) != 0 and options.get("features") != "none"
     if method == "still":
-        weight = {"linear_weight": STILL_LINEAR_WEIGHT} if weighed else {}
+        weight = {"linear_weight": STILL_LINEAR_WEIGHT, "units": STILL_UNITS} if weighed else {}
         return {"features": "np", "ratio": 1 / 16, "sinks": 4, **weight}
     if method == "lolcats":
         half = max(shape.head_dim // 2, 1)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from linattn.ops.hybrid_types import HybridSums
+from linattn.ops.hybrid_types import Units
 from linattn.ops.recurrent.decoding import (
     ONES,
     WRITTEN,
@@ -20,6 +20,8 @@ from linattn.ops.recurrent.decoding import (
 from linattn.ops.saliency import best_first, top_of_chunk
 
 LEAST_ROOM = 64  # slots that a table without a cap grows by
+# Beside a linear part of usual size e^-60 is nothing, and e^60 times such a part is finite in fp32.
+LEAST_LOGIT = -60.0
 
 
 class StepToken(NamedTuple):
@@ -47,17 +49,24 @@ class Places(NamedTuple):
     leaving: Tensor | bool  # whether the token that was in the slot is summed up; (B, 1, 1) where rows differ
 
 
-def decoding_step(token: StepToken, state: DecodingState, gate: Tensor | None) -> tuple[Tensor, DecodingState]:
-    """The output ``(B H_kv, G, V)`` in units of the strongest exact key, and the state, in the same memory.
+def decoding_step(
+    token: StepToken, state: DecodingState, gate: Tensor | None, units: Units
+) -> tuple[Tensor, DecodingState]:
+    """The output ``(B H_kv, G, V)`` and the state, in the same memory.
 
-    ``p`` is the softmax over the exact keys and ``p_max`` its largest weight, that of the key whose unit counts:
-    ``o = (sum p_i v_i + p_max g * phi . kv) / (1 + p_max phi . z)``, both sums of each part from one product.
+    ``p`` is the softmax over the exact keys, ``u`` what a linear weight of 1 is in its units: the largest ``p_i``, or
+    that over ``e^m`` where 1 itself is the unit, with ``m`` the largest logit.
+    ``o = (sum p_i v_i + u g * phi . kv) / (1 + u phi . z)``, both sums of each part from one product.
     """
-    state, weights, values, phi = _write_and_weigh(token, state)
+    state, logits, values, phi = _write_and_weigh(token, state)
     V = token.v.shape[3]
+    weights = logits.softmax(-1)
     found = torch.bmm(weights, values)
     if phi.shape[2]:
-        phi, sums = phi * weights.amax(-1, keepdim=True), state.sums.flatten(0, 1)
+        unit = weights.amax(-1, keepdim=True)
+        if units == "one":
+            unit = unit / logits.amax(-1, keepdim=True).clamp_(min=LEAST_LOGIT).exp_()
+        phi, sums = phi * unit, state.sums.flatten(0, 1)
         if gate is None:
             found = torch.baddbmm(found, phi, sums)
         else:
@@ -67,20 +76,8 @@ def decoding_step(token: StepToken, state: DecodingState, gate: Tensor | None) -
     return found[..., :V] / found[..., V : V + 1], state
 
 
-def decoding_sums(token: StepToken, state: DecodingState) -> tuple[HybridSums, DecodingState]:
-    """Both parts ``(B H_kv, G, .)`` for other units, and the state, in the same memory."""
-    state, logits, values, phi = _write_and_weigh(token, state, softmax=False)
-    V = token.v.shape[3]
-    log_max = logits.amax(-1, keepdim=True)
-    exact, linear = (logits - log_max).exp() @ values, phi @ state.sums.flatten(0, 1)
-    sums = HybridSums(exact[..., :V], exact[..., V], log_max.squeeze(-1), linear[..., :V], linear[..., V])
-    return sums, state
-
-
-def _write_and_weigh(
-    token: StepToken, state: DecodingState, *, softmax: bool = True
-) -> tuple[DecodingState, Tensor, Tensor, Tensor]:
-    """The next state; weights or logits ``(B H_kv, G, N)``, values and ones ``(B H_kv, N, V + ONES)``, features."""
+def _write_and_weigh(token: StepToken, state: DecodingState) -> tuple[DecodingState, Tensor, Tensor, Tensor]:
+    """The next state; logits ``(B H_kv, G, N)``, values and ones ``(B H_kv, N, V + ONES)``, features of queries."""
     lengths, setting = state.lengths(), state.setting
     state = _with_room(state, max(count_chosen(n + 1, setting.window, setting.budget) for n in lengths))
     H_kv, M = state.table.shape[1], state.table.shape[2] - setting.room
@@ -93,8 +90,7 @@ def _write_and_weigh(
     q, phi = token.q.to(dtype), token.query_features.to(dtype)
     start, share = (q[:, :1, :1], 0) if places.hidden is None else (places.hidden, 1)
     logits = torch.baddbmm(start, q, read[..., :K].mT, beta=share, alpha=setting.scale)
-    weights = logits.softmax(-1) if softmax else logits
-    return state._replace(steps=state.steps + 1), weights, read[..., K:], phi
+    return state._replace(steps=state.steps + 1), logits, read[..., K:], phi
 
 
 def _write(token: StepToken, state: DecodingState, places: Places) -> None:
