@@ -4,8 +4,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linattn import create_mechanism
-from linattn.mechanisms.base import Call
-from linattn.mechanisms.common.orders import Orders, plane_orders
 from linattn.testing import check_mechanism
 from mechanisms.formulas import TOLERANCE, draw, per_query_head, scores
 
@@ -331,26 +329,3 @@ def test_bad_plane(shape):
     q, k, v = draw(length=12)
     with pytest.raises(ValueError, match="spatial_shape"):
         build(order="snake")(q, k, v, x=draw_x(12), spatial_shape=shape)
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (1, 5), (5, 1), (3, 4), (4, 3), (4, 4)], ids=str)
-def test_orders_and_their_places(shape):
-    _, k, _ = draw(length=2 + shape[0] * shape[1])
-    T = k.shape[2]
-    tokens, places = plane_orders(k, Call("auto", spatial_shape=shape), 2)
-    for i in range(2):
-        torch.testing.assert_close(tokens[places[i * T : (i + 1) * T]], torch.arange(T))
-        assert places[i * T : (i + 1) * T].sort().values.tolist() == list(range(i * T, (i + 1) * T))
-
-
-def test_spreading_and_gathering_are_transposes():
-    x = draw_x(7).unsqueeze(1).requires_grad_()
-    y = torch.randn(2, 1, 14, 6, dtype=torch.float64, requires_grad=True)
-    one, two = torch.tensor([3, 0, 6, 1, 5, 2, 4]), torch.tensor([6, 2, 1, 0, 4, 3, 5])
-    orders = Orders(torch.cat([one, two]), torch.cat([one.argsort(), 7 + two.argsort()]))
-    torch.testing.assert_close(orders.spread(x), torch.cat([x[:, :, one], x[:, :, two]], dim=2))
-    back = y[:, :, :7][:, :, one.argsort()] + y[:, :, 7:][:, :, two.argsort()]
-    torch.testing.assert_close(orders.gather(y), back)
-    for function, argument in ((orders.spread, x), (orders.gather, y)):
-        assert torch.autograd.gradcheck(function, argument)
-        assert torch.autograd.gradgradcheck(function, argument)

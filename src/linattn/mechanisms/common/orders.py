@@ -33,7 +33,7 @@ class Orders(NamedTuple):
 
 
 class _Spread(Function):
-    """The gradient of an index has to add in any order, so PyTorch sorts it: that took longer than all of attention."""
+    """As an index, whose gradient PyTorch sorts, as any place may come twice. Here it is known where each came from."""
 
     generate_vmap_rule = True
 
@@ -104,8 +104,8 @@ def plane_orders(x: Tensor, call: Call, num_prefix_tokens: int) -> Orders:
     prefix = torch.arange(num_prefix_tokens, device=x.device)
     start = torch.arange(images, device=x.device).unsqueeze(1) * own
 
-    def of_all(own: Tensor) -> Tensor:
-        return (start + torch.cat([prefix, num_prefix_tokens + own])).flatten()
+    def of_all(plane: Tensor) -> Tensor:
+        return (start + torch.cat([prefix, num_prefix_tokens + plane])).flatten()
 
     (one, its_inverse), (two, inverse) = (f(rows, columns, x.device) for f in (snake, snake_transposed))
     tokens, places = torch.cat([of_all(one), of_all(two)]), torch.cat([of_all(its_inverse), T + of_all(inverse)])
