@@ -241,8 +241,11 @@ def test_snake_with_padding_and_packed():
     whole = mechanism(q, k, v, x=x, spatial_shape=(3, 4))
     real = torch.ones(2, 12, dtype=torch.bool)
     real[:, [2, 7]] = False
-    filled = [t.masked_fill(~real[:, None, :, None], float("nan")) for t in (k, v)]
+    filled = [t.masked_fill(~real[:, None, :, None], float("nan")).requires_grad_() for t in (k, v)]
     found = mechanism(q, *filled, x=x, spatial_shape=(3, 4), key_mask=real)
+    for gradient in torch.autograd.grad(found[:, :, real[0]].sum(), filled):
+        assert gradient[:, :, real[0]].isfinite().all()
+        assert not gradient[:, :, ~real[0]].any()  # NaN is not 0
     masks = []
     for n, order in enumerate((BY_ROWS, BY_COLUMNS)):
         kept = [token for token in order if token not in (2, 7)]
