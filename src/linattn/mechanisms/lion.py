@@ -147,7 +147,7 @@ class Lion(LinearBase):
         reordered = self.order == "snake" and (call.rotate is not None or call.key_mask is not None)
         if own is None or reordered:
             # Features are turned, and padding is taken out of them, before tokens are put into another order.
-            phi, psi, own = self.feature_map(q), self.feature_map(hide(k, call.key_mask)), None
+            phi, psi, own = self.feature_map(q), self.feature_map(k), None
         if self.features == "identity":
             phi = phi * self.head_dim**-0.5
         if self.order == "snake":
@@ -174,9 +174,8 @@ class Lion(LinearBase):
             )  # fmt: skip
             return orders.gather(self._as_tokens(out, k.shape[1] // 2))
 
+        psi, one = hide(psi, call.key_mask), torch.ones_like(v[..., :1])  # features of padding, which is 0, are not 0
         turned = (phi, psi) if call.rotate is None else call.rotate(phi, psi)
-        one, psi, v = (hide(x, call.key_mask) for x in (torch.ones_like(v[..., :1]), psi, v))
-        turned = (turned[0], hide(turned[1], call.key_mask))
         if self.normalizer is None:
             return (summed(*turned, v) / 2).to(output_dtype(phi, v))
         if call.rotate is None:
