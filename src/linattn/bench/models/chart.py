@@ -57,7 +57,7 @@ def sweep_figure(result: ModelsResult, mode: str) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12.4, 5.4), layout="constrained")
+    figure = Figure(figsize=(14.2, 5.4), layout="constrained")
     FigureCanvasAgg(figure)  # no global state, no display
     panels = figure.subplots(1, 2)
     every = sweep_points(result, mode)
@@ -78,7 +78,7 @@ def sweep_figure(result: ModelsResult, mode: str) -> Any:
         panel.set(title=title, xlabel="pixels", ylabel="over the same model on softmax")
         panel.axhline(1, color="#999999", linestyle=":", linewidth=1)
         panel.grid(alpha=0.3)
-    panels[0].legend(fontsize=8)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)  # no line below it
     meta, some = result.meta, f", the smallest of {len(every)} models" if len(points) < len(every) else ""
     figure.suptitle(f"forward + backward, {mode}, {meta['precision']}, {meta['device']}{some}", fontsize=10)
     return figure

@@ -5,9 +5,12 @@ from linattn.bench.models.rows import ModelRow, ModelsResult
 
 
 def backbones_table(result: ModelsResult, mode: str) -> str:
-    """Models down, sizes across; a cell has images a second and peak GiB, each with how often softmax's it is."""
+    """Models down, sizes across; a cell has images a second and peak GiB, each with how often softmax's it is.
+
+    Parameters are those of the smallest images: learned positions grow with the plane.
+    """
     cells: dict[tuple[str, str], dict[int, str]] = {}
-    parameters: dict[tuple[str, str], int] = {}
+    parameters: dict[tuple[str, str], dict[int, int]] = {}
     for row in result.rows:
         case = backbone_case(row.case)
         if case is None or row.mode != mode or row.mechanism == SOFTMAX:
@@ -15,12 +18,13 @@ def backbones_table(result: ModelsResult, mode: str) -> str:
         key = (case.size, row.mechanism)
         cells.setdefault(key, {})[case.pixels] = backbone_cell(result, row)
         if row.parameters is not None:
-            parameters[key] = row.parameters
+            parameters.setdefault(key, {})[case.pixels] = row.parameters
     sizes = sorted({pixels for own in cells.values() for pixels in own})
     lines = ["| " + " | ".join(["model", "mechanism", "parameters", *map(str, sizes)]) + " |"]
     lines.append("|---|---|---:|" + "---:|" * len(sizes))
     for key, own in cells.items():
-        count = f"{parameters[key] / 1e6:.1f} M" if key in parameters else ""
+        counts = parameters.get(key)
+        count = f"{counts[min(counts)] / 1e6:.1f} M" if counts else ""
         names = [f"`{name}`" for name in key]
         lines.append("| " + " | ".join([*names, count, *(own.get(pixels, "") for pixels in sizes)]) + " |")
     return "\n".join(lines) + "\n"
