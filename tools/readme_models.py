@@ -43,7 +43,7 @@ def backbones_text(path: Path) -> str:
         f"{meta['device']}, torch {meta['versions']['torch']}, Triton {meta['versions']['triton']}, "
         f"{meta['date'][:10]}: `{meta['command']}`.",
         "",
-        backbones_table(ModelsResult.from_json(result), rows[0]["mode"]),
+        backbones_table(ModelsResult.from_json(result), rows[0]["mode"] if rows else ""),
         _checked(rows),
     ]
     if chart.exists():
@@ -89,9 +89,11 @@ def _checked(rows: list[dict[str, Any]]) -> str:
     wrong = [f"{row['mechanism']} in {row['case']}, {row['mode']}" for row in rows if row["status"] == "WRONG"]
     others = [row for row in rows if row["on_kernels"] is not None]
     served = sum(row["on_kernels"] for row in others)
+    again = any(row.get("checked_run") not in (None, row.get("run")) for row in checked)
+    when = "by the same code in the same run or an earlier one" if again else "in the same run"
     said = f" Wrong: {', '.join(wrong)}." if wrong else ""
     return (
-        f"Loss and gradients of {len(checked)} rows were checked against plain PyTorch in the same run and used at "
+        f"Loss and gradients of {len(checked)} rows were checked against plain PyTorch {when} and used at "
         f"most {worst:.0%} of their error budget; in {served} of {len(others)} rows of linear attention every call "
         f"took kernels.{said}"
     )

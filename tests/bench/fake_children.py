@@ -63,7 +63,7 @@ def race_that_crashes_once(line, config, result):
                 line.send("row", KernelRow(case, name, pass_name, median_ms=1.0, run=now))
 
 
-def models_that_crash_once(line, config, result, checked):
+def models_that_crash_once(line, config, result):
     case, mode = config.selected()[0], config.modes[0]
     for mechanism in config.mechanisms_of(case):
         key = (case.name, mechanism, mode)
@@ -71,6 +71,6 @@ def models_that_crash_once(line, config, result, checked):
             line.send("begin", key)
             if mechanism == "softmax":
                 os.kill(os.getpid(), signal.SIGKILL)
-            row = checked.get(key) or ModelRow(*key, run=result.run)
+            row = result.checked.get(key) or ModelRow(*key, run=result.run)
             row.median_ms = 1.0
             line.send("row", row)

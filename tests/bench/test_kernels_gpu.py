@@ -19,9 +19,9 @@ from linattn.bench.memory import peak_bytes
 from linattn.bench.models.beforehand import check_one
 from linattn.bench.models.hosts import create_host, draw_batch
 from linattn.bench.models.profiling import profile_step
-from linattn.bench.models.run import Subject
 from linattn.bench.models.settings import ModelsConfig
 from linattn.bench.models.steps import EAGER_GRAPH, make_step, run_aside, side_stream
+from linattn.bench.models.subject import Subject
 
 pytestmark = [
     pytest.mark.gpu,

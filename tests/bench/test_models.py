@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from bench import fake_children as fake
-from linattn.bench.models import run as run_module
+from linattn.bench.models import subject as subject_module
 from linattn.bench.models.beforehand import prepare
 from linattn.bench.models.cases import CASES, select
 from linattn.bench.models.check import ModelTruth, by_kind, checked_part, distances
@@ -16,11 +16,12 @@ from linattn.bench.models.hosts import LanguageHost, create_host, draw_batch
 from linattn.bench.models.look import look_at
 from linattn.bench.models.profiling import kind_of, own_kernels, profile_step, summarise
 from linattn.bench.models.rows import ModelRow, ModelsResult
-from linattn.bench.models.run import judge, run_models
+from linattn.bench.models.run import run_models
 from linattn.bench.models.screen import models
 from linattn.bench.models.settings import ModelsConfig
 from linattn.bench.models.start import run_apart
 from linattn.bench.models.steps import make_step
+from linattn.bench.models.subject import judge
 from linattn.support.options import OptionError
 
 CPU = torch.device("cpu")
@@ -89,7 +90,7 @@ def test_a_step_that_is_off_by_a_percent_is_wrong(monkeypatch):
     def compile_wrongly(host, mode, backend):
         return lambda inputs, targets: host(inputs, targets) * 1.01
 
-    monkeypatch.setattr(run_module, "compile_host", compile_wrongly)
+    monkeypatch.setattr(subject_module, "compile_host", compile_wrongly)
     result = run_models(SMALL, opened(SMALL))
     assert {row.status for row in result.rows} == {"WRONG"}
     assert "is off by 1.0e-02" in result.rows[0].reason
@@ -191,14 +192,14 @@ def test_kernels_are_asserted_on_a_gpu():
 
 def test_interrupted_resumed_failed_and_left_out(monkeypatch, tmp_path):
     path, screen = tmp_path / "models.json", StringIO()
-    right = run_module.create_host
+    right = subject_module.create_host
 
     def interrupted(case, mechanism, *args, **options):
         if mechanism == "pola":
             raise KeyboardInterrupt
         return right(case, mechanism, *args, **options)
 
-    monkeypatch.setattr(run_module, "create_host", interrupted)
+    monkeypatch.setattr(subject_module, "create_host", interrupted)
     config = replace(SMALL, mechanisms=("pola", "relu"), modes=("compiled", "cuda-graph"))
     assert models(config, path, Console(file=screen, width=150)) == 130
     kept = json.loads(path.read_text())
@@ -212,14 +213,14 @@ def test_interrupted_resumed_failed_and_left_out(monkeypatch, tmp_path):
             raise RuntimeError("no such\nkernel")
         return right(case, mechanism, *args, **options)
 
-    monkeypatch.setattr(run_module, "create_host", broken)
+    monkeypatch.setattr(subject_module, "create_host", broken)
     assert models(config, path, Console(file=screen, width=150), resume=True) == 1
     rows = json.loads(path.read_text())["rows"]
     assert rows[0] == kept["rows"][0]
     assert {r["reason"] for r in rows if r["status"] == "failed"} == {"RuntimeError: no such kernel"}
     assert "pola in vit-224, compiled" in screen.getvalue()
 
-    monkeypatch.setattr(run_module, "create_host", right)
+    monkeypatch.setattr(subject_module, "create_host", right)
     assert models(replace(config, seconds=1e-9), path, Console(file=screen, width=150), resume=True) == 0
     rows = json.loads(path.read_text())["rows"]
     assert {(r["mode"], r["status"]) for r in rows if r["mechanism"] == "pola"} == {
@@ -246,9 +247,10 @@ def test_a_crash_costs_one_row_and_models_are_compiled_beforehand():
     assert rows[0].reason == "the process was ended by SIGKILL"
     config = replace(config, mechanisms=("softmax",))
     fresh = opened(config)
-    assert prepare(config, fresh, 60, lambda what: None) == {}  # of compiled steps nothing is checked
+    prepare(config, fresh, 60, lambda what: None)
+    assert fresh.checked == {}  # of compiled steps nothing is
     note = fresh.meta["runs"][-1]["compiled_beforehand"]
-    assert [(d["mechanism"], d["error"]) for d in note["done"]] == [("softmax", "")]
+    assert (note["of"], note["ended"], note["failed"]) == (1, 1, [])
 
 
 @pytest.mark.parametrize(
@@ -295,3 +297,7 @@ def test_goals_and_the_readme(tmp_path, monkeypatch):
     assert f"| {shape} | `relu` | 80.0 | 0.80 | absent |  | 3,200 images | 2.0 | in kernels |" in text
     assert "1 of 2 beat the same model on softmax. Not: `nala` in vit-224, compiled: 1.20 of its time." in text
     assert "in 2 of 2 rows of linear attention every call took kernels" in text
+    assert "against plain PyTorch in the same run and used" in text
+    result.rows[1].checked_run, result.rows[1].run = 0, 1
+    path.write_text(json.dumps(result.as_json()))
+    assert "against plain PyTorch by the same code in the same run or an earlier one and used" in models_text(path)

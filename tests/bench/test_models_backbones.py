@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from linattn.bench.models import run
+from linattn.bench.models import subject as subject_module
 from linattn.bench.models.cases import CASES, GROUP_MODELS, PIXELS, backbone_case, select
 from linattn.bench.models.chart import draw_sweep, sweep_points
 from linattn.bench.models.check import ModelTruth
@@ -106,7 +106,7 @@ def test_a_model_that_does_not_fit_is_told_once_and_left_alone(tmp_path, monkeyp
             raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 200 GiB")
         return make_step(host, loss_of, inputs, targets, autocast)
 
-    monkeypatch.setattr(run, "make_step", step)
+    monkeypatch.setattr(subject_module, "make_step", step)
     path, screen = tmp_path / "models.json", StringIO()
     config = ModelsConfig(
         device="cpu", cases=("deit_tiny_lion-224",), mechanisms=("relu",), modes=("compiled",), backend="eager",
@@ -123,7 +123,7 @@ def test_a_model_that_does_not_fit_is_told_once_and_left_alone(tmp_path, monkeyp
     assert models(config, path, Console(file=screen, width=150), resume=True) == 0
     assert json.loads(path.read_text())["rows"] == rows
     assert len(tried) == known, "not again"
-    subject = run.Subject(config, config.selected()[0], "softmax", lambda _: None)
+    subject = subject_module.Subject(config, config.selected()[0], "softmax", lambda _: None)
     for mode in ("compiled", "compiled"):  # another mode of the same model would not fit either
         row = ModelRow("deit_tiny_lion-224", "softmax", mode)
         subject.measure(row)

@@ -8,12 +8,14 @@ import torch
 from bench import fake_children as fake
 from linattn.bench.kernels.clock import LEAST_CALLS, time_few
 from linattn.bench.models import beforehand, run, start
+from linattn.bench.models import subject as subject_module
 from linattn.bench.models.beforehand import check_one, prepare, prepare_one, prepare_tasks
 from linattn.bench.models.cases import select, softmax_model
 from linattn.bench.models.rows import ModelRow, ModelsResult
-from linattn.bench.models.run import Subject, new_row, plan_of, run_models
+from linattn.bench.models.run import new_row, plan_of, run_models
 from linattn.bench.models.settings import ModelsConfig
 from linattn.bench.models.start import run_apart
+from linattn.bench.models.subject import Subject
 
 EAGER = "eager-graph"
 CONFIG = ModelsConfig(
@@ -47,8 +49,8 @@ def test_a_row_that_is_checked_beforehand_is_the_row_that_the_race_would_have_fo
     assert 0 < in_race.error <= in_race.budget
     known = check_one((case, mechanism, EAGER), CONFIG)
     assert known.median_ms is None
-    monkeypatch.setattr(run, "look_at", None)  # once is enough
-    monkeypatch.setattr(run, "ModelTruth", lambda *args: None)
+    monkeypatch.setattr(subject_module, "look_at", None)  # once is enough
+    monkeypatch.setattr(subject_module, "ModelTruth", lambda *args: None)
     subject = Subject(CONFIG, case, mechanism, silent)
     subject._fill(known)
     subject._work(known)
@@ -71,13 +73,13 @@ def test_what_is_wrong_beforehand_is_wrong_in_the_race():
 @pytest.mark.parametrize("changed", ["forward", "backward"])
 def test_a_wrong_step_is_found_beforehand(changed, monkeypatch):
     (case, _) = CONFIG.selected()
-    right = run.make_step
+    right = subject_module.make_step
 
     def wrong(*args):
         loss, *gradients = right(*args)()
         return lambda: (1.01 * loss, *gradients) if changed == "forward" else (loss, *(1.01 * g for g in gradients))
 
-    monkeypatch.setattr(run, "make_step", wrong)
+    monkeypatch.setattr(subject_module, "make_step", wrong)
     row = check_one((case, "nala", EAGER), CONFIG)
     assert row.error > row.budget
     assert (row.worst_tensor == "loss") == (changed == "forward")
@@ -93,8 +95,8 @@ def test_the_race_takes_what_is_checked_and_checks_the_rest(monkeypatch):
     monkeypatch.setattr(run, "Subject", Counted)
     result = opened(CONFIG)
     keys = [(case.name, mechanism, mode) for case, mechanism, mode in plan_of(CONFIG, result)]
-    checked = {key: ModelRow(*key, error=0.25, budget=1.0, run=1) for key in keys[:2]}
-    run_models(CONFIG, result, checked=checked)
+    result.checked = {key: ModelRow(*key, error=0.25, budget=1.0, run=1) for key in keys[:2]}
+    run_models(CONFIG, result)
     assert met == {keys[0]: 0.25, keys[1]: 0.25, keys[3]: None}
     twin = result.find(*keys[2])
     assert (twin.same_as, twin.error) == (keys[0][0], 0.25)
@@ -103,12 +105,13 @@ def test_the_race_takes_what_is_checked_and_checks_the_rest(monkeypatch):
 @pytest.mark.usefixtures("quick_children")
 def test_rows_are_checked_in_other_processes():
     result = opened(CONFIG)
-    checked = prepare(CONFIG, result, 120, silent)
+    prepare(CONFIG, result, 120, silent)
+    checked = result.checked
     hybrid, linear = CONFIG.selected()
     assert set(checked) == {(hybrid.name, "softmax", EAGER), (hybrid.name, "nala", EAGER), (linear.name, "nala", EAGER)}
     assert {row.run for row in checked.values()} == {1}
     note = result.meta["runs"][-1]["compiled_beforehand"]
-    assert (note["of"], [d["error"] for d in note["done"]]) == (3, ["", "", ""])
+    assert (note["of"], note["ended"], note["failed"]) == (3, 3, [])
     here = check_one((linear, "nala", EAGER), CONFIG)
     there = checked[linear.name, "nala", EAGER]
     assert {field: getattr(here, field) for field in FOUND} == {field: getattr(there, field) for field in FOUND}
@@ -125,12 +128,13 @@ def test_what_did_not_come_back_or_failed_is_left_to_the_race(monkeypatch):
     monkeypatch.setattr(beforehand, "in_parallel", some)
     result = opened(CONFIG)
     first, second, _ = prepare_tasks(plan_of(CONFIG, result), result)
-    checked = prepare(CONFIG, result, 120, silent)
-    assert list(checked) == [(first[0].name, *first[1:])]
-    done = result.meta["runs"][-1]["compiled_beforehand"]["done"]
-    assert [(d["case"], d["seconds"], d["error"]) for d in done] == [
-        (first[0].name, 1.0, ""), (second[0].name, 2.0, "OutOfMemoryError: CUDA out of memory"),
-    ]  # fmt: skip
+    prepare(CONFIG, result, 120, silent)
+    assert list(result.checked) == [(first[0].name, *first[1:])]
+    note = result.meta["runs"][-1]["compiled_beforehand"]
+    assert (note["of"], note["ended"]) == (3, 2)
+    assert [(d["case"], d["seconds"], d["error"]) for d in note["failed"]] == [
+        (second[0].name, 2.0, "OutOfMemoryError: CUDA out of memory")
+    ]
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory beside others"), RuntimeError("broken")])
@@ -138,14 +142,14 @@ def test_an_error_beforehand_is_no_verdict(error, monkeypatch):
     def fails(*args, **options):
         raise error
 
-    monkeypatch.setattr(run, "look_at", fails)
+    monkeypatch.setattr(subject_module, "look_at", fails)
     monkeypatch.setattr(beforehand, "WAIT_SECONDS", 0)
     with pytest.raises(type(error), match=str(error)):
         prepare_one((CONFIG.selected()[0], "nala", EAGER), CONFIG)
 
 
 def test_a_check_waits_for_the_memory_of_others(monkeypatch):
-    right, calls, waits = run.look_at, [], []
+    right, calls, waits = subject_module.look_at, [], []
 
     def fails_twice(*args):
         calls.append(args)
@@ -153,7 +157,7 @@ def test_a_check_waits_for_the_memory_of_others(monkeypatch):
             raise torch.OutOfMemoryError("others have it")
         return right(*args)
 
-    monkeypatch.setattr(run, "look_at", fails_twice)
+    monkeypatch.setattr(subject_module, "look_at", fails_twice)
     monkeypatch.setattr(beforehand.time, "sleep", waits.append)
     row = prepare_one((CONFIG.selected()[0], "nala", EAGER), CONFIG)
     assert 0 < row.error <= row.budget
@@ -167,9 +171,9 @@ def test_every_child_of_a_race_knows_what_is_checked(monkeypatch):
     row = ModelRow(config.cases[0], "nala", EAGER, error=0.25, budget=1.0)
     asked = []
 
-    def prepared(config, result, seconds, on_work):
+    def prepared(config, result, seconds, on_work, on_checked):
         asked.append(seconds)
-        return {row.key: row}
+        result.checked[row.key] = row
 
     monkeypatch.setattr(start, "prepare", prepared)
     result, rows = opened(config), []

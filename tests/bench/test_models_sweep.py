@@ -10,15 +10,17 @@ from torch._dynamo.utils import counters
 from typer.testing import CliRunner
 
 from linattn.bench.models import run
+from linattn.bench.models import subject as subject_module
 from linattn.bench.models.beforehand import check_one, prepare_tasks, warm_one
 from linattn.bench.models.cases import CASES, GROUP_MODELS, GROUPS, backbone_case, select, softmax_model
 from linattn.bench.models.chart import MOST_LINES, shown_points, sweep_figure, sweep_points
 from linattn.bench.models.hosts import HOSTS, create_host, draw_batch
 from linattn.bench.models.look import linear_parts, look_at
 from linattn.bench.models.rows import ModelRow, ModelsResult
-from linattn.bench.models.run import Subject, run_models
+from linattn.bench.models.run import run_models
 from linattn.bench.models.settings import ModelsConfig
 from linattn.bench.models.steps import make_step
+from linattn.bench.models.subject import Subject
 from linattn.bench.models.table import backbones_table
 from linattn.cli.bench_models import models
 from linattn.mechanisms.base import LinearBase
@@ -180,8 +182,8 @@ def test_the_model_that_is_checked_has_all_kinds_of_blocks_and_is_heard(model):
 
 def test_a_wrong_gradient_is_found_in_one_block_a_stage(monkeypatch):
     """Of the form that is timed alone; loss and output are as they should be."""
-    monkeypatch.setattr(run, "compile_host", lambda host, mode, backend: host)
-    monkeypatch.setattr(run, "profile_step", lambda step, device: None)
+    monkeypatch.setattr(subject_module, "compile_host", lambda host, mode, backend: host)
+    monkeypatch.setattr(subject_module, "profile_step", lambda step, device: None)
     case, row = small("nalaformer_xtiny"), ModelRow("nalaformer_xtiny-224", "nala", "compiled")
     subject = Subject(CONFIG, case, "nala", lambda what: None)
     subject.measure(row)

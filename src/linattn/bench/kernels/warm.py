@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from linattn.bench.beforehand import note_beforehand
 from linattn.bench.children import in_parallel
 from linattn.bench.kernels.bound import Absent, Contender, forward_call, training_call
 from linattn.bench.kernels.cases import COLD_CASES, OURS, Case
@@ -48,8 +49,7 @@ def warm(
     ):
         done.append({"case": case, "contender": name, "seconds": round(spent, 1), "error": error[:200]})
         on_work(f"compiled {len(done)} of {len(tasks)} in {config.processes} processes, the last {case}: {name}")
-    spent = round(time.perf_counter() - begin, 1)
-    result.meta["runs"][-1]["compiled_beforehand"] = {"of": len(tasks), "seconds": spent, "done": done}
+    note_beforehand(result.meta["runs"][-1], len(tasks), done, begin)
 
 
 def warm_one(task: tuple[str, str], config: KernelsConfig) -> None:

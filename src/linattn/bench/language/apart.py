@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from linattn.bench.apart import rows_apart
+from linattn.bench.beforehand import note_beforehand
 from linattn.bench.children import Line, in_parallel
 from linattn.bench.kernels.warm import ALONE
 from linattn.bench.language.rows import LanguageResult, LanguageRow
@@ -72,5 +73,4 @@ def warm(
     ):
         done.append({"task": str(task), "seconds": round(spent, 1), "error": error[:200]})
         on_work(f"compiled {len(done)} of {len(tasks)}, the last {task}")
-    spent = round(time.perf_counter() - begin, 1)
-    result.meta["runs"][-1]["compiled_beforehand"] = {"of": len(tasks), "seconds": spent, "done": done}
+    note_beforehand(result.meta["runs"][-1], len(tasks), done, begin)

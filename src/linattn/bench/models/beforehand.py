@@ -2,48 +2,65 @@
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
+from linattn.bench.beforehand import note_beforehand
 from linattn.bench.children import check_alive, in_parallel
 from linattn.bench.kernels.warm import ALONE
 from linattn.bench.models.cases import SOFTMAX, ModelCase, softmax_model
 from linattn.bench.models.hosts import create_host, draw_batch
 from linattn.bench.models.rows import ModelRow, ModelsResult
-from linattn.bench.models.run import Key, OnWork, Subject, new_row, plan_of, same_model
+from linattn.bench.models.run import new_row, plan_of, same_model
 from linattn.bench.models.settings import ModelsConfig
 from linattn.bench.models.steps import EAGER_GRAPH, REDUCED, code_of, compile_host, flash_only, make_step
+from linattn.bench.models.subject import OnWork, Subject
 
 MOST_TRIES, WAIT_SECONDS = 4, 3.0  # of a check beside others that take the memory
+SECONDS_BETWEEN_SAVES = 5.0
 Task = tuple[ModelCase, str, str]  # mechanism and mode
 
 
-def prepare(config: ModelsConfig, result: ModelsResult, seconds: float, on_work: OnWork) -> dict[Key, ModelRow]:
-    """Fill the caches of compiled code on disk; the rows of eager steps, checked, by key.
+def prepare(
+    config: ModelsConfig,
+    result: ModelsResult,
+    seconds: float,
+    on_work: OnWork,
+    on_checked: Callable[[], None] = lambda: None,
+) -> None:
+    """Fill the caches of compiled code on disk, and ``result.checked`` with the rows of eager steps.
 
     One that is missing, for want of time or of memory beside others, or after any error, is left to the race.
+    ``on_checked()`` saves them: it is called on the way, and at the end if there are any.
     """
     tasks = prepare_tasks(plan_of(config, result), result)
-    checked: dict[Key, ModelRow] = {}
     done, begin = list[dict[str, Any]](), time.perf_counter()
+    saved = begin
     on_work(f"compiling and checking {len(tasks)} models in {config.processes} processes")
     for (case, mechanism, _), row, spent, error in in_parallel(
         prepare_one, tasks, (config,), processes=config.processes, seconds=seconds, environment=ALONE
     ):
         if row is not None:
             row.run = result.run
-            checked[row.key] = row
+            result.checked[row.key] = row
+            if time.perf_counter() - saved > SECONDS_BETWEEN_SAVES:  # processes wait for it
+                on_checked()
+                saved = time.perf_counter()
         done.append({"case": case.name, "mechanism": mechanism, "seconds": round(spent, 1), "error": error[:200]})
         on_work(f"compiled or checked {len(done)} of {len(tasks)} models, the last {case.name}: {mechanism}")
-    spent = round(time.perf_counter() - begin, 1)
-    result.meta["runs"][-1]["compiled_beforehand"] = {"of": len(tasks), "seconds": spent, "done": done}
-    return checked
+    note_beforehand(result.meta["runs"][-1], len(tasks), done, begin)
+    if result.checked:
+        on_checked()
 
 
 def prepare_tasks(plan: list[Task], result: ModelsResult) -> list[Task]:
-    """What is compiled, once for modes of the same code; then eager steps, each model once, the longest first."""
+    """What is compiled, once for modes of the same code; then eager steps, each model once, the longest first.
+
+    Eager steps that an earlier run has checked are not among them.
+    """
     compiled: dict[tuple[str, str, str], Task] = {}
     eager: dict[tuple[str, str], Task] = {}
     for case, mechanism, mode in plan:
@@ -54,7 +71,8 @@ def prepare_tasks(plan: list[Task], result: ModelsResult) -> list[Task]:
                 eager.setdefault((model, mechanism), (case, mechanism, code))
         elif code != REDUCED:
             compiled.setdefault((model, mechanism, code), (case, mechanism, code))
-    return [*compiled.values(), *longest_first(list(eager.values()))]
+    unknown = [task for task in eager.values() if (task[0].name, *task[1:]) not in result.checked]
+    return [*compiled.values(), *longest_first(unknown)]
 
 
 def longest_first(tasks: list[Task]) -> list[Task]:

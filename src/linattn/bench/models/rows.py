@@ -7,6 +7,7 @@ from linattn.bench.models.cases import SOFTMAX
 from linattn.bench.models.profiling import kind_of
 
 Status = Literal["ok", "WRONG", "not on kernels", "absent", "left out", "out of memory", "failed"]
+Key = tuple[str, str, str]  # case, mechanism, mode
 BAD = ("WRONG", "not on kernels", "failed")
 
 
@@ -39,11 +40,12 @@ class ModelRow:
     beside: dict[str, int] = field(default_factory=dict)  # large operations of attention outside of its kernels
     profile: dict[str, Any] | None = None
     took: dict[str, float] = field(default_factory=dict)  # seconds of each part of the work for this row
+    checked_run: int | None = None  # which of meta's runs checked it beforehand; None: none, it was checked on the way
     same_as: str = ""  # the case whose model on softmax this is too: measured there
     run: int = 0  # which of meta's runs measured it
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self) -> Key:
         return self.case, self.mechanism, self.mode
 
     @property
@@ -85,6 +87,7 @@ class ModelsResult:
     meta: dict[str, Any]
     rows: list[ModelRow] = field(default_factory=list)
     interrupted: bool = False
+    checked: dict[Key, ModelRow] = field(default_factory=dict)  # beforehand, and not measured yet
 
     @property
     def right(self) -> bool:
@@ -98,7 +101,12 @@ class ModelsResult:
         return next((row for row in self.rows if row.key == (case, mechanism, mode)), None)
 
     def put(self, row: ModelRow) -> None:
-        """In the place of the row of the same thing, if there is one."""
+        """In the place of the row of the same thing, if there is one; only one that is left out stays as checked.
+
+        After a failure it is checked again.
+        """
+        if row.status != "left out":
+            self.checked.pop(row.key, None)
         old = self.find(*row.key)
         if old is None:
             self.rows.append(row)
@@ -139,10 +147,19 @@ class ModelsResult:
                 for row in self.rows
             ],
             "goals": [asdict(goal) for goal in self.goals()],
+            "checked": [asdict(row) for row in self.checked.values()],
         }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "ModelsResult":
-        known = {f.name for f in fields(ModelRow)}
-        rows = [ModelRow(**{k: v for k, v in row.items() if k in known}) for row in value["rows"]]
-        return cls(value["meta"], rows)
+        checked = [row_of(row) for row in value.get("checked", [])]
+        return cls(value["meta"], [row_of(row) for row in value["rows"]], checked={row.key: row for row in checked})
+
+
+def row_of(value: dict[str, Any]) -> ModelRow:
+    known = {f.name for f in fields(ModelRow)}
+    row = ModelRow(**{k: v for k, v in value.items() if k in known})
+    for name in ("error", "budget"):
+        if isinstance(getattr(row, name), str):  # JSON has no inf and no nan
+            setattr(row, name, float(getattr(row, name)))
+    return row

@@ -37,27 +37,37 @@ def measure_models(
     with row_progress() as progress:
         task = progress.add_task("starting", total=len(plan_of(config, result)))
 
-        def on_row(row: ModelRow) -> None:
+        def save() -> None:
             write_json(path, result.as_json())
+
+        def on_row(row: ModelRow) -> None:
+            save()
             progress.advance(task)
 
         def on_work(what: str) -> None:
             progress.update(task, description=what)
 
-        run = run_apart if config.torch_device.type == "cuda" else run_models
-        run(config, result, on_row=on_row, on_work=on_work)
-    if result.rows:
-        write_json(path, result.as_json())  # once more: whether it was interrupted is known only now
+        if config.torch_device.type == "cuda":
+            run_apart(config, result, on_row=on_row, on_work=on_work, on_checked=save)
+        else:
+            run_models(config, result, on_row=on_row, on_work=on_work)
+    if result.rows or result.checked:
+        save()  # once more: whether it was interrupted is known only now
     return result
 
 
 def take_up(result: ModelsResult, path: Path) -> None:
-    """The rows of an earlier run of the same thing on the same machine."""
+    """The rows of an earlier run of the same thing on the same machine.
+
+    And what it had checked but not measured, if the code is the same: one row is of one code.
+    """
     earlier = ModelsResult.from_json(json.loads(path.read_text()))
     same = [earlier.meta["settings"][key] == result.meta["settings"][key] for key in ("quick", "seed", "backend")]
     if not all(same) or any(earlier.meta[key] != result.meta[key] for key in ("device", "versions")):
         raise OptionError("resume", f"{path} is of another device, other versions or other settings")
     result.rows, result.meta["runs"] = earlier.rows, earlier.meta["runs"]
+    if earlier.meta.get("source") == result.meta["source"]:
+        result.checked = earlier.checked
 
 
 def models(config: ModelsConfig, path: Path, console: Console, *, resume: bool = False) -> int:

@@ -11,6 +11,7 @@ from linattn.bench.models.steps import COMPILED, EAGER_GRAPH, GRAPH, MODES
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.support import machine
 from linattn.support.options import OptionError, check_device, check_option
+from linattn.support.source import source_digest
 
 BACKENDS = ("inductor", "aot_eager", "eager")
 
@@ -79,4 +80,4 @@ class ModelsConfig:
         meta = machine.describe_run(self.torch_device, command)
         meta["versions"] |= {"triton": versions()["triton"]}
         precision = "bf16 autocast, fp32 weights" if self.autocast else "fp32"
-        return meta | {"seed": self.seed, "settings": asdict(self), "precision": precision}
+        return meta | {"seed": self.seed, "settings": asdict(self), "precision": precision, "source": source_digest()}

@@ -7,14 +7,15 @@ from dataclasses import replace
 from linattn.bench.apart import rows_apart
 from linattn.bench.children import Line
 from linattn.bench.models.beforehand import prepare
-from linattn.bench.models.rows import ModelRow, ModelsResult
-from linattn.bench.models.run import FIRST_SECONDS, Key, OnRow, OnWork, new_row, run_models
+from linattn.bench.models.rows import Key, ModelRow, ModelsResult
+from linattn.bench.models.run import OnRow, new_row, run_models
 from linattn.bench.models.settings import ModelsConfig
+from linattn.bench.models.subject import FIRST_SECONDS, OnWork
 
 WARM_SHARE = 0.4  # of the time at the most
 
 
-def race_in_child(line: Line, config: ModelsConfig, result: ModelsResult, checked: dict[Key, ModelRow]) -> None:
+def race_in_child(line: Line, config: ModelsConfig, result: ModelsResult) -> None:
     begun: set[tuple[str, str]] = set()
 
     def on_begin(case: str, mechanism: str, mode: str) -> None:
@@ -27,7 +28,6 @@ def race_in_child(line: Line, config: ModelsConfig, result: ModelsResult, checke
     run_models(
         config,
         result,
-        checked=checked,
         on_row=lambda row: line.send("row", row),
         on_work=lambda what: line.send("work", what),
         on_begin=on_begin,
@@ -40,14 +40,14 @@ def run_apart(
     *,
     on_row: OnRow,
     on_work: OnWork,
+    on_checked: Callable[[], None] = lambda: None,
     target: Callable[..., None] = race_in_child,
 ) -> ModelsResult:
     """:func:`run_models` in a process of its own, after several have compiled, and checked what is not compiled."""
-    checked: dict[Key, ModelRow] = {}
 
     def before() -> None:
         if config.processes:
-            checked.update(prepare(config, result, WARM_SHARE * config.seconds, on_work))
+            prepare(config, result, WARM_SHARE * config.seconds, on_work, on_checked)
 
     def failed(key: Key) -> list[ModelRow]:
         old = result.find(*key)
@@ -58,7 +58,7 @@ def run_apart(
 
     rows_apart(
         target,
-        lambda left: (replace(config, seconds=left), result, checked),
+        lambda left: (replace(config, seconds=left), result),
         result,
         config.seconds,
         on_row=on_row,

@@ -53,6 +53,16 @@ def make_step(
     return step
 
 
+def marked(step: Step) -> Step:
+    """PyTorch's own graphs must know where a step begins: what the last one returned may be overwritten."""
+
+    def begun() -> tuple[Tensor | None, ...]:
+        torch.compiler.cudagraph_mark_step_begin()
+        return step()
+
+    return begun
+
+
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
     """Where eager steps run and are captured, one for all models: workspaces of libraries belong to a stream."""
