@@ -213,6 +213,23 @@ def test_initial_values():
     assert create_mechanism("zeros", num_heads=4, head_dim=8, logit="mean").prior_mu is None
 
 
+@pytest.mark.parametrize("width", [64, 512])
+def test_maps_start_the_same_at_every_width(width):
+    torch.manual_seed(0)
+    mechanism = create_mechanism("zeros", num_heads=width // 64, head_dim=64, input_dim=width)
+    for linear in (mechanism.u_map, mechanism.gate_map):
+        assert abs(linear.weight.std().item() - 0.02) < 0.002
+        assert not linear.bias.any()
+
+
+def test_a_narrow_head_starts_near_zero():
+    """Of values that a map of deviation 0.02 gives: the norm finds nothing yet that is worth bringing to size 1."""
+    torch.manual_seed(0)
+    mechanism = create_mechanism("zeros", num_heads=1, head_dim=64, causal=True)
+    q, k, v = 0.16 * torch.randn(3, 4, 1, 32, 64)
+    assert 0 < mechanism(q, k, v, x=torch.randn(4, 32, 64)).square().mean().sqrt() < 0.1
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("causal", [True, False])
 def test_gates_get_gradients_from_the_start(causal, options):

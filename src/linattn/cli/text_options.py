@@ -29,7 +29,7 @@ class TextOptions:
     mlp_width: Annotated[int | None, typer.Option(help="Channels inside the feed-forward parts.")] = None
     rotary: Annotated[float | None, typer.Option(help="Share of a head that rotary positions turn.")] = None
     attention_norm: Annotated[
-        str, typer.Option(help="Behind the mechanism: head_rms, rms, head_layer, layer, none; auto: none for softmax.")
+        str, typer.Option(help="Of the output: head_rms, rms, head_layer, layer, none; auto: none for softmax, zeros.")
     ] = "auto"
     dropout: Annotated[float, typer.Option(help="Of both branches of a block.")] = 0.0
     recipe: Annotated[str, typer.Option(help="Settings of a paper: what is not given below.  [default: by task]")] = ""

@@ -37,7 +37,25 @@ def test_layers_are_those_of_the_pattern():
         "head"
     ] * 3
     assert model.config.attention_norm == "head_rms"
-    assert create_host(HostOptions("pico", "softmax"), TASK, 0).config.attention_norm is None
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "options", "norm"),
+    [
+        ("softmax", [], None),
+        ("gated", [], "head_rms"),
+        ("zeros", [], None),
+        ("zeros", ["zero_order=tanh"], None),
+        ("zeros", ["head_norm=False"], "head_rms"),
+        ("zeros,softmax", [], None),
+        ("zeros,softmax", ["zeros.head_norm=False"], "head_rms"),
+        ("zeros,gated", [], "head_rms"),
+    ],
+)
+def test_a_norm_stands_behind_mechanisms_that_have_none(mechanism, options, norm):
+    host = HostOptions("pico", mechanism, options=parse_options(options))
+    assert create_host(host, TASK, 0).config.attention_norm == norm
+    assert replace(host, attention_norm="layer").norm == "layer"
 
 
 @pytest.mark.parametrize(

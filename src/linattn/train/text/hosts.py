@@ -12,8 +12,9 @@ from linattn.tasks.text import SequenceTask
 from linattn.train.text.pattern import layer_names, layer_options
 from linattn.train.text.sizes import SIZES
 
-# They divide by what they sum; without a norm behind it the output of the others grows with what they remember.
-NORMED_THEMSELVES = {"softmax", "window", "zeros_softmax"}
+# They divide by what they sum, or end in a norm; without one behind it the output of the others grows with what they
+# remember. A second norm behind that of zeros would bring a head that starts near 0, as its paper has it, to 1.
+NORMED_THEMSELVES = {"softmax", "window", "zeros_softmax", "zeros"}
 AUTOMATIC = "auto"
 
 
@@ -33,7 +34,7 @@ class HostOptions:
     mlp_width: int | None = None
     rotary: float | None = None
     attention_norm: str | None = AUTOMATIC
-    """Behind the mechanism; ``auto``: by head, except where all layers are softmax."""
+    """Behind the mechanism; ``auto``: by head, except where all layers are softmax or ZeroS, which have their own."""
     dropout: float = 0.0
 
     def check(self) -> None:
@@ -70,7 +71,9 @@ class HostOptions:
     def norm(self) -> str | None:
         if self.attention_norm != AUTOMATIC:
             return self.attention_norm
-        return None if set(self.names) <= NORMED_THEMSELVES else "head_rms"
+        layers = zip(self.names, layer_options(self.names, self.options), strict=True)
+        alone = all(name in NORMED_THEMSELVES and own.get("head_norm", True) for name, own in layers)
+        return None if alone else "head_rms"
 
 
 def create_host(host: HostOptions, task: SequenceTask, seed: int) -> Any:
