@@ -15,7 +15,9 @@ import numpy
 import pytest
 import torch
 from rich.console import Console
+from typer.testing import CliRunner
 
+from linattn.cli.main import app
 from linattn.compare import compare as main
 from linattn.compare import measure, runner, workers
 from linattn.compare.cells import CellResult, best_lrs, final_cells, sweep_cells
@@ -34,7 +36,11 @@ HOST = HostConfig("digits", patch_size=4, depth=1)
 
 @pytest.fixture(autouse=True)
 def few_images(monkeypatch):
-    monkeypatch.setattr(main, "load_images", lambda *_, **__: load("digits").subset(train=96, test=64, seed=0))
+    def few(source="digits", **options):
+        data = load(source, **options)
+        return data.subset(train=96, test=64, seed=0) if source == "digits" else data
+
+    monkeypatch.setattr(main, "load_images", few)
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +62,17 @@ def run(config: CompareConfig) -> tuple[int, str]:
     screen = StringIO()
     code = compare(config, Console(file=screen, width=160))
     return code, screen.getvalue()
+
+
+def run_command(arguments: list[str]) -> None:
+    """The command in this process and in one thread, as each of its own processes has it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        done = CliRunner().invoke(app, [*arguments, "--jobs", "1"])
+    finally:
+        torch.set_num_threads(before)
+    assert done.exit_code == 0, done.output
 
 
 def results_of(config: CompareConfig) -> dict:
@@ -163,19 +180,20 @@ def test_an_interrupted_comparison_goes_on_where_it_stopped(tmp_path, monkeypatc
 
 def test_a_killed_comparison_keeps_what_was_finished(tmp_path, archive):
     """SIGKILL leaves no time to tidy up: what the first process finished must be there as it was."""
-    arguments = [sys.executable, "-m", "linattn.cli.main", "compare", "--mechanisms", "relu,elu", "--seeds", "1"]
+    arguments = ["compare", "--mechanisms", "relu,elu", "--seeds", "1"]
     arguments += ["--epochs", "1", "--lr", "3e-3", "--size", "digits", "--depth", "1", "--patch-size", "4"]
     arguments += ["--data", archive, "--batch-size", "32", "--output", str(tmp_path / "c")]
     first = tmp_path / "c" / "runs" / "relu" / "lr-0.003-seed-0" / "result.json"
-    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "linattn.cli.main", *arguments]
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, **silent, start_new_session=True)
     deadline = time.monotonic() + 120
     while not first.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
+    os.killpg(process.pid, signal.SIGKILL)  # its workers too: the same command goes on here at once
     process.wait()
     before = first.read_bytes(), first.stat().st_mtime_ns
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_command(arguments)
     assert (first.read_bytes(), first.stat().st_mtime_ns) == before
     rows = json.loads((tmp_path / "c" / "results.json").read_text())["rows"]
     assert [row["status"] for row in rows] == ["done", "done"]
@@ -188,11 +206,11 @@ def test_runs_in_several_processes_are_those_of_one(tmp_path, archive):
 
     arguments = ["compare", "--mechanisms", "relu,elu", "--seeds", "1", "--epochs", "1", "--depth", "1"]
     arguments += ["--size", "digits", "--patch-size", "4", "--lr", "3e-3", "--data", archive, "--batch-size", "32"]
-    for jobs in ("1", "2"):
-        command = [sys.executable, "-m", "linattn.cli.main", *arguments, "--jobs", jobs, "--output", tmp_path / jobs]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-        assert done.returncode == 0, done.stderr
+    run_command([*arguments, "--output", str(tmp_path / "1")])
+    command = [sys.executable, "-m", "linattn.cli.main", *arguments, "--jobs", "2", "--output", tmp_path / "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
     assert numbers(tmp_path / "1") == numbers(tmp_path / "2")
 
 
