@@ -31,6 +31,7 @@ class TextOptions:
     attention_norm: Annotated[
         str, typer.Option(help="Of the output: head_rms, rms, head_layer, layer, none; auto: none for softmax, zeros.")
     ] = "auto"
+    attention_gate: Annotated[str, typer.Option(help="Of the output, behind its norm: silu, linear, none.")] = "none"
     dropout: Annotated[float, typer.Option(help="Of both branches of a block.")] = 0.0
     recipe: Annotated[str, typer.Option(help="Settings of a paper: what is not given below.  [default: by task]")] = ""
     steps: Annotated[int | None, typer.Option(help="Updates of the weights.")] = None

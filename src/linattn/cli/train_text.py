@@ -103,6 +103,7 @@ def host_of(shared: TextOptions, made: Any) -> "HostOptions":
         shared.mlp_width,
         shared.rotary,
         no_or(shared.attention_norm),
+        no_or(shared.attention_gate),
         shared.dropout,
     )
 

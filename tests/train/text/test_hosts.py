@@ -17,9 +17,8 @@ from linattn.train.text.start import take_weights
 
 def test_what_mechanisms_do_not_own_starts_the_same_beside_each():
     """zeros and gated draw numbers for themselves, which must not shift those of the host."""
-    hosts = [
-        replace(HOST, mechanism=name, canon="ABCD", attention_norm="head_rms") for name in ("elu", "zeros", "gated")
-    ]
+    common = {"canon": "ABCD", "attention_norm": "head_rms", "attention_gate": "silu"}
+    hosts = [replace(HOST, mechanism=name, **common) for name in ("elu", "zeros", "gated")]
     plain, *others = (dict(create_host(host, TASK, 3).named_parameters()) for host in hosts)
     for other in others:
         assert {name for name in other if ".mechanism." not in name} == set(plain)
@@ -27,6 +26,8 @@ def test_what_mechanisms_do_not_own_starts_the_same_beside_each():
     again = dict(create_host(hosts[0], TASK, 4).named_parameters())
     assert not torch.equal(again["lm_head.weight"], plain["lm_head.weight"])
     assert plain["model.layers.0.canon_a.weight"].abs().max() > 0.3, "Canon starts large"
+    assert abs(plain["model.layers.0.attn.gate.proj.weight"].std() - 0.02) < 0.005
+    assert create_host(HOST, TASK, 3).model.layers[0].attn.gate is None, "only where it is asked for"
 
 
 def test_layers_are_those_of_the_pattern():
@@ -69,6 +70,7 @@ def test_a_norm_stands_behind_mechanisms_that_have_none(mechanism, options, norm
         (lambda: create_host(replace(HOST, options={"gated": {"gate": "head"}}), TASK, 0), "the layers are elu"),
         (lambda: create_host(replace(HOST, options={"": {"gate": "head"}}), TASK, 0), "option: .* no option 'gate'"),
         (lambda: create_host(replace(HOST, canon="AX"), TASK, 0), "canon: canon must be made of"),
+        (lambda: create_host(replace(HOST, attention_gate="relu"), TASK, 0), "attention_gate: .* one of None, 'lin"),
         (lambda: create_host(replace(HOST, heads=3), TASK, 0), "heads: num_attention_heads must divide hidden_size"),
         (lambda: create_host(replace(HOST, mechanism="agent"), TASK, 0), "mechanism: mechanism 'agent' is only"),
         (lambda: create_host(replace(HOST, mechanism="nobody"), TASK, 0), "nobody"),

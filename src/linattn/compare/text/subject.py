@@ -68,6 +68,7 @@ class Texts(Subject):
             "depth": model.num_hidden_layers,
             "heads": model.num_attention_heads,
             "equal_parameters": config.equal_parameters,
+            "attention_gate": config.host.attention_gate,
             "dropout": config.host.dropout,
             "options": {name or "all": dict(options) for name, options in config.host.options.items()},
         }

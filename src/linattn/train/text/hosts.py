@@ -35,6 +35,8 @@ class HostOptions:
     rotary: float | None = None
     attention_norm: str | None = AUTOMATIC
     """Behind the mechanism; ``auto``: by head, except where all layers are softmax or ZeroS, which have their own."""
+    attention_gate: str | None = None
+    """The activation of a gate behind that norm, made of the input, as RetNet, GLA and mLSTM have one."""
     dropout: float = 0.0
 
     def check(self) -> None:
@@ -94,7 +96,7 @@ def create_host(host: HostOptions, task: SequenceTask, seed: int) -> Any:
     options: dict[str, Any] = host.shape | {
         "vocab_size": task.vocabulary, "causal": causal, "mechanism": host.names, "canon": host.canon or None,
         "mechanism_options": layer_options(host.names, host.options), "attention_norm": host.norm,
-        "dropout": host.dropout,
+        "attention_gate": host.attention_gate, "dropout": host.dropout,
     }  # fmt: skip
     if task.kind == "classification":
         options |= {"num_labels": task.classes, "pooling": task.pooling}
@@ -152,7 +154,8 @@ def _named(error: Exception, host: HostOptions) -> OptionError:
     """A model names its argument; on the command line it is an option."""
     message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     options = {"canon": "canon", "rotary": "rotary", "dropout": "dropout", "attention_norm": "attention_norm",
-               "num_attention_heads": "heads", "hidden_size": "width", "mechanism": "mechanism"}  # fmt: skip
+               "attention_gate": "attention_gate", "num_attention_heads": "heads", "hidden_size": "width",
+               "mechanism": "mechanism"}  # fmt: skip
     first = message.split("=")[0].split()[0] if message else ""
     if "has no option" in message:
         return OptionError("option", message)
