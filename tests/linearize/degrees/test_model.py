@@ -70,6 +70,17 @@ def test_dimensions_come_of_many_draws(batches):
     assert found.layers[1].points.shape == (2, points, 8)
 
 
+def test_features_start_around_the_mean_key(batches):
+    """Softmax attention does not see the mean of its keys; random features do, and pay for it."""
+    model, seen = llama(), []
+    found = start.measured(model, lambda step: batches[step % len(batches)], [1])
+    watch(model, batches, lambda pairs: seen.append(pairs.k) if pairs.layer_idx == 1 else None)
+    mean = torch.cat(seen).mean((0, 2))
+    convert(model, plan_model(model, "dof", layers=[1], feature_dim=24))
+    start.start_features(model, found, seed=0)
+    torch.testing.assert_close(linearized_layers(model)[1].core.features.center, mean, rtol=1e-4, atol=1e-5)
+
+
 def test_values_are_those_of_the_pooled_points(batches, measured):
     assert list(measured.layers) == [0, 1]
     layer = measured.layers[1]
