@@ -213,6 +213,12 @@ def test_the_model_has_135_million_parameters():
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(135e6, rel=0.01)
 
 
+@pytest.mark.parametrize(("mechanism", "normed"), [("softmax", False), ("zeros", False), ("gated", True)])
+def test_no_second_norm_stands_behind_a_mechanism(mechanism, normed):
+    model = create_model(TINY, mechanism, CPU, 0)
+    assert [block.attn.norm is not None for block in model.blocks] == [normed] * len(model.blocks)
+
+
 @pytest.mark.parametrize(
     ("change", "option"),
     [

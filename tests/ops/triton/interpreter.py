@@ -1,4 +1,4 @@
-"""Triton's interpreter without work that it repeats: more than half of the time of all tests that run in it.
+"""Triton's interpreter without work that it repeats: much of the time of all tests that run in it.
 
 What it computes stays as it is, its own checks included. It reaches into private parts: a release that has others runs
 as it comes.

@@ -12,6 +12,7 @@ from linattn.bench.models.hosts import Host
 from linattn.layers.norms import create_norm
 from linattn.models.language.block import Block
 from linattn.models.language.options import BlockOptions
+from linattn.models.language.output_norm import norm_behind
 from linattn.models.language.rotary import rotations
 from linattn.models.language.tokens import BlockState, Tokens
 
@@ -22,7 +23,7 @@ class TextModel(Host):
     """Tokens ``(B, T)`` to hidden states ``(B, T, C)`` to logits; ``forward(inputs, targets)`` is the loss.
 
     Every mechanism gets the same model, rotary positions included. Without a normaliser the output of a decay grows
-    with what it remembers, so that all but softmax have a norm by head behind them, as their papers do.
+    with what it remembers, so that all without a norm of their own have one by head behind them, as their papers do.
     """
 
     def __init__(self, size: ModelSize, mechanism: str, impl: str = "auto", depth: int | None = None) -> None:
@@ -31,7 +32,7 @@ class TextModel(Host):
         options = BlockOptions(
             dim=size.width, num_heads=size.heads, num_kv_heads=size.kv_heads, mlp_dim=size.hidden, mechanism=name,
             mechanism_options=own, impl="auto" if name == SOFTMAX else impl,
-            attention_norm=None if name == SOFTMAX else "head_rms",
+            attention_norm=norm_behind([(name, own)]),
         )  # fmt: skip
         self.rotary_width = options.rotary_width
         self.embedding = nn.Embedding(size.vocabulary, size.width)

@@ -7,14 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from linattn.models.language.output_norm import norm_behind
 from linattn.support.options import OptionError, check_option
 from linattn.tasks.text import SequenceTask
 from linattn.train.text.pattern import layer_names, layer_options
 from linattn.train.text.sizes import SIZES
 
-# They divide by what they sum, or end in a norm; without one behind it the output of the others grows with what they
-# remember. A second norm behind that of zeros would bring a head that starts near 0, as its paper has it, to 1.
-NORMED_THEMSELVES = {"softmax", "window", "zeros_softmax", "zeros"}
 AUTOMATIC = "auto"
 
 
@@ -73,9 +71,7 @@ class HostOptions:
     def norm(self) -> str | None:
         if self.attention_norm != AUTOMATIC:
             return self.attention_norm
-        layers = zip(self.names, layer_options(self.names, self.options), strict=True)
-        alone = all(name in NORMED_THEMSELVES and own.get("head_norm", True) for name, own in layers)
-        return None if alone else "head_rms"
+        return norm_behind(zip(self.names, layer_options(self.names, self.options), strict=True))
 
 
 def create_host(host: HostOptions, task: SequenceTask, seed: int) -> Any:
