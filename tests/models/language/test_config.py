@@ -56,6 +56,7 @@ def test_parts_by_name():
         ({"hidden_size": 0}, ValueError, "hidden_size must be an integer >= 1, got 0"),
         ({"num_hidden_layers": 0}, ValueError, "num_hidden_layers must be an integer >= 1, got 0"),
         ({"rotary_base": -1.0}, ValueError, "rotary_base must be a number > 1, got -1.0"),
+        ({"max_position_embeddings": 0}, ValueError, "max_position_embeddings must be an integer >= 1, got 0"),
         ({"norm": "rmsnorm"}, ValueError, "norm must be one of 'layer', 'rms'"),
     ],
 )

@@ -30,6 +30,14 @@ def test_what_mechanisms_do_not_own_starts_the_same_beside_each():
     assert create_host(HOST, TASK, 3).model.layers[0].attn.gate is None, "only where it is asked for"
 
 
+def test_encoders_of_the_arena_learn_a_position_for_each_token_of_the_task():
+    task = text_task("listops", length=60, shortest=10, train_examples=8, test_examples=8)
+    model = create_host(HostOptions("lra", "elu"), task, 0)
+    assert (model.config.max_position_embeddings, model.config.rotary) == (60, 0.0)
+    assert abs(model.model.embed_positions.weight.std() - 0.02) < 0.002
+    assert create_host(HOST, TASK, 0).config.max_position_embeddings is None
+
+
 def test_layers_are_those_of_the_pattern():
     host = HostOptions("pico", "gated*2,softmax", depth=4, options=parse_options(["gated.gate=head"]))
     model = create_host(host, TASK, 0)

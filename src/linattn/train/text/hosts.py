@@ -94,6 +94,8 @@ def create_host(host: HostOptions, task: SequenceTask, seed: int) -> Any:
         "mechanism_options": layer_options(host.names, host.options), "attention_norm": host.norm,
         "attention_gate": host.attention_gate, "dropout": host.dropout,
     }  # fmt: skip
+    if options.pop("learned_positions", False):
+        options["max_position_embeddings"] = task.length
     if task.kind == "classification":
         options |= {"num_labels": task.classes, "pooling": task.pooling}
     kinds = {"causal": "CausalLM", "masked": "MaskedLM", "classification": "SequenceClassification"}

@@ -1,4 +1,7 @@
-"""Hosts of a language model by size: functions that return what ``LinearAttentionConfig`` takes."""
+"""Hosts of a language model by size: functions that return what ``LinearAttentionConfig`` takes.
+
+``learned_positions`` stands for as many ``max_position_embeddings`` as the sequences of the task have tokens.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,13 +21,19 @@ def mqar(width: int = 64) -> dict[str, Any]:
 
 
 def lra() -> dict[str, Any]:
-    """For the Long Range Arena, as the papers on linear attention size it in PyTorch: 2 layers of 64 channels."""
+    """For the Long Range Arena, as the papers on linear attention size it in PyTorch: 2 layers of 64 channels.
+
+    Positions are learned there, one vector each. Rotary ones say how far tokens are apart, and not which is the first:
+    nested lists begin with what decides most about their value.
+    """
     return {
         "hidden_size": 64,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "intermediate_size": 128,
         "mlp": "gelu",
+        "rotary": 0.0,
+        "learned_positions": True,
     }
 
 

@@ -33,6 +33,8 @@ class LinearAttentionConfig(PreTrainedConfig):
             also where the attention is bidirectional.
         rotary: share of a head's channels that rotary positions turn, 0 to 1, or a list with one for each layer.
         rotary_base: of the frequencies.
+        max_position_embeddings: positions that have a learned vector each, added to that of the token; no sequence may
+            be longer (None: no such vectors, and no end).
         causal: False for encoders.
         pooling: what a classifier reads: ``"last"``, the last token, or ``"mean"`` (None: last where causal).
         norm, mlp, qkv_bias, proj_bias, mlp_bias, qk_norm: as in ``linattn.models.language.options.BlockOptions``.
@@ -64,6 +66,7 @@ class LinearAttentionConfig(PreTrainedConfig):
     canon_kernel: int = 4
     rotary: float | list[float] = 1.0
     rotary_base: float = 10000.0
+    max_position_embeddings: int | None = None
     norm: str = "rms"
     mlp: str = "swiglu"
     qkv_bias: bool = False
@@ -98,7 +101,8 @@ class LinearAttentionConfig(PreTrainedConfig):
 
     def _check_numbers(self) -> None:
         """What a block would refuse under another name, and what no block sees."""
-        for name in ("vocab_size", "num_hidden_layers", *RENAMED):
+        positions = () if self.max_position_embeddings is None else ("max_position_embeddings",)
+        for name in ("vocab_size", "num_hidden_layers", *RENAMED, *positions):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be an integer >= 1, got {value!r}")

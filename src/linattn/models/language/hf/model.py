@@ -106,6 +106,8 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         options = [config.block_options(layer) for layer in range(config.num_hidden_layers)]
         self.rotary_widths = [own.rotary_width for own in options]
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        places = config.max_position_embeddings
+        self.embed_positions = None if places is None else nn.Embedding(places, config.hidden_size)
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(CachedBlock(own) for own in options)
         self.norm = create_norm(config.norm, config.hidden_size)
@@ -146,7 +148,10 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
             past_key_values = new_cache(len(self.layers))
         states = None if past_key_values is None else state_layers(past_key_values, len(self.layers))
         past = states[0].length if states else 0
-        tokens = self._tokens(x, attention_mask, position_ids, cu_seqlens, past)
+        tokens, positions = self._tokens(x, attention_mask, position_ids, cu_seqlens, past)
+        if self.embed_positions is not None:
+            self._check_positions(positions, past + x.shape[1])
+            x = x + self.embed_positions(positions)
         x = self.dropout(x)
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         hidden: tuple[Any, ...] | None = (x,) if wanted else None
@@ -168,7 +173,8 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
 
     def _tokens(
         self, x: Tensor, mask: Tensor | None, positions: Tensor | None, cu_seqlens: Tensor | None, past: int
-    ) -> Tokens:
+    ) -> tuple[Tokens, Tensor]:
+        """What blocks are told, and the positions ``(1 or B, T)``."""
         B, T, _ = x.shape
         if mask is not None:
             if not isinstance(mask, Tensor) or mask.ndim != 2 or tuple(mask.shape) != (B, past + T):
@@ -185,4 +191,18 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         recorded = x.is_cuda and torch.cuda.is_current_stream_capturing()
         if key_mask is not None and not (torch.compiler.is_compiling() or recorded) and bool(key_mask.all()):
             key_mask = None
-        return Tokens(key_mask, cu_seqlens, rotations(positions, self.rotary_widths, self.config.rotary_base, x))
+        turned = rotations(positions, self.rotary_widths, self.config.rotary_base, x)
+        return Tokens(key_mask, cu_seqlens, turned), positions
+
+    def _check_positions(self, positions: Tensor, tokens: int) -> None:
+        """Each must have a vector. ``tokens``: in a row, with what came before and with padding.
+
+        On a GPU, where a look at positions would wait for it, and in compiled code these are counted instead.
+        """
+        counted = positions.is_cuda or torch.compiler.is_compiling()
+        last = tokens if counted else int(positions.max()) + 1
+        if last > self.config.max_position_embeddings:
+            raise ValueError(
+                f"input_ids must not go beyond max_position_embeddings = {self.config.max_position_embeddings} tokens, "
+                f"what came before included, got {last}"
+            )

@@ -1,0 +1,73 @@
+"""Learned positions: a vector for each, wherever the tokens stand in a batch or in a text that comes in pieces."""
+
+import pytest
+import torch
+
+from models.language.small import TOLERANCE, build, draw, greedy, left_padded
+
+pytest.importorskip("transformers", reason="the extra hf is not installed")
+
+
+def placed(head="ForCausalLM", length=16, **changes):
+    return build(head, max_position_embeddings=length, rotary=0.0, **changes)
+
+
+def test_each_position_adds_its_vector():
+    model, ids = placed(), draw()
+    assert model.model.embed_positions.weight.shape == (16, 32)
+    vectors = model.model.embed_tokens(ids) + model.model.embed_positions.weight[: ids.shape[1]]
+    plain = build(rotary=0.0)
+    plain.load_state_dict({name: x for name, x in model.state_dict().items() if "embed_positions" not in name})
+    torch.testing.assert_close(model(ids).logits, plain(inputs_embeds=vectors).logits, **TOLERANCE)
+    assert plain.model.embed_positions is None
+
+
+@pytest.mark.parametrize("mechanism", ["elu", "softmax"])
+def test_an_encoder_tells_the_first_token_from_the_last(mechanism):
+    """Without positions of any kind it cannot: it sees a set."""
+    ids = draw()
+    kinds = {"mechanism": mechanism, "causal": False, "pooling": "mean", "num_labels": 3}
+    with_places = placed("ForSequenceClassification", **kinds)
+    without = build("ForSequenceClassification", rotary=0.0, **kinds)
+    assert (with_places(ids).logits - with_places(ids.flip(1)).logits).abs().max() > 1e-3
+    torch.testing.assert_close(without(ids).logits, without(ids.flip(1)).logits, **TOLERANCE)
+
+
+def test_padding_takes_no_position():
+    model = placed(length=11 + 4)
+    rows = [draw(1, length, seed=length)[0] for length in (3, 11)]
+    ids, mask = left_padded(rows, 11)
+    found = model.generate(ids, attention_mask=mask, max_new_tokens=4, do_sample=False, pad_token_id=0)
+    for row, answer in zip(rows, found, strict=True):
+        assert torch.equal(answer[11 - len(row) :], greedy(model, row[None], 4)[0])
+
+
+def test_packed_sequences_begin_anew():
+    model, ids = placed(), draw(1, 9)
+    packed = model(ids, cu_seqlens=torch.tensor([0, 4, 9])).logits
+    parts = [model(part).logits for part in ids.split([4, 5], dim=1)]
+    torch.testing.assert_close(packed, torch.cat(parts, dim=1), **TOLERANCE)
+
+
+def test_a_text_that_has_no_place_is_refused():
+    model, ids = placed(length=11), draw()
+    message = "must not go beyond max_position_embeddings = 11 tokens, what came before included, got 12"
+    with pytest.raises(ValueError, match=message):
+        model(torch.cat([ids, ids[:, :1]], dim=1))
+    past = model(ids, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match=message):
+        model(ids[:, :1], past_key_values=past)
+    padded, mask = left_padded([ids[0, :3], ids[1]], 11)
+    longer = [torch.cat([torch.zeros_like(part[:, :2]), part], dim=1) for part in (padded, mask)]
+    torch.testing.assert_close(  # 13 places in a row, of which 11 are tokens
+        model(longer[0], attention_mask=longer[1]).logits[:, -3:], model(padded, attention_mask=mask).logits[:, -3:],
+        **TOLERANCE,
+    )  # fmt: skip
+
+
+def test_they_are_saved_and_loaded(tmp_path):
+    model, ids = placed(), draw()
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path).double()
+    assert torch.equal(again.model.embed_positions.weight, model.model.embed_positions.weight)
+    torch.testing.assert_close(again(ids).logits, model(ids).logits, **TOLERANCE)
