@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from linattn import list_mechanisms
 from linattn.layers.canon import Canon
 from models.language.small import TOLERANCE, build, draw, options
 
@@ -28,6 +29,38 @@ def test_round_trip(tmp_path, tied):
     assert all(torch.equal(own[name], x) for name, x in loaded.state_dict().items())
     torch.testing.assert_close(loaded.eval()(draw()).logits, model(draw()).logits, **TOLERANCE)
     assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == tied
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "own"),
+    [
+        *((name, {}) for name in list_mechanisms(causal=True)),
+        ("lion", {"decay": "none"}),
+        ("lion", {"decay": "fixed", "decay_per": "channel"}),
+        ("lion", {"decay": "selective", "decay_per": "channel"}),
+        ("mlstm", {"input_gate": "sigmoid"}),
+        ("zeros", {"zero_order": "tanh"}),
+        ("zeros_softmax", {"gate": "sigmoid"}),
+    ],
+    ids=str,
+)
+def test_round_trip_of_every_mechanism(tmp_path, mechanism, own):
+    """Transformers makes a model without memory before it fills it: what a mechanism computes for its start fits that.
+
+    Nothing that is loaded is what a new mechanism starts from, buffers included.
+    """
+    model = build(mechanism=mechanism, mechanism_options=own)
+    with torch.no_grad():
+        for x in [*model.parameters(), *model.buffers()]:
+            x.add_(0.1)
+    model.save_pretrained(tmp_path)
+    loaded, report = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values())
+    others = dict([*loaded.named_parameters(), *loaded.named_buffers()])
+    for name, x in [*model.named_parameters(), *model.named_buffers()]:
+        assert torch.equal(others.pop(name), x), name
+    assert not others
+    torch.testing.assert_close(loaded.eval()(draw()).logits, model(draw()).logits, **TOLERANCE)
 
 
 @pytest.mark.parametrize("head", ["Model", "ForMaskedLM", "ForSequenceClassification"])

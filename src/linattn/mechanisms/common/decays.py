@@ -50,10 +50,11 @@ class ChannelDecay(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        heads, channels = self.log_rate.shape
-        steps = torch.linspace(math.log(SHORTEST_STEP), math.log(LONGEST_STEP), heads)
+        (heads, channels), device = self.log_rate.shape, self.log_rate.device
+        # Both on one device by name: transformers loads models on the meta device, but for linspace.
+        steps = torch.linspace(math.log(SHORTEST_STEP), math.log(LONGEST_STEP), heads, device=device)
         with torch.no_grad():
-            self.log_rate.copy_(steps[:, None] + torch.arange(1, channels + 1).log())
+            self.log_rate.copy_(steps[:, None] + torch.arange(1, channels + 1, device=device).log())
         if self.gate is not None:
             nn.init.normal_(self.gate.weight, std=0.1)
             nn.init.zeros_(self.gate.bias)
