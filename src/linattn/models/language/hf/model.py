@@ -163,7 +163,7 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
     def _wants_cache(self, use_cache: bool | None, past: Cache | None) -> bool:
         if past is not None and not self.config.causal:
             raise ValueError("past_key_values needs causal=True: an encoder sees the whole sequence")
-        if self.training and self.is_gradient_checkpointing:
+        if self.training and any(block.gradient_checkpointing for block in self.layers):
             if past is not None:
                 raise ValueError("past_key_values and gradient checkpointing exclude one another in training")
             return False  # blocks run twice, and would write their state twice
