@@ -110,3 +110,12 @@ def test_what_cannot_serve_is_named():
 def test_bad_calls_are_named(options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         build()(draw(), **options)
+
+
+def test_packed_sequences_leave_no_cache():
+    """Each has a length of its own, and the next token of each its own position: one length is wrong for all."""
+    model, row, bounds = build(mechanism="softmax"), draw(1), torch.tensor([0, 4, 11])
+    assert model(row, cu_seqlens=bounds).past_key_values is None
+    for options in ({"use_cache": True}, {"past_key_values": prefilled(model, row)}):
+        with pytest.raises(ValueError, match="cu_seqlens packs sequences of several lengths"):
+            model(row, cu_seqlens=bounds, **options)

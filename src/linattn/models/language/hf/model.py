@@ -134,7 +134,7 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
             attention_mask: ``(B, past + T)``, 1 = real token. Padding may stand on the left or on the right.
             position_ids: ``(B, T)`` (None: real tokens are counted).
             past_key_values: a cache that earlier tokens left; it is changed.
-            use_cache: return a cache (None: what the config says, in training no).
+            use_cache: return a cache (None: what the config says; no in training and for packed sequences).
             cu_seqlens: ``(N+1,)`` offsets of sequences packed into one row.
             output_hidden_states: also those before the first and after each block.
         """
@@ -143,7 +143,7 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         if output_attentions:
             raise ValueError("output_attentions=True is not possible: a linear attention never has its weights")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        use_cache = self._wants_cache(use_cache, past_key_values)
+        use_cache = self._wants_cache(use_cache, past_key_values, cu_seqlens)
         if use_cache and past_key_values is None:
             past_key_values = new_cache(len(self.layers))
         states = None if past_key_values is None else state_layers(past_key_values, len(self.layers))
@@ -160,13 +160,20 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
             hidden = None if hidden is None else (*hidden, x)
         return self._answer(BaseModelOutputWithPast(self.norm(x), past_key_values, hidden), return_dict)
 
-    def _wants_cache(self, use_cache: bool | None, past: Cache | None) -> bool:
+    def _wants_cache(self, use_cache: bool | None, past: Cache | None, cu_seqlens: Tensor | None) -> bool:
         if past is not None and not self.config.causal:
             raise ValueError("past_key_values needs causal=True: an encoder sees the whole sequence")
         if self.training and any(block.gradient_checkpointing for block in self.layers):
             if past is not None:
                 raise ValueError("past_key_values and gradient checkpointing exclude one another in training")
             return False  # blocks run twice, and would write their state twice
+        if cu_seqlens is not None:
+            if use_cache or past is not None:
+                raise ValueError(
+                    "cu_seqlens packs sequences of several lengths, and a cache has one: leave use_cache and "
+                    "past_key_values out"
+                )
+            return False
         if use_cache is None:
             return bool(self.config.use_cache) and not self.training
         return use_cache and self.config.causal
