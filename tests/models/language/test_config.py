@@ -58,6 +58,12 @@ def test_parts_by_name():
         ({"rotary_base": -1.0}, ValueError, "rotary_base must be a number > 1, got -1.0"),
         ({"max_position_embeddings": 0}, ValueError, "max_position_embeddings must be an integer >= 1, got 0"),
         ({"norm": "rmsnorm"}, ValueError, "norm must be one of 'layer', 'rms'"),
+        ({"causal": "no"}, TypeError, "causal must be True or False, got 'no'"),
+        ({"qkv_bias": 1}, TypeError, "qkv_bias must be True or False, got 1"),
+        ({"tie_word_embeddings": "no"}, TypeError, "tie_word_embeddings must be True or False, got 'no'"),
+        ({"mechanism_options": [{}, None]}, TypeError, "mechanism_options must be a dict of options, got None"),
+        ({"mechanism_options": "decay"}, TypeError, "mechanism_options must be a dict of options, got 'decay'"),
+        ({"pad_token_id": 40}, ValueError, "pad_token_id must be None or below vocab_size = 40, got 40"),
     ],
 )
 def test_bad_options_are_named(changes, error, message):

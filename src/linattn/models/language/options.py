@@ -76,6 +76,9 @@ class BlockOptions:
         if self.dim % self.num_heads:
             raise ValueError(f"num_heads must divide dim, got dim = {self.dim} and num_heads = {self.num_heads}")
         check_groups(self.num_heads, self.num_kv_heads)
+        for name in ("causal", "qkv_bias", "proj_bias", "mlp_bias"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         for name in ("rotary", "dropout"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
@@ -89,6 +92,8 @@ class BlockOptions:
                               ("attention_norm", (None, *OUTPUT_NORMS)),
                               ("attention_gate", (None, *ACTIVATIONS))):  # fmt: skip
             check_choice(name, getattr(self, name), allowed)
+        if not isinstance(self.mechanism_options, Mapping):
+            raise TypeError(f"mechanism_options must be a dict of options, got {self.mechanism_options!r}")
         for name in self.mechanism_options:
             if name in LAYER_SETS:
                 raise TypeError(f"mechanism_options must not hold {name!r}: the model sets it")

@@ -110,6 +110,12 @@ class LinearAttentionConfig(PreTrainedConfig):
             own, whole = getattr(self, name), getattr(self, divided)
             if whole % own:
                 raise ValueError(f"{name} must divide {divided} = {whole}, got {own}")
+        pad = self.pad_token_id
+        if pad is not None and not -self.vocab_size <= pad < self.vocab_size:
+            raise ValueError(f"pad_token_id must be None or below vocab_size = {self.vocab_size}, got {pad}")
+        for name in ("tie_word_embeddings", "use_cache"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         for name, least in (("rotary_base", 1), ("initializer_range", 0)):
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not value > least:
