@@ -105,11 +105,14 @@ def test_what_cannot_serve_is_named():
         ({"output_attentions": True}, "output_attentions=True is not possible"),
         ({"inputs_embeds": torch.ones(2, 11, 32)}, "input_ids or inputs_embeds, one of them"),
         ({"token_type_ids": torch.ones(2, 11)}, "takes no 'token_type_ids'"),
+        ({"position_ids": torch.arange(5)[None]}, r"\(batch or 1, tokens\) = \(2, 11\), got \(1, 5\)"),
+        ({"input_ids": torch.arange(11)}, r"input_ids must be \(batch, tokens\), got \(11,\)"),
+        ({"input_ids": None, "inputs_embeds": torch.ones(2, 11, 31)}, r"\(batch, tokens, 32\), got \(2, 11, 31\)"),
     ],
 )
 def test_bad_calls_are_named(options, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        build()(draw(), **options)
+        build()(**{"input_ids": draw()} | options)
 
 
 def test_packed_sequences_leave_no_cache():

@@ -138,11 +138,9 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
             cu_seqlens: ``(N+1,)`` offsets of sequences packed into one row.
             output_hidden_states: also those before the first and after each block.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give input_ids or inputs_embeds, one of them")
         if output_attentions:
             raise ValueError("output_attentions=True is not possible: a linear attention never has its weights")
-        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        x = self._embed(input_ids, inputs_embeds)
         use_cache = self._wants_cache(use_cache, past_key_values, cu_seqlens)
         if use_cache and past_key_values is None:
             past_key_values = new_cache(len(self.layers))
@@ -159,6 +157,20 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
             x = block(x, tokens, past=states[index] if states else None)
             hidden = None if hidden is None else (*hidden, x)
         return self._answer(BaseModelOutputWithPast(self.norm(x), past_key_values, hidden), return_dict)
+
+    def _embed(self, ids: Tensor | None, embeds: Tensor | None) -> Tensor:
+        if (ids is None) == (embeds is None):
+            raise ValueError("give input_ids or inputs_embeds, one of them")
+        if embeds is not None:
+            width = self.config.hidden_size
+            if embeds.ndim != 3 or embeds.shape[-1] != width:
+                raise ValueError(f"inputs_embeds must be (batch, tokens, {width}), got {tuple(embeds.shape)}")
+            return embeds
+        assert ids is not None
+        if ids.ndim != 2:
+            raise ValueError(f"input_ids must be (batch, tokens), got {tuple(ids.shape)}")
+        found: Tensor = self.embed_tokens(ids)
+        return found
 
     def _wants_cache(self, use_cache: bool | None, past: Cache | None, cu_seqlens: Tensor | None) -> bool:
         if past is not None and not self.config.causal:
@@ -191,6 +203,8 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
                 )
             if cu_seqlens is not None:
                 raise ValueError("cu_seqlens packs sequences without padding: leave attention_mask out")
+        if positions is not None and tuple(positions.shape) not in ((B, T), (1, T)):
+            raise ValueError(f"position_ids must be (batch or 1, tokens) = ({B}, {T}), got {tuple(positions.shape)}")
         if positions is None:
             positions = positions_of(mask, cu_seqlens, T, past, x.device)
         key_mask = None if mask is None else mask[:, past:].bool()
