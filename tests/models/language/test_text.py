@@ -53,12 +53,14 @@ def test_draws_follow_the_seed(folder):
 
 
 def test_a_tokenizer_beside_the_model_is_taken(folder, tmp_path):
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    """Without what it puts around a text, such as the end of it: in training there was nothing of the kind."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
     words = {"<pad>": 0, "zero": 1, "one": 2} | {f"w{i}": i for i in range(3, 256)}
     core = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
+    core.post_processor = processors.TemplateProcessing(single="$A w9", special_tokens=[("w9", 9)])
     PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>").save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     model.save_pretrained(tmp_path)

@@ -84,8 +84,14 @@ def load_text_model(folder: Path, device: str, precision: str) -> TextModel:
     model.to(device).eval()
     if any((folder / name).exists() for name in TOKENIZER_FILES):
         tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+
+        def encode(text: str) -> list[int]:
+            # As `linattn train` reads texts: a token that ends a text would stand between the prompt and what follows.
+            found: list[int] = tokenizer.encode(text, add_special_tokens=False)
+            return found
+
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
-        return TextModel(model, tokenizer.encode, lambda ids: tokenizer.decode(ids, skip_special_tokens=True), pad)
+        return TextModel(model, encode, lambda ids: tokenizer.decode(ids, skip_special_tokens=True), pad)
     size = model.config.vocab_size
     if size < 256:
         raise OptionError("checkpoint", f"has no tokenizer, and {size} tokens are too few for bytes: {folder}")
