@@ -93,6 +93,16 @@ def test_a_bad_option_is_named_without_a_traceback(arguments, parts, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize("command", ["lm", "mlm"])
+def test_help_and_error_agree_on_what_a_tokenizer_is(command, text, tmp_path):
+    told = call("train", command, "--help").output
+    assert "Folder of a tokenizer" in told
+    assert "name of a tokenizer" not in told
+    result = call("train", command, "--data", text, "--tokenizer", "gpt2", *TINY, "--output", tmp_path / "x")
+    assert result.exit_code == 2
+    assert "--tokenizer: must be a folder with a tokenizer" in " ".join(result.output.replace("│", " ").split())
+
+
 def test_a_missing_extra_is_told_before_any_work(tmp_path, monkeypatch):
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     for command in (["train", "task", "mqar"], ["compare", "--task", "mqar"]):

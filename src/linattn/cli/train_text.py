@@ -22,7 +22,7 @@ def lm(
     *,
     data: Annotated[Path, DATA],
     length: Annotated[int | None, typer.Option(help="Tokens of a training window.")] = None,
-    tokenizer: Annotated[str, typer.Option(help="Folder or name of a tokenizer.  [default: bytes]")] = "",
+    tokenizer: Annotated[str, typer.Option(help="Folder of a tokenizer of transformers.  [default: bytes]")] = "",
     changed: Annotated[list[str], SET] = [],  # noqa: B006, typer copies it
     shared: TextOptions,
 ) -> None:
@@ -39,7 +39,7 @@ def mlm(
     *,
     data: Annotated[Path, DATA],
     length: Annotated[int | None, typer.Option(help="Tokens of a training window.")] = None,
-    tokenizer: Annotated[str, typer.Option(help="Folder or name of a tokenizer.  [default: bytes]")] = "",
+    tokenizer: Annotated[str, typer.Option(help="Folder of a tokenizer of transformers.  [default: bytes]")] = "",
     changed: Annotated[list[str], SET] = [],  # noqa: B006
     shared: TextOptions,
 ) -> None:
