@@ -146,6 +146,14 @@ def test_wrong_sources_and_lengths_are_named(file, tmp_path):
             text_task("text", **settings)
 
 
+def test_an_archive_is_not_read_as_text(tmp_path):
+    """As enwik8 is offered: its packed bytes would be learnt without a word."""
+    path = tmp_path / "enwik8.zip"
+    path.write_bytes(CONTENT)
+    with pytest.raises(OptionError, match=r"data: .*enwik8.zip is an archive.*: unpack it"):
+        text_task("text", data=str(path), length=50)
+
+
 def test_hidden_tokens_are_15_percent_split_80_10_10(file):
     task = text_task("masked-text", data=file, length=100)
     assert task.vocabulary == 258

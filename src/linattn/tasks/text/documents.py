@@ -11,6 +11,7 @@ from torch import Tensor
 
 from linattn.support.options import OptionError
 
+ARCHIVES = (".zip", ".bz2", ".xz", ".zst", ".7z", ".tar", ".tgz")
 SOURCES = "a text file, the same packed as .gz, a folder of .txt files, or a .jsonl file whose lines have a text"
 
 
@@ -22,6 +23,8 @@ def read_documents(source: str) -> list[Tensor]:
         found = [_mapped(file) for file in files if file.stat().st_size]
     elif path.is_file() and path.name.endswith((".jsonl", ".jsonl.gz")):
         found = [as_bytes(text) for row in read_jsonl(path) if (text := row_text(path, row))]
+    elif path.is_file() and path.suffix.lower() in ARCHIVES:
+        raise OptionError("data", f"{source} is an archive, whose own bytes are no text: unpack it, or pack it as .gz")
     elif path.is_file():
         found = [as_bytes(gzip.decompress(path.read_bytes()))] if path.suffix == ".gz" else [_mapped(path)]
     else:
