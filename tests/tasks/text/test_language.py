@@ -228,6 +228,12 @@ def test_a_tokenizer_makes_other_tokens_of_the_same_text(tmp_path):
     for name, lines in part.items():
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     glue = text_task("glue", data=str(tmp_path), tokenizer=settings["tokenizer"], length=8)
+    assert glue.vocabulary == 42
+    fast.mask_token = None
+    fast.save_pretrained(tmp_path / "maskless")
+    plain = {"tokenizer": str(tmp_path / "maskless"), "length": 8}
+    masked = text_task("masked-text", data=settings["data"], **plain)  # it hides behind an id of its own
+    assert masked.vocabulary == text_task("glue", data=str(tmp_path), **plain).vocabulary == 44
     batch = next(glue.test_batches(6))
     assert batch.inputs[:, :3].tolist() == [[3, 4, 2 + n] for n in range(6)]
     assert batch.key_mask.sum(1).tolist() == [3] * 6

@@ -82,11 +82,23 @@ def test_glue_pairs_share_the_room(tmp_path):
     rows = [{"sentence1": a, "sentence2": b, "label": label} for (a, b), label in zip(cases, "xyxy", strict=True)]
     task = text_task("glue", data=write(tmp_path, train=rows, dev=rows), length=10)
     batch = next(task.test_batches(4))
-    found = ["".join("|" if t == 257 else chr(t - 1) for t in row if t) for row in batch.inputs.tolist()]
+    found = ["".join("|" if t == 256 else chr(t) for t in row if t) for row in batch.inputs.tolist()]
     assert found == ["ab|cd", "aaaaaaaa|b", "a|bbbbbbbb", "aaaaa|bbbb"]
     assert (task.label_names, task.classes, batch.targets.tolist()) == (("x", "y"), 2, [0, 1, 0, 1])
     named = text_task("glue", data=str(tmp_path), length=10, labels=("y", "x"))
     assert next(named.test_batches(4)).targets.tolist() == [1, 0, 1, 0]
+
+
+def test_glue_has_the_ids_of_masked_text(tmp_path):
+    """A model that learnt from hidden bytes starts from what it knows of each: not of the byte beside it."""
+    rows = [{"sentence": "a fox", "label": n % 2} for n in range(4)]
+    task = text_task("glue", data=write(tmp_path, train=rows, validation=rows), length=8)
+    (tmp_path / "a.txt").write_text("a fox, " * 100)
+    plain = text_task("masked-text", data=str(tmp_path / "a.txt"), length=5)
+    tokens = plain.corpus.parts["train"].tokens[:5].tolist()
+    batch = task.train_batch(1, 0, 0)
+    assert batch.inputs[0][batch.key_mask[0]].tolist() == tokens
+    assert task.vocabulary == plain.vocabulary
 
 
 def test_glue_f1_and_matthews_against_their_definitions(tmp_path):

@@ -12,7 +12,7 @@ from torch import Tensor
 from linattn.tasks.text.batch import Sequences
 from linattn.tasks.text.checks import at_least
 from linattn.tasks.text.documents import as_bytes, read_jsonl
-from linattn.tasks.text.encoders import Pretrained
+from linattn.tasks.text.encoders import Bytes, Pretrained
 from linattn.tasks.text.examples import Examples
 from linattn.tasks.text.labelled import LabelledTask, find_jsonl
 from linattn.tasks.text.once import once
@@ -21,7 +21,6 @@ PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question", "se
 SINGLES = ("sentence", "text")
 # GLUE's own test files have no labels: results are those of the development set.
 TEST_FILES = ("validation", "validation_matched", "dev", "dev_matched", "valid", "test")
-BREAK = 257  # between two sentences of bytes; 0 is padding and byte b is b + 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +34,8 @@ class Glue(LabelledTask):
 
     Args:
         length: tokens; of a pair that is longer the longer sentence loses its end first.
-        tokenizer: a folder with a tokenizer of transformers, which joins pairs its own way; None: bytes.
+        tokenizer: a folder with a tokenizer of transformers, which joins pairs its own way; None: bytes, with the end
+            of a document between sentences. Ids are those of ``masked-text``, whose models are what one starts from.
         labels: names in the order of the classes; None: those of the training file, sorted.
     """
 
@@ -50,17 +50,15 @@ class Glue(LabelledTask):
         at_least("length", self.length, 4)
         for names in (("train",), TEST_FILES):
             find_jsonl(self.data, names)
-        if self.tokenizer is not None:
-            _ = self._pretrained
+        _ = self.vocabulary  # a tokenizer that cannot be read is told now
 
     @once
-    def _pretrained(self) -> Any:
-        assert self.tokenizer is not None
-        return Pretrained(self.tokenizer).tokenizer
+    def _encoder(self) -> Bytes | Pretrained:
+        return Bytes() if self.tokenizer is None else Pretrained(self.tokenizer)
 
     @property
     def vocabulary(self) -> int:
-        return BREAK + 1 if self.tokenizer is None else len(self._pretrained)
+        return max(self._encoder.size, self._encoder.mask + 1)
 
     @once
     def label_names(self) -> tuple[str, ...]:
@@ -102,15 +100,16 @@ class Glue(LabelledTask):
         return numbers[label]
 
     def _encode(self, first: str, second: str | None) -> Tensor:
-        if self.tokenizer is not None:
-            ids = self._pretrained(first, second, truncation="longest_first", max_length=self.length)["input_ids"]
+        if isinstance(self._encoder, Pretrained):
+            tokenizer = self._encoder.tokenizer
+            ids = tokenizer(first, second, truncation="longest_first", max_length=self.length)["input_ids"]
             return torch.tensor(ids, dtype=torch.int32)
-        a = as_bytes(first).int() + 1
+        a = as_bytes(first).int()
         if second is None:
             return a[: self.length]
-        b, room = as_bytes(second).int() + 1, self.length - 1
+        b, room = as_bytes(second).int(), self.length - 1
         kept = max(room - len(b), min(len(a), room - room // 2))
-        return torch.cat([a[:kept], torch.tensor([BREAK], dtype=torch.int32), b[: room - min(kept, len(a))]])
+        return torch.cat([a[:kept], torch.tensor([Bytes.end], dtype=torch.int32), b[: room - min(kept, len(a))]])
 
     @torch.no_grad()
     def score(self, logits: Tensor, batch: Sequences) -> dict[str, Tensor]:
