@@ -93,6 +93,26 @@ def test_a_bad_option_is_named_without_a_traceback(arguments, parts, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize(
+    ("task", "lines", "message"),
+    [
+        (["lra-text"], ['{"text": "a", "label": 7}'], 'needs a "label", a whole number in 0..1, got 7'),
+        (["glue"], ['{"words": "a", "label": 0}'], "a line needs sentence or text"),
+        (["glue"], ["words"], "train.jsonl:1 is no JSON"),
+        (["listops", "--set", "depth=2"], [], "change these settings"),
+    ],
+)
+def test_data_that_make_no_sense_are_told_in_a_sentence(task, lines, message, tmp_path):
+    """They are read when the first batch is asked for, long after the options were."""
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    data = ["--data", tmp_path] if lines else []
+    result = call("train", "task", *task, *data, *TINY, "--output", tmp_path / "x")
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.replace("│", " ").split())
+    assert "Traceback" not in result.output
+
+
 @pytest.mark.parametrize("command", ["lm", "mlm"])
 def test_help_and_error_agree_on_what_a_tokenizer_is(command, text, tmp_path):
     told = call("train", command, "--help").output

@@ -21,8 +21,12 @@ def labelled(folder: Path) -> Labelled:
         path = folder / name
         if not path.is_file():
             raise OptionError("probe", f"must be a folder with train.jsonl and test.jsonl, got {folder}")
-        rows = list(read_jsonl(path))
+        try:
+            rows = list(read_jsonl(path))
+            texts = [row_text(path, row) for row in rows]
+        except OptionError as error:
+            raise OptionError("probe", error.message) from error
         if not all(isinstance(row.get("label"), int) for row in rows):
             raise OptionError("probe", f"each line of {path} must have a text and a label, an integer")
-        parts += [[row_text(path, row) for row in rows], [row["label"] for row in rows]]
+        parts += [texts, [row["label"] for row in rows]]
     return Labelled(*parts)

@@ -60,13 +60,13 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
-                raise ValueError(f"{path}:{number} is no JSON: {error}") from error
+                raise OptionError("data", f"{path}:{number} is no JSON: {error}") from error
             if not isinstance(row, dict):
-                raise ValueError(f"{path}:{number} must be an object like {{...}}, got {line.strip()[:40]}")
+                raise OptionError("data", f"{path}:{number} must be an object like {{...}}, got {line.strip()[:40]}")
             yield row
 
 
 def row_text(path: Path, row: dict[str, Any]) -> str:
     if not isinstance(row.get("text"), str):
-        raise ValueError(f'{path}: every line needs a "text", got {", ".join(row) or "an empty object"}')
+        raise OptionError("data", f'{path}: every line needs a "text", got {", ".join(row) or "an empty object"}')
     return str(row["text"])

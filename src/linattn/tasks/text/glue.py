@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linattn.support.options import OptionError
 from linattn.tasks.text.batch import Sequences
 from linattn.tasks.text.checks import at_least
 from linattn.tasks.text.documents import as_bytes, read_jsonl
@@ -72,7 +73,9 @@ class Glue(LabelledTask):
             return tuple(str(n) for n in range(max(numbers) + 1))
         if not names or any(not isinstance(label, str) for label in found):
             wrong = next((label for label in found if not isinstance(label, int | str)), found[:1])
-            raise ValueError(f"{path}: labels must be all whole numbers or all names of classes, got {wrong!r}")
+            raise OptionError(
+                "data", f"{path}: labels must be all whole numbers or all names of classes, got {wrong!r}"
+            )
         return tuple(sorted(names))
 
     @property
@@ -88,7 +91,7 @@ class Glue(LabelledTask):
             encoded.append(self._encode(*_sentences(path, row)))
             labels.append(label)
         if not encoded:
-            raise ValueError(f"{path} has no examples")
+            raise OptionError("data", f"{path} has no examples")
         return Examples.of(encoded, labels, self.length)
 
     def _label(self, path: Path, row: Mapping[str, Any], numbers: Mapping[str, int]) -> int:
@@ -96,7 +99,7 @@ class Glue(LabelledTask):
         if isinstance(label, int) and 0 <= label < len(numbers):
             return label
         if not isinstance(label, str) or label not in numbers:
-            raise ValueError(f"{path}: label must be one of {', '.join(numbers)} or its number, got {label!r}")
+            raise OptionError("data", f"{path}: label must be one of {', '.join(numbers)} or its number, got {label!r}")
         return numbers[label]
 
     def _encode(self, first: str, second: str | None) -> Tensor:
@@ -139,4 +142,4 @@ def _sentences(path: Path, row: Mapping[str, Any]) -> tuple[str, str | None]:
         if isinstance(row.get(name), str):
             return row[name], None
     pairs = "; ".join(" and ".join(pair) for pair in PAIRS)
-    raise ValueError(f"{path}: a line needs {' or '.join(SINGLES)}, or {pairs}; got {', '.join(row)}")
+    raise OptionError("data", f"{path}: a line needs {' or '.join(SINGLES)}, or {pairs}; got {', '.join(row)}")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from linattn.support.options import OptionError
 from linattn.tasks.text.batch import Sequences
 from linattn.tasks.text.checks import at_least, between, ordered, require
 from linattn.tasks.text.generated import GeneratedTask
@@ -70,9 +71,10 @@ class ListOps(GeneratedTask):
             answers.append(answer)
             found, attempts = found + len(answer), attempts + 1
             if attempts >= 200 and not found:
-                raise ValueError(
+                raise OptionError(
+                    "shortest",
                     f"no expression of {self.shortest} to {self.length} tokens in {1024 * attempts} with depth "
-                    f"{self.depth}, arguments {self.arguments} and branching {self.branching}: change these settings"
+                    f"{self.depth}, arguments {self.arguments} and branching {self.branching}: change these settings",
                 )
         tokens = torch.cat(inputs)[:count]
         return Sequences(tokens, torch.cat(answers)[:count], tokens != PAD)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from linattn.support.options import OptionError
 from linattn.tasks.text.batch import Sequences
 from linattn.tasks.text.checks import at_least, require
 from linattn.tasks.text.generated import GeneratedTask
@@ -74,9 +75,10 @@ class Pathfinder(GeneratedTask):
             failed = 0 if len(label) else failed + 1
         if found >= count:
             return Sequences(torch.cat(pictures)[:count].flatten(1), torch.cat(labels)[:count])
-        raise ValueError(
+        raise OptionError(
+            "contour",
             f"two curves of {self.contour} dashes of {self.dash} found no room in {self.size} x {self.size} pixels: "
-            "lower contour, dash, gap, separation or seed_distance, or raise size"
+            "lower contour, dash, gap, separation or seed_distance, or raise size",
         )
 
     def _attempt(self, generator: torch.Generator, count: int) -> tuple[Tensor, Tensor]:
