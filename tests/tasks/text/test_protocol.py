@@ -1,5 +1,6 @@
 """What holds for every task: batches are functions of their number, tests are fixed, sums add up, errors name."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
@@ -162,13 +163,20 @@ WRONG = {
     "separation": ("pathfinder", {"separation": 1.0}, "above gap = 1.5"),
     "test_examples": ("listops", {"test_examples": 0}, "at least 1"),
     "digits": ("passkey", {"digits": 0}, "at least 1"),
+    "power": ("mqar", {"power": "small"}, "power: must be a number, got 'small'"),
+    "random_filler": ("mqar", {"random_filler": "no"}, "random_filler: must be True or False, got 'no'"),
+    "train_examples": ("mqar", {"train_examples": 1e5}, "must be a whole number or None, got 100000.0"),
+    "nodes": ("regbench", {"nodes": 4}, "must be (a whole number, a whole number), got 4"),
+    "arguments": ("listops", {"arguments": (2, 3, 4)}, "must be (a whole number, a whole number), got (2, 3, 4)"),
+    "test": ("mqar-mix", {"test": ((64, 4),)}, "must be a list of (a whole number, a whole number, a whole number)"),
+    "evaluate": ("text", {"data": "x", "evaluate": 1}, "evaluate: must be text, got 1"),
 }
 
 
 @pytest.mark.parametrize("option", WRONG)
 def test_wrong_settings_are_named(option):
     name, settings, message = WRONG[option]
-    with pytest.raises(OptionError, match=message.replace("(", r"\(")) as error:
+    with pytest.raises(OptionError, match=re.escape(message)) as error:
         text_task(name, **settings)
     assert error.value.option == option
 

@@ -5,6 +5,7 @@ from importlib import import_module
 from typing import Any
 
 from linattn.support.options import OptionError, check_option
+from linattn.tasks.text.setting_kinds import check_kinds
 from linattn.tasks.text.task import SequenceTask
 
 # Name -> module below linattn.tasks.text, or with a dot below linattn.tasks, and class; a module is imported when its
@@ -72,4 +73,5 @@ def text_task(name: str, **settings: Any) -> SequenceTask:
     for setting, what in cls.needs.items():
         if setting not in settings:
             raise OptionError(setting, f"{name} needs {what}")
+    check_kinds(cls, settings)
     return cls(**settings)
