@@ -127,6 +127,9 @@ def test_wrong_files_are_named(tmp_path):
         text_task("lra-text", data=str(tmp_path)).train_batch(1, 0, 0)
     with pytest.raises(OptionError, match=r"data: must be an .npz file"):
         text_task("lra-image", data=str(tmp_path))
+    (tmp_path / "damaged.npz").write_bytes(b"PK")
+    with pytest.raises(OptionError, match=r"data: .*damaged.npz is no archive, or a damaged one"):
+        _ = text_task("lra-image", data=str(tmp_path / "damaged.npz")).length
     write(tmp_path, train=[{"sentence": "a", "label": 2.5}])
     with pytest.raises(ValueError, match=r"all whole numbers or all names of classes, got 2.5"):
         _ = text_task("glue", data=str(tmp_path)).classes

@@ -36,7 +36,10 @@ class LraImage(LabelledTask):
 
     @once
     def images(self) -> ImageData:
-        return load_npz(Path(self.data).expanduser())
+        try:
+            return load_npz(Path(self.data).expanduser())
+        except (TypeError, ValueError) as error:
+            raise OptionError("data", str(error)) from error
 
     @property
     def length(self) -> int:  # type: ignore[override]
