@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.linearize.causal import build, converted, logits, padded
 from torch.testing import assert_close
+from transformers import ViTConfig, ViTForImageClassification
 
 from linattn.linearize.files import load_linearized, save_linearized
 
@@ -76,6 +77,27 @@ def test_a_bf16_model_comes_back_with_cores_in_fp32(tmp_path):
     loaded = load_linearized(tmp_path)
     assert loaded.dtype == torch.bfloat16
     same(loaded, model)
+
+
+def test_a_family_whose_files_have_other_names_than_its_modules_comes_back(tmp_path):
+    """transformers writes a ViT's `layers.0.attention.q_proj` as `encoder.layer.0.attention.attention.query`."""
+    from linattn.linearize.convert import convert, plan_model
+
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 16}
+    torch.manual_seed(0)
+    model = ViTForImageClassification(ViTConfig(image_size=8, patch_size=4, num_labels=3, **sizes)).eval()
+    convert(model, plan_model(model, "hedgehog"))
+    for layer, parameter in enumerate(p for name, p in model.named_parameters() if ".core." in name):
+        parameter.data += layer  # no two are alike
+    pictures = torch.randn(2, 3, 8, 8)
+    save_linearized(model, tmp_path)
+    loaded = load_linearized(tmp_path)
+    assert loaded.state_dict().keys() == model.state_dict().keys()
+    with torch.no_grad():
+        assert_close(loaded(pictures).logits, model(pictures).logits, rtol=0, atol=0)
+    model.save_pretrained(tmp_path, save_original_format=False)
+    with torch.no_grad():
+        assert_close(load_linearized(tmp_path)(pictures).logits, model(pictures).logits, rtol=0, atol=0)
 
 
 def test_weights_that_do_not_fit_are_refused(copied):

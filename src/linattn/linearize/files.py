@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from linattn.support.extras import need
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 PLAN = "linearize"  # where a config has the plan
+CORE = ".core."  # in the names of what is new
 
 
 def save_linearized(model: Any, folder: str | Path) -> None:
@@ -70,8 +72,9 @@ def load_linearized(folder: str | Path, **kwargs: Any) -> Any:
         return _load_timm(config, plan, tensors, kwargs)
     model, unexpected = _load_transformers(folder, config, kwargs)
     convert(model, plan)
-    cores = {name for name in model.state_dict() if ".core." in name}
-    _check_names(cores, {name for name in tensors if ".core." in name}, folder)
+    cores = {name for name in model.state_dict() if CORE in name}
+    tensors = _in_words_of_model({name: x for name, x in tensors.items() if CORE in name}, cores)
+    _check_names(cores, set(tensors), folder)
     left = unexpected - cores
     if left:
         raise ValueError(f"{folder} holds weights that the model has no place for: {', '.join(sorted(left))}")
@@ -106,6 +109,18 @@ def _only_errors() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(before)
+
+
+def _in_words_of_model(tensors: dict[str, Tensor], names: set[str]) -> dict[str, Tensor]:
+    """By the ``names`` of the model: of some families, ViT for one, transformers writes modules under older names."""
+    own = {_place(name): name for name in names}
+    return {own.get(_place(name), name): x for name, x in tensors.items()}
+
+
+def _place(name: str) -> tuple[str, str]:
+    """The numbers on the way to a core, which no renaming changes, and the name inside of it."""
+    way, _, inside = name.partition(CORE)
+    return " ".join(re.findall(r"\d+", way)), inside
 
 
 def _load_cores(model: nn.Module, tensors: dict[str, Tensor]) -> None:
