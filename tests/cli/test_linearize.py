@@ -88,8 +88,9 @@ def test_a_model_is_converted_reported_written_with_and_not_done_twice(folder, t
         (["--recall-share", "0.5", "--length", "32"], "--recall-share"),
         (["--finetune-recall-share", "-1"], "--finetune-recall-share"),
         (["--lengths", "1"], "--lengths"),
+        (["--needle-lengths", "64"], "--needle-lengths"),
         (["--needle-haystacks", "noise,hay"], "must be one of noise, text, got 'hay'"),
-        (["--needle-haystacks", "text", "--needle-lengths", "128,9000"], "--needle-haystacks"),
+        (["--needle-haystacks", "text", "--needle-lengths", "256,9000"], "--needle-haystacks"),
         (["--device", "tpu"], "--device"),
         (["--probe", "."], "--probe"),
     ],
@@ -126,6 +127,19 @@ def test_needles_are_hidden_in_what_was_asked_for(folder, text, tmp_path, monkey
         assert result.exit_code == 0, result.output
     found = [job.evaluation_options(job.check()).needle_haystacks for job in jobs]
     assert found == [("noise",), ("text", "noise")]
+
+
+def test_lengths_that_nobody_asked_for_are_left_out_where_a_needle_is_longer(folder, text, tmp_path, monkeypatch):
+    """Its default lengths are 64 and 128 tokens, and a needle has more bytes than that."""
+    from linattn.linearize.jobs import linearize_run
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(linearize_run, "linearize", stop)
+    result = call("linearize", folder, "--text", text, "--out", tmp_path / "out", "--device", "cpu")
+    assert result.exit_code == 130, result.output  # all was checked
+    assert "no needles in 64 tokens" in result.output
 
 
 def test_text_is_needed_to_measure_on(folder, tmp_path):

@@ -162,6 +162,9 @@ def test_text_that_is_too_short_to_hide_a_needle_is_told_at_once():
     assert error.value.option == "needle_haystacks"
     with pytest.raises(OptionError, match="got 300"):  # of the texts that are measured on
         Evaluator(Bytes(), ["a" * 300, "b" * 300], replace(options, texts=1))
+    with pytest.raises(OptionError, match=r"none or at least 147 tokens, .* got 64") as error:
+        Evaluator(Bytes(), ["word " * 80], EvaluationOptions(needle_lengths=(230, 64)))
+    assert error.value.option == "needle_lengths"
     Evaluator(Bytes(), ["too short"], replace(options, needle_lengths=()))
     Evaluator(Words(), ["too short"], options, causal=False)
 

@@ -17,10 +17,11 @@ from linattn.linearize.evaluate.embeddings import agreement, probe, sentence_vec
 from linattn.linearize.evaluate.haystack import NOISE, REPEATED, Haystack, text_haystack
 from linattn.linearize.evaluate.kept import Kept
 from linattn.linearize.evaluate.needle import NeedleRow, by_length, needles_found
-from linattn.linearize.evaluate.needle_text import Needle, encoder, needle_texts
+from linattn.linearize.evaluate.needle_text import Needle, encoder, least_length, needle_texts
 from linattn.linearize.evaluate.options import EvaluationOptions
 from linattn.linearize.evaluate.perplexity import Perplexity, perplexity
 from linattn.linearize.evaluate.samples import prompts_of, samples
+from linattn.support.options import OptionError
 
 LONGEST_SENTENCE = 256
 PIECE, LONGEST_PIECE = 1024, 4096  # tokens that are read at a time before decoding: softmax has a mask of all pairs
@@ -93,10 +94,16 @@ class Evaluator:
         self._kept = Kept(self.path, blake2b(text.encode(), digest_size=12).hexdigest())
 
     def _make_haystacks(self) -> list[Haystack]:
-        """Raises OptionError where the texts are too short to be one."""
+        """Raises OptionError where the texts are too short to be one, or a length for its needle."""
         if not self.causal or not self.options.needle_lengths:
             return []
-        longest = max(self.options.needle_lengths)
+        shortest, longest = min(self.options.needle_lengths), max(self.options.needle_lengths)
+        least = least_length(self._encode, self.options.needle_digits)
+        if shortest < least:
+            raise OptionError(
+                "needle_lengths",
+                f"must be none or at least {least} tokens, the needle and its question, got {shortest}",
+            )
         return [
             REPEATED if name == NOISE else text_haystack(self.texts, self._encode, longest)
             for name in self.options.needle_haystacks

@@ -39,6 +39,18 @@ def needle_text(before: str, after: str, key: str, number: str) -> tuple[str, st
     return f"{before}{needle}{after}{question}", f" {number}"
 
 
+def least_length(encode: Encode, digits: int = 7) -> int:
+    """Tokens of the needle and the question alone, with the longest of their words: less holds no needle.
+
+    Example:
+        >>> least_length(lambda text: text.split())
+        23
+    """
+    words = [max(words, key=lambda word: len(encode(word))) for words in (ADJECTIVES, NOUNS)]
+    prompt, answer = needle_text("", "", "-".join(words), "0" * digits)
+    return len(encode(prompt + answer))
+
+
 def make_needle(
     encode: Encode, length: int, depth: float, random: Random, *, digits: int = 7, haystack: Haystack = REPEATED
 ) -> Needle:

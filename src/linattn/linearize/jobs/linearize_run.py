@@ -1,6 +1,7 @@
 """From a folder with a model to a folder with its linear successor and a report."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from rich.console import Console
 
 from linattn.linearize.adapters import find_adapter
 from linattn.linearize.evaluate.evaluator import Evaluator
+from linattn.linearize.evaluate.needle_text import encoder, least_length
 from linattn.linearize.evaluate.options import EvaluationOptions
 from linattn.linearize.files import save_linearized
 from linattn.linearize.jobs.linearize_job import SETTINGS, Job
@@ -101,11 +103,23 @@ def _evaluator(job: Job, tokenizer: Any, causal: bool, options: EvaluationOption
     if not texts and job.text:
         pieces = held_out_pieces(read_text(list(job.text), tokenizer), options)
         texts = [tokenizer.decode(piece, skip_special_tokens=True) for piece in pieces]
+    if causal and "needle_lengths" not in (job.evaluation or {}):
+        options = _with_room_for_needles(options, tokenizer, console)
     rows = None if job.probe is None else labelled(job.probe)
     if rows is not None and options.probe_texts is not None:
         rows = rows.first(options.probe_texts)
     path = job.out / "run" / "evaluation.json"
     return Evaluator(tokenizer, texts, options, causal, path, lambda line: console.print(f"  {line}"), rows, pieces)
+
+
+def _with_room_for_needles(options: EvaluationOptions, tokenizer: Any, console: Console) -> EvaluationOptions:
+    """Without the lengths, which nobody asked for, that are too short for a needle in this tokenizer's tokens."""
+    least = least_length(encoder(tokenizer), options.needle_digits)
+    fit = tuple(length for length in options.needle_lengths if length >= least)
+    for length in options.needle_lengths:
+        if length not in fit:
+            console.print(f"no needles in {length} tokens: the needle and its question have {least}")
+    return replace(options, needle_lengths=fit)
 
 
 def held_out_pieces(text: TokenText, options: EvaluationOptions) -> list[list[int]]:
