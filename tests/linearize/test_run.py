@@ -140,6 +140,9 @@ def test_degrees_of_freedom_split_the_cost(text):
     assert sum(dims) == 2 * 32
     assert len(report.degrees["layers"]) == 2
     assert all(curve.after < 1.5 * curve.before for curve in report.curves)
+    small = options | {"cost": 8, "transfer": None, "finetune": None}  # less than the heads of common models have
+    plan = linattn.linearize(llama(), text=text, tokenizer=Letters(), **small).linearize_report.plan
+    assert [layer["feature_dim"] for layer in plan["layers"].values()] == [8, 8]
     del options["cost"]
     fixed = linattn.linearize(llama(), text=text, tokenizer=Letters(), transfer=None, finetune=None, feature_dim=32,
                               **options)  # fmt: skip

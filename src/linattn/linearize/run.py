@@ -22,7 +22,7 @@ from linattn.linearize.arguments import (
     check_targets,
 )
 from linattn.linearize.convert import convert, plan_model
-from linattn.linearize.degrees import allocate
+from linattn.linearize.degrees.allocate import split_cost
 from linattn.linearize.degrees.start import measured, start_features
 from linattn.linearize.evaluate.quality import Quality
 from linattn.linearize.finetune import FinetuneOptions, finetune
@@ -254,5 +254,5 @@ def _planned(
             numbers = sorted(plan_model(model, method, layers=layers, **options).layers)
             degrees = measured(model, batches, numbers)
             if shared:
-                options["feature_dim"] = allocate(degrees.values(), cost)
+                options["feature_dim"] = split_cost(degrees.values(), cost)
     return plan_model(model, method, layers=layers, **options), degrees

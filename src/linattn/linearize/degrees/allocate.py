@@ -31,6 +31,19 @@ def allocate(
     return {layer: multiple * share for layer, share in found.items()}
 
 
+def split_cost(values: Mapping[int, float], cost: int) -> dict[int, int]:
+    """:func:`allocate` with any mean ``cost``: one below 16 is split in steps of itself.
+
+    Example:
+        >>> split_cost({0: 40.0, 1: 10.0, 2: 10.0, 3: 4.0}, 64)
+        {0: 160, 1: 48, 2: 32, 3: 16}
+        >>> split_cost({0: 40.0, 1: 10.0}, 8)
+        {0: 8, 1: 8}
+    """
+    step = min(16, cost)
+    return allocate(values, cost, multiple=step, smallest=step)
+
+
 def _limits(
     values: Mapping[int, float], cost: int, multiple: int, smallest: int, largest: int | None
 ) -> tuple[int, int, int]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from linattn.linearize.adapters import find_adapter
 from linattn.linearize.adapters.base import Adapter, Site
-from linattn.linearize.degrees.allocate import allocate
+from linattn.linearize.degrees.allocate import split_cost
 from linattn.linearize.evaluate.quiet import quiet
 from linattn.linearize.inspect.fit import CANDIDATES, Fit, Fitter, choose
 from linattn.linearize.inspect.statistics import LayerFigures, Statistics
@@ -113,7 +113,7 @@ def inspect(
             _show(model, adapter, sites, batch, measure)
             _tell(progress, options.steps + i + 1, total, "layers are measured")
     figures = {index: each.figures(options.tolerance) for index, each in statistics.items()}
-    dims = dimensions(
+    dims = split_cost(
         {i: max(f.degrees_of_freedom) for i, f in figures.items()}, options.cost or sites[0].shape.head_dim
     )
     found = []
@@ -121,17 +121,6 @@ def inspect(
         fits = fitter.fits(index)
         found.append(LayerDiagnosis(index, figures[index], fits, choose(fits).name, dims[index]))
     return found
-
-
-def dimensions(degrees: dict[int, float], cost: int) -> dict[int, int]:
-    """Feature dimensions in proportion to degrees of freedom, with the mean ``cost``.
-
-    Example:
-        >>> dimensions({0: 40.0, 1: 10.0, 2: 10.0, 3: 4.0}, 64)
-        {0: 160, 1: 48, 2: 32, 3: 16}
-    """
-    step = min(16, cost)
-    return allocate(degrees, cost, multiple=step, smallest=step)
 
 
 def convertible_sites(model: nn.Module) -> tuple[list[Site], Adapter]:
