@@ -81,6 +81,7 @@ def test_a_model_is_converted_reported_written_with_and_not_done_twice(folder, t
         (["--method", "features", "--option", "mechanism=relu", "--option", "power=3"], "power"),
         (["--layers", "7"], "--layers"),
         (["--length", "100000"], "--length"),
+        (["--length", "1"], "--length"),
         (["--text", "nowhere.txt"], "--text"),
         (["--finetune-lr", "0"], "--finetune-lr"),
         (["--rank", "0"], "--rank"),
@@ -151,6 +152,18 @@ def test_text_is_needed_to_measure_on(folder, tmp_path):
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
+def test_lines_without_a_text_are_named_with_the_option_of_their_file(folder, text, tmp_path):
+    (tmp_path / "lines.jsonl").write_text('{"words": "one two"}\n')
+    (tmp_path / "train.jsonl").write_text('{"label": 1}\n')
+    (tmp_path / "test.jsonl").write_text("no json\n")
+    for option, name in (("--text", "lines.jsonl"), ("--eval-text", "test.jsonl"), ("--probe", ".")):
+        given = ("--out", tmp_path / "out", "--device", "cpu", "--text", text, option, tmp_path / name)
+        result = call("linearize", folder, *given)
+        assert result.exit_code == 2, result.output
+        assert option in result.output
+    assert "every line needs a" in call("inspect", folder, "--text", tmp_path / "lines.jsonl").output
+
+
 def test_a_wrong_folder_is_named_before_any_work(folder, text, tmp_path):
     missing = call("linearize", tmp_path / "nowhere", "--text", text, "--out", tmp_path / "out")
     assert missing.exit_code == 2
@@ -172,6 +185,9 @@ def test_a_wrong_folder_is_named_before_any_work(folder, text, tmp_path):
     for file in bare.glob("tokenizer*"):
         file.unlink()
     assert "tokenizer" in call("inspect", bare, "--text", text).output
+    written = call("inspect", folder, "--text", text, "--output", text, "--device", "cpu")
+    assert written.exit_code == 2
+    assert "--output" in written.output
 
 
 def test_a_diagnosis_fits_the_screen_and_is_written(folder, text, tmp_path):

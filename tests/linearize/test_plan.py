@@ -77,6 +77,7 @@ def test_the_methods_are_those_of_their_papers():
         ("its fields are kind, features", lambda: LayerPlan.from_dict({"kind": "hybrid", "wndow": 3})),
         ("kind='mechanism'", lambda: LayerPlan("hybrid", mechanism="elu")),
         ("mechanism must be", lambda: LayerPlan("mechanism", mechanism="nothing")),
+        ("num_heads is as the model", lambda: plan("features", [SHAPE], mechanism="elu", num_heads=2)),
     ],
 )
 def test_what_does_not_fit_is_refused(message, ask):

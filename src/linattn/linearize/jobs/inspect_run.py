@@ -44,6 +44,7 @@ class InspectJob:
         for name, least in (("length", 0), ("batch_size", 1), ("held_out", 1)):
             if getattr(self, name) < least:
                 raise OptionError(name, f"must be an integer >= {least}, got {getattr(self, name)}")
+        check_output(self.folder)
         if self.length == 1:
             raise OptionError("length", "must be at least 2 tokens, or 0: the model's own, got 1")
         model = sketch(self.model)
@@ -54,6 +55,12 @@ class InspectJob:
         for source in self.text:
             documents("text", source)
         return model
+
+
+def check_output(folder: Path) -> None:
+    """What is found can be written there."""
+    if folder.exists() and not folder.is_dir():
+        raise OptionError("output", f"must be a folder, new or not, got the file {folder}")
 
 
 def inspect_folder(job: InspectJob, console: Console) -> int:

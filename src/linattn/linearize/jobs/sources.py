@@ -1,5 +1,7 @@
 """Texts that are named by files, with errors that name the option."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,8 @@ from linattn.tasks.text.documents import as_text, read_documents, read_jsonl, ro
 
 
 def documents(option: str, source: str) -> list[str]:
-    try:
+    with _named(option):
         return [as_text(document) for document in read_documents(source)]
-    except OptionError as error:
-        raise OptionError(option, error.message) from error
 
 
 def labelled(folder: Path) -> Labelled:
@@ -21,12 +21,20 @@ def labelled(folder: Path) -> Labelled:
         path = folder / name
         if not path.is_file():
             raise OptionError("probe", f"must be a folder with train.jsonl and test.jsonl, got {folder}")
-        try:
+        with _named("probe"):
             rows = list(read_jsonl(path))
-            texts = [row_text(path, row) for row in rows]
-        except OptionError as error:
-            raise OptionError("probe", error.message) from error
-        if not all(isinstance(row.get("label"), int) for row in rows):
-            raise OptionError("probe", f"each line of {path} must have a text and a label, an integer")
-        parts += [texts, [row["label"] for row in rows]]
+            if not all(isinstance(row.get("label"), int) for row in rows):
+                raise OptionError("probe", f"each line of {path} must have a text and a label, an integer")
+            parts += [[row_text(path, row) for row in rows], [row["label"] for row in rows]]
     return Labelled(*parts)
+
+
+@contextmanager
+def _named(option: str) -> Iterator[None]:
+    """What is wrong with a file is wrong with the option that names it."""
+    try:
+        yield
+    except OptionError as error:
+        raise OptionError(option, error.message) from error
+    except ValueError as error:
+        raise OptionError(option, str(error)) from error

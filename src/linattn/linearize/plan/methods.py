@@ -16,6 +16,7 @@ STILL_LINEAR_WEIGHT = 0.1
 # Its authors count in units of the strongest exact key ("row_max"): a sum over many tokens is then as heavy beside a
 # clear match as beside none, and grows with the text. Compared to e^s a match outweighs the rest, as in softmax.
 STILL_UNITS = "one"
+OF_THE_MODEL = ("num_heads", "head_dim", "num_kv_heads", "causal", "input_dim")  # arguments of mechanisms, not options
 
 
 def plan(method: str, shapes: Sequence[LayerShape], *, layers: Sequence[int] | None = None, **options: Any) -> Plan:
@@ -99,6 +100,9 @@ def _mechanism_plan(method: str, shape: LayerShape, options: dict[str, Any]) -> 
     if name is None:
         raise ValueError("method 'features' needs mechanism=..., a name of linattn.list_mechanisms()")
     info = mechanism_info(name)
+    for option in OF_THE_MODEL:
+        if option in options:
+            raise ValueError(f"{option} is as the model has it, and no option of a conversion: leave it out")
     if not (info.causal if shape.causal else info.bidirectional):
         only = "bidirectional" if shape.causal else "causal"
         raise ValueError(f"mechanism {name!r} is only {only}, and the model's attention is not")

@@ -52,9 +52,9 @@ class StageOptions:
         """Raise ``OptionError`` for the first field that makes no sense."""
         for name in ("steps", "batch_size", "checkpoint_steps"):
             check_integer(name, getattr(self, name), 1)
-        for name in ("tokens", "length"):
+        for name, least in (("tokens", 1), ("length", 2)):  # of one token nothing is predicted
             if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), 1)
+                check_integer(name, getattr(self, name), least)
         check_integer("seed", self.seed, 0)
         check_number("lr", self.lr, above=0)
         check_number("recall_share", self.recall_share, least=0, most=1)
