@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from tests.linearize.causal import build
 from tests.linearize.tiny import Counted, held_out, llama
 
+import linattn
 from linattn.linearize.convert import convert, plan_model
 from linattn.linearize.degrees import (
     LearnOptions,
@@ -43,6 +45,16 @@ def test_plain_and_converted_models_show_the_same_queries_and_keys(batches):
         torch.testing.assert_close(plain.k, converted.k)
     layers = [module for module in llama().modules() if module._forward_pre_hooks]
     assert not layers  # hooks are gone
+
+
+def test_layers_that_keep_their_window_are_not_looked_at():
+    model, seen = build("Gemma3"), []
+    ids = torch.randint(48, (1, 20), generator=torch.Generator().manual_seed(0))  # longer than the window
+    watch(model, [ids], lambda pairs: seen.append(pairs.layer_idx))
+    assert seen == [1, 2]
+    linattn.linearize(model, "dof", batches=lambda step: {"input_ids": ids}, transfer=None, finetune=None)
+    assert [layer["layer"] for layer in model.linearize_report.degrees["layers"]] == [1, 2]
+    assert sorted(linearized_layers(model)) == [1, 2]
 
 
 def test_padding_is_no_point(batches):

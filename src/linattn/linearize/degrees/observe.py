@@ -26,7 +26,9 @@ class SeenPairs(NamedTuple):
 def watch(
     model: nn.Module, batches: Iterable[Batch], see: Callable[[SeenPairs], None], limit: int | None = None
 ) -> int:
-    """Run the model on token ids, pictures or dicts of its arguments, without gradients; ``see`` gets every layer.
+    """Run the model on token ids, pictures or dicts of its arguments, without gradients.
+
+    ``see`` gets every layer that can be converted.
 
     A converted model runs as it was before its conversion. Returns the number of batches seen, at most ``limit``.
     """
@@ -63,6 +65,8 @@ def _watching(model: nn.Module, see: Callable[[SeenPairs], None]) -> Iterator[No
     adapter = find_adapter(model)
     with ExitStack() as hooks:
         for site in adapter.sites(model):
+            if not site.convertible:  # its mask, if it keeps a window, is a pattern that adapters do not read
+                continue
             factor = adapter.scale(model.get_submodule(site.name)) * site.shape.head_dim**0.5
 
             def before(
