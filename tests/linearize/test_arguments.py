@@ -49,3 +49,18 @@ def test_it_is_named_before_any_work(model, arguments, named):
         linattn.linearize(model, **arguments)
     assert list(model.state_dict()) == names
     assert all(torch.equal(*pair) for pair in zip(model.parameters(), weights, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("family", "head"), [("Bert", "Model"), ("Bert", "ForMaskedLM"), ("Llama", "ForSequenceClassification")]
+)
+def test_the_next_token_is_asked_of_causal_language_models_alone(family, head):
+    pytest.importorskip("peft")
+    import transformers
+
+    sizes = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = getattr(transformers, f"{family}Config")(**sizes, intermediate_size=16)
+    model = getattr(transformers, family + head)(config)
+    with pytest.raises(ValueError, match=f"objective: must be distill for {family}{head}, .* got 'mix'"):
+        linattn.linearize(model, "hedgehog", batches=Counted(), finetune=FinetuneOptions(objective="mix"))
+    assert not hasattr(model, "linearize_report")

@@ -65,6 +65,17 @@ def check_targets(model: nn.Module, finetune: FinetuneOptions) -> None:
             raise OptionError("targets", f"must be names of the model's projections ({usual}, ...), got {target!r}")
 
 
+def check_objective(model: Any, finetune: FinetuneOptions) -> None:
+    """Only a causal language model is asked for the next token."""
+    causal = all(site.shape.causal for site in find_adapter(model).sites(model))
+    silent = hasattr(model, "get_output_embeddings") and model.get_output_embeddings() is None
+    if finetune.objective != "distill" and (silent or not causal):
+        raise OptionError(
+            "objective", f"must be distill for {type(model).__name__}, which is no causal language model, got "
+            f"{finetune.objective!r}"
+        )  # fmt: skip
+
+
 def check_loss(plan: Plan, transfer: TransferOptions) -> None:
     """Rows of weights are read off values that are unit vectors: a gate on the output has another width."""
     gated = [index for index, layer in plan.layers.items() if layer.gate]

@@ -16,6 +16,7 @@ from linattn.linearize.arguments import (
     check_data,
     check_folder,
     check_loss,
+    check_objective,
     check_recall,
     check_stages,
     check_steps,
@@ -146,6 +147,7 @@ def linearize(
     if data is not None and finetune is not None:
         need("fine-tuning", "peft")  # before the first stage has taken its time
         check_targets(model, finetune)
+        check_objective(model, finetune)
     job = _Job(model, folder, progress, on_stage, accelerator)
     return job.run(method, layers, method_options, data, transfer, finetune)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from linattn.linearize.adapters import find_adapter
-from linattn.linearize.arguments import check_cost, check_loss, check_targets
+from linattn.linearize.arguments import check_cost, check_loss, check_objective, check_targets
 from linattn.linearize.convert import plan_model
 from linattn.linearize.evaluate.options import EvaluationOptions
 from linattn.linearize.finetune import FinetuneOptions
@@ -113,6 +113,7 @@ class Job:
             check_loss(found, self.transfer)
         if self.text and self.finetune is not None:
             check_targets(model, self.finetune)
+            check_objective(model, self.finetune)
 
     def evaluation_options(self, model: Any) -> EvaluationOptions:
         positions = getattr(model.config, "max_position_embeddings", None)
