@@ -57,6 +57,14 @@ def test_what_cannot_be_converted_leaves_the_model_as_it_was():
         convert(model, plan_model(model, "still"))
 
 
+def test_offloaded_weights_are_refused_before_anything_is_replaced():
+    accelerate = pytest.importorskip("accelerate")
+    model = accelerate.cpu_offload(build(), "cpu")
+    with pytest.raises(ValueError, match=r"layer 0 .* are offloaded, .* load the model"):
+        convert(model, plan_model(model, "hedgehog"))
+    assert not linearized_layers(model)
+
+
 def test_an_unknown_family_is_refused_with_how_to_write_an_adapter():
     class Other(nn.Module): ...
 

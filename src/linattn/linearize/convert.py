@@ -100,6 +100,11 @@ def _check_convertible(site: Site) -> None:
 def _replacement(model: nn.Module, adapter: Adapter, site: Site, plan: Plan) -> LinearizedAttention:
     module = model.get_submodule(site.name)
     weight = next(module.parameters())
+    if weight.is_meta and any(hasattr(part, "_hf_hook") for part in module.modules()):
+        raise ValueError(
+            f"the weights of layer {site.layer_idx} ({site.name}) are offloaded, and what is new would stay empty "
+            "beside them: load the model with all of it on devices, without offloading to the cpu or a disk"
+        )
     with torch.device(weight.device):
         core = build_core(plan.layers[site.layer_idx], site.shape)
     new = LinearizedAttention(module, core, adapter, site)
