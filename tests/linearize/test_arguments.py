@@ -51,6 +51,18 @@ def test_it_is_named_before_any_work(model, arguments, named):
     assert all(torch.equal(*pair) for pair in zip(model.parameters(), weights, strict=True))
 
 
+def test_sequences_are_no_longer_than_learned_positions(tmp_path):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    (tmp_path / "text.txt").write_text("some words " * 100)
+    sizes = {"vocab_size": 40, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
+    model = GPT2LMHeadModel(GPT2Config(**sizes))
+    given = {"text": tmp_path / "text.txt", "tokenizer": Letters()}
+    with pytest.raises(ValueError, match=r"length: must not exceed the 32 positions .* got 33"):
+        linattn.linearize(model, transfer=TransferOptions(length=33), **given)
+    assert not hasattr(model, "linearize_report")
+
+
 @pytest.mark.parametrize(
     ("family", "head"), [("Bert", "Model"), ("Bert", "ForMaskedLM"), ("Llama", "ForSequenceClassification")]
 )

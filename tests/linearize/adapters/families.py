@@ -54,6 +54,19 @@ def draw(*lengths):
     return [torch.randint(1, 40, (length,), generator=generator) for length in lengths]
 
 
+def check_most_tokens(model, most):
+    """A model of learned positions takes as many tokens as its adapter says, and no more."""
+    from linattn.linearize.adapters import find_adapter
+
+    assert find_adapter(model).most_tokens(model) == most
+    model(torch.full((1, most), 5))
+    try:
+        model(torch.full((1, most + 1), 5))
+    except (IndexError, RuntimeError):
+        return
+    raise AssertionError(f"{type(model).__name__} takes more than {most} tokens")
+
+
 def check_parts(model, names, shape):
     """Where the attention is, its shape, and that the projections to train are parts of it."""
     from linattn.linearize.adapters import find_adapter

@@ -30,6 +30,12 @@ def model():
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+def test_learned_positions_end(name):
+    behind = 0 if name in ("BertModel", "ElectraModel") else 2  # the number of padding, which is 1
+    families.check_most_tokens(build(name, max_position_embeddings=20), 20 - behind)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_teacher_mode_is_the_model(name):
     model = build(name)
     names = [f"encoder.layer.{i}.attention.self" for i in range(2)]

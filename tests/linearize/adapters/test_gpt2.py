@@ -24,6 +24,10 @@ def test_sites_are_found_in_the_model_and_in_its_body(model):
     families.check_parts(model.transformer, ["h.0.attn", "h.1.attn"], shape)
 
 
+def test_learned_positions_end(model):
+    families.check_most_tokens(model, 32)
+
+
 def test_teacher_mode_is_the_model(model):
     families.check_teacher(model, CALL)
 

@@ -76,6 +76,24 @@ def test_wrong_options_are_named():
         assert error.value.option == option
 
 
+def test_figures_end_where_learned_positions_do():
+    for most in (40, 64, 128, 1024):
+        EvaluationOptions.suited(1024, True, {}, most).check(most)
+    found = EvaluationOptions.suited(1024, False, {}, 1024)
+    assert (found.lengths, found.contexts) == ((1024,), (256, 512))
+    for option, allowed in (("lengths", 1024), ("needle_lengths", 1024), ("contexts", 1008)):
+        EvaluationOptions(**{option: (allowed,)}).check(1024)
+        with pytest.raises(OptionError, match=f"must not exceed {allowed:,}, .* learned 1,024 positions") as error:
+            EvaluationOptions(**{option: (allowed + 1,)}).check(1024)
+        assert error.value.option == option
+
+
+def test_an_encoder_without_sentences_to_compare_is_told_at_once():
+    with pytest.raises(OptionError, match="sentences of 6 to 60 words") as error:
+        Evaluator(Words(), ["Too short. And this."], EvaluationOptions(), causal=False)
+    assert error.value.option == "eval_text"
+
+
 def test_held_out_tokens_are_measured_as_they_were_read():
     """Written out and read again they would have lost the marks between documents."""
     text = TokenText(torch.arange(9), torch.arange(100))
@@ -166,7 +184,7 @@ def test_text_that_is_too_short_to_hide_a_needle_is_told_at_once():
         Evaluator(Bytes(), ["word " * 80], EvaluationOptions(needle_lengths=(230, 64)))
     assert error.value.option == "needle_lengths"
     Evaluator(Bytes(), ["too short"], replace(options, needle_lengths=()))
-    Evaluator(Words(), ["too short"], options, causal=False)
+    Evaluator(Words(), ["Long enough for the vector of a sentence."], options, causal=False)
 
 
 def test_files_without_a_haystack_go_on_as_noise(tmp_path):

@@ -60,6 +60,10 @@ class Adapter(ABC):
     def merge(self, module: Any, out: Tensor, **kwargs: Any) -> Any:
         """From heads ``(B, H, T, D)`` to what the model's attention returns, output projection included."""
 
+    def most_tokens(self, model: Any) -> int | None:
+        """Tokens that the model has learned positions for; None: it takes any number of them."""
+        return None
+
     def scale(self, module: Any) -> float:
         """Factor of the logits ``scale q . k``."""
         return float(module.scaling)

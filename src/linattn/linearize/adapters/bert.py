@@ -30,6 +30,12 @@ class BertAdapter(Adapter):
             found.append(Site(inside(name, "attention", "self"), index, shape))
         return found
 
+    def most_tokens(self, model: Any) -> int | None:
+        """Positions of RoBERTa and its like begin behind the number that means padding."""
+        config = model.config
+        begins = 0 if config.model_type in ("bert", "electra") else config.pad_token_id + 1
+        return int(config.max_position_embeddings) - begins
+
     def project(self, module: Any, hidden: Tensor, **kwargs: Any) -> Projected:
         parts = (module.query(hidden), module.key(hidden), module.value(hidden))
         return Projected(*(split_heads(part, module.attention_head_size) for part in parts))

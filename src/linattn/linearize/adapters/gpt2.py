@@ -28,6 +28,9 @@ class GPT2Adapter(Adapter):
             found.append(Site(inside(name, "attn"), index, shape))
         return found
 
+    def most_tokens(self, model: Any) -> int | None:
+        return int(model.config.max_position_embeddings)
+
     def project(self, module: Any, hidden: Tensor, **kwargs: Any) -> Projected:
         parts = module.c_attn(hidden).split(module.split_size, dim=2)
         return Projected(*(split_heads(part, module.head_dim) for part in parts))

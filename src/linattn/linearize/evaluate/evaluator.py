@@ -89,6 +89,7 @@ class Evaluator:
         pieces = self.pieces if self.pieces is not None else map(self._encode, self.texts) if self.causal else ()
         self._ids = list(pieces)[: self.options.texts]
         self._haystacks = self._make_haystacks()
+        self._sentences = [] if self.causal else self._find_sentences()
         self._needle_texts: dict[tuple[str, int], list[Needle]] = {}
         text = "\0".join([self.options.fingerprint(), str(self.causal), *self.texts])
         self._kept = Kept(self.path, blake2b(text.encode(), digest_size=12).hexdigest())
@@ -108,6 +109,15 @@ class Evaluator:
             REPEATED if name == NOISE else text_haystack(self.texts, self._encode, longest)
             for name in self.options.needle_haystacks
         ]
+
+    def _find_sentences(self) -> list[str]:
+        found = sentences_of(self.texts, self.options.sentences)
+        if not found:
+            raise OptionError(
+                "eval_text",
+                "must have sentences of 6 to 60 words, whose vectors are compared; the texts to measure on have none",
+            )
+        return found
 
     def stage(self, name: str, model: Any, *, full: bool = True) -> dict[str, Any]:
         """Figures of the model now, kept under ``name``; if not in ``full``, without speed, samples and probe."""
@@ -209,8 +219,7 @@ class Evaluator:
         return self._needle_texts[key]
 
     def _vectors(self, model: Any) -> Tensor:
-        sentences = sentences_of(self.texts, self.options.sentences)
-        return sentence_vectors(model, self.tokenizer, sentences, length=self._longest)
+        return sentence_vectors(model, self.tokenizer, self._sentences, length=self._longest)
 
     @property
     def _longest(self) -> int:

@@ -8,6 +8,7 @@ from linattn.linearize.evaluate.haystack import HAYSTACKS, NOISE
 from linattn.support.options import OptionError, check_option
 
 LONGEST = 1024  # tokens of a window where nothing else is asked for
+LEAST_NEEDLE = 64  # tokens of a text that hides a number
 GPU_TOKENS = 16384  # at once: fewer do not fill a GPU, and their logits take gigabytes
 
 
@@ -53,16 +54,16 @@ class EvaluationOptions:
     batch_tokens: int = 1
     seed: int = 0
 
-    def check(self) -> None:
-        """Raise OptionError that names the option and what is allowed."""
+    def check(self, most: int | None = None) -> None:
+        """Raise OptionError that names the option and what is allowed; ``most``: tokens that the model takes."""
         least = {"windows": 1, "texts": 1, "needle_count": 1, "needle_digits": 1, "steps": 2, "prompts": 0,
-                 "new_tokens": 1, "sentences": 0, "batch_tokens": 1}  # fmt: skip
+                 "new_tokens": 1, "sentences": 1, "batch_tokens": 1}  # fmt: skip
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise OptionError(name, f"must be an integer >= {low}, got {getattr(self, name)}")
         if self.probe_texts is not None and self.probe_texts < 1:
             raise OptionError("probe_texts", f"must be an integer >= 1, got {self.probe_texts}")
-        for name, low in (("lengths", 2), ("needle_lengths", 64), ("contexts", 1)):
+        for name, low in (("lengths", 2), ("needle_lengths", LEAST_NEEDLE), ("contexts", 1)):
             for value in getattr(self, name):
                 if value < low:
                     raise OptionError(name, f"must be integers >= {low}, got {value}")
@@ -76,6 +77,14 @@ class EvaluationOptions:
                     "contexts", f"must be more than the {self.steps} steps apart, got {before} and {after}"
                 )
 
+        for name, more in (("lengths", 0), ("needle_lengths", 0), ("contexts", self.steps)):
+            tokens = max(getattr(self, name), default=0)
+            if most is not None and tokens + more > most:
+                raise OptionError(
+                    name,
+                    f"must not exceed {most - more:,}, as the model has learned {most:,} positions, got {tokens:,}",
+                )
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -84,21 +93,27 @@ class EvaluationOptions:
         return repr(self).replace(f", needle_haystacks={(NOISE,)}", "")
 
     @classmethod
-    def suited(cls, positions: int | None, gpu: bool, changes: Mapping[str, Any]) -> "EvaluationOptions":
+    def suited(
+        cls, positions: int | None, gpu: bool, changes: Mapping[str, Any], most: int | None = None
+    ) -> "EvaluationOptions":
         """Figures that suit a model that was trained on up to ``positions`` tokens; ``changes`` that are None are not.
+
+        ``most``: tokens that it takes, where its positions are learned.
 
         Example:
             >>> EvaluationOptions.suited(256, False, {"windows": 3, "steps": None}).needle_lengths
             (128, 256)
         """
-        longest = min(positions or LONGEST, LONGEST)
+        longest = min(most or positions or LONGEST, LONGEST)
         furthest = 32768 if gpu else 4 * longest
         contexts = [longest]
         while contexts[-1] * 2 <= furthest:
             contexts.append(contexts[-1] * 2)
+        if most is not None:  # there must be room for the steps behind each
+            contexts = [longest // 4, longest // 2] if longest // 4 > cls.steps else [longest // 2]
         suited = cls(
             lengths=(longest,),
-            needle_lengths=(longest // 2, longest),
+            needle_lengths=tuple(length for length in (longest // 2, longest) if length >= LEAST_NEEDLE),
             contexts=tuple(contexts),
             batch_tokens=GPU_TOKENS if gpu else 1,
         )

@@ -11,6 +11,7 @@ from linattn.linearize.inspect import InspectOptions, convertible_sites, inspect
 from linattn.linearize.inspect.page import screen_table, summary, write_diagnosis
 from linattn.linearize.jobs.model_folder import DTYPES, load, load_tokenizer, sketch
 from linattn.linearize.jobs.sources import documents
+from linattn.linearize.training.data import check_positions, suited_length
 from linattn.linearize.training.setting import Batch, stage_bar
 from linattn.linearize.training.text import batched, read_text
 from linattn.support.extras import need
@@ -52,6 +53,7 @@ class InspectJob:
             convertible_sites(model)
         except ValueError as error:
             raise OptionError("model", str(error)) from error
+        check_positions(model, "length", self.length)
         for source in self.text:
             documents("text", source)
         return model
@@ -66,7 +68,7 @@ def check_output(folder: Path) -> None:
 def inspect_folder(job: InspectJob, console: Console) -> int:
     """Look, print a table, write ``inspect.json`` and ``inspect.html``. Exit code: 0, 130 interrupted."""
     model = job.check()
-    length = job.length or min(getattr(model.config, "max_position_embeddings", LONGEST), LONGEST)
+    length = job.length or suited_length(model, LONGEST)
     text = read_text(list(job.text), load_tokenizer(job.model))
     batches = text.batches(job.batch_size, length, job.options.seed)
     held_out: list[Batch] = list(batched(text.windows(length, job.held_out), 1))

@@ -94,7 +94,7 @@ class Job:
             load_tokenizer(self.model)
         if self.probe is not None:
             labelled(self.probe)
-        self.evaluation_options(model).check()
+        self.evaluation_options(model).check(find_adapter(model).most_tokens(model))
         return model
 
     def _check_plan(self, model: Any) -> None:
@@ -116,8 +116,8 @@ class Job:
             check_objective(model, self.finetune)
 
     def evaluation_options(self, model: Any) -> EvaluationOptions:
-        positions = getattr(model.config, "max_position_embeddings", None)
-        return EvaluationOptions.suited(positions, self.device.startswith("cuda"), self.evaluation or {})
+        positions, most = getattr(model.config, "max_position_embeddings", None), find_adapter(model).most_tokens(model)
+        return EvaluationOptions.suited(positions, self.device.startswith("cuda"), self.evaluation or {}, most)
 
 
 def check_stage(prefix: str, stage: StageOptions | None) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from linattn.linearize.adapters import find_adapter
 from linattn.linearize.training.setting import Batch, Batches, StageOptions
 from linattn.linearize.training.text import Source, TokenText, batched, read_text
 from linattn.support.options import OptionError
@@ -29,9 +30,9 @@ class Data:
         cls, model: Any, source: Source | Sequence[Source], tokenizer: Any, stages: Sequence[StageOptions]
     ) -> "Data":
         text = read_text(source, tokenizer if tokenizer is not None else _own_tokenizer(model))
-        longest = min(getattr(model.config, "max_position_embeddings", LONGEST), LONGEST)
-        length = next((stage.length for stage in stages if stage.length is not None), longest)
+        length = next((stage.length for stage in stages if stage.length is not None), suited_length(model, LONGEST))
         for stage in stages:  # too little text is said before any work is done
+            check_positions(model, "length", stage.length or length)
             _token_batches(text, stage, length)
         windows = text.windows(length, max(1, HELD_OUT_TOKENS // length))
         held_out: list[Batch] = list(batched(windows, 4))
@@ -40,6 +41,19 @@ class Data:
     def sized(self, stage: Any) -> Any:
         """A stage's options with its length, where it was left open."""
         return stage if stage.length is not None else replace(stage, length=self.length)
+
+
+def suited_length(model: Any, longest: int) -> int:
+    """Tokens that the model was made for, at most ``longest``."""
+    most = find_adapter(model).most_tokens(model)
+    return min(getattr(model.config, "max_position_embeddings", longest) if most is None else most, longest)
+
+
+def check_positions(model: Any, option: str, tokens: int) -> None:
+    """Raise OptionError for a text that is longer than the positions the model has learned."""
+    most = find_adapter(model).most_tokens(model)
+    if most is not None and tokens > most:
+        raise OptionError(option, f"must not exceed the {most:,} positions that the model has learned, got {tokens:,}")
 
 
 def tokens_of(stage: StageOptions) -> int | None:
