@@ -136,8 +136,9 @@ def test_a_model_of_timm_comes_back(tmp_path):
 
     torch.manual_seed(0)
     model = timm.create_model("test_vit", num_classes=5).eval()
-    convert(model, plan_model(model, "features", mechanism="mirror"))
+    convert(model, plan_model(model, "hedgehog", layers=[0]))
     save_linearized(model, tmp_path)
-    images = torch.randn(1, 3, 160, 160)
+    loaded, images = load_linearized(tmp_path), torch.randn(1, 3, 160, 160)
+    assert all(x.data_ptr() % 16 == 0 for x in loaded.parameters())  # else kernels for other places may round otherwise
     with torch.no_grad():
-        assert_close(load_linearized(tmp_path)(images), model(images), rtol=1e-6, atol=1e-6)
+        assert_close(loaded(images), model(images), rtol=0, atol=0)

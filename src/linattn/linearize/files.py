@@ -124,12 +124,16 @@ def _place(name: str) -> tuple[str, str]:
 
 
 def _load_cores(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """In the dtypes of the file: a model of 16 bits has cores in fp32."""
+    """In the dtypes of the file: a model of 16 bits has cores in fp32.
+
+    Copies, as a file's tensors lie at any byte: sums over them may be rounded otherwise than over those of torch.
+    """
     prefixes = {id(module): name for name, module in model.named_modules()}
     for layer in linearized_layers(model).values():
         prefix = f"{prefixes[id(layer)]}.core."
         device = next(layer.parameters()).device
-        own = {name.removeprefix(prefix): x.to(device) for name, x in tensors.items() if name.startswith(prefix)}
+        named = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+        own = {name: x.to(device, copy=True) for name, x in named.items()}
         layer.core.load_state_dict(own, assign=True)
 
 
@@ -167,7 +171,7 @@ def _load_timm(config: dict[str, Any], plan: Plan, tensors: dict[str, Tensor], k
 
     model = timm.create_model(config["architecture"], **{"num_classes": config["num_classes"], **kwargs})
     convert(model, plan)
-    model.load_state_dict(tensors, assign=True)
+    model.load_state_dict({name: x.clone() for name, x in tensors.items()}, assign=True)  # see _load_cores
     return model.eval()
 
 
