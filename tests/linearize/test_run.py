@@ -132,6 +132,16 @@ def test_tokens_are_counted_in_steps(text):
     assert [figures.tokens for figures in nothing.stages] == [0, 0, 0]  # it has nothing to learn
 
 
+def test_a_length_of_the_second_stage_is_not_that_of_the_first(text):
+    short = replace(SECOND, length=24)
+    model = linattn.linearize(
+        llama(), "still", text=text, tokenizer=Letters(), transfer=FIRST, finetune=short, window=8
+    )
+    tokens = {figures.name: figures.tokens for figures in model.linearize_report.stages}
+    assert tokens["transfer"] == FIRST.steps * FIRST.batch_size * 64  # what the model was made for
+    assert tokens["finetune"] == SECOND.steps * SECOND.batch_size * 24
+
+
 def test_degrees_of_freedom_split_the_cost(text):
     options = {"method": "dof", "window": 0, "units": "one", "cost": 32}
     model = linattn.linearize(llama(), text=text, tokenizer=Letters(), transfer=FIRST, finetune=None, **options)

@@ -30,7 +30,8 @@ class Data:
         cls, model: Any, source: Source | Sequence[Source], tokenizer: Any, stages: Sequence[StageOptions]
     ) -> "Data":
         text = read_text(source, tokenizer if tokenizer is not None else _own_tokenizer(model))
-        length = next((stage.length for stage in stages if stage.length is not None), suited_length(model, LONGEST))
+        given = stages[0].length if stages else None  # a later stage's own is no word on the first
+        length = suited_length(model, LONGEST) if given is None else given
         for stage in stages:  # too little text is said before any work is done
             check_positions(model, "length", stage.length or length)
             _token_batches(text, stage, length)
