@@ -186,6 +186,43 @@ def test_a_comparison_on_sequences_becomes_a_table(tmp_path):
     assert "images" not in text
 
 
+def test_a_comparison_that_still_chooses_its_rates_shows_what_it_chooses_by(tmp_path):
+    """In brackets, and only where no run that is tested is done."""
+    metric = {"field": "score", "name": "accuracy", "unit": "%", "decimals": 2, "higher": True}
+    meta = {
+        "kind": "text", "metric": metric, "data": {"name": "mqar-mix"},
+        "host": {"tokens": 128, "width": [64], "depth": 2, "equal_parameters": False},
+        "train": {"steps": 10, "batch_size": 4}, "seeds": [0], "lrs": [0.001, 0.003], "device": "GPU",
+        "versions": {"torch": "2"}, "date": "2026-01-01T", "command": "linattn compare", "finished": False,
+    }  # fmt: skip
+    scores = {"elu": (7.0, 8.25), "zeros": (76.5, None), "gated": (None, None)}
+    entries = [
+        {"mechanism": name, "pattern": name, "canon": None, "width": 64, "lr": None, "score_mean": None,
+         "sweep": [{"lr": lr, "score": x} for lr, x in zip(meta["lrs"], found, strict=True)]}
+        for name, found in scores.items()
+    ]  # fmt: skip
+    waiting = [{"mechanism": name, "status": "waiting", "score": None, "epochs": None} for name in scores]
+    path = tmp_path / "compare-mqar.json"
+
+    def written(entries, rows):
+        path.write_text(json.dumps({"meta": meta, "mechanisms": entries, "rows": rows}))
+        return tool.canon_text(path)
+
+    text = written(entries, waiting)
+    assert [line.split("|")[2].strip() for line in text.splitlines() if line.startswith("| `")] == [
+        "(8.25)",
+        "(76.50)",
+        "",
+    ]
+    assert "In brackets: of runs that choose a learning rate" in text
+    assert "3 of 6 runs that choose are done." in text
+    assert "No linear mechanism has a result yet" not in text, "nothing is ranked by what rates are chosen by"
+    tested = [entry | {"score_mean": 50.0, "score_std": None} for entry in entries]
+    text = written(tested, [row | {"status": "done", "score": 50.0} for row in waiting])
+    assert "| 50.00 |" in text
+    assert "brackets" not in text
+
+
 def test_a_stale_or_missing_part_is_caught():
     text = "a\n<!-- x:begin -->\nold\n<!-- x:end -->\nb"
     assert tool.fill(text, {"x": "new\n"}) == text.replace("old", "new")

@@ -19,6 +19,10 @@ SOFTMAX = "softmax"
 CHARTS: dict[str, Callable[[Comparison], Chart | None]] = {"compare-mqar": state_chart, "compare-enwik8": speed_chart}
 PAGE = "../"  # from the page to the root
 EDGES = "↑ and ↓: the highest and the lowest learning rate that was tried, so that a better one may lie beyond."
+HELD_OUT = (
+    "In brackets: of runs that choose a learning rate, the best one so far, by sequences that are neither trained nor "
+    "tested on. The run that is tested was not reached."
+)
 
 
 def draw_charts(results: Path) -> list[Path]:
@@ -50,7 +54,8 @@ def canon_text(path: Path) -> str:
         cells += [_joined(own, _rate), _joined(own, _number("parameters")), _joined(own, _number("state_bytes", 2**10))]
         lines.append([*cells, _joined(own, _number("tokens_per_second_train", 1e6)), _joined(own, _seconds)])
     head += ["million tokens/s, training", "seconds a run"]
-    said = [ranking_sentence(result), EDGES if edge_sentence(result) else "", graphs_sentence(result)]
+    tested = [ranking_sentence(result)] if any(row["status"] == "done" for row in result["rows"]) else []
+    said = [*tested, sweep_sentence(entries, metric), EDGES if edge_sentence(result) else "", graphs_sentence(result)]
     more = kinds_table(result, hosts, canons)
     chart = chart_line(path, metric.title, PAGE)
     return "\n".join([*_lead(meta), *_table(head, lines), "", *more, *filter(None, said), *chart, ""])
@@ -71,6 +76,14 @@ def kinds_table(result: dict[str, Any], hosts: list[tuple[str, int | None]], can
         lines.append([f"`{pattern}`", str(width), *(_joined(own, _number(kind, digits=1)) for kind in kinds)])
     between = " / ".join(map(_with, canons))
     return [f"By length and number of pairs, accuracy in %: {between}.", "", *_table(head, lines), ""]
+
+
+def sweep_sentence(entries: list[dict[str, Any]], metric: Metric) -> str:
+    """How far the choice of learning rates has come, where runs that are tested wait for it."""
+    if all(_best_held_out(entry, metric) is None for entry in entries):
+        return ""
+    scores = [run[metric.field] for entry in entries for run in entry["sweep"] or []]
+    return f"{HELD_OUT} {sum(score is not None for score in scores)} of {len(scores)} runs that choose are done."
 
 
 def graphs_sentence(result: dict[str, Any]) -> str:
@@ -142,7 +155,18 @@ def _entry(entries: list[dict[str, Any]], pattern: str, canon: str | None, width
 
 def _score(entry: dict[str, Any], metric: Metric) -> str:
     middle, std = entry.get(f"{metric.field}_mean"), entry.get(f"{metric.field}_std")
-    return "" if middle is None else metric.number(middle) + ("" if std is None else f" ± {metric.number(std)}")
+    if middle is None:
+        best = _best_held_out(entry, metric)
+        return "" if best is None else f"({metric.number(best[metric.field])})"
+    return metric.number(middle) + ("" if std is None else f" ± {metric.number(std)}")
+
+
+def _best_held_out(entry: dict[str, Any], metric: Metric) -> dict[str, Any] | None:
+    """Of the runs that choose a learning rate, where none that is tested is done."""
+    tried = [run for run in entry.get("sweep") or [] if run[metric.field] is not None]
+    if entry.get(f"{metric.field}_mean") is not None or not tried:
+        return None
+    return (max if metric.higher else min)(tried, key=lambda run: run[metric.field])
 
 
 def _rate(entry: dict[str, Any]) -> str:
