@@ -62,6 +62,22 @@ def test_a_task_is_trained_from_weights_of_another_run(tmp_path):
     assert loads((tmp_path / "b" / "result.json").read_text())["fingerprint"]["start"] == str(tmp_path / "a")
 
 
+def test_a_recipe_that_is_named_brings_its_host(tmp_path):
+    """What is given beside it stands; without its name a task has its small host."""
+    few = ["--set", "train_examples=8", "--set", "test_examples=4", "--set", "length=60", "--set", "shortest=10"]
+    small = [*few, "--steps", "1", "--batch-size", "2", "--device", "cpu"]
+
+    def shape(folder, *options):
+        result = call("train", "task", "listops", *small, *options, "--output", tmp_path / folder)
+        assert result.exit_code == 0, result.output
+        config = loads((tmp_path / folder / "config.json").read_text())
+        return config["num_hidden_layers"], config["hidden_size"], config["num_attention_heads"]
+
+    assert shape("named", "--recipe", "listops-s5", "--depth", "1") == (1, 128, 2)
+    assert shape("size", "--recipe", "listops-s5", "--size", "pico") == (2, 64, 2)
+    assert shape("usual") == (2, 64, 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [

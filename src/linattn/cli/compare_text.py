@@ -52,13 +52,14 @@ def text(
         made = create_task(task, settings)
         changes = shared.changes() | {"lr": lrs[0] if len(lrs) == 1 else None}
         train = configure(made, changes, shared.recipe, shared.tokens)
+        host = host_of(shared, made)
         config = TextCompareConfig(
             task,
             settings,
             names(mechanisms),
             tuple(no_or(letters) for letters in names(canon)) or (None,),
-            channels or (None,),
-            replace(host_of(shared, made), mechanism="softmax"),
+            channels or (host.width,),
+            replace(host, mechanism="softmax"),
             equal_parameters,
             train,
             seeds,

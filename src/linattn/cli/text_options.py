@@ -33,7 +33,13 @@ class TextOptions:
     ] = "auto"
     attention_gate: Annotated[str, typer.Option(help="Of the output, behind its norm: silu, linear, none.")] = "none"
     dropout: Annotated[float, typer.Option(help="Of both branches of a block.")] = 0.0
-    recipe: Annotated[str, typer.Option(help="Settings of a paper: what is not given below.  [default: by task]")] = ""
+    recipe: Annotated[
+        str,
+        typer.Option(
+            help="Settings of a paper: what is not given, and the depth, width and heads of its host.  "
+            "[default: by task, with a small host]"
+        ),
+    ] = ""
     steps: Annotated[int | None, typer.Option(help="Updates of the weights.")] = None
     tokens: Annotated[int | None, typer.Option(help="Budget in tokens, in the place of steps.")] = None
     batch_size: Annotated[int | None, typer.Option(help="Sequences of a step, over all processes.")] = None

@@ -87,19 +87,20 @@ def task_settings(data: Path | None, changed: list[str], **own: Any) -> dict[str
 
 
 def host_of(shared: TextOptions, made: Any) -> "HostOptions":
-    """The host that the options describe, for a task."""
+    """The host that the options describe, for a task; what they leave open is as a recipe that they name has it."""
     from linattn.train.text.hosts import HostOptions
     from linattn.train.text.pattern import parse_options
-    from linattn.train.text.recipes import size_of
+    from linattn.train.text.recipes import host_of_recipe, size_of
 
+    published = {} if shared.size else host_of_recipe(shared.recipe)
     return HostOptions(
         shared.size or size_of(made),
         shared.hybrid or shared.mechanism,
         no_or(shared.canon),
         parse_options(shared.option),
-        shared.width,
-        shared.depth,
-        shared.heads,
+        shared.width or published.get("width"),
+        shared.depth or published.get("depth"),
+        shared.heads or published.get("heads"),
         shared.mlp_width,
         shared.rotary,
         no_or(shared.attention_norm),

@@ -1,5 +1,7 @@
 """Text to text, and the command."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from typer import Typer
@@ -44,6 +46,21 @@ def test_bytes_in_bytes_out(folder):
 def test_prompts_of_one_batch_do_not_change_one_another(folder):
     both = call(folder, "--prompt", "a", "--prompt", "much longer", "--prefill-chunk", 4).stdout
     assert both == call(folder, "--prompt", "a").stdout + call(folder, "--prompt", "much longer").stdout
+
+
+def test_a_text_that_ends_is_cut_there():
+    """What pads the rows that ended sooner is a byte like any other."""
+    from linattn.models.language.hf.text import Sampling, TextModel
+
+    class Ends:
+        device = "cpu"
+        generation_config = SimpleNamespace(eos_token_id=256)
+
+        def generate(self, ids, **_):
+            return torch.cat([ids, torch.tensor([[97, 256, 0, 0], [98, 98, 0, 98]])], dim=1)
+
+    model = TextModel(Ends(), lambda text: list(text.encode()), lambda ids: bytes(ids).decode(), 0)
+    assert model.complete(["x", "longer"], Sampling(4)) == ["a", "bb\0b"]
 
 
 def test_draws_follow_the_seed(folder):

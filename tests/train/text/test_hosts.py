@@ -38,6 +38,16 @@ def test_encoders_of_the_arena_learn_a_position_for_each_token_of_the_task():
     assert create_host(HOST, TASK, 0).config.max_position_embeddings is None
 
 
+def test_a_model_of_several_documents_knows_what_ends_one(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text(f"{name} text. " * 40)
+    several = text_task("text", data=str(tmp_path), length=8)
+    one = text_task("text", data=str(tmp_path / "a.txt"), length=8)
+    found = [create_host(HostOptions("pico"), task, 0) for task in (several, one)]
+    assert [model.config.eos_token_id for model in found] == [256, None]
+    assert found[0].generation_config.eos_token_id == 256, "generate stops there"
+
+
 def test_layers_are_those_of_the_pattern():
     host = HostOptions("pico", "gated*2,softmax", depth=4, options=parse_options(["gated.gate=head"]))
     model = create_host(host, TASK, 0)

@@ -96,6 +96,9 @@ def create_host(host: HostOptions, task: SequenceTask, seed: int) -> Any:
     }  # fmt: skip
     if options.pop("learned_positions", False):
         options["max_position_embeddings"] = task.length
+    end = getattr(getattr(task, "encoder", None), "end", None)
+    if causal and end is not None and end < task.vocabulary:
+        options["eos_token_id"] = end  # what stands between documents: `generate` stops there
     if task.kind == "classification":
         options |= {"num_labels": task.classes, "pooling": task.pooling}
     kinds = {"causal": "CausalLM", "masked": "MaskedLM", "classification": "SequenceClassification"}

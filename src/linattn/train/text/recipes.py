@@ -86,6 +86,23 @@ def size_of(task: SequenceTask) -> str:
     return SIZES_OF.get(task.name, SIZES_OF.get(task.name.split("-")[0], "small"))
 
 
+def host_of_recipe(recipe: str) -> dict[str, int]:
+    """Depth, width and heads of the model that a recipe is for, as far as its source has one number each.
+
+    Of several widths the smallest. Nothing where no recipe is named: a task's usual host is small.
+
+    Example:
+        >>> host_of_recipe("listops-s5"), host_of_recipe("")
+        ({'depth': 8, 'width': 128}, {})
+    """
+    if recipe in ("", LANGUAGE):
+        return {}
+    check_option("recipe", recipe, recipes())
+    source = STANDARDS[recipe]
+    found = {"depth": source.layers, "width": min(source.width, default=None), "heads": source.heads}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def configure(
     task: SequenceTask, changes: Mapping[str, Any], recipe: str = "", tokens: int | None = None
 ) -> TextConfig:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,13 @@ class TextModel:
         mask = torch.tensor([[0] * (length - len(row)) + [1] * len(row) for row in rows], device=self.model.device)
         set_seed(sampling.seed)
         found: Tensor = self.model.generate(ids, attention_mask=mask, pad_token_id=self.pad, **sampling.options())
-        return [self.decode(row) for row in found[:, length:].tolist()]
+        return [self.decode(self._until_end(row)) for row in found[:, length:].tolist()]
+
+    def _until_end(self, ids: list[int]) -> list[int]:
+        """Without the token that ends a text, and the padding behind it, which may be a byte like any other."""
+        end = self.model.generation_config.eos_token_id
+        ends = end if isinstance(end, list) else [end]
+        return list(takewhile(lambda token: token not in ends, ids))
 
 
 def load_text_model(folder: Path, device: str, precision: str) -> TextModel:
