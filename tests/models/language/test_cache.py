@@ -57,6 +57,24 @@ def test_a_state_in_a_file(tmp_path):
         load_cache(tmp_path / "prompt.safetensors", build(num_hidden_layers=3))
 
 
+def test_a_state_that_cannot_be_written_leaves_the_old_file(tmp_path, monkeypatch):
+    from linattn.models.language import save_cache
+    from linattn.models.language.hf import cache_files
+
+    def full(tensors, path, metadata):
+        path.write_bytes(b"half of it")
+        raise OSError("no space left")
+
+    model, ids = build(), draw()
+    save_cache(prefilled(model, ids), tmp_path / "state")
+    before = (tmp_path / "state").read_bytes()
+    monkeypatch.setattr(cache_files, "save_file", full)
+    with pytest.raises(OSError, match="no space left"):
+        save_cache(prefilled(model, ids), tmp_path / "state")
+    assert (tmp_path / "state").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
 @pytest.mark.parametrize("mechanism", ["softmax", "zeros_softmax", "window"])
 def test_a_padded_state_in_a_file(tmp_path, mechanism):
     """Layers that share what they know of the padding, and states that know how much of them is filled."""

@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache
 from linattn.models.language.hf.cache import StateLayer, state_layers
 from linattn.models.language.hf.model import CachedBlock
 from linattn.models.language.tokens import BlockState
+from linattn.support.files import write_atomically
 
 
 def save_cache(cache: Cache, path: str | Path) -> None:
@@ -36,7 +37,8 @@ def save_cache(cache: Cache, path: str | Path) -> None:
     tensors: dict[str, Tensor] = {}
     for index, layer in enumerate(layers):
         _flatten(f"{index}", layer.state, tensors)
-    save_file(tensors, path, {"lengths": json.dumps([layer.length for layer in layers])})
+    lengths = {"lengths": json.dumps([layer.length for layer in layers])}
+    write_atomically(Path(path), lambda temporary: save_file(tensors, temporary, lengths))
 
 
 def load_cache(path: str | Path, model: PreTrainedModel) -> Cache:
