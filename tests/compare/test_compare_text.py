@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,12 +44,12 @@ from tests.compare.test_compare_text import CONFIG, run
 torch.set_num_threads(1)
 train, done = subject.train_text, []
 def die(*args, **options):
-    if len(done) == 19:  # in the middle of the runs after the sweep, with a checkpoint behind
+    if len(done) == 27:  # in the middle of the second seed, with a checkpoint behind
         options["on_record"] = lambda record: os.kill(os.getpid(), signal.SIGKILL)
     done.append(1)
     return train(*args, **options)
 subject.train_text = die
-run(replace(CONFIG, output=Path(sys.argv[1]), keep_weights=False))
+run(replace(CONFIG, output=Path(sys.argv[1]), keep_weights=False, seeds=2))
 """
 
 
@@ -104,9 +105,10 @@ def test_it_writes_what_it_found(whole):
 def test_every_line_counts_to_the_same_end_and_says_how_long(whole):
     _, text = whole
     lines = [line for line in text.splitlines() if line.startswith("[")]
-    assert [line.split("]")[0] for line in lines] == [f"[{number}/24" for number in range(1, 25)]
+    assert [line.split("]")[0] for line in lines] == [f"[{number}/16" for number in range(1, 17)]
     assert all("trained in 0 s" in line for line in lines)
-    assert all(("left" in line) == (number < 24) for number, line in enumerate(lines, 1))
+    assert all(("left" in line) == (number < 16) for number, line in enumerate(lines, 1))
+    assert text.count("trained while learning rates were chosen") == 8
 
 
 def test_an_interrupted_comparison_has_what_is_known_without_training(whole, tmp_path, monkeypatch):
@@ -213,12 +215,12 @@ def test_what_was_trained_as_graphs_is_timed_as_graphs():
 
 
 def test_a_killed_comparison_ends_the_same(whole, tmp_path):
-    config = replace(CONFIG, output=tmp_path / "c", keep_weights=False)
+    config = replace(CONFIG, output=tmp_path / "c", keep_weights=False, seeds=2)
     process = subprocess.run(
         [sys.executable, "-c", KILLED, str(config.output)], cwd=ROOT, check=False, capture_output=True
     )
     assert process.returncode == -signal.SIGKILL, process.stderr.decode()
-    assert [row["status"] for row in results_of(config)["rows"]] == ["done"] * 3 + ["waiting"] * 5
+    assert [row["status"] for row in results_of(config)["rows"]] == ["done"] * 11 + ["waiting"] * 5
     half = config.output / "runs" / "elu+B-16"
     assert [path.name for path in half.glob("*/checkpoint.pt")] == ["checkpoint.pt"]
     patch = pytest.MonkeyPatch()
@@ -226,13 +228,16 @@ def test_a_killed_comparison_ends_the_same(whole, tmp_path):
     patch.setattr(costs, "peak_bytes", lambda *_: 0)
     patch.setattr(main, "finish", lambda *_: None)
     assert run(config)[0] == 0
+    joined = replace(CONFIG, output=tmp_path / "joined", seeds=2)
+    shutil.copytree(whole[0].output, joined.output)
+    assert run(joined)[0] == 0
     patch.undo()
 
     def numbers(of):
         rows = results_of(of)["rows"]
         return [(r["mechanism"], r["lr"], r["score"], [e["train_loss"] for e in r["epochs"]]) for r in rows]
 
-    assert numbers(config) == numbers(whole[0])
+    assert numbers(config) == numbers(joined)
     assert not [*config.output.rglob("*.safetensors"), *config.output.rglob("*.pt")]
     assert [*whole[0].output.rglob("*.safetensors")]
 

@@ -73,6 +73,12 @@ def final_cells(config: "Comparing", lrs: dict[str, float]) -> list[Cell]:
     return sorted(cells, key=lambda cell: config.mechanisms.index(cell.mechanism)) if config.train.compile else cells
 
 
+def runs_to_train(config: "Comparing", sweep_is_final: bool) -> int:
+    """How many there are; ``sweep_is_final``: of the first seed those that choose learning rates are the final ones."""
+    swept = len(sweep_cells(config))
+    return swept + len(config.mechanisms) * (config.seeds - (1 if swept and sweep_is_final else 0))
+
+
 def best_lrs(
     config: "Comparing",
     swept: list[CellResult],

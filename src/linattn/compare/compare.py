@@ -8,7 +8,15 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from linattn.compare.cells import Cell, CellResult, best_lrs, final_cells, folder_name, sweep_cells
+from linattn.compare.cells import (
+    Cell,
+    CellResult,
+    best_lrs,
+    final_cells,
+    folder_name,
+    runs_to_train,
+    sweep_cells,
+)
 from linattn.compare.conversion.settings import ConversionConfig
 from linattn.compare.conversion.subject import Conversions
 from linattn.compare.graph.settings import GraphCompareConfig
@@ -52,7 +60,7 @@ def compare(config: AnyConfig, console: Console) -> int:
     subject.check()
     same_settings(config)
     results = Results(config, subject, subject.describe())
-    screen = Screen(results, console, len(sweep_cells(config)) + len(config.mechanisms) * config.seeds)
+    screen = Screen(results, console, runs_to_train(config, subject.sweep_is_final))
     announce(config, results, console)
     trainer = subject.trainer(screen.on_step, screen.on_record)
     device = torch.device(config.train.device)
@@ -73,7 +81,9 @@ def compare(config: AnyConfig, console: Console) -> int:
             with workers(config) as in_workers:
                 run(sweep_cells(config), results.swept, in_workers)
                 results.lrs = best_lrs(config, results.swept, subject.metric.higher, subject.recipe_lr)
-                run(final_cells(config, results.lrs), results.final, in_workers)
+                final = final_cells(config, results.lrs)
+                screen.expect(final, adopted={cell for cell in final if subject.adopt(cell)})
+                run(final, results.final, in_workers)
             trained = [r.cell for r in results.final if r.status == "done" and r.cell.seed == 0]
             # What failed in training would fail here too, and take the results of the others with it.
             for names in groups_to_measure([cell.mechanism for cell in trained], device):
@@ -117,10 +127,11 @@ def measured(path: Path, key: dict[str, Any], found: Any) -> Any:
 def announce(config: Comparing, results: Results, console: Console) -> None:
     """What is about to happen, and how much of it."""
     runs, swept = len(config.mechanisms) * config.seeds, len(sweep_cells(config))
+    joined = f", {len(config.mechanisms)} of them taken from" if results.subject.sweep_is_final else " after"
     console.print(
         f"{results.subject.announce(results.meta)}: "
         f"{counted(runs, 'run')} ({counted(len(config.mechanisms), 'mechanism')} x {counted(config.seeds, 'seed')})"
-        + (f" after {counted(swept, 'run')} that choose learning rates" if swept else "")
+        + (f"{joined} {counted(swept, 'run')} that choose learning rates" if swept else "")
         + (f", {config.jobs} at a time" if config.jobs > 1 else "")
         + f". Files: {config.output}",
         soft_wrap=True,

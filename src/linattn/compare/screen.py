@@ -22,6 +22,7 @@ class Screen:
     def __init__(self, results: Results, console: Console, total: int) -> None:
         self.results, self.console = results, console
         self.now, self.total, self.done = "", total, 0
+        self.adopted: set[Cell] = set()
         self._started, self._live = monotonic(), Live(console=console, transient=True, auto_refresh=False)
 
     @contextmanager
@@ -31,6 +32,10 @@ class Screen:
             return
         with self._live:
             yield
+
+    def expect(self, cells: list[Cell], adopted: set[Cell]) -> None:
+        """What is still to come; ``adopted`` are not to be trained: they are told, and counted nowhere."""
+        self.adopted, self.total = adopted, self.done + len(cells) - len(adopted)
 
     @property
     def metric(self) -> Metric:
@@ -50,12 +55,16 @@ class Screen:
         self._show(what)
 
     def on_result(self, result: CellResult) -> None:
-        self.done += 1
+        adopted = result.cell in self.adopted
+        self.done += 0 if adopted else 1
         if not self.console.is_terminal:
             words = f"{result.status}: {result.reason}" if result.score is None else self.metric.text(result.score)
             kind = "validation" if result.cell.validation else self.metric.name
             took = "" if result.train_seconds is None else f", trained in {clock(result.train_seconds)}"
-            line = f"[{self.done}/{self.total}] {result.cell.title}: {kind} {words}{took}{self._left()}"
+            count, left = f"[{self.done}/{self.total}] ", f"{took}{self._left()}"
+            if adopted:
+                count, left = "", ", trained while learning rates were chosen"
+            line = f"{count}{result.cell.title}: {kind} {words}{left}"
             self.console.print(line, soft_wrap=True)
         self._show("")
 

@@ -86,6 +86,8 @@ class Subject(ABC):
     """Evaluations of a run."""
     has_report = True
     """Whether charts and a page are drawn of it, and mechanisms are ranked in words."""
+    sweep_is_final = False
+    """Whether runs that choose learning rates train on all that final runs do: one of each is then final as well."""
 
     @abstractmethod
     def check(self) -> None:
@@ -101,6 +103,10 @@ class Subject(ABC):
 
     @abstractmethod
     def trainer(self, on_step: OnStep, on_record: OnRecord) -> Trainer: ...
+
+    def adopt(self, cell: Cell) -> bool:
+        """Whether a final run was trained while learning rates were chosen; if so, its folder now has it finished."""
+        return False
 
     def known_costs(self, on_work: OnWork) -> dict[str, dict[str, Any]]:
         """What is known of each before it is trained, by name: an interrupted comparison has it too."""

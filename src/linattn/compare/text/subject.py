@@ -8,6 +8,7 @@ import torch
 
 from linattn.compare.cells import Cell, train_config
 from linattn.compare.subject import OnRecord, OnStep, OnWork, Outcome, Subject, Trainer
+from linattn.compare.text.adopt import OWN_TEST, adopt
 from linattn.compare.text.costs import known_costs, measure_costs
 from linattn.compare.text.settings import TextCompareConfig
 from linattn.report.metric import Metric
@@ -31,6 +32,7 @@ class Texts(Subject):
         metric, percent = self.task.metric, self.task.metric in PERCENT
         name, decimals = metric.replace("_", " "), 2 if percent else 4
         self.metric = Metric("score", name, "%" if percent else "", decimals, self.task.higher_is_better)
+        self.sweep_is_final = not holds_out(self.task)
 
     @cached_property
     def hosts(self) -> dict[str, HostOptions]:
@@ -96,6 +98,9 @@ class Texts(Subject):
     def trainer(self, on_step: OnStep, on_record: OnRecord) -> Trainer:
         return TextTrainer(self, on_step, on_record)
 
+    def adopt(self, cell: Cell) -> bool:
+        return adopt(self, cell)
+
     def known_costs(self, on_work: OnWork) -> dict[str, dict[str, Any]]:
         return known_costs(self.hosts, self.task, self.config.train, on_work)
 
@@ -124,12 +129,14 @@ class TextTrainer(Trainer):
         texts = self.texts
         config = train_config(texts.config, cell)
         task, test = (texts.task, None) if not cell.validation else self._validation()
+        folder = cell.folder(texts.config.output)
         found = train_text(
             create_host(texts.hosts[cell.mechanism], texts.task, cell.seed),
             task,
             config,
-            cell.folder(texts.config.output),
+            folder,
             test=test,
+            own_test=folder / OWN_TEST if cell.validation and texts.sweep_is_final else None,
             keep_weights=texts.config.keep_weights,
             on_step=lambda epoch, step, loss, accuracy: self.on_step(cell, epoch, step, loss, accuracy),
             on_record=lambda record: self.on_record(cell, record.score, -(-record.step // config.round_steps)),
@@ -150,7 +157,7 @@ def validation(task: Any) -> tuple[SequenceTask, SequenceTask]:
     other numbers.
     """
     known = {field.name for field in fields(task)}
-    if "hold_out" in known:
+    if holds_out(task):
         kept = replace(task, hold_out=task.hold_out or VALIDATION_SHARE, evaluate="valid")
         return kept, kept
     if "evaluate" in known:
@@ -158,3 +165,8 @@ def validation(task: Any) -> tuple[SequenceTask, SequenceTask]:
     if "data_seed" in known:
         return task, replace(task, data_seed=task.data_seed + 1)
     raise OptionError("lr", f"several of them are compared on held-out data, and {task.name} has none: name one")
+
+
+def holds_out(task: Any) -> bool:
+    """Whether examples to judge by are taken from those to train on: a text has others, what is drawn has no end."""
+    return "hold_out" in {field.name for field in fields(task)}

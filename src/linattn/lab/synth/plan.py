@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from linattn.compare.cells import sweep_cells
+from linattn.compare.cells import runs_to_train, sweep_cells
 from linattn.compare.text.costs import training_step
 from linattn.compare.text.settings import TextCompareConfig
 from linattn.compare.text.subject import Texts
@@ -40,9 +40,9 @@ def make_plan(config: SynthConfig) -> Plan:
     """Times a few steps of every model."""
     runs, seconds = 0, 0.0
     for part in config.parts.values():
-        each = len(sweep_cells(part)) // len(part.mechanisms) + (part.seeds if config.final else 0)
-        runs += each * len(part.mechanisms)
-        seconds += each * sum(seconds_of_runs(part).values())
+        own = runs_to_train(part, Texts(part).sweep_is_final) if config.final else len(sweep_cells(part))
+        runs += own
+        seconds += own / len(part.mechanisms) * sum(seconds_of_runs(part).values())
     return Plan(runs, seconds, config.shared.jobs)
 
 

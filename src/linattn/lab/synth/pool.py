@@ -11,10 +11,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 
 import torch
 
-from linattn.compare.cells import Cell, CellResult, best_lrs, final_cells, sweep_cells
+from linattn.compare.cells import Cell, CellResult, best_lrs, final_cells, runs_to_train, sweep_cells
 from linattn.compare.text.settings import TextCompareConfig
 from linattn.compare.text.subject import Texts
-from linattn.lab.synth.adopt import adopt
 from linattn.lab.synth.settings import SynthConfig
 from linattn.support.processes import end_with_parent
 
@@ -28,6 +27,7 @@ def train_in_pool(config: SynthConfig, on_work: Callable[[str], None]) -> set[st
     Every contender's final runs begin as soon as those that choose its learning rate are done.
     """
     parts, failed = config.parts, set[str]()
+    texts = {kind: Texts(part) for kind, part in parts.items()}
     pool = ProcessPoolExecutor(
         config.shared.jobs,
         mp_context=multiprocessing.get_context("spawn"),  # a fork would copy threads in the middle of their work
@@ -40,10 +40,9 @@ def train_in_pool(config: SynthConfig, on_work: Callable[[str], None]) -> set[st
         for kind, part in parts.items():
             first = sweep_cells(part) or final_cells(part, best_lrs(part, []))
             waiting |= {pool.submit(_run, kind, cell): kind for cell in first}
-        total = len(waiting)
+        total, done = len(waiting), 0
         if config.final:
-            total += sum(len(part.mechanisms) * part.seeds for part in parts.values() if sweep_cells(part))
-        done = 0
+            total = sum(runs_to_train(part, texts[kind].sweep_is_final) for kind, part in parts.items())
         while waiting:
             for future in wait(waiting, timeout=SECONDS_BETWEEN_LOOKS, return_when=FIRST_COMPLETED).done:
                 kind, result, done = waiting.pop(future), future.result(), done + 1
@@ -52,7 +51,11 @@ def train_in_pool(config: SynthConfig, on_work: Callable[[str], None]) -> set[st
                 if result.cell.validation and config.final:
                     own = swept.setdefault((kind, result.cell.mechanism), [])
                     own.append(result)
-                    waiting |= {pool.submit(_run, kind, cell): kind for cell in _final(parts[kind], own)}
+                    for cell in _final(parts[kind], own):
+                        if texts[kind].adopt(cell):
+                            continue
+                        total += 1 if cell.seed == 0 and texts[kind].sweep_is_final else 0  # it was not counted
+                        waiting[pool.submit(_run, kind, cell)] = kind
             on_work(f"{done} of {total} runs")
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -80,6 +83,4 @@ def _start(parts: dict[str, TextCompareConfig]) -> None:
 
 
 def _run(kind: str, cell: Cell) -> CellResult:
-    texts = _TEXTS[kind]
-    adopt(texts, cell)
-    return texts.trainer(lambda *_: None, lambda *_: None).run(cell)
+    return _TEXTS[kind].trainer(lambda *_: None, lambda *_: None).run(cell)

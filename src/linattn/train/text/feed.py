@@ -69,9 +69,16 @@ class Feed:
 
     def test(self) -> Iterator[Sequences]:
         """All test sequences once; of several processes each has its share of the batches."""
+        return self._test_of(self.tested)
+
+    def own_test(self) -> Iterator[Sequences]:
+        """The same of the task that is trained on, where another one is tested."""
+        return self._test_of(self.task)
+
+    def _test_of(self, task: SequenceTask) -> Iterator[Sequences]:
         config = self.config
         size = config.eval_batch_size or max(1, config.batch_size // (self.processes * config.accumulation))
-        for number, batch in enumerate(self.tested.test_batches(size)):
+        for number, batch in enumerate(task.test_batches(size)):
             if number % self.processes == self.rank:
                 yield without_idle_mask(batch).to(self.device, non_blocking=True)
 

@@ -2,11 +2,11 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from shutil import rmtree
+from shutil import copyfile, rmtree
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,18 +33,36 @@ class TextFolder(RunFolder):
             rmtree(half, ignore_errors=True)
 
     def save_weights(self, model: nn.Module) -> None:
-        """All files are written aside and then put in their places; the result, which counts, comes after them."""
         if not self.keep_weights:
             return
         network: Any = model  # a TextNetwork
         tokenizer = getattr(getattr(network.task, "encoder", None), "tokenizer", None)
-        self.path.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(dir=self.path, prefix=".model-"))
-        try:
+
+        def save(aside: Path) -> None:
             with _without_bars():
                 network.model.save_pretrained(aside)
                 if tokenizer is not None:
                     tokenizer.save_pretrained(aside)
+
+        self._put(save)
+
+    def copy_weights(self, other: "TextFolder") -> None:
+        """Those of another run, with all that belongs to them."""
+        apart = (other.checkpoint.name, other.result.name, other.log.name)
+
+        def copy(aside: Path) -> None:
+            for file in other.path.iterdir():
+                if file.is_file() and file.name not in apart and not file.name.startswith("."):
+                    copyfile(file, aside / file.name)
+
+        self._put(copy)
+
+    def _put(self, write: Callable[[Path], object]) -> None:
+        """All files are written aside and then put in their places; the result, which counts, comes after them."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(dir=self.path, prefix=".model-"))
+        try:
+            write(aside)
             for file in sorted(aside.iterdir()):
                 os.replace(file, self.path / file.name)
         finally:

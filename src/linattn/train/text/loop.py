@@ -10,6 +10,7 @@ from linattn.tasks.text import SequenceTask
 from linattn.train.accelerator import check_accelerator, create_accelerator
 from linattn.train.captured_step import CapturedStep
 from linattn.train.checkpoint import model_digest
+from linattn.train.log import write_log
 from linattn.train.loop import go_through
 from linattn.train.rounds import OnStep
 from linattn.train.text.config import TextConfig
@@ -30,6 +31,7 @@ def train_text(
     folder: Path,
     *,
     test: SequenceTask | None = None,
+    own_test: Path | None = None,
     start: str | None = None,
     keep_weights: bool = True,
     on_step: OnStep | None = None,
@@ -48,6 +50,9 @@ def train_text(
         model: of ``linattn.models.language``, with the head that the task's kind needs.
         folder: of this run alone.
         test: a task whose test sequences are evaluated in the place of ``task``'s own, to choose settings by.
+        own_test: with ``test`` a folder, for what the same run without ``test`` would leave there but for its weights:
+            the task's own test sequences are evaluated too. They decide nothing; where their loss is not finite the
+            folder stays empty.
         start: what the weights come from, where they are not drawn; a resumed run must name the same.
         keep_weights: False leaves no weights behind, only result and log; a run that is found finished then leaves
             ``model`` as it is.
@@ -66,10 +71,7 @@ def train_text(
     check_accelerator(accelerator, config)
     network, files = TextNetwork(model, task), TextFolder(Path(folder), keep_weights)
     processes = accelerator.num_processes
-    fingerprint = config.fingerprint() | {
-        "model": model_digest(model), "task": task_settings(task), "processes": processes,
-        "test": None if test is None else task_settings(test), "start": start,
-    }  # fmt: skip
+    fingerprint = text_fingerprint(model, task, config, processes, test=test, start=start)
     finished = files.load_result(fingerprint)
     if finished is not None:
         model.to(accelerator.device).eval()
@@ -77,16 +79,41 @@ def train_text(
             model.load_state_dict(files.load_weights(), strict=not model.config.tie_word_embeddings)
         return TextResult.from_dict(finished)
     feed = Feed(task, config, accelerator.device, rank=accelerator.process_index, processes=processes, test=test)
-    run = TextRun(network, feed, config, accelerator)
+    run = TextRun(network, feed, config, accelerator, own_test is not None)
     try:
         go_through(run, config.rounds, files, fingerprint, config.precision, on_step=on_step, on_epoch=on_record)
-        result = TextResult.of(run.epochs, task.metric, graph_words(run.captured))
+        graphs = graph_words(run.captured)
+        result = TextResult.of(run.epochs, task.metric, graphs)
         if accelerator.is_main_process:
+            if own_test is not None and run.own_records is not None:  # first: after the result nobody comes here again
+                own, other = (
+                    TextFolder(own_test, keep_weights=False),
+                    TextResult.of(run.own_records, task.metric, graphs),
+                )
+                own.remove_halves()
+                write_log(own.log, other.records)
+                own.save_result(network, other.as_dict(), fingerprint | {"test": None})
             files.save_result(network, result.as_dict(), fingerprint)
         accelerator.wait_for_everyone()
     finally:
         run.close()
     return result
+
+
+def text_fingerprint(
+    model: Any,
+    task: SequenceTask,
+    config: TextConfig,
+    processes: int = 1,
+    *,
+    test: SequenceTask | None = None,
+    start: str | None = None,
+) -> dict[str, Any]:
+    """Everything that a run must have in common with the one it goes on with, ready for JSON."""
+    return config.fingerprint() | {
+        "model": model_digest(model), "task": task_settings(task), "processes": processes,
+        "test": None if test is None else task_settings(test), "start": start,
+    }  # fmt: skip
 
 
 def graph_words(captured: CapturedStep | None) -> str:

@@ -1,7 +1,8 @@
 """The state of a training run on text and its steps."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from dataclasses import asdict
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +26,23 @@ if TYPE_CHECKING:
 
 
 class TextRun(Rounds[StepRecord]):
-    """Rounds of steps over sequences; each ends in an evaluation."""
+    """Rounds of steps over sequences; each ends in an evaluation.
 
-    def __init__(self, network: TextNetwork, feed: Feed, config: TextConfig, accelerator: "Accelerator") -> None:
+    With ``own_test`` it ends in two: the second, on the task's own test sequences, goes into ``own_records`` and moves
+    nothing else. These are None without it, and where that evaluation gave no finite loss.
+    """
+
+    def __init__(
+        self,
+        network: TextNetwork,
+        feed: Feed,
+        config: TextConfig,
+        accelerator: "Accelerator",
+        own_test: bool = False,
+    ) -> None:
         super().__init__(network, config, accelerator)
         self.feed, self.config, self.language = feed, config, network
+        self.own_records: list[StepRecord] | None = [] if own_test else None
         self._going: Iterator[Step] | None = None
 
     @property
@@ -91,13 +104,32 @@ class TextRun(Rounds[StepRecord]):
         return warmed_cosine(self.done + step, config.steps, config.warmup_steps, config.lr, config.min_lr)
 
     def evaluate(self, reading: Reading, lr: float) -> StepRecord:
-        metrics = evaluate(self.language, self.feed.test(), self.accelerator)
-        if not isfinite(metrics["loss"]):
+        record = self._evaluated(self.feed.test(), reading, lr)
+        if not isfinite(record.metrics["loss"]):
             raise self.diverged(self.step, lr, "test loss")
+        if self.own_records is not None:
+            own = self._evaluated(self.feed.own_test(), reading, lr)
+            # What comes of other test sequences must not stop this run.
+            self.own_records = [*self.own_records, own] if isfinite(own.metrics["loss"]) else None
+        return record
+
+    def _evaluated(self, batches: Iterable[Sequences], reading: Reading, lr: float) -> StepRecord:
+        metrics = evaluate(self.language, batches, self.accelerator)
         step = self.done + self.step
         tokens = step * self.config.batch_size * self.feed.task.length
         score = metrics[self.feed.task.metric]
         return StepRecord(step, lr, reading.loss, score, metrics, tokens, self.seconds)
+
+    def state_dict(self) -> dict[str, Any]:
+        own = None if self.own_records is None else [asdict(record) for record in self.own_records]
+        return super().state_dict() | {"own_records": own}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if self.own_records is not None:
+            found = state.get("own_records", [])  # checkpoints of earlier versions have none
+            complete = found is not None and len(found) == self.epoch
+            self.own_records = [self.record_of(record) for record in found] if complete else None
 
     def record_of(self, fields: dict[str, Any]) -> StepRecord:
         return StepRecord(**fields)
