@@ -12,7 +12,7 @@ from linattn.layers.plane import wipe
 from linattn.mechanisms.base import Mechanism
 from linattn.mechanisms.registry import create_mechanism
 from linattn.models.language.options import BlockOptions
-from linattn.models.language.rotary import Rotation, turn
+from linattn.models.language.rotary import turn
 from linattn.models.language.tokens import BlockState, Tokens
 
 
@@ -96,14 +96,19 @@ class SequenceAttention(nn.Module):
         return torch.cat([part.flatten(2) for part in (self.q_norm(q), self.k_norm(k), v)], dim=-1)
 
     def _heads(self, joined: Tensor, tokens: Tokens) -> Heads:
-        parts = joined.split(self.widths, dim=-1)
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)
         if not self.rotary_width:
-            return Heads(q, k, v)
+            return Heads(*(self._of_heads(part) for part in joined.split(self.widths, dim=-1)))
         if self.rotary_width not in tokens.rotations:
             raise ValueError(f"tokens.rotations must have the rotation of {self.rotary_width} channels, and has none")
-        rotation: Rotation = tokens.rotations[self.rotary_width]
-        return Heads(turn(q, rotation), turn(k, rotation), v)
+        # q and k are neighbours, and turned as one: a step of a small model is as long as the list of its kernels.
+        both, v = (self._of_heads(part) for part in joined.split([sum(self.widths[:2]), self.widths[2]], dim=-1))
+        turned = turn(both, tokens.rotations[self.rotary_width])
+        q, k = turned.split([self.options.num_heads, self.options.num_kv_heads], dim=1)
+        return Heads(q, k, v)
+
+    def _of_heads(self, part: Tensor) -> Tensor:
+        """``(B, T, H D)`` to ``(B, H, T, D)``."""
+        return part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def _gate_input(self, x: Tensor) -> Tensor | None:
         return x if self.mechanism.info.uses_input else None

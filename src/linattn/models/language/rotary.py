@@ -29,10 +29,11 @@ def rotations(positions: Tensor, widths: Iterable[int], base: float, like: Tenso
 def turn(x: Tensor, rotation: Rotation) -> Tensor:
     """Turn channel i and channel ``W / 2 + i`` of ``x (B, H, T, D)`` together; those past W stay.
 
-    The halves lie as Llama has them, so that weights fit.
+    The halves lie as Llama has them, so that weights fit. Rounded to x's dtype once.
     """
     cos, sin = rotation
     half = cos.shape[-1]
-    a, b = x[..., :half].to(cos.dtype), x[..., half : 2 * half].to(cos.dtype)
-    turned = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+    a, b = x[..., : 2 * half].to(cos.dtype).chunk(2, dim=-1)
+    first, second = torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)
+    turned = torch.cat([first, second], dim=-1).to(x.dtype)
     return turned if 2 * half == x.shape[-1] else torch.cat([turned, x[..., 2 * half :]], dim=-1)
