@@ -1,5 +1,6 @@
 """What is drawn: numbers, places of labels, colours, pixels."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -13,6 +14,7 @@ from linattn.report.charts_learning import seed_curve
 from linattn.report.labels import Box, place_labels
 from linattn.report.numbers import common_unit
 from linattn.report.overlay import heat_picture, picture
+from linattn.report.panel import key, plot_line
 from linattn.report.read import Comparison, load_results
 from linattn.report.style import styles
 from linattn.support.options import OptionError
@@ -75,6 +77,21 @@ def test_softmax_is_emphasised_and_colours_are_the_same_everywhere():
     widths = dict(zip(MECHANISMS, [line.get_linewidth() for line in lines], strict=True))
     assert all(widths["softmax"] > width for name, width in widths.items() if name != "softmax")
     assert len({(style.color, style.marker) for style in styles([str(i) for i in range(66)]).values()}) == 66
+
+
+def test_a_mechanism_with_canon_layers_is_drawn_as_the_plain_one_but_hollow():
+    look = styles(["softmax", "softmax+ABCD", "gated 64", "gated+ABCD 64", "zeros+AbCD"])
+    for plain, with_canon in (("softmax", "softmax+ABCD"), ("gated 64", "gated+ABCD 64")):
+        assert look[plain] != look[with_canon] == replace(look[plain], hollow=True)
+    assert not look["zeros+AbCD"].hollow, "there is none without"
+    axes = Figure().subplots()
+    for style in (look["gated 64"], look["gated+ABCD 64"]):
+        plot_line(axes, [1.0, 2.0], [1.0, 2.0], style)
+    filled, hollow = axes.lines
+    assert filled.get_color() == hollow.get_color() == filled.get_markerfacecolor() != hollow.get_markerfacecolor()
+    assert (filled.get_linestyle(), hollow.get_linestyle()) == ("-", "--")
+    mark = str(key("gated+ABCD", look["gated+ABCD 64"], "M0 0"))
+    assert f"fill:none;stroke:var({look['gated 64'].variable})" in mark
 
 
 def test_labels_of_a_crowd_cover_neither_one_another_nor_the_points():

@@ -56,6 +56,7 @@ def draw_points(axes: Any, *, comparison: Comparison, points: Points, title: str
             [[accuracy.mean - accuracy.low], [accuracy.high - accuracy.mean]],
             color=look[name].color,
             marker=look[name].marker,
+            markerfacecolor=look[name].face,
             markersize=7.5 if look[name].emphasised else 6.5,
             elinewidth=1.2,
             capsize=2.5,

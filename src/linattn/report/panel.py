@@ -50,10 +50,7 @@ def save_png(chart: Chart, path: Path) -> None:
         for i, panel in enumerate(chart.panels):
             panel.draw(_axes(figure, panel, WIDTH * i, lines))
         if chart.legend:
-            handles = [
-                Line2D([], [], color=style.color, marker=style.marker, linewidth=_width(style), label=name)
-                for name, style in chart.legend.items()
-            ]
+            handles = [Line2D([], [], **_look(style), label=name) for name, style in chart.legend.items()]
             figure.legend(handles=handles, loc="lower center", ncols=min(columns, len(handles)), frameon=False)
         write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=160, metadata={"Software": None}))
 
@@ -86,27 +83,21 @@ def svg(chart: Chart, index: int) -> Markup:
 
 def key(name: str, style: Style, outline: str) -> Markup:
     """A mechanism's name behind its marker."""
-    path = element("path", d=outline, style=f"fill:var({style.variable})")
+    paint = f"var({style.variable})"
+    path = element("path", d=outline, style=f"fill:none;stroke:{paint}" if style.hollow else f"fill:{paint}")
     mark = element("svg", path, class_="mark", viewBox="0 0 12 12", aria_hidden="true")
     return element("span", mark, join(name), class_="key")
 
 
 def plot_line(axes: Any, x: list[float], y: list[float], style: Style, every: int = 1) -> None:
     """A mechanism's line; markers are thinned out where there are many points."""
-    axes.plot(
-        x,
-        y,
-        color=style.color,
-        marker=style.marker,
-        markevery=every,
-        markersize=4.5,
-        linewidth=_width(style),
-        zorder=3 if style.emphasised else 2,
-    )
+    axes.plot(x, y, **_look(style), markevery=every, markersize=4.5, zorder=3 if style.emphasised else 2)
 
 
-def _width(style: Style) -> float:
-    return 2.6 if style.emphasised else 1.4
+def _look(style: Style) -> dict[str, Any]:
+    """Of a line and its markers."""
+    return {"color": style.color, "marker": style.marker, "markerfacecolor": style.face, "linestyle": style.line,
+            "linewidth": 2.6 if style.emphasised else 1.4}  # fmt: skip
 
 
 def figure_of(width: float, height: float, paper: str) -> Any:

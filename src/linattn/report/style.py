@@ -1,6 +1,7 @@
 """One colour and one marker a mechanism, the same in every chart and table."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 from linattn.report.read import REFERENCE
 
@@ -41,23 +42,46 @@ OUTLINES = {
 
 @dataclass(frozen=True)
 class Style:
-    """How one mechanism is drawn; ``variable`` is the colour's name in the page's style sheet."""
+    """How one mechanism is drawn; ``variable`` is the colour's name in the page's style sheet.
+
+    hollow: an outline of the marker and a dashed line, for a mechanism that stands beside itself with a part more.
+    """
 
     color: str
     dark: str
     marker: str
     variable: str
     emphasised: bool = False
+    hollow: bool = False
+
+    @property
+    def face(self) -> str:
+        """What fills the marker."""
+        return PAPER if self.hollow else self.color
+
+    @property
+    def line(self) -> str:
+        return "--" if self.hollow else "-"
 
 
 def styles(names: list[str]) -> dict[str, Style]:
     """Styles in the order of ``names``; the reference is grey and emphasised wherever it stands.
 
+    ``gated+ABCD`` (with Canon layers) looks as ``gated`` does, where both are there, but hollow.
+
     Example:
-        >>> found = styles(["relu", "softmax", "nala"])
+        >>> found = styles(["relu", "softmax", "nala", "nala+ABCD"])
         >>> found["softmax"].emphasised, found["nala"].color, found["nala"].marker
         (True, '#d55e00', '^')
+        >>> found["nala+ABCD"] == replace(found["nala"], hollow=True)
+        True
     """
+    plain = {name: re.sub(r"\+\w+", "", name) for name in names}
+    own = _own_styles([name for name in names if plain[name] == name or plain[name] not in names])
+    return {name: own[name] if name in own else replace(own[plain[name]], hollow=True) for name in names}
+
+
+def _own_styles(names: list[str]) -> dict[str, Style]:
     found = {}
     others = 0
     for name in names:
