@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fuzz_cases import WITH_TABLES, Case
+from fuzz_cases import EXPONENTIAL, WITH_TABLES, Case
 from torch import Tensor
 
 from linattn import (
@@ -140,7 +140,7 @@ def call(c: Case, t: Tensors, options: dict[str, Any]) -> Tensors:
         return {"output": output, "kv": state.linear.kv}
     qkv = t["q"], t["k"], t["v"]
     options |= {name: t[name] for name in ("log_decay", "log_input") if name in t}
-    if c.kind == "exponential":
+    if c.kind in EXPONENTIAL:
         if not c.final:
             return {"output": exponential_attention(*qkv, **options)}
         start = ExponentialState(t["kv"], t["z"], t["unit"]) if c.initial else None
@@ -216,7 +216,7 @@ def _of_convolution(c: Case, noise: Any) -> Tensors:
 
 def _of_attention(c: Case, noise: Any) -> Tensors:
     t = {"q": noise(c.B, c.H, c.T, c.K), "k": noise(c.B, c.H_kv, c.Tk, c.K), "v": noise(c.B, c.H_kv, c.Tk, c.V) + 0.5}
-    if c.kind == "exponential" or (c.norm and c.map is None):  # row sums are far from 0
+    if c.kind in EXPONENTIAL or (c.norm and c.map is None):  # row sums are far from 0
         t["q"], t["k"] = t["q"].abs(), t["k"].abs() + 0.3
     if c.norm == "abs_max_one":  # and from 1 on both sides: the gradient jumps there
         t["q"] *= torch.where(noise(c.B, c.H, c.T, 1) > 0.5, 1e-6, 1.0)
@@ -227,7 +227,7 @@ def _of_attention(c: Case, noise: Any) -> Tensors:
     if c.decay:
         shape = {"head": (c.H_kv,), "token": (c.B, c.H_kv, c.T), "channel": (c.B, c.H_kv, c.T, c.features)}[c.decay]
         t["log_decay"] = F.logsigmoid(noise(*shape) + c.gate)
-    if c.kind == "exponential" or (c.weighed and c.kind != "hybrid"):
+    if c.kind in EXPONENTIAL or (c.weighed and c.kind != "hybrid"):
         t["log_input"] = noise(c.B, c.H_kv, c.Tk)
     if c.map in WITH_TABLES:
         t |= {name: 0.3 + noise(c.H_kv, c.K).abs().clamp(max=1.5) for name in "ab"}
@@ -237,5 +237,5 @@ def _of_attention(c: Case, noise: Any) -> Tensors:
         heads = c.sequences, c.H_kv * c.flows
         t["z"] = noise(*heads, c.features).abs() + 0.3
         t["kv"] = noise(*heads, c.features, c.V // c.flows) * t["z"][..., None]
-        t |= {"unit": noise(*heads)} if c.kind == "exponential" else {}
+        t |= {"unit": noise(*heads)} if c.kind in EXPONENTIAL else {}
     return t

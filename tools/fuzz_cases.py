@@ -7,18 +7,21 @@ from typing import Any
 # How often each kind is drawn.
 KINDS = {
     "causal": 4, "bidirectional": 4, "lion": 2, "channel": 2, "exponential": 2, "hybrid": 2, "step": 1,
-    "convolution": 1,
+    "exponential_step": 1, "convolution": 1,
 }  # fmt: skip
 ALIKE = 3  # cases in a row that share their kernels: to compile them is what takes time
 WIDTHS = [16, 16, 32, 32, 48, 64, 64, 80, 96, 112, 128, 128, 160, 192, 224, 256, 20, 24, 40, 72, 100, 200]
 # Under a normaliser row sums of these stay far from 0, of few keys too.
 POSITIVE = [None, "elu", "softmax_pair", "norm_power", "unit_silu"]
 WITH_TABLES = ["pair_relu", "split_power", "split_expm1", "squares", "squares_and_linear", "shifted_power"]
-DIVIDED = ["exponential", "hybrid"]  # by themselves, the others under a normaliser
+STEPS = ["step", "exponential_step"]
+EXPONENTIAL = ["exponential", "exponential_step"]
+DIVIDED = [*EXPONENTIAL, "hybrid"]  # by themselves, the others under a normaliser
 TWO_PARTS = ["softmax_pair", "norm_power", "split_power", "split_expm1", "squares_and_linear"]
 DECAYS: dict[str, list[str | None]] = {
     "causal": [None, "head", "token"], "lion": ["head", "token"], "channel": ["channel"],
     "step": [None, "head", "token", "channel"], "exponential": ["token"],
+    "exponential_step": ["token"],
 }  # fmt: skip
 
 
@@ -95,13 +98,13 @@ def case_of(name: str, *, tiny: bool = False) -> Case:
     kind, seed, worker, number = name.split("-")
     shared, own = random.Random(f"{kind}-{seed}-{worker}-{int(number) // ALIKE}"), random.Random(name)
     known = _compiled_for(kind, shared, [16, 20, 32] if tiny else WIDTHS)
-    packed = shared.random() < 0.25 and kind != "step"
-    masked = shared.random() < 0.3 and kind != "step"
+    packed = shared.random() < 0.25 and kind not in STEPS
+    masked = shared.random() < 0.3 and kind not in STEPS
     # Of a single key, or one that all others decay beside, the gradients under a normaliser are what rounding leaves.
     divided = known["norm"] is not None or kind in DIVIDED
     shortest = 8 if divided and not known["initial"] else 1
     longest = 40 if tiny else 1500
-    T = 1 if kind == "step" else max(shortest, own.choice([own.randint(1, longest), round(longest ** own.random())]))
+    T = 1 if kind in STEPS else max(shortest, own.choice([own.randint(1, longest), round(longest ** own.random())]))
     other = kind == "bidirectional" and not packed and own.random() < 0.3
     Tk = own.randint(8, longest) if other else T
     return Case(
@@ -121,7 +124,7 @@ def _compiled_for(kind: str, chance: random.Random, widths: list[int]) -> dict[s
         maps = [None, "softmax_pair", "norm_power", "unit_silu"]  # sums of larger features overflow
     feature_map = chance.choice(maps) if linear and norm != "abs_max_one" else None
     H_kv, layout = chance.choice([1, 2]), chance.choice(["chunks", "sliding", "budget"]) if kind == "hybrid" else None
-    final = kind == "step" or (kind != "lion" and chance.random() < 0.5)
+    final = kind in STEPS or (kind != "lion" and chance.random() < 0.5)
     return {
         "dtype": dtype,
         "K": chance.choice([width for width in widths if features_of(feature_map, width) <= 256]),
@@ -132,10 +135,10 @@ def _compiled_for(kind: str, chance: random.Random, widths: list[int]) -> dict[s
         "norm": norm,
         "decay": chance.choice(DECAYS.get(kind, [None])),
         "index": chance.choice(["query", "key"]),
-        "weighed": kind != "exponential" and chance.random() < 0.25,
+        "weighed": kind not in EXPONENTIAL and chance.random() < 0.25,
         "own_norm": norm == "sum" and feature_map is None and chance.random() < 0.3,
         "final": final,
-        "initial": kind == "step" or (final and kind != "hybrid" and chance.random() < 0.6),
+        "initial": kind in STEPS or (final and kind != "hybrid" and chance.random() < 0.6),
         "projected": chance.random() < 0.5,
         "layout": layout,
         "window": _window(kind, layout, chance),

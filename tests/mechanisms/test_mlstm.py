@@ -180,3 +180,14 @@ def test_flops(causal, sweeps):
 def test_bad_options(wrong, error, message):
     with pytest.raises(error, match=message):
         build(**wrong)
+
+
+def test_gates_are_made_of_wide_numbers():
+    """A pre-activation that is the gate itself has no use for them."""
+    mechanism, x = build().bfloat16(), draw_x().bfloat16()
+    bare, forget = (m(x).transpose(1, 2) for m in (mechanism.input_map, mechanism.forget_map))
+    log_input, log_decay = mechanism.gates(x)
+    assert torch.equal(log_input, bare)
+    assert torch.equal(log_decay, torch.nn.functional.logsigmoid(forget.float()))
+    for options in ({"input_gate": "sigmoid"}, {"soft_cap": 15.0}):
+        assert [gate.dtype for gate in build(**options).bfloat16().gates(x)] == [torch.float32] * 2

@@ -95,15 +95,17 @@ class Mlstm(LinearBase):
             nn.init.constant_(self.input_map.bias, self.input_bias)
 
     def gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """``log i`` and ``log f``, ``(B, H_kv, T)`` each, in fp32 or fp64."""
-        both = []
-        for own in (self.input_map, self.forget_map):
-            logits = own(x)
-            logits = logits.to(compute_dtype(logits))
-            both.append(logits if self.soft_cap is None else self.soft_cap * (logits / self.soft_cap).tanh())
-        log_input = both[0] if self.input_gate == "exponential" else F.logsigmoid(both[0])
+        """``log i`` and ``log f``, ``(B, H_kv, T)`` each, in fp32 or fp64, or as its map gives it."""
+        log_input, forget = self._capped(self.input_map(x)), self._capped(self.forget_map(x))
+        if self.input_gate == "sigmoid":
+            log_input = F.logsigmoid(_widened(log_input))
         # Transposed last: of a transposed input, logsigmoid has other strides than torch.compile is told.
-        return log_input.transpose(1, 2), F.logsigmoid(both[1]).transpose(1, 2)
+        return log_input.transpose(1, 2), F.logsigmoid(_widened(forget)).transpose(1, 2)
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        if self.soft_cap is None:
+            return logits
+        return self.soft_cap * (_widened(logits) / self.soft_cap).tanh()
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
         log_input, log_decay = self.gates(self.input_of(call.x, k))
@@ -119,7 +121,7 @@ class Mlstm(LinearBase):
         options = {"log_input": log_input, "log_decay": log_decay, "key_mask": call.key_mask,
                    "cu_seqlens": call.cu_seqlens, "impl": call.impl}  # fmt: skip
         if not self.causal:
-            q = q.to(log_input.dtype) * self.head_dim**-0.5
+            q = q.to(compute_dtype(q)) * self.head_dim**-0.5
             return MechanismOutput(exponential_both_ways(q, k, v, **options), None)
         # A sigmoid gate is an exponential one that stays below 1: its logarithm serves, and no key is scaled before.
         if not call.need_state:
@@ -147,3 +149,7 @@ class Mlstm(LinearBase):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, input_gate={self.input_gate!r}, normalize={self.normalize}"
+
+
+def _widened(logits: Tensor) -> Tensor:
+    return logits.to(compute_dtype(logits))

@@ -203,8 +203,8 @@ def _fix_unit(state: ExponentialState) -> ExponentialState:
     hands on: e^{m - c} kv in units of e^c, where c is m as a constant. Other units are constants already.
     """
     kv, k, log_scale = state
-    unit = log_scale.detach().to(kv.dtype)
-    if unit.dtype == log_scale.dtype and not log_scale.requires_grad:
+    if log_scale.dtype == kv.dtype and not log_scale.requires_grad:
         return state
+    unit = log_scale.detach().to(kv.dtype)
     left = torch.where(unit.isinf(), 0.0, log_scale - unit).exp().to(kv.dtype)
     return ExponentialState(kv * left[..., None, None], k * left[..., None], unit)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from linattn import exponential_attention, exponential_attention_step, exponential_attention_with_state
 from linattn.ops.exponential_types import ExponentialState
@@ -11,32 +10,7 @@ from linattn.ops.triton.exponential.library import triton_exponential
 from linattn.testing.poison import poisoned_allocations
 from ops.triton.budget import assert_within, moved
 from ops.triton.device import DEVICE
-
-B, H, H_KV, T = 2, 2, 1, 19
-
-
-def draw(
-    *, width=16, values=16, dtype=torch.float32, gate=2.0, state=False, rows=B, length=T, sequences=None, signed=False
-):  # fmt: skip
-    """Queries and keys >= 0, unless signed: a row sum is then far from 0, and its rounding is not the whole result."""
-    g = torch.Generator().manual_seed(0)
-
-    def randn(*shape):
-        return torch.randn(*shape, generator=g)
-
-    size = torch.clone if signed else torch.abs
-    tensors = {
-        "q": size(randn(rows, H, length, width)).to(dtype),
-        "k": size(randn(rows, H_KV, length, width)).to(dtype),
-        "v": randn(rows, H_KV, length, values).to(dtype),
-        "log_input": gate * randn(rows, H_KV, length),
-        "log_decay": F.logsigmoid(randn(rows, H_KV, length) + 2),
-    }
-    if state:
-        n = sequences or rows
-        tensors["kv"], tensors["z"] = randn(n, H_KV, width, values), randn(n, H_KV, width).abs()
-        tensors["log_scale"] = randn(n, H_KV)
-    return {name: x.to(DEVICE) for name, x in tensors.items()}
+from ops.triton.exponential_case import B, T, draw
 
 
 def run(tensors, impl, *, mask=None, gradients=True, **options):

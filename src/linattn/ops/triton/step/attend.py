@@ -4,7 +4,7 @@ The state is all the traffic: it is read once and written once, whatever the num
 The backward pass is a formula of plain PyTorch: nobody trains through single steps for speed.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -163,21 +163,29 @@ def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 
 def _gradients(ctx, d_out, d_kv, d_z):  # type: ignore[no-untyped-def]
-    """With R and r the state that the query reads: o = q R / n(q r)."""
-    q, k, v, kv, z, log_decay = ctx.saved_tensors
-    has_state = kv is not None
+    options = {"key_index": ctx.key_index, "normalizer": ctx.normalizer, "eps": ctx.eps}
+    return *gradients(d_out, d_kv, d_z, *ctx.saved_tensors, **options), None, None, None, None
+
+
+def gradients(
+    d_out: Tensor, d_kv: Tensor, d_z: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None, log_decay: Tensor | None,
+    *, key_index: bool, normalizer: str | None, eps: float,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Of the six tensors. With R and r the state that the query reads: o = q R / n(q r)."""
     G = q.shape[1] // k.shape[1]
     q32, k32, v32 = q.float().unflatten(1, (-1, G)), k.float(), v.float()  # (B, H_kv, G, K), (B, H_kv, K), (.., V)
     d_out = d_out.float().unflatten(1, (-1, G))
-    if not has_state:
+    has_state = kv is not None and z is not None
+    if kv is None or z is None:
         kv, z = k32.new_zeros(*k.shape, v.shape[2]), torch.zeros_like(k32)
     lam = _lambda(log_decay, k32)
-    before = torch.ones_like(lam) if ctx.key_index else lam  # what scales the state before the query reads it
-    after = lam if ctx.key_index else torch.ones_like(lam)  # and what scales it afterwards
+    before = torch.ones_like(lam) if key_index else lam  # what scales the state before the query reads it
+    after = lam if key_index else torch.ones_like(lam)  # and what scales it afterwards
     read_kv = before.unsqueeze(-1) * kv + k32.unsqueeze(-1) * v32.unsqueeze(-2)
     read_z = before * z + k32
 
-    d_num, d_den = _normalizer_gradients(d_out, q32, read_kv, read_z, ctx.normalizer, ctx.eps)
+    d_num, d_den = _normalizer_gradients(d_out, q32, read_kv, read_z, normalizer, eps)
     d_q = d_num @ read_kv.transpose(-1, -2) + d_den * read_z.unsqueeze(2)
     d_read_kv = q32.transpose(-1, -2) @ d_num + after.unsqueeze(-1) * d_kv
     d_read_z = (q32 * d_den).sum(2) + after * d_z
@@ -186,14 +194,14 @@ def _gradients(ctx, d_out, d_kv, d_z):  # type: ignore[no-untyped-def]
 
     d_decay = None
     if log_decay is not None:
-        by_key = (d_kv * read_kv).sum(-1) + d_z * read_z if ctx.key_index else (d_read_kv * kv).sum(-1) + d_read_z * z
+        by_key = (d_kv * read_kv).sum(-1) + d_z * read_z if key_index else (d_read_kv * kv).sum(-1) + d_read_z * z
         d_decay = by_key * lam
         if log_decay.ndim < 3:
             d_decay = d_decay.sum(-1)
         d_decay = (d_decay.sum(0) if log_decay.ndim == 1 else d_decay).to(log_decay.dtype)
     d_old = (before.unsqueeze(-1) * d_read_kv, before * d_read_z) if has_state else (None, None)
     d_q, d_k, d_v = d_q.flatten(1, 2).to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype)
-    return d_q, d_k, d_v, *d_old, d_decay, None, None, None, None
+    return d_q, d_k, d_v, *d_old, d_decay
 
 
 def _lambda(log_decay: Tensor | None, k: Tensor) -> Tensor:

@@ -24,6 +24,8 @@ head, all of them read z and the first writes it: in place that would be a race,
 import triton
 import triton.language as tl
 
+from linattn.ops.triton.step.kernels.columns import place, write_and_read
+
 
 @triton.jit(do_not_specialize=["eps"])
 def step(
@@ -37,18 +39,14 @@ def step(
     IN_PLACE: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, TILES: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    pid = tl.program_id(0).to(tl.int64)
-    row, part = pid // PROGRAMS, pid % PROGRAMS  # row: one key head of one batch element
-    b, h = row // H_kv, row % H_kv
-    d = tl.arange(0, BLOCK_K).to(tl.int64)
-    d_ok = d < K
-
+    b, h, row, part, d, d_ok = place(H_kv, K, BLOCK_K, PROGRAMS)
     key = tl.load(k + b * k_b + h * k_h + d * k_d, mask=d_ok, other=0).to(tl.float32)
+    lam = tl.full([BLOCK_K], 1.0, tl.float32)
     if HAS_DECAY:
         if CHANNELS:
             lam = tl.exp(tl.load(decay + b * decay_b + h * decay_h + d * decay_d, mask=d_ok, other=0).to(tl.float32))
         else:
-            lam = tl.exp(tl.load(decay + b * decay_b + h * decay_h).to(tl.float32) + tl.zeros([BLOCK_K], tl.float32))
+            lam *= tl.exp(tl.load(decay + b * decay_b + h * decay_h).to(tl.float32))
     z_new = key
     first = d_ok & (part + tl.zeros_like(d) == 0)
     z_ok = d_ok if NORM != 0 else first
@@ -58,39 +56,17 @@ def step(
             z_old = lam * z_old
         z_new = z_old + key
 
-    kv_in = kv + b * kv_b + h * kv_h
     if IN_PLACE:
-        kv_out, z_out = next_kv + b * kv_b + h * kv_h, next_z + b * z_b + h * z_h + d * z_d
+        next_kv, next_d, next_e = next_kv + b * kv_b + h * kv_h, kv_d, kv_e
+        next_z += b * z_b + h * z_h + d * z_d
     else:
-        kv_out, z_out = next_kv + row * (K * V), next_z + row * K + d
-    for i in range(TILES):
-        e = (part * TILES + i) * BLOCK_V + tl.arange(0, BLOCK_V)
-        e_ok = e < V
-        ok = d_ok[:, None] & e_ok[None, :]
-        value = tl.load(v + b * v_b + h * v_h + e * v_d, mask=e_ok, other=0).to(tl.float32)
-        state = key[:, None] * value[None, :]
-        if HAS_STATE:
-            old = tl.load(kv_in + d[:, None] * kv_d + e[None, :] * kv_e, mask=ok, other=0)
-            if HAS_DECAY and not KEY_INDEX:
-                old = lam[:, None] * old
-            state = old + state
-        for g in range(G):
-            head = h * G + g
-            query = tl.load(q + b * q_b + head * q_h + d * q_d, mask=d_ok, other=0).to(tl.float32)
-            result = tl.sum(query[:, None] * state, axis=0)
-            if NORM == 1:
-                result = result / (tl.sum(query * z_new, axis=0) + eps)
-            if NORM == 2:
-                result = result / tl.maximum(tl.abs(tl.sum(query * z_new, axis=0)), 1.0)
-            tl.store(out + ((b * H_kv + h) * G + g) * V + e, result.to(out.dtype.element_ty), mask=e_ok)
-        if HAS_DECAY and KEY_INDEX:
-            state = lam[:, None] * state
-        if IN_PLACE:
-            # A tile smaller than the program is held by several threads: all must have read before one writes.
-            tl.debug_barrier()
-            tl.store(kv_out + d[:, None] * kv_d + e[None, :] * kv_e, state, mask=ok)
-        else:
-            tl.store(kv_out + d[:, None] * V + e[None, :], state, mask=ok)
+        next_kv, next_d, next_e = next_kv + row * (K * V), V, 1
+        next_z += row * K + d
+    write_and_read(
+        q + b * q_b, key, v + b * v_b + h * v_h, lam, 1.0, kv + b * kv_b + h * kv_h, z_new, out + row * G * V, next_kv,
+        eps, h * G, G, part, q_h, q_d, v_d, kv_d, kv_e, next_d, next_e,
+        K, V, NORM, HAS_STATE, HAS_DECAY, KEY_INDEX, IN_PLACE, BLOCK_K, BLOCK_V, TILES,
+    )  # fmt: skip
     if HAS_DECAY and KEY_INDEX:
         z_new = lam * z_new
-    tl.store(z_out, z_new, mask=first)
+    tl.store(next_z, z_new, mask=first)
