@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from linattn.linearize.adapters import find_adapter
 from linattn.linearize.adapters.base import Adapter, Site
@@ -69,27 +69,10 @@ def convert(model: nn.Module, plan: Plan) -> Conversion:
     new = {index: _replacement(model, adapter, sites[index], plan) for index in sorted(plan.layers)}
     for index, module in new.items():
         model.set_submodule(sites[index].name, module)
-    _tell_transformers(model, plan)
-    if adapter.positions_from_mask:
-        decoder = getattr(model, "base_model", model)  # what is called whichever head or wrapper is around it
-        decoder.register_forward_pre_hook(positions_from_mask, with_kwargs=True)
+    _tell_transformers(model, adapter, plan)
     kept = {i: site.why_not or "not named in the plan" for i, site in sites.items() if i not in plan.layers}
     count = sum(p.numel() for module in new.values() for p in module.core.parameters())
     return Conversion(plan, list(new), kept, count)
-
-
-def positions_from_mask(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Positions count real tokens, where a caller gives a mask ``(B, T)`` and no positions: as ``generate`` does it.
-
-    Features of rotated keys depend on where counting starts, so that padding in front would change what follows.
-    """
-    mask, given = kwargs.get("attention_mask"), kwargs.get("position_ids")
-    tokens = kwargs.get("input_ids", args[0] if args else None)
-    tokens = kwargs.get("inputs_embeds") if tokens is None else tokens
-    if given is None and tokens is not None and isinstance(mask, Tensor) and mask.ndim == 2:
-        positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
-        kwargs = kwargs | {"position_ids": positions[:, -tokens.shape[1] :].to(tokens.device)}
-    return args, kwargs
 
 
 def _check_convertible(site: Site) -> None:
@@ -111,15 +94,20 @@ def _replacement(model: nn.Module, adapter: Adapter, site: Site, plan: Plan) -> 
     return new.train(module.training)
 
 
-def _tell_transformers(model: nn.Module, plan: Plan) -> None:
-    """The plan goes into the config, which is saved; masks arrive as ``(B, T)``; no assisted decoding."""
+def _tell_transformers(model: nn.Module, adapter: Adapter, plan: Plan) -> None:
+    """The plan goes into the config, which is saved; masks arrive as ``(B, T)``; no assisted decoding; positions."""
     model.linearize_plan = plan  # type: ignore[assignment]  # for models that have no config
     config: Any = getattr(model, "config", None)
     if config is None or not hasattr(config, "model_type"):
         return
     from linattn.linearize.hf.interface import LINEARIZED, register_linearized
+    from linattn.linearize.hf.positions import count_real_tokens, refuse_packed
 
     register_linearized()
     config._attn_implementation = LINEARIZED
     config.linearize = plan.to_dict()
     model._is_stateful = True  # type: ignore[assignment]  # a state cannot go back: generate then refuses to try
+    inner: Any = getattr(model, "base_model", model)  # what is called whichever head or wrapper is around it
+    inner.register_forward_pre_hook(refuse_packed, with_kwargs=True)
+    if adapter.positions_from_mask:
+        inner.register_forward_pre_hook(count_real_tokens, with_kwargs=True)

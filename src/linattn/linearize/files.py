@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from linattn.linearize.convert import convert
 from linattn.linearize.layer.attention import linearized_layers
 from linattn.linearize.plan import Plan
+from linattn.linearize.timm_files import load_timm, timm_config
 from linattn.support.extras import need
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -45,7 +46,8 @@ def save_linearized(model: Any, folder: str | Path) -> None:
 def load_linearized(folder: str | Path, **kwargs: Any) -> Any:
     """The converted model of a folder, exactly as it was saved; what is missing or left over is an error.
 
-    ``kwargs`` go to ``from_pretrained`` (``dtype``, ``device_map``), or to ``timm.create_model``.
+    ``kwargs`` go to ``from_pretrained`` (``dtype``, ``device_map``), or to ``timm.create_model``, whose arguments the
+    file has as far as it can hold them.
 
     Example:
         >>> import tempfile, torch
@@ -69,7 +71,7 @@ def load_linearized(folder: str | Path, **kwargs: Any) -> Any:
         raise ValueError(f"{folder / CONFIG} has no entry {PLAN!r}: this model is not converted, load it as usual")
     plan, tensors = Plan.from_dict(config[PLAN]), _read_weights(folder)
     if "model_type" not in config:
-        return _load_timm(config, plan, tensors, kwargs)
+        return load_timm(folder, config, plan, tensors, kwargs)
     model, unexpected = _load_transformers(folder, config, kwargs)
     convert(model, plan)
     cores = {name for name in model.state_dict() if CORE in name}
@@ -153,26 +155,12 @@ def _check_names(wanted: set[str], found: set[str], folder: Path) -> None:
 
 
 def _save_timm(model: Any, folder: Path) -> None:
-    """The format of timm, ``architecture`` and ``num_classes``, with the plan beside them."""
+    """The format of timm with the plan beside it."""
     from safetensors.torch import save_file
 
-    architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
-    if not architecture:
-        raise TypeError(f"{type(model).__name__} is neither a model of transformers nor made by timm.create_model")
-    plan = model.linearize_plan.to_dict()
-    config = {"architecture": architecture, "num_classes": model.num_classes, PLAN: plan}
+    config = timm_config(model) | {PLAN: model.linearize_plan.to_dict()}
     save_file({name: x.contiguous() for name, x in model.state_dict().items()}, folder / WEIGHTS)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-
-
-def _load_timm(config: dict[str, Any], plan: Plan, tensors: dict[str, Tensor], kwargs: dict[str, Any]) -> Any:
-    need("loading a converted model of timm", "timm")
-    import timm
-
-    model = timm.create_model(config["architecture"], **{"num_classes": config["num_classes"], **kwargs})
-    convert(model, plan)
-    model.load_state_dict({name: x.clone() for name, x in tensors.items()}, assign=True)  # see _load_cores
-    return model.eval()
 
 
 def _put_in_place(new: Path, folder: Path) -> None:

@@ -29,8 +29,7 @@ class CoreLayer(StateLayer):
         self.held, self.length = state, self.length + tokens
 
     def _change(self, change: Callable[[Tensor], Tensor]) -> None:
-        if self.held is not None:
-            self.held = map_tensors(change, self.held)
+        self.held, self.padding = map_tensors(change, self.held), map_tensors(change, self.padding)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         raise TypeError(
@@ -58,3 +57,12 @@ def core_layer(cache: Any, layer_idx: int) -> CoreLayer:
     own = CoreLayer()
     cache.layers[layer_idx] = own
     return own
+
+
+def check_hidden(cache: Any) -> None:
+    """Without a mask a cache that has read padding serves converted layers, and no others."""
+    if not all(isinstance(layer, CoreLayer) for layer in cache.layers):
+        raise ValueError(
+            "attention_mask must be given, (batch, past + tokens) with 0 at padding: this cache has read padding, and "
+            "layers that were not converted keep its keys and would see them"
+        )

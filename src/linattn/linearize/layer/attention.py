@@ -12,9 +12,11 @@ from linattn.linearize.adapters.base import Adapter, Site
 from linattn.linearize.layer.core import Core
 from linattn.ops.checks import check_choice
 from linattn.ops.recurrent.decoding import NEWEST_REAL
+from linattn.support.offloading import is_offloaded, weights_here
 
 Mode = Literal["student", "teacher", "transfer"]
 MODES = ("student", "teacher", "transfer")
+PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")  # how collators of transformers tell of several texts in a row
 
 
 class Observation(NamedTuple):
@@ -62,12 +64,24 @@ class LinearizedAttention(nn.Module):
             return self._forward(*self.adapter.hidden(args, kwargs))
 
     def _forward(self, x: Tensor, named: dict[str, Any]) -> Any:
+        packed = [name for name in PACKED if named.get(name) is not None]
+        if packed:
+            raise ValueError(
+                f"converted layers do not know packed sequences, and {packed[0]} tells of some: give each text a row "
+                "of its own with attention_mask"
+            )
         q, k, v = self.adapter.project(self, x, **named)
         factor = self.adapter.scale(self) * self.shape.head_dim**0.5
         q = q if abs(factor - 1) < 1e-9 else q * factor
         key_mask, cache = self.adapter.key_mask(**named), self.adapter.cache(**named)
-        attend = self._student if self.mode == "student" else self._teacher
-        return self.adapter.merge(self, attend(q, k, v, x, key_mask, cache), **named)
+        if self.mode != "student":
+            out = self._teacher(q, k, v, x, key_mask, cache)
+        elif is_offloaded(self.core):
+            with weights_here(self.core):
+                out = self._student(q, k, v, x, key_mask, cache)
+        else:
+            out = self._student(q, k, v, x, key_mask, cache)
+        return self.adapter.merge(self, out, **named)
 
     def _student(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, key_mask: Tensor | None, cache: Any) -> Tensor:
         newest_real = getattr(key_mask, NEWEST_REAL, False)
@@ -75,14 +89,18 @@ class LinearizedAttention(nn.Module):
             key_mask = key_mask[:, -k.shape[2] :]
         if cache is None:
             return self.core(q, k, v, x=x, key_mask=key_mask)
-        from linattn.linearize.hf.cache import core_layer
+        from linattn.linearize.hf.cache import check_hidden, core_layer
 
         layer = core_layer(cache, self.layer_idx)
+        if key_mask is None and layer.padding is not None:
+            check_hidden(cache)
         if k.shape[2] == 1 and (key_mask is None or newest_real):
             out, state = self.core.decode(q, k, v, layer.held, x=x)
         else:
             out, state = self.core.with_state(q, k, v, state=layer.state, x=x, key_mask=key_mask)
         layer.advance(state, k.shape[2])
+        if not newest_real:
+            layer.note_padding(key_mask)
         return out
 
     def _teacher(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, key_mask: Tensor | None, cache: Any) -> Tensor:

@@ -35,17 +35,22 @@ class BlockState(NamedTuple):
 
 
 def positions_of(
-    key_mask: Tensor | None, cu_seqlens: Tensor | None, length: int, past: int, device: torch.device
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    length: int,
+    past: int,
+    device: torch.device,
+    padding: Tensor | None = None,
 ) -> Tensor:
     """Positions ``(1 or B, T)`` of the last ``length`` tokens, where only real ones count.
 
-    ``key_mask (B, past + T)`` tells how many of the past were real; None: all ``past`` of them.
+    ``key_mask (B, past + T)`` tells how many of the past were real; None: all of them but ``padding (B,)``.
     """
     if key_mask is not None:
         return (key_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
     tokens = torch.arange(past, past + length, device=device).unsqueeze(0)
     if cu_seqlens is None:
-        return tokens
+        return tokens if padding is None else tokens - padding.to(device).unsqueeze(1)
     return tokens - cu_seqlens.long()[sequence_of_tokens(cu_seqlens, length)]
 
 

@@ -10,11 +10,16 @@ from linattn.models.language.tokens import BlockState
 
 
 class StateLayer(CacheLayerMixin):
-    """What one block remembers: :class:`BlockState`, and how many tokens it has seen, padding counted."""
+    """What one block remembers: :class:`BlockState`, and how many tokens it has seen, padding counted.
+
+    ``padding (B,)``: how many of these were padding, from which positions go on; None: none. Blocks read the same
+    tokens, so that one layer knows it for all.
+    """
 
     is_compileable = False
     is_croppable = False
     is_sliding = False
+    padding: Tensor | None = None
 
     def __init__(self, state: BlockState | None = None, length: int = 0) -> None:
         super().__init__()
@@ -36,7 +41,13 @@ class StateLayer(CacheLayerMixin):
         return self.length + query_length, 0
 
     def reset(self) -> None:
-        self.state, self.length = None, 0
+        self.state, self.length, self.padding = None, 0, None
+
+    def note_padding(self, key_mask: Tensor | None) -> None:
+        """Of tokens that come now: ``(B, T)``, True = real; None: all are."""
+        if key_mask is not None:
+            hidden = (~key_mask).sum(-1)
+            self.padding = hidden if self.padding is None else self.padding + hidden
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)
@@ -64,8 +75,7 @@ class StateLayer(CacheLayerMixin):
         raise TypeError("a StateLayer takes no keys and values: they go into the state of a mechanism")
 
     def _change(self, change: Callable[[Tensor], Tensor]) -> None:
-        if self.state is not None:
-            self.state = map_tensors(change, self.state)
+        self.state, self.padding = map_tensors(change, self.state), map_tensors(change, self.padding)
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], state: Any) -> Any:

@@ -16,6 +16,8 @@ from linattn.models.language.hf.model import CachedBlock
 from linattn.models.language.tokens import BlockState
 from linattn.support.files import write_atomically
 
+PADDING = "padding"  # of a file where some of the text was; older ones have none
+
 
 def save_cache(cache: Cache, path: str | Path) -> None:
     """Write the states of all layers to a safetensors file.
@@ -37,6 +39,7 @@ def save_cache(cache: Cache, path: str | Path) -> None:
     tensors: dict[str, Tensor] = {}
     for index, layer in enumerate(layers):
         _flatten(f"{index}", layer.state, tensors)
+    _flatten(PADDING, layers[0].padding, tensors)
     lengths = {"lengths": json.dumps([layer.length for layer in layers])}
     write_atomically(Path(path), lambda temporary: save_file(tensors, temporary, lengths))
 
@@ -53,6 +56,7 @@ def load_cache(path: str | Path, model: PreTrainedModel) -> Cache:
     for index, (block, length) in enumerate(zip(blocks, lengths, strict=True)):
         kinds = {f"{index}.mechanism": block.attn.mechanism.state_type}
         layers.append(StateLayer(_unflatten(f"{index}", BlockState, tensors, kinds), length))
+    layers[0].padding = tensors.pop(PADDING, None)
     if tensors:
         raise ValueError(f"{path} is the state of another model: nothing here has a place for {', '.join(tensors)}")
     return Cache(layers=[*layers])

@@ -3,7 +3,6 @@
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import GenerationMixin
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import (
     CausalLMOutputWithPast,
@@ -12,14 +11,17 @@ from transformers.modeling_outputs import (
 )
 
 from linattn.models.language.hf.config import LinearAttentionConfig
-from linattn.models.language.hf.model import LinearAttentionModel, LinearAttentionPreTrainedModel
+from linattn.models.language.hf.generation import StateGenerationMixin
+from linattn.models.language.hf.model import LinearAttentionModel
+from linattn.models.language.hf.packing import OF_A_CLASS, named_offsets, offsets_of_positions, restarts
+from linattn.models.language.hf.pretrained import LinearAttentionPreTrainedModel
 from linattn.models.language.pooling import pool
 from linattn.models.language.tokens import labels_of_packed
 
 TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 
 
-class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, GenerationMixin):
+class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, StateGenerationMixin):
     """Next tokens: ``generate()`` decodes with a state per layer, which does not grow with the text.
 
     Example:
@@ -60,15 +62,18 @@ class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, GenerationMixin
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Logits ``(B, T, V)``; with ``labels (B, T)`` the loss of each next one, in fp32. -100 is not counted.
 
-        ``logits_to_keep``: of the last so many tokens only, or of those with these indices; 0: of all.
+        ``logits_to_keep``: of the last so many tokens only, or of those with these indices; 0: of all. ``kwargs``:
+        options of the loss, and ``cu_seqlens`` as ``DataCollatorWithFlattening`` names it, with all that goes with it.
         """
-        loss_options = self._loss_options(kwargs)
-        if labels is not None and cu_seqlens is not None:
-            labels = labels_of_packed(labels, cu_seqlens)
+        loss_options, cu_seqlens = self._loss_options(kwargs), named_offsets(cu_seqlens, kwargs)
         out = self.model(
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, cu_seqlens,
             output_hidden_states, output_attentions, True,
         )  # fmt: skip
+        if labels is not None and cu_seqlens is not None:
+            labels = labels_of_packed(labels, cu_seqlens)
+        elif labels is not None and position_ids is not None and past_key_values is None:
+            labels = labels.masked_fill(restarts(position_ids, attention_mask), -100)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(out.last_hidden_state[:, kept])
         loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size, **loss_options)
@@ -111,8 +116,11 @@ class LinearAttentionForMaskedLM(LinearAttentionPreTrainedModel):
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput | tuple[Any, ...]:
-        """Logits ``(B, T, V)``; with ``labels (B, T)`` the loss at those that are not -100, in fp32."""
-        loss_options = self._loss_options(kwargs)
+        """Logits ``(B, T, V)``; with ``labels (B, T)`` the loss at those that are not -100, in fp32.
+
+        ``kwargs``: options of the loss, and ``cu_seqlens`` as ``DataCollatorWithFlattening`` names it.
+        """
+        loss_options, cu_seqlens = self._loss_options(kwargs), named_offsets(cu_seqlens, kwargs)
         out = self.model(
             input_ids, attention_mask, position_ids, None, inputs_embeds, False, cu_seqlens, output_hidden_states,
             output_attentions, True,
@@ -161,6 +169,8 @@ class LinearAttentionForSequenceClassification(LinearAttentionPreTrainedModel):
             input_ids, attention_mask, position_ids, None, inputs_embeds, False, None, output_hidden_states,
             output_attentions, True,
         )  # fmt: skip
+        if position_ids is not None:
+            offsets_of_positions(position_ids, attention_mask, len(position_ids), OF_A_CLASS)
         pooled = pool(out.last_hidden_state, attention_mask, self.pooling)
         logits = self.score(self.dropout(pooled))
         loss = None

@@ -1,93 +1,40 @@
 """The language model without a head: embeddings, blocks, a norm."""
 
-import inspect
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
-from transformers.utils.generic import ModelOutput
 
-from linattn.layers.canon import Canon
 from linattn.layers.norms import create_norm
-from linattn.models.language.attention import SequenceAttention
 from linattn.models.language.block import Block
 from linattn.models.language.hf.cache import StateLayer, new_cache, state_layers
+from linattn.models.language.hf.checks import check_call, check_past, check_places, check_rows
 from linattn.models.language.hf.config import LinearAttentionConfig
+from linattn.models.language.hf.packing import OF_A_CACHE, offsets_of_positions
+from linattn.models.language.hf.pretrained import LinearAttentionPreTrainedModel
 from linattn.models.language.rotary import rotations
 from linattn.models.language.tokens import Tokens, positions_of
-
-LOSS_OPTIONS = (
-    "num_items_in_batch",
-    "shift_labels",
-    "ignore_index",
-)  # of transformers' losses; Trainer gives the first
+from linattn.support.offloading import is_offloaded, weights_here
 
 
 class CachedBlock(GradientCheckpointingLayer, Block):
     """A block that reads its state from a layer of the cache and leaves the next one there."""
 
     def forward(self, x: Tensor, tokens: Tokens, past: StateLayer | None = None) -> Tensor:
+        if is_offloaded(self.norm1):
+            with weights_here(*self.children()):
+                return self._forward(x, tokens, past)
+        return self._forward(x, tokens, past)
+
+    def _forward(self, x: Tensor, tokens: Tokens, past: StateLayer | None) -> Tensor:
         if past is None:
             return Block.forward(self, x, tokens)
         out, past.state = self.with_state(x, tokens, past.state)
         past.length += x.shape[1]
         return out
-
-
-class LinearAttentionPreTrainedModel(PreTrainedModel):
-    """What all heads share: how weights start."""
-
-    config_class = LinearAttentionConfig
-    base_model_prefix = "model"
-    supports_gradient_checkpointing = True
-    _no_split_modules = ["CachedBlock"]  # noqa: RUF012, the type that transformers gives it
-    _is_stateful = True  # a state cannot go back: assisted generation says so
-
-    def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, Canon):
-            module.reset_parameters()
-        else:
-            super()._init_weights(module)
-
-    @torch.no_grad()
-    def initialize_weights(self) -> None:
-        """Mechanisms first, all of each at once: only they know how their parameters and buffers start."""
-        for module in self.modules():
-            if isinstance(module, SequenceAttention) and not getattr(module.mechanism, "_is_hf_initialized", False):
-                _start_mechanism(module)
-        super().initialize_weights()
-
-    def _loss_options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """What a head's ``**kwargs`` are for: options of the loss. Anything else is refused, not swallowed."""
-        for name, value in kwargs.items():
-            if name not in LOSS_OPTIONS and value is not None:
-                allowed = ", ".join([*list(inspect.signature(self.forward).parameters)[:-1], *LOSS_OPTIONS])
-                raise TypeError(f"{type(self).__name__} takes no {name!r}; it takes {allowed}")
-        return {name: value for name, value in kwargs.items() if name in LOSS_OPTIONS}
-
-    def _answer(self, result: ModelOutput, return_dict: bool | None) -> Any:
-        """An output by name, or as a tuple for who asked for one."""
-        by_name = self.config.return_dict if return_dict is None else return_dict
-        return result if by_name else result.to_tuple()
-
-
-def _start_mechanism(attention: SequenceAttention) -> None:
-    """Give what was not loaded from a file the values of a new mechanism, and mark all of it as done."""
-    mechanism = attention.mechanism
-    tensors = dict(mechanism.named_parameters()) | dict(mechanism.named_buffers())
-    missing = {name: x for name, x in tensors.items() if not getattr(x, "_is_hf_initialized", False)}
-    if missing:
-        with torch.device("cpu"):
-            fresh = attention.new_mechanism()
-        values = dict(fresh.named_parameters()) | dict(fresh.named_buffers())
-        for name, x in missing.items():
-            x.copy_(values[name])
-    for module in mechanism.modules():
-        module._is_hf_initialized = True  # type: ignore[assignment]
 
 
 class LinearAttentionModel(LinearAttentionPreTrainedModel):
@@ -132,8 +79,9 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         Args:
             input_ids: ``(B, T)``, or ``inputs_embeds (B, T, C)`` in their place.
             attention_mask: ``(B, past + T)``, 1 = real token. Padding may stand on the left or on the right.
-            position_ids: ``(B, T)`` (None: real tokens are counted).
-            past_key_values: a cache that earlier tokens left; it is changed.
+            position_ids: ``(B, T)`` (None: real tokens are counted). In a row of documents that was packed for
+                transformers they restart with each; then ``cu_seqlens`` follows from them.
+            past_key_values: a cache that earlier tokens left; it is changed. It knows how much of them was padding.
             use_cache: return a cache (None: what the config says; no in training and for packed sequences).
             cu_seqlens: ``(N+1,)`` offsets of sequences packed into one row.
             output_hidden_states: also those before the first and after each block.
@@ -141,21 +89,33 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         if output_attentions:
             raise ValueError("output_attentions=True is not possible: a linear attention never has its weights")
         x = self._embed(input_ids, inputs_embeds)
-        use_cache = self._wants_cache(use_cache, past_key_values, cu_seqlens)
-        if use_cache and past_key_values is None:
-            past_key_values = new_cache(len(self.layers))
         states = None if past_key_values is None else state_layers(past_key_values, len(self.layers))
-        past = states[0].length if states else 0
-        tokens, positions = self._tokens(x, attention_mask, position_ids, cu_seqlens, past)
+        past, padding = (states[0].length, states[0].padding) if states else (0, None)
+        if states:
+            check_rows(states[0], x.shape[0])
+        check_call(attention_mask, position_ids, cu_seqlens, x.shape[0], x.shape[1], past)
+        check_past(attention_mask, padding, past)
+        key_mask = self._key_mask(attention_mask, past, x)
+        if cu_seqlens is None and position_ids is not None:
+            cu_seqlens = self._packed(position_ids, key_mask, x, states is not None, bool(use_cache))
+        if self._wants_cache(use_cache, past_key_values, cu_seqlens) and states is None:
+            past_key_values = new_cache(len(self.layers))
+            states = state_layers(past_key_values, len(self.layers))
+        positions = position_ids
+        if positions is None:
+            positions = positions_of(attention_mask, cu_seqlens, x.shape[1], past, x.device, padding)
         if self.embed_positions is not None:
-            self._check_positions(positions, past + x.shape[1])
+            check_places(positions, past + x.shape[1], self.embed_positions.num_embeddings)
             x = x + self.embed_positions(positions)
+        tokens = Tokens(key_mask, cu_seqlens, rotations(positions, self.rotary_widths, self.config.rotary_base, x))
         x = self.dropout(x)
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         hidden: tuple[Any, ...] | None = (x,) if wanted else None
         for index, block in enumerate(self.layers):
             x = block(x, tokens, past=states[index] if states else None)
             hidden = None if hidden is None else (*hidden, x)
+        if states:
+            states[0].note_padding(key_mask)
         return self._answer(BaseModelOutputWithPast(self.norm(x), past_key_values, hidden), return_dict)
 
     def _embed(self, ids: Tensor | None, embeds: Tensor | None) -> Tensor:
@@ -190,40 +150,23 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
             return bool(self.config.use_cache) and not self.training
         return use_cache and self.config.causal
 
-    def _tokens(
-        self, x: Tensor, mask: Tensor | None, positions: Tensor | None, cu_seqlens: Tensor | None, past: int
-    ) -> tuple[Tokens, Tensor]:
-        """What blocks are told, and the positions ``(1 or B, T)``."""
-        B, T, _ = x.shape
-        if mask is not None:
-            if not isinstance(mask, Tensor) or mask.ndim != 2 or tuple(mask.shape) != (B, past + T):
-                got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-                raise ValueError(
-                    f"attention_mask must be (batch, past + tokens) = ({B}, {past + T}), 1 = real token, got {got}"
-                )
-            if cu_seqlens is not None:
-                raise ValueError("cu_seqlens packs sequences without padding: leave attention_mask out")
-        if positions is not None and tuple(positions.shape) not in ((B, T), (1, T)):
-            raise ValueError(f"position_ids must be (batch or 1, tokens) = ({B}, {T}), got {tuple(positions.shape)}")
-        if positions is None:
-            positions = positions_of(mask, cu_seqlens, T, past, x.device)
-        key_mask = None if mask is None else mask[:, past:].bool()
-        # Asked once for all layers: without padding every form is faster. A traced or recorded value cannot be asked.
-        recorded = x.is_cuda and torch.cuda.is_current_stream_capturing()
-        if key_mask is not None and not (torch.compiler.is_compiling() or recorded) and bool(key_mask.all()):
-            key_mask = None
-        turned = rotations(positions, self.rotary_widths, self.config.rotary_base, x)
-        return Tokens(key_mask, cu_seqlens, turned), positions
+    def _key_mask(self, mask: Tensor | None, past: int, x: Tensor) -> Tensor | None:
+        """``(B, T)`` of the new tokens, True = real; None: all are.
 
-    def _check_positions(self, positions: Tensor, tokens: int) -> None:
-        """Each must have a vector. ``tokens``: in a row, with what came before and with padding.
-
-        On a GPU, where a look at positions would wait for it, and in compiled code these are counted instead.
+        Asked once for all layers: without padding every form is faster. A traced or recorded value cannot be asked.
         """
-        counted = positions.is_cuda or torch.compiler.is_compiling()
-        last = tokens if counted else int(positions.max()) + 1
-        if last > self.config.max_position_embeddings:
-            raise ValueError(
-                f"input_ids must not go beyond max_position_embeddings = {self.config.max_position_embeddings} tokens, "
-                f"what came before included, got {last}"
-            )
+        if mask is None:
+            return None
+        key_mask = mask[:, past:].bool()
+        recorded = x.is_cuda and torch.cuda.is_current_stream_capturing()
+        return None if not (torch.compiler.is_compiling() or recorded) and bool(key_mask.all()) else key_mask
+
+    def _packed(
+        self, positions: Tensor, key_mask: Tensor | None, x: Tensor, has_cache: bool, use_cache: bool
+    ) -> Tensor | None:
+        """``cu_seqlens`` that ``position_ids`` stand for; with a cache they are asked where that costs nothing."""
+        readable = x.device.type == "cpu" and not torch.compiler.is_compiling()
+        if x.shape[1] == 1 or (has_cache and not readable):
+            return None
+        refused = OF_A_CACHE if has_cache or use_cache else None
+        return offsets_of_positions(positions, key_mask, x.shape[0], refused)

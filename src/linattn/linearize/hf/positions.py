@@ -1,0 +1,58 @@
+"""Positions of a converted model: those that nobody gives are counted, those that tell of several texts are refused."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from linattn.linearize.hf.cache import CoreLayer
+from linattn.models.language.hf.checks import check_past
+from linattn.models.language.hf.packing import offsets_of_positions
+from linattn.models.language.tokens import positions_of
+
+NOT_PACKED = "converted layers know no packed sequences: give each text a row of its own with attention_mask"
+
+
+def refuse_packed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Before a model's forward: positions that restart inside a row mean texts that see nothing of one another.
+
+    With a cache they are asked where that costs nothing.
+    """
+    positions, mask = kwargs.get("position_ids"), kwargs.get("attention_mask")
+    if not isinstance(positions, Tensor) or positions.ndim != 2 or positions.shape[1] == 1:
+        return
+    if mask is not None:
+        if not isinstance(mask, Tensor) or mask.ndim != 2:
+            return  # a mask of pairs says itself who sees whom, and layers look at it
+        mask = mask[:, -positions.shape[1] :].to(positions.device)
+    readable = positions.device.type == "cpu" and not torch.compiler.is_compiling()
+    if readable or kwargs.get("past_key_values") is None:
+        offsets_of_positions(positions, mask, len(positions), NOT_PACKED)
+
+
+def count_real_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Before a decoder's forward: positions count real tokens, as ``generate`` does it.
+
+    Which ones are, a mask ``(B, T)`` says, and without a mask the cache, of the tokens it has read. Features of rotated
+    keys depend on where counting starts, so that padding in front would change what follows.
+    """
+    mask = kwargs.get("attention_mask")
+    tokens = kwargs.get("input_ids", args[0] if args else None)
+    tokens = kwargs.get("inputs_embeds") if tokens is None else tokens
+    plain = isinstance(mask, Tensor) and mask.ndim == 2
+    if tokens is None or not (mask is None or plain):
+        return args, kwargs
+    read = _padded_layer(kwargs.get("past_key_values"))
+    past, padding = (0, None) if read is None else (read.length, read.padding)
+    if tokens.shape[1] > 1:
+        check_past(mask, padding, past)
+    if kwargs.get("position_ids") is None and (plain or padding is not None):
+        positions = positions_of(mask, None, tokens.shape[1], past, tokens.device, padding)
+        kwargs = kwargs | {"position_ids": positions.to(tokens.device)}
+    return args, kwargs
+
+
+def _padded_layer(cache: Any) -> CoreLayer | None:
+    """One that has read padding: all have read the same tokens."""
+    layers = getattr(cache, "layers", ())
+    return next((layer for layer in layers if isinstance(layer, CoreLayer) and layer.padding is not None), None)

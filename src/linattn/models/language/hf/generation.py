@@ -1,0 +1,68 @@
+"""``generate`` of transformers with states in the place of keys and values: what these cannot do is said beforehand."""
+
+from typing import Any
+
+from torch import Tensor
+from transformers import GenerationMixin
+from transformers.cache_utils import Cache
+
+from linattn.models.language.hf.cache import StateLayer
+from linattn.models.language.hf.checks import check_past
+
+CACHES = (None, "dynamic")
+
+
+class StateGenerationMixin(GenerationMixin):
+    """``generate`` for a cache of :class:`StateLayer`."""
+
+    def generate(self, inputs: Tensor | None = None, generation_config: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As ``GenerationMixin.generate``.
+
+        ``past_key_values`` may hold the states of prompts, one for each row of ``input_ids``, and with ``num_beams`` or
+        ``num_return_sequences`` as many copies of each (``batch_repeat_interleave``). ``input_ids`` are then the whole
+        text, the prompt included, or the new tokens alone beside the ``attention_mask`` of the whole.
+        """
+        settings = generation_config or self.generation_config
+        name = kwargs.get("cache_implementation", getattr(settings, "cache_implementation", None))
+        if name not in CACHES:
+            raise ValueError(
+                f"cache_implementation must be None or 'dynamic', got {name!r}: others move, cut or round keys and "
+                "values, and here are states in their place"
+            )
+        cache = kwargs.get("past_key_values")
+        if isinstance(cache, Cache) and cache.get_seq_length():
+            ids = next(
+                (x for x in (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None), None
+            )
+            _check_continued(cache, ids, kwargs.get("attention_mask"))
+        return super().generate(inputs, generation_config, *args, **kwargs)  # type: ignore[misc]  # self is a model
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: ``generate_batch`` shares out pages of keys and values."""
+        raise ValueError(
+            "continuous batching (generate_batch) shares out pages of keys and values, and a state has none: call "
+            "generate with a batch that is padded on the left"
+        )
+
+
+def _check_continued(cache: Cache, ids: Tensor | None, mask: Tensor | None) -> None:
+    """There is something to read behind the cache, and of what it has read the same tokens are hidden."""
+    seen, padding = cache.get_seq_length(), _padding(cache)
+    given = 0 if ids is None else ids.shape[1]
+    length = max(given, 0 if mask is None else mask.shape[1])
+    if length <= seen:
+        raise ValueError(
+            f"input_ids must go on behind the {seen} tokens that past_key_values has read, got {length}: give the "
+            "whole text, or the new tokens alone and the attention_mask of the whole text"
+        )
+    if padding is not None and mask is None:
+        raise ValueError(
+            "attention_mask must be given, of the whole text with 0 at padding: past_key_values has read padding, and "
+            "generate counts positions by the mask"
+        )
+    check_past(mask, padding, seen, waits=True)
+
+
+def _padding(cache: Cache) -> Tensor | None:
+    layers = [layer for layer in cache.layers if isinstance(layer, StateLayer)]
+    return layers[0].padding if layers else None

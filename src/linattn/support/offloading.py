@@ -1,0 +1,41 @@
+"""Weights that accelerate keeps elsewhere between calls: ``cpu_offload``, ``disk_offload``, ``device_map``."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+HOOK = "_hf_hook"  # where accelerate leaves what it does around a module's forward
+
+
+def is_offloaded(module: nn.Module) -> bool:
+    """Whether accelerate brings the weights of parts of ``module`` when the forward of each is called.
+
+    It hooks every part that has weights of its own, or none: the first one tells of all.
+    """
+    return next((HOOK in vars(part) for part in module.modules() if _has_weights(part)), False)
+
+
+def _has_weights(part: nn.Module) -> bool:
+    return any(x is not None for own in (part._parameters, part._buffers) for x in own.values())
+
+
+@contextmanager
+def weights_here(*modules: nn.Module) -> Iterator[None]:
+    """All weights of ``modules`` on the device that they compute on, until the block ends.
+
+    Accelerate brings a part's weights for its own forward and takes them away behind it; who reads them in another
+    method, such as a decoding step, finds them gone.
+    """
+    parts: list[Any] = [part for module in modules for part in module.modules() if HOOK in vars(part)]
+    wrapped = [part.forward for part in parts]
+    for part in parts:
+        part._hf_hook.pre_forward(part)
+        part.forward = part._old_forward  # else weights would be taken away behind the first call inside
+    try:
+        yield
+    finally:
+        for part, forward in zip(parts, wrapped, strict=True):
+            part.forward = forward
+            part._hf_hook.post_forward(part, None)
