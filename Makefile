@@ -51,7 +51,7 @@ tour: $(SETUP) ## The mechanisms, their forms agreeing, linear against softmax a
 bench: $(SETUP) ## Measure time and memory into results/ (a quiet machine, please)
 	$(PYTHON) -m linattn.cli.main bench
 
-readme: $(SETUP) ## Rewrite the generated parts of the README
+readme: $(SETUP) ## Rewrite the generated parts of the README and of pages
 	$(PYTHON) tools/update_readme.py
 
 docs: $(SETUP) ## Build the documentation into site/

@@ -34,10 +34,30 @@ def code_of(text: str) -> list[str]:
     return [block or span for block, span in CODE.findall(text)]
 
 
-@pytest.mark.parametrize("part", ["mechanisms", "comparison", "memory", "kernels", "models", "results"])
+@pytest.mark.parametrize("part", ["mechanisms", "comparison", "speed"])
 def test_generated_parts_are_current(part):
     new = tool.fill(README, {part: tool.generated_parts()[part]})
     assert new == README, f"the part {part!r} of README.md is stale: run `make readme` and commit the change"
+
+
+@pytest.mark.parametrize("part", ["kernels", "models", "memory", "attention"])
+def test_parts_of_the_page_on_speed_are_current(part):
+    page = tool.SPEED.read_text()
+    new = tool.fill(page, {part: tool.speed_parts()[part]})
+    assert new == page, f"the part {part!r} of docs/speed.md is stale: run `make readme` and commit the change"
+
+
+def test_the_selection_is_of_measured_cases():
+    """A case that was renamed would be left out in silence."""
+    path = tool.RESULTS / "h200" / "kernels.json"
+    text, cases = tool.selection_text(path), {row["case"] for row in json.loads(path.read_text())["rows"]}
+    shown = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")]
+    assert len(shown) == 12
+    assert set(shown) <= cases
+    row = next(line for line in tool.kernels_text(path).splitlines() if line.startswith("| `lion-16384`"))
+    assert [cell.strip() for cell in row.split("|")[7:9]] == [
+        cell.strip() for line in text.splitlines() if "lion-16384" in line for cell in line.split("|")[3:5]
+    ]
 
 
 @pytest.mark.parametrize("part", ["training", "speed"])
@@ -94,24 +114,25 @@ def test_results_become_tables(tmp_path):
     folder = tmp_path / "results" / "cpu"
     save_result(result, folder / "attention-causal.json")
     (folder / "attention-causal.png").write_bytes(b"")
-    text = tool.generated_parts(tmp_path / "results")["results"]
+    text = tool.speed_parts(tmp_path / "results")["attention"]
     assert "| forward, T | sdpa | chunked | reference |" in text
     assert "| 1024 | 10.0 ms, 2.00 MiB | 5.00 ms, 2.00 MiB |  |" in text
-    assert "| 2048 | 40.0 ms, 2.00 MiB | 1234 ms, 2.00 MiB | left out |" in text
+    assert "| 2048 | 40.0 ms, 2.00 MiB | 1,234 ms, 2.00 MiB | left out |" in text
     assert "T^2.00" in text
     assert "4 rows were checked in the same run and used at most 25% of their error budget" in text
-    assert "](results/cpu/attention-causal.png)" in text
+    assert "](../results/cpu/attention-causal.png)" in text
     assert json.loads((folder / "attention-causal.json").read_text())["rows"][0] == asdict(result.rows[0])
 
 
 def test_no_results_is_said(tmp_path):
-    parts = tool.generated_parts(tmp_path)
+    parts = tool.generated_parts(tmp_path) | tool.speed_parts(tmp_path)
     commands = {
         "comparison": "compare",
-        "memory": "memory",
+        "speed": "kernels",
         "kernels": "kernels",
+        "memory": "memory",
         "models": "models",
-        "results": "bench",
+        "attention": "bench",
     }
     for part, command in commands.items():
         assert parts[part] == f"No results of `linattn {command}` are recorded yet.\n"

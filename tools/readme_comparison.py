@@ -29,12 +29,6 @@ def comparison_text(path: Path) -> str:
     return "\n".join([*lines, "", *said, ""])
 
 
-def chart_line(path: Path, words: str, up: str = "") -> list[str]:
-    """The chart beside a result, if there is one; ``up`` leads from the page to the root."""
-    chart = path.with_suffix(".png")
-    return ["", f"![{words}]({up}{chart.relative_to(path.parents[2]).as_posix()})"] if chart.exists() else []
-
-
 def _on_images(meta: dict[str, Any]) -> str:
     host, data, train = meta["host"], meta["data"], meta["train"]
     tokens, width, depth = (_listed(host[name]) for name in ("tokens", "width", "depth"))

@@ -1,11 +1,38 @@
-"""The README's table of kernels, from ``results/<device>/kernels.json`` of `linattn kernels`."""
+"""Kernels, from ``results/<device>/kernels.json`` of `linattn kernels`: a selection for the README, all on a page."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+from readme_parts import chart_line, three_digits
+
 OURS = "linattn triton"
 PASSES = ("forward", "forward+backward")
+
+
+# One of each kind, the slowest over the floor among them.
+SELECTED = (
+    "causal-4096", "causal-norm-4096", "causal-token-4096", "causal-channel-4096", "exponential-4096", "causal-32768",
+    "relu-196", "mirror-196", "nala-16384", "pola-16384", "quadratic-16384", "lion-16384",
+)  # fmt: skip
+
+
+def selection_text(path: Path) -> str:
+    """Some cases: time, over the floor, the fastest other way and flash softmax, each of forward and backward."""
+    result = json.loads(path.read_text())
+    meta, rows, goals = result["meta"], result["rows"], result["goals"]
+    lines = [
+        f"{meta['device']}, {meta['settings']['dtype']}, torch {meta['versions']['torch']}, {meta['date'][:10]}, "
+        "`linattn kernels`: forward and backward together, in ms.",
+        "",
+        "| case | shape | linattn | x floor | next best | flash softmax |",
+        "|---|---|" + "---:|" * 4,
+    ]
+    for case in SELECTED:
+        own = [row for row in rows if (row["case"], row["pass_name"]) == (case, PASSES[1])]
+        if own:
+            lines.append(f"| `{case}` | {own[0]['shape']} | " + " | ".join(_pass_cells(own)) + " |")
+    return "\n".join([*lines, "", *_goals(goals)[:1], ""])
 
 
 def kernels_text(path: Path) -> str:
@@ -33,11 +60,7 @@ def kernels_text(path: Path) -> str:
         reached = [g["reached"] for g in goals if g["case"] == case]
         word = f"{sum(r is True for r in reached)} of {len(reached)}" if reached else ""
         lines.append(f"| `{case}` | {own[0]['shape']} | " + " | ".join(cells) + f" | {word} |")
-    lines += ["", *_goals(goals), _checked(rows), ""]
-    chart = path.with_suffix(".png")
-    if chart.exists():
-        lines += [f"![time over floor]({chart.relative_to(path.parents[2]).as_posix()})", ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *_goals(goals), _checked(rows), *chart_line(path, "time over floor"), ""])
 
 
 def _pass_cells(rows: list[dict[str, Any]]) -> list[str]:
@@ -49,8 +72,9 @@ def _pass_cells(rows: list[dict[str, Any]]) -> list[str]:
     if ours is None or OURS not in times:
         mine = ["" if ours is None else ours["status"], ""]
     else:
-        mine = [_digits(times[OURS]), f"{ours['over_floor']:.2f}"]
-    return [*mine, "" if best is None else f"{_digits(others[best])} ({best})", "" if flash is None else _digits(flash)]
+        mine = [three_digits(times[OURS]), f"{ours['over_floor']:.2f}"]
+    rival = "" if best is None else f"{three_digits(others[best])} ({best})"
+    return [*mine, rival, "" if flash is None else three_digits(flash)]
 
 
 def _goals(goals: list[dict[str, Any]]) -> list[str]:
@@ -76,8 +100,3 @@ def _checked(rows: list[dict[str, Any]]) -> str:
         f"{len(right)} of {len(ours)} rows of this library were right against fp64 in the same run, and used at most "
         f"{worst:.0%} of their error budget.{said}"
     )
-
-
-def _digits(value: float) -> str:
-    """Three significant digits, never as a power of ten."""
-    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}".rstrip(".")

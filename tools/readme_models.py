@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from readme_parts import chart_line, three_digits
+
 from linattn.bench.models.rows import ModelsResult
 from linattn.bench.models.table import backbones_table
 
@@ -38,7 +40,6 @@ def backbones_text(path: Path) -> str:
     """Models down, sizes of images across, of the mode that was measured."""
     result = json.loads(path.read_text())
     meta, rows = result["meta"], result["rows"]
-    chart = path.with_suffix(".png")
     lines = [
         f"{meta['device']}, torch {meta['versions']['torch']}, Triton {meta['versions']['triton']}, "
         f"{meta['date'][:10]}: `{meta['command']}`.",
@@ -46,9 +47,7 @@ def backbones_text(path: Path) -> str:
         backbones_table(ModelsResult.from_json(result), rows[0]["mode"] if rows else ""),
         _checked(rows),
     ]
-    if chart.exists():
-        lines += ["", f"![time and memory over softmax](../{chart.relative_to(path.parents[2]).as_posix()})"]
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, *chart_line(path, "time and memory over softmax"), ""])
 
 
 def _time_cells(row: dict[str, Any] | None) -> list[str]:
@@ -56,7 +55,7 @@ def _time_cells(row: dict[str, Any] | None) -> list[str]:
         return ["" if row is None else row["status"], ""]
     over = "" if row["mechanism"] == SOFTMAX or row["over_softmax"] is None else f"{row['over_softmax']:.2f}"
     status = "" if row["status"] == "ok" else f" ({row['status']})"
-    return [_digits(row["median_ms"]) + status, over]
+    return [three_digits(row["median_ms"]) + status, over]
 
 
 def _other_cells(rows: dict[str, dict[str, Any]]) -> list[str]:
@@ -97,8 +96,3 @@ def _checked(rows: list[dict[str, Any]]) -> str:
         f"most {worst:.0%} of their error budget; in {served} of {len(others)} rows of linear attention every call "
         f"took kernels.{said}"
     )
-
-
-def _digits(value: float) -> str:
-    """Three significant digits, never as a power of ten."""
-    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}".rstrip(".")

@@ -6,7 +6,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from readme_comparison import ARROWS, chart_line, on_sequences
+from readme_comparison import ARROWS, on_sequences
+from readme_parts import chart_line, three_digits
 
 from linattn.report.charts_speed import speed_chart
 from linattn.report.charts_state import state_chart
@@ -17,7 +18,6 @@ from linattn.report.summary import edge_sentence, ranking_sentence
 
 SOFTMAX = "softmax"
 CHARTS: dict[str, Callable[[Comparison], Chart | None]] = {"compare-mqar": state_chart, "compare-enwik8": speed_chart}
-PAGE = "../"  # from the page to the root
 EDGES = "↑ and ↓: the highest and the lowest learning rate that was tried, so that a better one may lie beyond."
 HELD_OUT = (
     "In brackets: of runs that choose a learning rate, the best one so far, by sequences that are neither trained nor "
@@ -57,7 +57,7 @@ def canon_text(path: Path) -> str:
     tested = [ranking_sentence(result)] if any(row["status"] == "done" for row in result["rows"]) else []
     said = [*tested, sweep_sentence(entries, metric), EDGES if edge_sentence(result) else "", graphs_sentence(result)]
     more = kinds_table(result, hosts, canons)
-    chart = chart_line(path, metric.title, PAGE)
+    chart = chart_line(path, metric.title)
     return "\n".join([*_lead(meta), *_table(head, lines), "", *more, *filter(None, said), *chart, ""])
 
 
@@ -110,7 +110,7 @@ def decoding_text(path: Path) -> str:
         head, table = _across(own, "context", _decoding_cell)
         lines += [f"Batch {batch}, {mode}:", "", *_table(head, table, numbers_from=0), ""]
     lines += [_overtakes(result["crossovers"], mode), _checked(rows)]
-    return "\n".join([*lines, *chart_line(path, "time and memory of a decoded token against the context", PAGE), ""])
+    return "\n".join([*lines, *chart_line(path, "time and memory of a decoded token against the context"), ""])
 
 
 def throughput_text(path: Path) -> str:
@@ -128,7 +128,7 @@ def throughput_text(path: Path) -> str:
         _overtakes(result["crossovers"], "training"),
         _checked(rows),
     ]
-    return "\n".join([*lines, *chart_line(path, "training tokens a second against the length", PAGE), ""])
+    return "\n".join([*lines, *chart_line(path, "training tokens a second against the length"), ""])
 
 
 def _lead(meta: dict[str, Any]) -> list[str]:
@@ -244,8 +244,3 @@ def _checked(rows: list[dict[str, Any]]) -> str:
     said = f" Wrong or failed: {'; '.join(bad)}." if bad else ""
     said += f" {left} rows are not measured yet." if left else ""
     return f"{len(checked)} rows were checked in the same run and used at most {worst:.0%} of their error budget.{said}"
-
-
-def three_digits(value: float) -> str:
-    """Three significant digits, never as a power of ten."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}".rstrip(".")
