@@ -39,6 +39,7 @@ class Case:
     masked: bool = False
     cu_seqlens: list[int] | None = None
     scale: float = 1.0
+    form: str = "reference"  # what it is held against
     tensors: dict[str, Tensor | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,7 +74,7 @@ class Case:
     def reference(self, q: Tensor, k: Tensor, v: Tensor, a: Tensor, initial: LinearState | None):
         return linear_attention_with_state(
             q, k, v, causal=True, log_decay=a, normalizer=self.normalizer, key_mask=self.key_mask,
-            cu_seqlens=self.cu, decay_index=self.decay_index, initial_state=initial, impl="reference",
+            cu_seqlens=self.cu, decay_index=self.decay_index, initial_state=initial, impl=self.form,
         )  # fmt: skip
 
     def kernels(self, q: Tensor, k: Tensor, v: Tensor, a: Tensor, initial: LinearState | None):

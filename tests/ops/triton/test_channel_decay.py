@@ -68,9 +68,10 @@ def test_packed_sequences(decay_index: str) -> None:
     [
         Case(FP32, T=84, H=1, H_kv=1, normalizer="sum", state=True, initial=True),
         Case(BF16, T=84, H=2, H_kv=1, decay_index="key"),
+        Case(FP32, T=84, H=1, H_kv=1, decay=as_trained, state=True),
         Case(BF16, T=90, H=1, H_kv=1, normalizer="sum", cu_seqlens=[0, 3, 3, 84, 90], state=True, initial=True),
     ],
-    ids=["one sequence", "grouped", "packed"],
+    ids=["one sequence", "grouped", "final state", "packed"],
 )
 def test_segments_side_by_side(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few heads: the sequence is cut, and states are handed from segment to segment."""
@@ -120,6 +121,19 @@ def test_decays_come_as_they_are() -> None:
     # decay_index "key": the last token's decay reaches nothing but the state
     shown = Case(T=T, decay=as_trained, decay_index="key")
     assert (shown.evaluate(shown.kernels, BF16)["d log_decay"][:, :, -1] == 0).all()
+
+
+def test_masked_tokens_get_no_gradient() -> None:
+    """Whatever they hold: nothing is put in its place on the way."""
+    case = Case(BF16, T=70, masked=True, normalizer="sum", state=True)
+    hidden = ~case.key_mask[:, None, :, None]
+    leaves = [case.tensors[name].to(DEVICE) for name in ("q", "k", "v", "log_decay")]
+    leaves = [x.masked_fill(hidden & (n > 0), torch.nan).requires_grad_() for n, x in enumerate(leaves)]
+    output, state = case.kernels(*leaves, None)
+    loss = output.masked_fill(hidden, 0).float().sum() + state.kv.sum() + state.k.sum()
+    for gradient in torch.autograd.grad(loss, leaves[1:]):
+        assert gradient.isfinite().all()
+        assert (gradient.masked_select(hidden) == 0).all()
 
 
 # Where digits beside a closed gate count fp32 judges more strictly, where products leave the range bf16 is as good.

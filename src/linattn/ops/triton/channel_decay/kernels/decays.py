@@ -29,6 +29,7 @@ from linattn.ops.triton.channel_decay.kernels.parts import (
     live_keys,
     load_rows,
     product,
+    product_of_sum,
     spread,
     tokens,
 )
@@ -73,29 +74,12 @@ def decay_row(token, first, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def as_rounded(x, DT: tl.constexpr):
-    """fp32 numbers with the digits they have in a product, converted in pairs: one by one takes far longer."""
-    if tl.bfloat16 == DT:
-        if INTERPRETED:
-            x = x.to(tl.bfloat16).to(tl.float32)
-        else:
-            x = tl.inline_asm_elementwise(
-                "{ .reg .b32 t; cvt.rn.bf16x2.f32 t, $3, $2; shl.b32 $0, t, 16; and.b32 $1, t, 0xffff0000; }",
-                "=r,=r,r,r", [x], tl.float32, True, 2,
-            )  # fmt: skip
-    return x
-
-
-@triton.jit
 def sums_of(weights, x, EXACT: tl.constexpr):
     """``weights (C, C)`` of 0, 1 and -1 times ``x (C, BK)``, in fp32 or by 16 bits of each x."""
     if EXACT:
         found = tl.dot(weights, x, input_precision="ieee")
     else:
-        high = as_rounded(x, tl.bfloat16)
-        low = (x - high).to(tl.bfloat16)
-        ones = weights.to(tl.bfloat16)
-        found = add_product(product(ones, high.to(tl.bfloat16), "ieee"), ones, low, "ieee")
+        found = product_of_sum(weights.to(tl.bfloat16), x, tl.bfloat16, "ieee")
     return found
 
 
@@ -212,15 +196,15 @@ def factor_columns(P, a, first, second, weakest, C: tl.constexpr, OF_KEYS: tl.co
 def passage(first, second, weakest, EXACT: tl.constexpr):
     """Factors (BK,) of a state on its way through a chunk whose halves decay by ``first``, then ``second``:
 
-    as products with it see it, as what the chunk brings is added to it, and after that.
+    before products see it, from there until what the chunk brings is added to it, and after that.
     """
     mild = spread(weakest, first) > -LIMIT
     if EXACT:
         mild = spread(weakest, first) > 0.0  # never
     seen = power(tl.where(mild, first, 0.0))
-    met = power(tl.where(mild, first, first + second))
+    more = power(tl.where(mild, 0.0, first + second))
     after = power(tl.where(mild, second, 0.0))
-    return seen, met, after
+    return seen, more, after
 
 
 @triton.jit

@@ -28,6 +28,7 @@ from linattn.ops.triton.channel_decay.kernels.decays import (
 )
 from linattn.ops.triton.channel_decay.kernels.parts import (
     add_product,
+    as_rounded,
     fetch,
     live_keys,
     load_columns,
@@ -96,16 +97,18 @@ def forward_kernel(
         a_c = rounded(a_c, EXACT, DT)
         k_columns = load_columns(k + chunk * k_t, k_t, keys, dk, K, C)
         P, early, late, weakest = running_columns(a_c, C, EXACT)
-        seen, met, after = passage(early, late, weakest, EXACT)
+        seen, more, after = passage(early, late, weakest, EXACT)
         # The state first: what it needs is then out of the registers.
-        before, z_before = (state * seen[:, None]).to(DT), z * seen
+        brought, z_before = state * seen[:, None], z * seen
+        before = brought.to(DT)
         of_keys = factor_columns(P, a_c, early, late, weakest, C, True, EXACT)
         writing = k_columns.to(tl.float32) * power(of_keys)
         v_c = load_rows(v + chunk * v_t, v_t, keys, dv, V, C).to(DT)
         if (NORMALIZER > 0) | HAS_FINAL:
-            z = (z * met + tl.sum(writing, 1)) * after
+            writing = as_rounded(writing, DT, PRECISION)
+            z = (z_before * more + tl.sum(writing, 1)) * after
         writing = writing.to(DT)
-        state = add_product(state * met[:, None], writing, v_c, PRECISION) * after[:, None]
+        state = add_product(brought * more[:, None], writing, v_c, PRECISION) * after[:, None]
         q_c = load_rows(q + chunk * q_t, q_t, live, dk, K, C)
         of_queries, _of_keys = factors(a_c, early, late, weakest, C, EXACT)
         reading = q_c.to(tl.float32) * power(of_queries)

@@ -8,9 +8,11 @@ after the chunk, transposed (BV, BK), in registers:
     da_t = flux + sum_{j >= t in chunk} (q_j dq_j - k_j dk_j)
 
 ``flux`` (BK,) is ``sum_v dS S`` at the end of the chunk: what all decays of the chunk together do to later tokens. At
-the end of a segment it is taken from the states; chunk by chunk it gains the sum of q dq - k dk, in fp32. Rounding does
-not add up along the sequence: q dq, which ``query_grad`` has left in da, is of scaled queries as they are rounded for
-products, as k dk here is of scaled keys.
+the end of a segment it is taken from the states; chunk by chunk it gains the sum of q dq - k dk, in fp32. What one
+chunk is off by, all tokens of the segment before it are, and a sum over tokens, which the bias of a gate gets, by that
+times the length of the segment. So rounding is to cancel there or not to be: q dq, which ``query_grad`` has left in da,
+is of scaled queries as they are rounded for products, as k dk here is of scaled keys; S there and dS here, which no
+other walk has, are multiplied in two parts; and the states of segments are rounded as those of the walks.
 
 Pairs inside a chunk are done here where the decay is mild (see ``decays``), which ``query_grad`` has decided: chunks in
 ``strong`` (NK, NV, B, H, slots, 2) are left to ``near_grad``. A sum at the limit must not come out twice, as two.
@@ -22,9 +24,9 @@ dk, da (NV, B, H, T, K), d_kv (N, H, K, V), d_z (N, H, K).
 import triton
 import triton.language as tl
 
+from linattn.ops.triton.causal.kernels.parts import added_after
 from linattn.ops.triton.channel_decay.kernels.decays import (
     LIMIT,
-    as_rounded,
     decay_row,
     factors,
     halves_of,
@@ -36,13 +38,16 @@ from linattn.ops.triton.channel_decay.kernels.decays import (
 )
 from linattn.ops.triton.channel_decay.kernels.parts import (
     add_product,
+    as_rounded,
     fetch,
     live_keys,
     load_rows,
     offsets,
     on_rows,
+    operand,
     place,
     product,
+    product_of_sum,
     spread,
     tokens,
 )
@@ -122,37 +127,39 @@ def key_grad_kernel(
         early, late, _weakest = halves_of(a_c, C)
         mild = tl.load(strong + slot * 2) < 0
         weakest = tl.where(mild, 0.0, -2.0 * LIMIT)
-        seen, met, after = passage(late, early, weakest, EXACT)
+        seen, more, after = passage(late, early, weakest, EXACT)
         of_queries, of_keys = factors(a_c, early, late, weakest, C, EXACT)
-        reading = (q_c.to(tl.float32) * power(of_queries)).to(DT)
+        reading = operand(q_c.to(tl.float32) * power(of_queries), DT, PRECISION)
         y = load_rows(d_o + chunk * g_t, g_t, live, cv, V, C)
         e_t = tl.zeros((C,), dtype=tl.float32)
         if NORMALIZED:
             y = y.to(tl.float32) * tl.load(scale + bh * T + chunk + r, mask=live, other=0.0)[:, None]
             e_t = tl.load(e + bh * T + chunk + r, mask=live & (spread(vt, r) == 0), other=0.0)
         y = y.to(DT)
-        before, z_before = (grad * seen[None, :]).to(DT), grad_z * seen
-        grad = add_product(grad * met[None, :], tl.trans(y), reading, PRECISION) * after[None, :]
-        grad_z *= met
+        before, z_before = grad * seen[None, :], grad_z * seen
+        grad_z = z_before * more
         if NORMALIZED:
             grad_z += tl.sum(reading.to(tl.float32) * e_t[:, None], 0)
         grad_z *= after
         v_c = load_rows(v + chunk * v_t, v_t, keys, cv, V, C).to(DT)
-        found = product(v_c, before, PRECISION)
+        found = product_of_sum(v_c, before, DT, PRECISION)
+        grad = add_product(before * more[None, :], tl.trans(y), reading, PRECISION) * after[None, :]
         if not EXACT:
             dA = product(v_c, tl.trans(y), PRECISION)  # key by query
             if NORMALIZED:
-                dA += e_t[None, :]
+                dA = added_after(dA, tl.broadcast_to(e_t[None, :], dA.shape))  # to the same digits as in query_grad
             seen_queries = (r[:, None] <= r[None, :]) & (spread(weakest, dA) > -LIMIT)
             found = add_product(found, tl.where(seen_queries, dA, 0.0).to(DT), reading, PRECISION)
         if NORMALIZED | HAS_END:
             found += z_before[None, :]
         weights = power(of_keys)
         k_c = load_rows(k + chunk * k_t, k_t, keys, ck, K, C)
-        writing = as_rounded(k_c.to(tl.float32) * weights, DT)
+        writing = as_rounded(k_c.to(tl.float32) * weights, DT, PRECISION)
         here = on_rows(live, ck, K)
         at = offsets(ck, K, C)
-        dk_found = tl.where(keys[:, None], found * weights, 0.0)
+        dk_found = found * weights
+        if MASKED:
+            dk_found = tl.where(keys[:, None], dk_found, 0.0)
         tl.store(dk + chunk * K + at, dk_found.to(dk.dtype.element_ty), mask=here)
         # The decay.
         if SHIFT:

@@ -59,7 +59,9 @@ def forward(
         o.zero_()
         den.zero_()
     else:
-        start_kv, start_z = segment_starts(x, cut, plan.states, kv_0, z_0) if cut.several else (kv_0, z_0)
+        start_kv, start_z = kv_0, z_0
+        if cut.several:
+            start_kv, start_z = segment_starts(x, cut, plan.states, kv_0, z_0, with_z=normalizer > 0 or need_state)
         slots = slots_of(x, cut, tiles)
         strong = q.new_full((parts, B, H, slots, 2), -1, dtype=torch.int64)
         strides = *strides_of(q, x.k, x.v, x.a), *mask_strides(x)
@@ -125,7 +127,8 @@ def _sweeps(
     queries = replace(tiles, warps=plan.query_grad.warps, stages=plan.query_grad.stages)
     start_kv, start_z, end_kv, end_z = kv_0, z_0, d_kv_1, d_z_1
     if cut.several:
-        start_kv, start_z = segment_starts(x, cut, plan.states, kv_0, z_0)
+        with_z = normalizer > 0 or d_z_1 is not None
+        start_kv, start_z = segment_starts(x, cut, plan.states, kv_0, z_0, with_z=with_z)
         end_kv, end_z = _segment_ends(x, cut, plan.states, d_o, scale, e, d_kv_1, d_z_1, bool(normalizer))
     NV, slots = triton.cdiv(V, tiles.v), slots_of(x, cut, tiles)
     whole = NV == 1 and G == 1
@@ -173,15 +176,17 @@ def _sweeps(
     ]  # fmt: skip
 
 
-def segment_starts(x: Inputs, cut: Cut, tiles: Tiles, kv_0: Tensor | None, z_0: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The state before each segment, kv (B H_kv segments, K, V) and z (.., K)."""
+def segment_starts(
+    x: Inputs, cut: Cut, tiles: Tiles, kv_0: Tensor | None, z_0: Tensor | None, *, with_z: bool
+) -> tuple[Tensor, Tensor]:
+    """The state before each segment, kv (B H_kv segments, K, V) and, where it is wanted, z (.., K)."""
     B, T, none = x.sizes[0], x.sizes[2], x.k
     kv, z, total = _segment_buffers(x, cut, x.k.shape[1])
     launch(
         segment_states_kernel, B * x.k.shape[1] * cut.segments * parts_of(x, tiles),
         x.k, x.v, x.a, none, none, any_of(x.mask, x.k), any_of(cut.table, x.k), kv, z, total,
         *strides_of(x.k, x.v, x.a), *mask_strides(x), x.k.shape[1], 1, T, cut.span, cut.segments,
-        **widths(x, tiles), REVERSE=False, NORMALIZED=False, SHIFT=int(x.shift), MASKED=x.mask is not None,
+        **widths(x, tiles), REVERSE=False, NORMALIZED=with_z, SHIFT=int(x.shift), MASKED=x.mask is not None,
         PACKED=cut.table is not None, **options_of(tiles),
     )  # fmt: skip
     _scan(x, cut, tiles, kv, z, total, kv_0, z_0, x.k.shape[1], 1, reverse=False)

@@ -15,6 +15,7 @@ from linattn.ops.triton.channel_decay.kernels.decays import (
     sums_of,
 )
 from linattn.ops.triton.channel_decay.kernels.parts import (
+    as_rounded,
     live_keys,
     load_rows,
     on_rows,
@@ -94,12 +95,13 @@ def near_grad_kernel(
                         later, same, weights = halves(a_c, 1 << level, C, EXACT)
                         q_w = tl.where(later[:, None], weights, 0.0)
                         k_w = tl.where(later[:, None], 0.0, weights)
-                        near_q, near_k = (q_c * q_w).to(DT), (k_c * k_w).to(DT)
-                        to_q = product(tl.where(same, dA, 0.0).to(DT), near_k, PRECISION) * q_w
-                        to_k = product(tl.where(same, dA_t, 0.0).to(DT), near_q, PRECISION) * k_w
-                        dq_c += to_q
-                        dk_c += to_k
-                        change += q_c * to_q - k_c * to_k
+                        near_q = as_rounded(q_c * q_w, DT, PRECISION)
+                        near_k = as_rounded(k_c * k_w, DT, PRECISION)
+                        to_q = product(tl.where(same, dA, 0.0).to(DT), near_k.to(DT), PRECISION)
+                        to_k = product(tl.where(same, dA_t, 0.0).to(DT), near_q.to(DT), PRECISION)
+                        dq_c += to_q * q_w
+                        dk_c += to_k * k_w
+                        change += near_q * to_q - near_k * to_k
                     da_c = sums_of(tl.where(upper, 1.0, 0.0), change, EXACT)
                     at_k = ((vt * B * H + bh) * T + start) * K + (r[:, None] * K + ck[None, :])
                     on_keys = on_rows(keys, ck, K)

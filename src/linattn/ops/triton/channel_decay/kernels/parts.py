@@ -8,6 +8,7 @@ Names: C tokens of a chunk, K and V widths (BK, BV padded tiles of them), t and 
 import triton
 import triton.language as tl
 
+from linattn.ops.triton.causal.kernels.parts import rest_by_pairs
 from linattn.ops.triton.support import interpreted
 
 # The interpreter multiplies the bit patterns of bf16 numbers: there operands are made fp32 first.
@@ -30,6 +31,41 @@ def add_product(total, x, y, PRECISION: tl.constexpr):
         found = tl.dot(x.to(tl.float32), y.to(tl.float32), acc=total, input_precision="ieee")
     else:
         found = tl.dot(x, y, acc=total, input_precision=PRECISION)
+    return found
+
+
+@triton.jit
+def operand(x, DT: tl.constexpr, PRECISION: tl.constexpr):
+    """fp32 numbers as a product takes them. One of tf32 would cut off 13 bits: done here, others see what it sees."""
+    if PRECISION == "tf32" and not INTERPRETED:
+        x = (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+    else:
+        x = x.to(DT)
+    return x
+
+
+@triton.jit
+def as_rounded(x, DT: tl.constexpr, PRECISION: tl.constexpr):
+    """The same in fp32, converted in pairs: one by one takes far longer."""
+    if tl.bfloat16 == DT and not INTERPRETED:
+        x = tl.inline_asm_elementwise(
+            "{ .reg .b32 t; cvt.rn.bf16x2.f32 t, $3, $2; shl.b32 $0, t, 16; and.b32 $1, t, 0xffff0000; }",
+            "=r,=r,r,r", [x], tl.float32, True, 2,
+        )  # fmt: skip
+    else:
+        x = operand(x, DT, PRECISION).to(tl.float32)
+    return x
+
+
+@triton.jit
+def product_of_sum(x, total, DT: tl.constexpr, PRECISION: tl.constexpr):
+    """``x`` times a sum in fp32, in two parts where a product rounds it: its value, and what that leaves over."""
+    value = operand(total, DT, PRECISION)
+    found = product(x, value, PRECISION)
+    if tl.bfloat16 == DT:
+        found = add_product(found, x, rest_by_pairs(total, value), PRECISION)
+    elif PRECISION == "tf32":
+        found = add_product(found, x, total - value, PRECISION)
     return found
 
 

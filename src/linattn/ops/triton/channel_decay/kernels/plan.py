@@ -38,7 +38,7 @@ class Plan:
     query_grad: Tiles  # takes all sizes from key_grad
     key_grad: Tiles
     value_grad: Tiles
-    states: Tiles
+    states: Tiles  # channels of key_grad: what is one tile is mild or strong as one, and rounded so
     near: Tiles  # takes all but its warps from the sweep it completes
     span: int = 0
 
@@ -89,11 +89,13 @@ def plan_for(x: Inputs) -> Plan:
             # computes while the other waits. Outputs need all channels and halve the values, gradients of q and k the
             # other way round. One stage: two programs hide a load as well as a third of the shared memory would.
             outputs, gradients = Tiles(64, k, 64, 4, 1), Tiles(64, 64, v, 4, 1)
-            plan = Plan(outputs, gradients, gradients, outputs, outputs, replace(outputs, warps=2))
+            states = replace(outputs, k=64)
+            plan = Plan(outputs, gradients, gradients, outputs, states, replace(outputs, warps=2))
         else:
             # Products of 64 tokens with narrow operands have come out wrong on Hopper.
             square = Tiles(32, k, v, 4, 3)
-            plan = Plan(square, replace(square, k=min(k, 64)), replace(square, k=min(k, 64)), square, square, square)
+            half = replace(square, k=min(k, 64))
+            plan = Plan(square, half, half, square, half, square)
     else:
         k, v, exact = _tile(K, 64), _tile(V, 64), x.q.dtype == torch.float32
         tiles = Tiles(16 if exact else 32, k, v, 8 if exact and k * v > 32 * 32 else 4, 1)

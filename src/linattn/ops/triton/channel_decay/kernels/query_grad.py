@@ -8,18 +8,18 @@ gradient of it, da (NV, B, H, T, K), one token earlier with SHIFT.
 
 Pairs inside a chunk are done here where the decay is mild (see ``decays``). Other chunks are noted in ``strong``
 (NK, NV, B, H, slots, 2), their tokens [start, end), for ``key_grad`` and for ``near_grad``, which adds those pairs; the
-slots of a segment begin at ``start // C + segment``. q dq is made of the
-scaled queries as they are rounded for products: what pairs add to q dq and to k dk is then the same to the last digits
-of fp32, and cancels where the decay's gradient sums both.
+slots of a segment begin at ``start // C + segment``. q dq is made of the scaled queries as they are rounded for
+products: what pairs add to q dq and to k dk is then the same to the last digits of fp32, and cancels where the decay's
+gradient sums both. What the state gives has no such partner, and is multiplied in two parts (see ``key_grad``).
 """
 # mypy: ignore-errors
 
 import triton
 import triton.language as tl
 
+from linattn.ops.triton.causal.kernels.parts import added_after
 from linattn.ops.triton.channel_decay.kernels.decays import (
     LIMIT,
-    as_rounded,
     decay_row,
     factors,
     halves_of,
@@ -30,13 +30,16 @@ from linattn.ops.triton.channel_decay.kernels.decays import (
 )
 from linattn.ops.triton.channel_decay.kernels.parts import (
     add_product,
+    as_rounded,
     fetch,
     live_keys,
     load_rows,
     offsets,
     on_rows,
+    operand,
     place,
     product,
+    product_of_sum,
     spread,
     tokens,
 )
@@ -95,34 +98,34 @@ def query_grad_kernel(
         a_c = rounded(a_c, EXACT, DT)
         k_c = load_rows(k + chunk * k_t, k_t, keys, dk, K, C)
         early, late, weakest = halves_of(a_c, C)
-        seen, met, after = passage(early, late, weakest, EXACT)
+        seen, more, after = passage(early, late, weakest, EXACT)
         of_queries, of_keys = factors(a_c, early, late, weakest, C, EXACT)
-        writing = (k_c.to(tl.float32) * power(of_keys)).to(DT)
+        writing = operand(k_c.to(tl.float32) * power(of_keys), DT, PRECISION)
         v_c = load_rows(v + chunk * v_t, v_t, keys, dv, V, C).to(DT)
-        before, z_before = (state * seen[None, :]).to(DT), z * seen
-        state = add_product(state * met[None, :], tl.trans(v_c), writing, PRECISION) * after[None, :]
+        before, z_before = state * seen[None, :], z * seen
         y = load_rows(d_o + chunk * g_t, g_t, live, dv, V, C)
         e_t = tl.zeros((C,), dtype=tl.float32)
         if NORMALIZED:
             y = y.to(tl.float32) * tl.load(scale + bh * T + chunk + r, mask=live, other=0.0)[:, None]
             e_t = tl.load(e + bh * T + chunk + r, mask=live & (spread(vt, r) == 0), other=0.0)
-            z = (z * met + tl.sum(writing.to(tl.float32), 0)) * after
+            z = (z_before * more + tl.sum(writing.to(tl.float32), 0)) * after
         y = y.to(DT)
-        found = product(y, before, PRECISION)
+        found = product_of_sum(y, before, DT, PRECISION)
+        state = add_product(before * more[None, :], tl.trans(v_c), writing, PRECISION) * after[None, :]
         mild = False
         if not EXACT:
             mild = weakest > -LIMIT
             dA = product(y, tl.trans(v_c), PRECISION)
             seen_keys = (r[:, None] >= r[None, :]) & (spread(weakest, dA) > -LIMIT)
             if NORMALIZED:
-                dA += e_t[:, None]
+                dA = added_after(dA, tl.broadcast_to(e_t[:, None], dA.shape))  # e is read again below
                 seen_keys = seen_keys & keys[None, :]
             found = add_product(found, tl.where(seen_keys, dA, 0.0).to(DT), writing, PRECISION)
         if NORMALIZED:
             found += e_t[:, None] * z_before[None, :]
         weights = power(of_queries)
         q_c = load_rows(q + chunk * q_t, q_t, live, dk, K, C)
-        reading = as_rounded(q_c.to(tl.float32) * weights, DT)
+        reading = as_rounded(q_c.to(tl.float32) * weights, DT, PRECISION)
         here = on_rows(live, dk, K)
         at = offsets(dk, K, C)
         tl.store(dq + chunk * K + at, (found * weights).to(dq.dtype.element_ty), mask=here)

@@ -4,7 +4,10 @@ Forward (REVERSE 0): x = k, y = v, a segment adds ``sum_s 2^(sum of decays after
 Backward (REVERSE 1): x = q, y = the numerator's gradient, e = the denominator's: ``sum_t 2^(sum up to t) q_t y_t``.
 x (B, H_x, T, K), y (B, H_x, T, V), a (B, H_x / G, T, K); e and scale (B, H_x, T) or none; results by
 R = (B, H_x, segments) rows: kv (R, K, V), z (R, K), total (R, K), the segment's log decay, in units of log 2.
-The mask hides keys and decays, not queries.
+The mask hides keys and decays, not queries. NORMALIZED: z is wanted, else nothing is added to it.
+
+Keys and queries are scaled and rounded as the sweeps do it: what a segment leaves behind is then what its sweep sees at
+its end, to the last digits of fp32. A decay's gradient is a sum of differences from there on (see ``key_grad``).
 """
 # mypy: ignore-errors
 # ruff: noqa: SIM108 - conditions at compile time stay apart from those at run time
@@ -13,13 +16,16 @@ import triton
 import triton.language as tl
 
 from linattn.ops.triton.channel_decay.kernels.decays import (
+    factor_columns,
     load_decay,
+    passage,
     power,
     rounded,
-    sums_of_decay_columns,
+    running_columns,
 )
 from linattn.ops.triton.channel_decay.kernels.parts import (
     add_product,
+    as_rounded,
     live_keys,
     load_columns,
     load_rows,
@@ -44,7 +50,8 @@ def segment_states_kernel(
     segment, bh = row % segments, row // segments
     b, h, ha = bh // H, bh % H, (bh % H) // G
     start, end, _, first, _ = place(table, b, segment, T, span, PACKED)
-    r, dk, dv = tl.arange(0, C), (kt * BK).to(tl.int32) + tl.arange(0, BK), (vt * BV).to(tl.int32) + tl.arange(0, BV)
+    r = tl.arange(0, C)
+    dk, dv = (kt * BK).to(tl.int32) + tl.arange(0, BK), (vt * BV).to(tl.int32) + tl.arange(0, BV)
     x += b * x_b + h * x_h
     y += b * y_b + h * y_h
     a += b * a_b + ha * a_h
@@ -67,18 +74,22 @@ def segment_states_kernel(
         a_c = rounded(a_c, EXACT, DT)
         x_c = load_columns(x + chunk * x_t, x_t, live, dk, K, C).to(tl.float32)
         y_c = load_rows(y + chunk * y_t, y_t, live, dv, V, C)
-        chunk_total = tl.sum(a_c.to(tl.float32), 0)
-        chosen = (r[:, None] <= r[None, :]) if REVERSE else (r[:, None] > r[None, :])
-        x_c = x_c * power(sums_of_decay_columns(tl.where(chosen, 1.0, 0.0), a_c, EXACT))
-        kept = power(chunk_total)
+        P, early, late, weakest = running_columns(a_c, C, EXACT)
+        if REVERSE:
+            seen, more, after = passage(late, early, weakest, EXACT)
+        else:
+            seen, more, after = passage(early, late, weakest, EXACT)
+        x_c = x_c * power(factor_columns(P, a_c, early, late, weakest, C, not REVERSE, EXACT))
+        met = seen * more
         if REVERSE and NORMALIZED:
             y_c = y_c.to(tl.float32) * tl.load(scale + bh * T + chunk + r, mask=live, other=0.0)[:, None]
-            z_c = x_c * tl.load(e + bh * T + chunk + r, mask=live, other=0.0)[None, :]
-        else:
-            z_c = x_c if not REVERSE else tl.zeros_like(x_c)
-        z_state = z_state * kept + tl.sum(z_c, 1)
-        state = add_product(state * kept[:, None], x_c.to(DT), y_c.to(DT), PRECISION)
-        whole += chunk_total
+        if NORMALIZED:
+            z_c = as_rounded(x_c, DT, PRECISION)
+            if REVERSE:
+                z_c *= tl.load(e + bh * T + chunk + r, mask=live, other=0.0)[None, :]
+            z_state = (z_state * met + tl.sum(z_c, 1)) * after
+        state = add_product(state * met[:, None], x_c.to(DT), y_c.to(DT), PRECISION) * after[:, None]
+        whole += early + late
     here = (dk < K)[:, None] & (dv < V)[None, :]
     tl.store(kv + row * K * V + dk[:, None] * V + dv[None, :], state, mask=here)
     tl.store(z + row * K + dk, z_state, mask=(dk < K) & (spread(vt, dk) == 0))

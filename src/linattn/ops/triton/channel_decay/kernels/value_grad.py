@@ -90,15 +90,16 @@ def value_grad_kernel(
         a_c = rounded(a_c, EXACT, DT)
         q_columns = load_columns(q + chunk * q_t, q_t, live, ck, K, C)
         P, early, late, weakest = running_columns(a_c, C, EXACT)
-        seen, met, after = passage(late, early, weakest, EXACT)
-        before = (grad * seen[:, None]).to(DT)
+        seen, more, after = passage(late, early, weakest, EXACT)
+        brought = grad * seen[:, None]
+        before = brought.to(DT)
         of_queries = factor_columns(P, a_c, early, late, weakest, C, False, EXACT)
         reading = (q_columns.to(tl.float32) * power(of_queries)).to(DT)
         y = load_rows(d_o + chunk * g_t, g_t, live, cv, V, C)
         if NORMALIZED:
             y = y.to(tl.float32) * tl.load(scale + bh * T + chunk + r, mask=live, other=0.0)[:, None]
         y = y.to(DT)
-        grad = add_product(grad * met[:, None], reading, y, PRECISION) * after[:, None]
+        grad = add_product(brought * more[:, None], reading, y, PRECISION) * after[:, None]
         k_c = load_rows(k + chunk * k_t, k_t, keys, ck, K, C)
         _of_queries, of_keys = factors(a_c, early, late, weakest, C, EXACT)
         writing = (k_c.to(tl.float32) * power(of_keys)).to(DT)
@@ -109,7 +110,9 @@ def value_grad_kernel(
             A_t = product(writing, reading, PRECISION)  # key by query
             A_t = tl.where((r[:, None] <= r[None, :]) & (spread(weakest, A_t) > -LIMIT), A_t, 0.0)
             found = add_product(found, A_t.to(DT), y, PRECISION)
-        found = tl.where(keys[:, None], found, 0.0).to(dv.dtype.element_ty)
+        if MASKED:
+            found = tl.where(keys[:, None], found, 0.0)
+        found = found.to(dv.dtype.element_ty)
         here = on_rows(live, cv, V)
         tl.store(dv + chunk * V + offsets(cv, V, C), found, mask=here)
         tl.store(strong + slot * 2, tl.where(mild, -1, chunk))
