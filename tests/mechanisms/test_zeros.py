@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -5,6 +6,8 @@ import torch
 from torch import Tensor
 
 from linattn import create_mechanism
+from linattn.mechanisms.common.centring import centred
+from linattn.mechanisms.zeros import Zeros
 from linattn.testing import check_mechanism
 from mechanisms.formulas import FORMS, TOLERANCE, draw, per_query_head
 
@@ -98,6 +101,45 @@ def test_past_a_chunk(causal):
     x = draw_x(130)
     mechanism = build(causal=causal)
     torch.testing.assert_close(mechanism(q, k, v, x=x), explicit(mechanism, q, k, v, x, causal), **TOLERANCE)
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.5, 3.0])
+@pytest.mark.parametrize("offsets", [None, (0, 0, 1, 9, 9, 41, 60)])
+def test_centred_sums_give_the_same(offsets, spread, monkeypatch):
+    """What inputs in 16 bits take, in fp64: with gradients, heads in groups, empty sequences and one of a token."""
+    length = 60
+    leaves = [t[:1].clone().requires_grad_() for t in (*draw(length=length), draw_x(length))]
+    cu_seqlens = None if offsets is None else torch.tensor(offsets)
+    mechanism = build(causal=True, zero_order="tanh")
+    torch.nn.init.normal_(mechanism.u_map.weight, std=spread)
+
+    def results() -> list[Tensor]:
+        q, k, v, x = leaves
+        output = mechanism(q, k, v, x=x, cu_seqlens=cu_seqlens)
+        return [output, *torch.autograd.grad(output.square().sum(), [*leaves, *mechanism.parameters()])]
+
+    plain, weigh = results(), Zeros._causal
+    monkeypatch.setattr(Zeros, "_causal", lambda self, *given, tf32: weigh(self, *given, tf32=True))
+    found = results()
+    assert not torch.equal(found[0], plain[0])
+    torch.testing.assert_close(found, plain, **TOLERANCE)
+
+
+def test_centres_of_packed_sequences_are_their_own():
+    """Another sequence has no part in them, not even by its NaN."""
+    offsets = [0, 0, 1, 4, 5, 5, 9]
+    z, scale, cu_seqlens = torch.randn(1, 2, 9, 1), torch.randn(1, 2, 9), torch.tensor(offsets)
+    whole = centred(z, scale, cu_seqlens)
+    for start, end in itertools.pairwise(offsets):
+        part = slice(start, end)
+        others = torch.full_like(z, torch.nan)
+        others[:, :, part] = z[:, :, part]
+        expected = [x[:, :, part] for x in whole]
+        found = [x[:, :, part] for x in centred(others, scale, cu_seqlens)]
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        if end - start > 1:
+            alone = list(centred(z[:, :, part], scale[:, :, part], None))
+            torch.testing.assert_close(alone, expected, rtol=0, atol=0)
 
 
 def test_head_norm_is_a_layer_norm_without_weights():
@@ -250,8 +292,10 @@ def test_state_of_another_shape():
     q, k, v = draw()
     mechanism = build(causal=True)
     _, state = mechanism.with_state(q, k, v, x=draw_x())
-    with pytest.raises(ValueError, match=r"state\.kv must have shape \(2, 2, 12, 6\), got \(2, 2, 6, 6\)"):
-        mechanism.with_state(q, k, v, x=draw_x(), state=state._replace(kv=state.exp_kv))
+    # The transposed shape is the layout of states that earlier versions saved.
+    for kv, got in ((state.exp_kv, r"\(2, 2, 6, 6\)"), (state.kv.mT, r"\(2, 2, 12, 6\)")):
+        with pytest.raises(ValueError, match=rf"state\.kv must have shape \(2, 2, 6, 12\), got {got}"):
+            mechanism.with_state(q, k, v, x=draw_x(), state=state._replace(kv=kv))
     assert state.position.tolist() == [11, 11]
 
 

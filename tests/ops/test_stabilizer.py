@@ -108,6 +108,26 @@ def test_without_a_decay_it_is_the_running_maximum():
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("T", [0, 1, 40])
+@pytest.mark.parametrize("empty", ["none", "some", "first", "all"])
+@pytest.mark.parametrize("start", [None, -math.inf, 2.0])
+def test_a_decay_of_1_is_no_decay(T, empty, start):
+    """Tokens that add nothing among them, and scales of nothing."""
+    i, f = gates(2, 3, T)
+    nothing = {"none": i > math.inf, "some": f < -0.5, "first": torch.arange(T).expand_as(i) < 20, "all": i < math.inf}
+    i = i.masked_fill(nothing[empty], -math.inf)
+    initial = None if start is None else torch.full((2, 3), start, dtype=torch.float64)
+    found = []
+    for decay in (None, torch.zeros_like(i)):
+        leaf = i.clone().requires_grad_()
+        s = stabilize(leaf, decay, initial)
+        assert (s.log_decay <= 0).all()
+        (gradient,) = torch.autograd.grad(s.log_gain.exp().sum(), leaf)
+        before = s.log_scale == -math.inf  # of what is not there yet nothing is kept or all
+        found.append([*(x.detach() for x in s._replace(log_decay=s.log_decay.masked_fill(before, 0))), gradient])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
 def test_gradients_take_the_maximum_for_a_constant():
     i, f = gates(1, 2, 20)
     start, _ = gates(1, 2, seed=4)

@@ -1,5 +1,6 @@
 """ZeroS: weights that sum to zero, in linear time."""
 
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, Unpack
 
 import torch
@@ -7,12 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mechanisms.base import Call, CommonOptions, Mechanism, MechanismOutput, check_length
+from linattn.mechanisms.common.centring import centred
 from linattn.mechanisms.common.directions import direction_of, output_dtype
 from linattn.mechanisms.common.over_tokens import count_tokens, exp_over_tokens, sum_over_tokens
 from linattn.mechanisms.common.positions import token_positions
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops import checks
-from linattn.ops.linear import linear_attention_with_state
+from linattn.ops.linear import run
+from linattn.ops.linear_call import LinearCall
 from linattn.ops.packing import compute_dtype, num_sequences
 from linattn.ops.prepare import without_autocast
 from linattn.ops.stabilizer import stabilize
@@ -29,8 +32,8 @@ NOTHING = 1e-30
 class ZerosState(NamedTuple):
     """Sums over the tokens so far, one row per sequence; those with ``e^z`` in units of ``e^{log_scale}``.
 
-    ``exp_kv (N, H_kv, D, D)`` and ``exp_sum (N, H_kv, 1)``: of ``e^z k v`` and ``e^z``; ``kv (N, H_kv, 2D, D)``: of
-    ``[z k, k] v``; ``logits (N, H_kv, 1)`` and ``u (N, H_kv, D)``: of z and u; ``position (N,)``: real tokens seen.
+    ``exp_kv (N, H_kv, D, D)`` and ``exp_sum (N, H_kv, 1)``: of ``e^z k v`` and ``e^z``; ``kv (N, H_kv, D, 2D)``: of
+    ``k [z v, v]``; ``logits (N, H_kv, 1)`` and ``u (N, H_kv, D)``: of z and u; ``position (N,)``: real tokens seen.
     """
 
     exp_kv: Tensor
@@ -125,10 +128,10 @@ class Zeros(Mechanism):
         if self.prior_mu is None or self.prior_log_tau is None:
             return u.square().mean(-1, keepdim=True) if self.logit == "quadratic" else u.mean(-1, keepdim=True)
         weight = self.prior_log_tau.to(u.dtype).clamp(*LOG_TAU_RANGE).exp()[:, None, None]
-        mean = (weight * self.prior_mu.to(u.dtype).unsqueeze(1) + total) / (weight + count)
+        total, count = weight * self.prior_mu.to(u.dtype).unsqueeze(1) + total, weight + count
         if self.logit == "deviation":
-            return -(u * mean).sum(-1, keepdim=True) * self.head_dim**-0.5
-        away = u - mean
+            return (u * total).sum(-1, keepdim=True) * -(self.head_dim**-0.5) / count
+        away = u - total / count
         if self.logit == "l1":
             return away.abs().mean(-1, keepdim=True)
         return (away.square().mean(-1, keepdim=True) + 1e-12).sqrt()  # has a slope at 0
@@ -136,12 +139,11 @@ class Zeros(Mechanism):
     def gates(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """``g1``, ``gh`` and, with a zeroth order, ``g0``: ``(B, H, T, 1)`` each, in fp32 or fp64."""
         logits = self.gate_map(x)
-        first, higher, *zeroth = logits.to(compute_dtype(logits)).unflatten(2, (-1, self.num_heads)).unbind(2)
-        g1, gh = (gate.sigmoid().transpose(1, 2).unsqueeze(-1) for gate in (first, higher))
-        if not zeroth:
-            return g1, gh, None
-        g0 = zeroth[0].tanh() if self.zero_order == "tanh" else zeroth[0].sigmoid()
-        return g1, gh, g0.transpose(1, 2).unsqueeze(-1)
+        logits = logits.to(compute_dtype(logits)).unflatten(2, (-1, self.num_heads, 1)).transpose(1, 3)
+        first, higher, *zeroth = logits.sigmoid().unbind(2)
+        if self.zero_order == "tanh":
+            zeroth = [logits[:, :, 2].tanh()]
+        return first, higher, zeroth[0] if zeroth else None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
         checks.check_size("q", "length", q.shape[2], k.shape[2], "k")
@@ -152,7 +154,12 @@ class Zeros(Mechanism):
         with without_autocast(q):
             dtype = compute_dtype(q, k, v)
             q, k, v, u = direction_of(q), direction_of(k), v.to(dtype), u.to(dtype)
-            out = (self._causal if self.causal else self._encoder)(q, k, v, u, gates, call)
+            # Nearly equal logits leave little of e^z / E - 1 / t, and the 8 bits of bf16 too much noise on it. For an
+            # output in 16 bits the 11 bits of tf32 do if sums are centred: those that are handed over are not, and
+            # with a mask the first tokens may be padding.
+            tf32 = out_dtype.itemsize == 2 and not call.need_state and call.key_mask is None and k.shape[2] > 1
+            weigh = partial(self._causal, tf32=tf32) if self.causal else self._encoder
+            out = weigh(q, k, v, u, gates, call)
             output = F.layer_norm(out.output, (self.head_dim,), eps=NORM_EPS) if self.head_norm else out.output
         return MechanismOutput(output.to(out_dtype), out.state)
 
@@ -171,66 +178,94 @@ class Zeros(Mechanism):
             pairs.append((g0, torch.ones_like(z) / count))
         phi = torch.cat([gate * q for gate, _ in pairs], dim=-1)
         psi = torch.cat([factor * k for _, factor in pairs], dim=-1)
-        return MechanismOutput(self._linear(phi, psi, v, call).output, None)
+        return MechanismOutput(self._linear(phi, psi, v, call)[0], None)
 
     def _causal(
-        self, q: Tensor, k: Tensor, v: Tensor, u: Tensor, gates: tuple[Tensor, Tensor, Tensor | None], call: Call
-    ) -> MechanismOutput:
-        """``r = gh e^z / E + (g1 - gh) (z - P/t) / t + (g0 - gh) / t``, E and P the sums of e^z and z so far."""
-        (g1, gh, g0), state = gates, self._start(k, call)
-        before, position = token_positions(k.shape[2], call.key_mask, call.cu_seqlens, state.position)
+        self, q: Tensor, k: Tensor, v: Tensor, u: Tensor, gates: tuple[Tensor, Tensor, Tensor | None], call: Call, *,
+        tf32: bool,
+    ) -> MechanismOutput:  # fmt: skip
+        """``gh (F / E - H / t) + slope (G - P/t H) + g0/t H`` with ``slope = (g1 - gh) / t``.
+
+        F, G and H are the sums of ``e^z``, z and 1 times ``q.k v``, E and P those of ``e^z`` and z. Whatever c, r:
+        ``F / E - H / t = (F' - E'/t H) / (E' + r t)`` with ``e^z - r`` in F' and E', and G and P may be of z - c.
+        """
+        (g1, gh, g0), state = gates, self._checked_state(k, call)
+        exp_kv, exp_sum, log_scale, kv, z_sum, u_sum, position = state or (None,) * len(ZerosState._fields)
+        if position is None:
+            position = torch.zeros(num_sequences(k, call.cu_seqlens), dtype=torch.long, device=k.device)
+        before, position = token_positions(k.shape[2], call.key_mask, call.cu_seqlens, position)
         t = (before + 1).to(u.dtype)[:, None, :, None]
-        total, u_sum = self._running_sum(u, state.u, call)
-        z = self.logits(u, total, t)
-        sums, z_sum = self._running_sum(z, state.logits, call)
         # A single token is its own mean: its weight is 0, and would be 1e-8 after rounding.
-        g1, gh = (gate.masked_fill(t == 1, 0) for gate in (g1, gh))
+        several = (t > 1).to(u.dtype)
+        total, u_sum = self._running_sum(u, u_sum, call)
+        z = self.logits(u, total, t)
 
         log_input = z.squeeze(-1)
         if call.key_mask is not None:
             log_input = log_input.masked_fill(~call.key_mask.unsqueeze(1), -torch.inf)
-        stable = stabilize(log_input, None, state.log_scale, call.cu_seqlens)
-        gain = stable.log_gain.exp().to(u.dtype).unsqueeze(-1)
-        exponential = self._linear(
-            gh * q, gain * k, v, call, log_decay=stable.log_decay, decay_index="query", normalizer="sum", eps=NOTHING,
-            norm_features=(torch.ones_like(q[..., :1]), gain), initial_state=LinearState(state.exp_kv, state.exp_sum),
-        )  # fmt: skip
-        slope = (g1 - gh) / t
-        level = (-gh if g0 is None else g0 - gh) / t
-        mean = (sums / t).repeat_interleave(self.num_heads // self.num_kv_heads, dim=1)
-        phi = torch.cat([slope * q, (level - slope * mean) * q], dim=-1)
-        unused = state.kv.new_zeros(state.kv.shape[:3])
-        psi = torch.cat([z * k, k], dim=-1)
-        rest = self._linear(phi, psi, v, call, initial_state=LinearState(state.kv, unused))
-        output = exponential.output + rest.output
+        stable = stabilize(log_input, None, log_scale, call.cu_seqlens)
+        weight, r = stable.log_gain.exp(), None
+        if tf32:
+            z, r = centred(z, stable.log_scale, call.cu_seqlens)
+            weight = weight - r  # in fp64: what is left has all digits
+            r = self._per_head(r.to(u.dtype).unsqueeze(-1))
+        weight = weight.to(u.dtype).unsqueeze(-1)
+        # Both as heads of one sum, of which one does not decay.
+        start = None if exp_sum is None or z_sum is None else torch.cat([exp_sum, z_sum], dim=1)
+        decay = torch.cat([stable.log_decay, torch.zeros_like(stable.log_decay)], dim=1)
+        sums, last = self._running_sum(torch.cat([weight, z], dim=1), start, call, log_decay=decay, decay_index="query")
+        E, P = (self._per_head(x) for x in sums.chunk(2, dim=1))
+        F_t, exp_kv = self._linear(
+            q, k, weight * v, call, exp_kv, log_decay=stable.log_decay, decay_index="query", tf32=tf32
+        )
+        GH_t, kv = self._linear(q, k, torch.cat([z * v, v], dim=-1), call, kv, tf32=tf32)
+        G_t, H_t = GH_t.chunk(2, dim=-1)
+        # The largest exponential is 1 in its own unit: their sum is less for rows alone that have seen no token at all.
+        higher = gh * several / (E if r is None else E + r * t).clamp(min=0.5)
+        slope = (g1 - gh) * (several / t)
+        level = (-higher * E if g0 is None else g0 - higher * E) / t - slope * (P / t)
+        output = torch.addcmul(higher * F_t, slope, G_t).addcmul(level, H_t)
         if not call.need_state:
             return MechanismOutput(output, None)
         scale = stable.final_log_scale.to(u.dtype)  # exact: logits have that dtype
-        exp_kv, exp_sum = exponential.state
-        return MechanismOutput(output, ZerosState(exp_kv, exp_sum, scale, rest.state.kv, z_sum, u_sum, position))
+        exp_sum, z_sum = last.chunk(2, dim=1)
+        return MechanismOutput(output, ZerosState(exp_kv, exp_sum, scale, kv, z_sum, u_sum, position))
 
-    def _linear(self, q: Tensor, k: Tensor, v: Tensor, call: Call, **options: Any) -> MechanismOutput:
-        common = {"causal": self.causal, "key_mask": call.key_mask, "cu_seqlens": call.cu_seqlens, "impl": call.impl}
-        return MechanismOutput(*linear_attention_with_state(q, k, v, **common | {"normalizer": None} | options))
+    def _linear(
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, start: Tensor | None = None, **options: Any
+    ) -> tuple[Tensor, Any]:
+        """Without a normaliser, from the sums ``start (N, H_kv, K, V)`` on; those after it are None unless needed."""
+        asked = LinearCall(
+            q, k, v, self.causal, normalizer=None, key_mask=call.key_mask, cu_seqlens=call.cu_seqlens,
+            initial_state=None if start is None else LinearState(start, start.new_zeros(start.shape[:3])),
+            need_state=call.need_state, **options,
+        )  # fmt: skip
+        output, state = run(asked, call.impl)
+        return output, state.kv if call.need_state else None
 
-    def _running_sum(self, x: Tensor, initial: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-        """Of ``x (B, H_kv, T, F)`` from ``initial (N, H_kv, F)`` on: at every token, and after each sequence."""
-        start = LinearState(initial.unsqueeze(2), initial.new_zeros(*initial.shape[:2], 1))
+    def _running_sum(self, x: Tensor, start: Tensor | None, call: Call, **options: Any) -> tuple[Tensor, Any]:
+        """Of ``x (B, H, T, F)`` from ``start (N, H, F)`` on: at every token, and after each sequence if needed.
+
+        Never in tf32: what is left of terms that cancel is no better than these sums.
+        """
         one = torch.ones_like(x[..., :1])
-        output, state = self._linear(one, one, x, call, initial_state=start)
-        return output, state.kv.squeeze(2)
+        start = None if start is None else start.unsqueeze(2)
+        output, last = self._linear(one, one, x, call, start, **options)
+        return output, last.squeeze(2) if call.need_state else None
 
-    def _start(self, k: Tensor, call: Call) -> ZerosState:
-        """The state to start from, checked, or an empty one."""
-        n, H, D, dtype = num_sequences(k, call.cu_seqlens), self.num_kv_heads, self.head_dim, compute_dtype(k)
-        shapes = ((n, H, D, D), (n, H, 1), (n, H), (n, H, 2 * D, D), (n, H, 1), (n, H, D))
+    def _per_head(self, x: Tensor) -> Tensor:
+        """``x (B, H_kv, T, F)`` for every query head."""
+        group = self.num_heads // self.num_kv_heads
+        return x if group == 1 else x.repeat_interleave(group, dim=1)
+
+    def _checked_state(self, k: Tensor, call: Call) -> ZerosState | None:
+        """The state to start from, None for an empty one."""
         if call.state is None:
-            empty = [torch.zeros(shape, dtype=dtype, device=k.device) for shape in shapes]
-            empty[2] = empty[2] - torch.inf
-            empty.append(torch.zeros(n, dtype=torch.long, device=k.device))
-            return ZerosState(*empty)
+            return None
+        n, H, D, dtype = num_sequences(k, call.cu_seqlens), self.num_kv_heads, self.head_dim, compute_dtype(k)
+        shapes = ((n, H, D, D), (n, H, 1), (n, H), (n, H, D, 2 * D), (n, H, 1), (n, H, D), (n,))
         state: ZerosState = call.state
-        for name, part, shape in zip(ZerosState._fields, state, (*shapes, (n,)), strict=True):
+        for name, part, shape in zip(ZerosState._fields, state, shapes, strict=True):
             checks.check_shape(f"state.{name}", part, shape)
             checks.check_device(f"state.{name}", part, k)
         return ZerosState(*(part.to(dtype) if part.is_floating_point() else part for part in state))

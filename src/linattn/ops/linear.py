@@ -102,7 +102,7 @@ def linear_attention(
     """
     call = LinearCall(q, k, v, causal, log_decay, normalizer, eps, feature_map, norm_features, key_mask,
                       cu_seqlens, decay_index, validate, log_input=log_input, rotate=rotate)  # fmt: skip
-    return _run(call, impl).output
+    return run(call, impl).output
 
 
 def linear_attention_with_state(
@@ -143,7 +143,7 @@ def linear_attention_with_state(
     """
     call = LinearCall(q, k, v, causal, log_decay, normalizer, eps, feature_map, norm_features, key_mask,
                       cu_seqlens, decay_index, validate, initial_state, True, log_input)  # fmt: skip
-    return _run(call, impl)
+    return run(call, impl)
 
 
 def linear_attention_step(
@@ -193,7 +193,7 @@ def linear_attention_step(
     call = LinearCall(q_t.unsqueeze(2), k_t.unsqueeze(2), v_t.unsqueeze(2), True, log_decay, normalizer, eps,
                       feature_map, norm_features, None, None, decay_index, validate, state, True,
                       log_input)  # fmt: skip
-    out = _run(call, "auto")
+    out = run(call, "auto")
     return AttentionOutput(out.output.squeeze(2), out.state)
 
 
@@ -214,7 +214,8 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *, impl: str = "auto", **options: A
     return choose(impl, q, lambda: triton.against(call), one_token=is_step(call))
 
 
-def _run(call: LinearCall, impl: str) -> AttentionOutput:
+def run(call: LinearCall, impl: str) -> AttentionOutput:
+    """For callers inside the library: a call may say more than the arguments of the functions above."""
     call.check()
     q, k, v = call.q, call.k, call.v
     chosen = choose(impl, q, lambda: triton.against(call), one_token=is_step(call)).impl

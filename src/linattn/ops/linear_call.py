@@ -16,7 +16,10 @@ FeatureMaps = FeatureMap | tuple[FeatureMap, FeatureMap] | None
 
 @dataclass(frozen=True)
 class LinearCall:
-    """What a caller asked for; the fields are those of ``linear_attention``."""
+    """What a caller asked for; the fields are those of ``linear_attention``, and what callers inside the library add.
+
+    tf32: whether causal kernels may multiply fp32 features with 11 bits; sums stay fp32.
+    """
 
     q: Tensor
     k: Tensor
@@ -35,6 +38,7 @@ class LinearCall:
     need_state: bool = False
     log_input: Tensor | None = None
     rotate: Rotate | None = None
+    tf32: bool = False
 
     def check(self) -> None:
         """Raise TypeError or ValueError that names the argument and what is allowed."""

@@ -38,6 +38,7 @@ class Case:
     both: bool = False
     scale: float = 1.0
     weighed: bool = False
+    tf32: bool = False
 
     def __post_init__(self) -> None:
         gen = torch.Generator().manual_seed(self.T + 7 * self.K)
@@ -89,6 +90,12 @@ class Case:
         other.initial = None if self.initial is None else LinearState(*(moved(x, seed) for x in self.initial))
         return other
 
+    def cut(self) -> "Case":
+        """The same with inputs of the 10 bits that tf32 reads."""
+        other = copy(self)
+        other.q, other.k, other.v = (cut(x) for x in (self.q, self.k, self.v))
+        return other
+
     def reference(self, dtype: torch.dtype) -> Found:
         def call(q, k, v, a, i, initial):
             options = {
@@ -110,7 +117,7 @@ class Case:
             }  # fmt: skip
             if self.both:
                 return attend_both_ways(q, k, v, **options), None
-            return attend_causal(q, k, v, initial=initial, need_state=self.state, **options)
+            return attend_causal(q, k, v, initial=initial, need_state=self.state, tf32=self.tf32, **options)
 
         return self._run(call, self.dtype)
 
@@ -139,16 +146,23 @@ class Case:
         return {name: x.detach() for name, x in found.items()}
 
 
+def cut(x: Tensor) -> Tensor:
+    """fp32 as a tensor core reads it: the last 13 bits are dropped."""
+    return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
 def errors(case: Case) -> tuple[Found, dict[str, tuple[float, float]]]:
     """What the kernels found, and of each result the error and what is allowed."""
     exact, plain, found = case.reference(torch.float64), [case.reference(case.dtype)], case.kernels()
     if case.dtype == torch.float32:
         plain += [case.moved(seed).reference(torch.float64) for seed in (3, 4)]
+    if case.tf32 and DEVICE == "cuda":  # the interpreter multiplies in fp32
+        plain.append(case.cut().reference(torch.float64))
     return found, errors_of(case, exact, plain, found)
 
 
 def errors_of(case: Case, exact: Found, plain: list[Found], found: Found) -> dict[str, tuple[float, float]]:
-    eps = torch.finfo(case.dtype).eps
+    eps = 2**-10 if case.tf32 and DEVICE == "cuda" else torch.finfo(case.dtype).eps
     if DEVICE == "cpu" and case.dtype == torch.bfloat16:
         eps *= 2  # Triton's interpreter cuts digits off where a GPU rounds
     sizes = {}

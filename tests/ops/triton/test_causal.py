@@ -267,10 +267,11 @@ def test_operators_are_registered_well() -> None:
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(triton_causal, args, test_utils=tests)
     out, den, *_ = triton_causal(*args)
-    torch.library.opcheck(triton_causal, (*args, torch.zeros_like(a, requires_grad=True)), test_utils=tests)
+    for more in ((torch.zeros_like(a, requires_grad=True),), (None, True)):
+        torch.library.opcheck(triton_causal, (*args, *more), test_utils=tests)
     args = (out, *case.d_state, q, k, v, *case.initial, a, None, None, out, den, True, 1, 1e-6, False, True)
     args = tuple(x.detach() if isinstance(x, Tensor) else x for x in args)
-    for more in ((), (torch.zeros_like(args[8]), True)):
+    for more in ((), (torch.zeros_like(args[8]), True), (None, False, True, False, False)):
         torch.library.opcheck(triton_causal_backward, (*args, *more), test_utils=("test_schema", "test_faketensor"))
 
 

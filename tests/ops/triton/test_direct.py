@@ -24,7 +24,7 @@ def leaves() -> list[Tensor]:
 
 def causal(run, leaves: list[Tensor]):
     q, k, v, a, _, kv, z = leaves
-    out, _, *state = run(q, k, v, kv, z, a, None, None, False, 1, 1e-6, torch.float32, True, False, None)
+    out, _, *state = run(q, k, v, kv, z, a, None, None, False, 1, 1e-6, torch.float32, True, False, None, False)
     return out, *state
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from linattn.mechanisms.base import Call
 from linattn.ops import checks
 from linattn.ops.feature_maps import Scaled, WideMap
-from linattn.ops.linear import linear_attention_with_state
+from linattn.ops.linear import run
+from linattn.ops.linear_call import LinearCall
 from linattn.ops.packing import compute_dtype
 from linattn.ops.positions import sequence_of_tokens
 from linattn.ops.prepare import without_autocast
@@ -31,10 +32,12 @@ def sum_over_tokens(x: Tensor, call: Call, *, causal: bool = False, initial: Ten
     if initial is not None:
         state = LinearState(initial.unsqueeze(2), initial.new_zeros(*initial.shape[:2], 1))
     with without_autocast(x):
-        return linear_attention_with_state(
+        # Asked for a state, one causal token is a step of decoding.
+        asked = LinearCall(
             queries, ones, x, causal=causal, normalizer=None, key_mask=call.key_mask, cu_seqlens=call.cu_seqlens,
-            impl=call.impl, initial_state=state,
-        ).output  # fmt: skip
+            initial_state=state, need_state=causal,
+        )  # fmt: skip
+        return run(asked, call.impl).output
 
 
 def count_tokens(length: int, call: Call, like: Tensor) -> Tensor:

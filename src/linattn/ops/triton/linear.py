@@ -110,7 +110,9 @@ def _runner(kernel: str, call: LinearCall, decay: Tensor | None, log_input: Tens
     options |= {"log_decay": decay, "decay_index": call.decay_index or ("query" if call.causal else "key")}
     if kernel == which_kernel.BOTH_WAYS:
         return partial(_run_both_ways, **options)
-    return partial(_run_causal, attend_channel_decay if kernel == which_kernel.CHANNEL else attend_causal, **options)
+    if kernel == which_kernel.CHANNEL:
+        return partial(_run_causal, attend_channel_decay, **options)
+    return partial(_run_causal, attend_causal, tf32=call.tf32, **options)
 
 
 def _run_weighed(

@@ -30,23 +30,24 @@ def attend_causal(
     out_dtype: torch.dtype,
     need_state: bool = False,
     log_input: Tensor | None = None,
+    tf32: bool = False,
 ) -> AttentionOutput:
     """``o_t = sum_{s<=t} M_ts (q_t . k_s) v_s / n_t``; the state is None unless needed.
 
     q ``(B, H, T, K)``, k ``(B, H_kv, T, K)`` and v ``(B, H_kv, T, V)`` of one dtype, K and V at most 256;
     log_decay None, ``(H_kv,)`` or ``(B, H_kv, T)``, zero at masked tokens; so is log_input, None or ``(B, H_kv, T)``,
-    whose exponentials are weights of the keys.
+    whose exponentials are weights of the keys. tf32: how inputs in fp32 multiply.
     """
     _check_widths(q, v)
-    K, V = q.shape[3], v.shape[3]
-    more_k, more_v = missing_of_both(q, k, v)
+    K, V, tf32 = q.shape[3], v.shape[3], tf32 and q.dtype == torch.float32
+    more_k, more_v = missing_of_both(q, k, v, tf32)
     kv = z = None
     if initial is not None:
         kv, z = padded_by(initial.kv.float(), more_v, more_k), padded_by(initial.k.float(), more_k)
     a, i = _gates(k, log_decay, log_input)
     out, _, kv, z = causal_directly(
         padded_by(q, more_k), padded_by(k, more_k), padded_by(v, more_v), kv, z, a, key_mask, cu_seqlens,
-        decay_index == "key", NORM_CODES[normalizer], eps, out_dtype, need_state, False, i,
+        decay_index == "key", NORM_CODES[normalizer], eps, out_dtype, need_state, False, i, tf32,
     )  # fmt: skip
     state = LinearState(first_of(first_of(kv, 2, K), 3, V), first_of(z, 2, K)) if need_state else None
     return AttentionOutput(first_of(out, 3, V), state)  # type: ignore[arg-type]
@@ -73,7 +74,7 @@ def attend_both_ways(
     a, i = _gates(k, log_decay, log_input)
     out = causal_directly(
         q, k, v, None, None, a, key_mask, cu_seqlens, decay_index == "key", NORM_CODES[normalizer], eps,
-        out_dtype, False, True, i,
+        out_dtype, False, True, i, False,
     )[0]  # fmt: skip
     return first_of(out, 3, V)
 

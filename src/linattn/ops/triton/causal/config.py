@@ -65,35 +65,40 @@ def is_tried() -> bool:
 
 
 def pick(
-    role: str, X: int, W: int, dtype: torch.dtype, device: torch.device, *, decay: bool = False, dots: bool = False
+    role: str, X: int, W: int, dtype: torch.dtype, device: torch.device, *,
+    decay: bool = False, dots: bool = False, tf32: bool = False,
 ) -> Config:  # fmt: skip
     """For a state of X rows and W columns. The chunk's length goes by dtype alone: all sweeps of a call share it.
 
-    dots: the sweep makes those of a gate's gradient, so that in bf16 it multiplies in two parts.
+    dots: the sweep makes those of a gate's gradient, so that in bf16 it multiplies in two parts. tf32: fp32 does.
     """
     if role in TRIAL:
-        config = replace(_preferred(role, X, W, dtype, decay, dots), **TRIAL[role])
+        config = replace(_preferred(role, X, W, dtype, decay, dots, tf32), **TRIAL[role])
         return _fitting(config, padded(X), dtype, shared_memory(device))
-    return _usual(role, X, W, dtype, decay, dots, shared_memory(device))
+    return _usual(role, X, W, dtype, decay, dots, tf32, shared_memory(device))
 
 
 @lru_cache(1024)
-def _usual(role: str, X: int, W: int, dtype: torch.dtype, decay: bool, dots: bool, limit: int) -> Config:
+def _usual(
+    role: str, X: int, W: int, dtype: torch.dtype, decay: bool, dots: bool, tf32: bool, limit: int
+) -> Config:  # fmt: skip
     """Every launch asks: found once for all."""
-    return _fitting(_preferred(role, X, W, dtype, decay, dots), padded(X), dtype, limit)
+    return _fitting(_preferred(role, X, W, dtype, decay, dots, tf32), padded(X), dtype, limit)
 
 
-def _preferred(role: str, X: int, W: int, dtype: torch.dtype, decay: bool, dots: bool) -> Config:
+def _preferred(role: str, X: int, W: int, dtype: torch.dtype, decay: bool, dots: bool, tf32: bool) -> Config:
     """Without a look at the shared memory of the device."""
     BX, wide = padded(X), max(padded(X), padded(W))
-    if dtype == torch.float32:
+    if dtype == torch.float32 and not tf32:
         # Full fp32 products run outside the tensor cores, with both operands in registers: small tiles, many warps.
         config = Config(L=32, BW=min(padded(W), 32 if BX <= 128 else 16), warps=8, stages=1, per_sm=1)
-    elif dtype == torch.float16:
-        # State and scores may leave the range of fp16: tf32 products, with operands of twice the size.
+    elif dtype != torch.bfloat16:
+        # State and scores may leave the range of fp16: tf32 products, with operands of twice the size; fp32 as well.
         # The gradients of a learned decay multiply in three parts: a program has a multiprocessor to itself.
-        warps = 8 if decay and role in ("dq", "dk") else 4
-        config = Config(L=32, BW=min(padded(W), 64 if BX <= 128 else 32), warps=warps, stages=1, per_sm=2)
+        # So has a state of 128 in fp32: with fewer warps 350 bytes of a thread were spilled.
+        warps = 8 if (decay and role in ("dq", "dk")) or (tf32 and BX >= 128) else 4
+        narrow = BX > 128 or (tf32 and dots and BX == 128)
+        config = Config(L=32, BW=min(padded(W), 32 if narrow else 64), warps=warps, stages=1, per_sm=2)
     # Three stages: with two the compiler asks for the next chunk at the end of one and waits for it at once.
     elif wide <= 64:
         # Lean with a decay: else its gradients leave no room for a second program beside the first.

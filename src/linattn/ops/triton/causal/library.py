@@ -17,14 +17,14 @@ from linattn.ops.triton.replaying import replayed
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None, log_decay: Tensor | None,
     key_mask: Tensor | None, cu_seqlens: Tensor | None, key_index: bool, norm: int, eps: float,
-    out_dtype: torch.dtype, need_state: bool, both: bool, log_input: Tensor | None = None,
+    out_dtype: torch.dtype, need_state: bool, both: bool, log_input: Tensor | None = None, tf32: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Output, row sums (empty with norm 0) and the state after the last token (empty unless needed).
 
     norm: 0 none, 1 sum, 2 abs_max_one. both: the strict sweep against time is added before the division, and its own
-    row sums come after those of both. log_input: weights of keys, beside a decay.
+    row sums come after those of both. log_input: weights of keys, beside a decay. tf32: how fp32 multiplies.
     """
-    p = _passes(q, k, v, log_decay, key_mask, cu_seqlens, key_index, norm, eps, log_input=log_input)
+    p = _passes(q, k, v, log_decay, key_mask, cu_seqlens, key_index, norm, eps, log_input=log_input, tf32=tf32)
     N, _, HS, _, K, V = p.sizes
     if both and both_ways.serves(p):
         out, sums = both_ways.attend(p, q, out_dtype)
@@ -63,14 +63,17 @@ def _backward(
     q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None, log_decay: Tensor | None,
     key_mask: Tensor | None, cu_seqlens: Tensor | None, out: Tensor, den: Tensor,
     key_index: bool, norm: int, eps: float, both: bool, need_decay: bool,
-    log_input: Tensor | None = None, need_input: bool = False,
+    log_input: Tensor | None = None, need_input: bool = False, tf32: bool = False,
+    need_q: bool = True, need_k: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v, the initial state's kv and z, log_decay and log_input; empty where there is nothing."""
     need_decay = need_decay and log_decay is not None
     need_input = need_input and log_input is not None
-    p = _passes(q, k, v, log_decay, key_mask, cu_seqlens, key_index, norm, eps, need_decay, log_input)
+    # Features that are all 1 have no gradient. The walks that make one also make what a decay or a state wants.
+    need_q, need_k = need_q or need_decay, need_k or need_decay or need_input or kv is not None
+    p = _passes(q, k, v, log_decay, key_mask, cu_seqlens, key_index, norm, eps, need_decay, log_input, tf32)
     N, _, HS, T, K, V = p.sizes
-    dq, dk, dv = (like_tokens(x, x.shape[3], x.dtype) for x in (q, k, v))
+    dq, dk, dv = (_like(x, need) for x, need in ((q, need_q), (k, need_k), (v, True)))
     q, k, v, d_out = p.q, p.k, p.v, reachable_gradient(d_out)
     initial, d_last = _state(kv, z), _state(d_kv, d_z)
     d_first = (_fp32(q, N, HS, K, V), _fp32(q, N, HS, K)) if initial is not None else None
@@ -81,6 +84,9 @@ def _backward(
     turns: list[tuple[Gates | None, Tensor | None, Marks | None]] = []
     for against in (False, True) if both else (False,):
         decay = p.potentials(against)
+        if not need_q:
+            turns.append((decay, None, None))
+            continue
         marks = p.marks(with_z) if need_decay else None
         states = p.borders(k, v, initial, decay, reverse=against, with_z=with_z, with_last=False)
         q_dots = p.sweep(
@@ -99,11 +105,13 @@ def _backward(
             rows=rows,
         )  # fmt: skip
         own_first = d_first if grads.last is None else None
-        k_dots = p.sweep(
-            "dk", v, d_out, q, dk, grads, decay, against=against, rows=rows,
-            u=k if need_decay or need_input else None, prev=add_k, z=with_z, marks=d_marks,
-            last=(None, own_first[1] if own_first is not None and with_z else None),
-        )  # fmt: skip
+        k_dots = None
+        if need_k:
+            k_dots = p.sweep(
+                "dk", v, d_out, q, dk, grads, decay, against=against, rows=rows,
+                u=k if need_decay or need_input else None, prev=add_k, z=with_z, marks=d_marks,
+                last=(None, own_first[1] if own_first is not None and with_z else None),
+            )  # fmt: skip
         p.sweep(
             "dv", k, q, d_out, dv, grads, decay, against=against, rows=rows, prev=add_v,
             last=(own_first[0] if own_first is not None else None, None),
@@ -135,19 +143,23 @@ def _(q, k, v, kv, z, log_decay, key_mask, cu_seqlens, key_index, norm, eps, out
 
 
 @triton_causal_backward.register_fake
-def _(d_out, d_kv, d_z, q, k, v, kv, z, log_decay, *rest):  # type: ignore[no-untyped-def]
-    *_, need_decay, log_input, need_input = (*rest, None, False)[:11]
-    grads = (like_tokens(x, x.shape[3], x.dtype) for x in (q, k, v))
+def _(  # type: ignore[no-untyped-def]
+    d_out, d_kv, d_z, q, k, v, kv, z, log_decay, key_mask, cu_seqlens, out, den, key_index, norm, eps, both, need_decay,
+    log_input=None, need_input=False, tf32=False, need_q=True, need_k=True,
+):  # fmt: skip
+    need_decay, need_input = need_decay and log_decay is not None, need_input and log_input is not None
+    need_q, need_k = need_q or need_decay, need_k or need_decay or need_input or kv is not None
+    grads = (_like(x, need) for x, need in ((q, need_q), (k, need_k), (v, True)))
     first = (_fp32(q, 0), _fp32(q, 0)) if kv is None else (_fp32(q, *kv.shape), _fp32(q, *z.shape))
-    da = _fp32(q, *log_decay.shape) if need_decay and log_decay is not None else _fp32(q, 0)
-    return *grads, *first, da, _fp32(q, *log_input.shape) if need_input and log_input is not None else _fp32(q, 0)
+    da = _fp32(q, *log_decay.shape) if need_decay else _fp32(q, 0)
+    return *grads, *first, da, _fp32(q, *log_input.shape) if need_input else _fp32(q, 0)
 
 
 def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    *tensors, key_index, norm, eps, _, need_state, both, log_input = inputs
+    *tensors, key_index, norm, eps, _, need_state, both, log_input, tf32 = inputs
     ctx.save_for_backward(*tensors, *output[:2], log_input)
     ctx.options = key_index, norm, eps, both
-    ctx.need_state = need_state
+    ctx.need_state, ctx.tf32 = need_state, tf32
     # What nobody used has no gradient: None, rather than tensors of zeros to make and to read.
     ctx.set_materialize_grads(False)
 
@@ -159,9 +171,12 @@ def _gradients(ctx, d_out, d_den, d_kv, d_z, run=triton_causal_backward):  # typ
     need_decay, need_input = ctx.needs_input_grad[5], log_input is not None and ctx.needs_input_grad[14]
     d_out = or_zeros(d_out, saved[8])
     d_state = whole_state(d_kv, d_z, saved[2].shape[3]) if ctx.need_state else (None, None)
-    *found, d_kv, d_z, da, di = run(d_out, *d_state, *saved, *ctx.options, need_decay, log_input, need_input)
+    dq, dk, dv, d_kv, d_z, da, di = run(
+        d_out, *d_state, *saved, *ctx.options, need_decay, log_input, need_input, ctx.tf32, *ctx.needs_input_grad[:2]
+    )
+    needed = (x if need else None for x, need in zip((dq, dk), ctx.needs_input_grad, strict=False))
     first = (None, None) if saved[3] is None else (d_kv, d_z)
-    return *found, *first, da if need_decay else None, *(None,) * 8, di if need_input else None
+    return *needed, dv, *first, da if need_decay else None, *(None,) * 8, di if need_input else None, None
 
 
 triton_causal.register_autograd(_gradients, setup_context=_remember)
@@ -171,11 +186,12 @@ causal_directly = shortest(triton_causal, _forward, _backward, _remember, _gradi
 def _passes(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, key_mask: Tensor | None, cu_seqlens: Tensor | None,
     key_index: bool, norm: int, eps: float, learned: bool = False, log_input: Tensor | None = None,
+    tf32: bool = False,
 ) -> Passes:  # fmt: skip
     mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
     cu = None if cu_seqlens is None else cu_seqlens.contiguous()
     q, k, v = reachable(q), reachable(k), reachable(v)
-    return Passes(q, k, v, log_decay, mask, cu, key_index, norm, eps, learned, log_input)
+    return Passes(q, k, v, log_decay, mask, cu, key_index, norm, eps, learned, log_input, tf32)
 
 
 def _state(kv: Tensor | None, z: Tensor | None) -> State | None:
@@ -188,6 +204,10 @@ def _first(d_first: State | None, grads: Border, with_z: bool) -> State | None:
         return None
     kv, z = d_first if grads.last is None else grads.last
     return kv, z if with_z else z.zero_()
+
+
+def _like(x: Tensor, needed: bool) -> Tensor:
+    return like_tokens(x, x.shape[3], x.dtype) if needed else x.new_empty(0)
 
 
 def _fp32(like: Tensor, *shape: int) -> Tensor:

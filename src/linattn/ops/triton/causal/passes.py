@@ -15,7 +15,7 @@ from linattn.ops.triton.launching import launch
 from linattn.ops.triton.layout import side_by_side
 from linattn.ops.triton.support import interpreted, padded
 
-# Features of x that one sweep of a gradient takes in bf16: a larger state fills no product well.
+# Features of x that one sweep of a gradient takes in bf16 and tf32: a larger state fills no product well, or spills.
 SPLIT_AT = 128
 State = tuple[Tensor, Tensor]  # kv (.., K, V) and z (.., K), fp32 and contiguous
 
@@ -56,6 +56,7 @@ class Passes:
     eps: float
     learned: bool = False  # the decay gets a gradient
     log_input: Tensor | None = None  # (B, HS, T), logarithms of the keys' weights; beside a decay
+    tf32: bool = False  # how fp32 multiplies
 
     @cached_property
     def sizes(self) -> tuple[int, int, int, int, int, int]:
@@ -81,8 +82,9 @@ class Passes:
 
     def _dot_type(self, role: str) -> dict[str, Any]:
         """bf16 multiplies as it is. A state or score may be too large for fp16, and fp32 wants all its digits."""
-        precision = causal_config.FP32_PRODUCTS if self.q.dtype == torch.float32 else "tf32"
-        if self.learned and self.q.dtype == torch.float16 and role in ("dq", "dk", "states"):
+        exact = self.q.dtype == torch.float32 and not self.tf32
+        precision = causal_config.FP32_PRODUCTS if exact else "tf32"
+        if self.learned and self._split and not exact and role in ("dq", "dk", "states"):
             precision = "tf32x3"  # value and rest of state and weights, as the kernels have them in bf16
         return {"BF16": self._bf16, "PREC": precision}
 
@@ -183,8 +185,9 @@ class Passes:
         """
         X, W, T = x.shape[3], w.shape[3], x.shape[2]
         # A sum over the features of x: where the state of all of them is too large, part by part.
-        part = SPLIT_AT if role in ("dq", "dk") and X > SPLIT_AT and self.q.dtype == torch.bfloat16 else X
-        tiles = -(-W // self._config(role, part, W).BW)
+        split = X > SPLIT_AT and role in ("dq", "dk") and (self.tf32 or self.q.dtype == torch.bfloat16)
+        part = SPLIT_AT if split else X
+        tiles = -(-W // self._config(role, part, W, dots=u is not None).BW)
         # With what the diagonal gives, where the denominator's gradient is to be corrected by it.
         planes = 3 if role == "dq" and self.norm > 0 and not against else 1
         if role == "dk" and self._weight and not against:
@@ -289,9 +292,9 @@ class Passes:
 
     @property
     def query_gradient_tiles(self) -> int:
-        """Tiles of columns that a sweep of dq has."""
+        """Tiles of columns that a sweep of dq has, which makes dots."""
         K, V = self.sizes[4:]
-        return -(-K // self._config("dq", min(V, SPLIT_AT), K).BW)
+        return -(-K // self._config("dq", min(V, SPLIT_AT), K, dots=True).BW)
 
     def _stretch(self, L: int) -> int:
         """Tokens between two marks: with all of them kept in fp32, an eighth of the memory of q, k, v and the output.
@@ -301,7 +304,8 @@ class Passes:
         return max(2 * L, (2 if self.q.dtype == torch.float32 else 8) * padded(max(self.sizes[4:])))
 
     def _config(self, role: str, X: int, W: int, dots: bool = False) -> Config:
-        return pick(role, X, W, self.q.dtype, self.q.device, decay=self.log_decay is not None, dots=dots)
+        decay = self.log_decay is not None
+        return pick(role, X, W, self.q.dtype, self.q.device, decay=decay, dots=dots, tf32=self.tf32)
 
     def _with_room(self, *shape: int) -> Tensor:
         """A tensor with a chunk of memory after its end: sweeps read whole chunks and choose after."""

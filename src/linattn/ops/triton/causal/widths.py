@@ -9,22 +9,23 @@ from linattn.ops.triton.layout import is_token_major
 NARROWEST = 64  # columns beside more than 128 others, under heads that are shared
 
 
-def missing(width: int, dtype: torch.dtype) -> int:
+def missing(width: int, dtype: torch.dtype, tf32: bool = False) -> int:
     """Columns of zeros that a 16-bit width lacks to a multiple of 16: with masked tails Hopper computes wrong products.
 
-    Zeros change no score, and their own outputs and gradients are cut off again.
+    tf32: fp32 multiplies on the same tensor cores. Zeros change no score, and their own outputs and gradients are cut
+    off again.
     """
-    return -width % 16 if dtype.itemsize == 2 else 0
+    return -width % 16 if dtype.itemsize == 2 or tf32 else 0
 
 
-def missing_of_both(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int]:
+def missing_of_both(q: Tensor, k: Tensor, v: Tensor, tf32: bool = False) -> tuple[int, int]:
     """Columns of zeros for q and k, and for v: as :func:`missing`, and in bf16 more where query heads share a key head.
 
     In a loop over these heads, a state of more than 128 by less than 64 makes Triton 3.6 read addresses that are none
     (H200: 192 to 256 by 16 or 32, in both walks; by 64, with heads of their own, or in other dtypes all is right).
     """
     K, V = q.shape[3], v.shape[3]
-    more_k, more_v = missing(K, q.dtype), missing(V, q.dtype)
+    more_k, more_v = missing(K, q.dtype, tf32), missing(V, q.dtype, tf32)
     if q.dtype == torch.bfloat16 and q.shape[1] != k.shape[1] and max(K, V) > 128:
         return max(more_k, NARROWEST - K), max(more_v, NARROWEST - V)
     return more_k, more_v
