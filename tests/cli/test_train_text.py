@@ -83,7 +83,12 @@ def test_a_recipe_that_is_named_brings_its_host(tmp_path):
     [
         (["train", "task", "chess"], ["--task", "mqar", "listops"]),
         (["train", "task", "mqar", "--set", "vocab"], ["--set", "key=value"]),
-        (["train", "task", "mqar", "--set", "colour=1"], ["--colour", "no such setting", "pairs"]),
+        (["train", "task", "mqar", "--set", "colour=1"], ["--set colour", "no such setting", "pairs"]),
+        (["train", "task", "mqar", "--set", "pairs=a"], ["--set pairs", "a whole number"]),
+        (["train", "task", "mqar", "--set", "batch_size=2"], ["--set batch_size", "no such setting"]),
+        (["train", "task", "listops", "--set", "depth=0"], ["--set depth", "at least 2"]),  # --depth is the model's
+        (["train", "lm", "--data", "README.md", "--length", "1"], ["--length", "at least 2"]),
+        (["compare", "--task", "listops", "--set", "depth=0"], ["--set depth", "at least 2"]),
         (["train", "task", "mqar", *MQAR, "--mechanism", "nobody"], ["--mechanism", "nobody"]),
         (["train", "task", "mqar", *MQAR, "--hybrid", "gated*x"], ["--hybrid", "gated*3,softmax"]),
         (["train", "task", "mqar", *MQAR, "--canon", "AQ"], ["--canon", "'Q'"]),
@@ -99,6 +104,8 @@ def test_a_recipe_that_is_named_brings_its_host(tmp_path):
         (["compare", "--task", "mqar", *MQAR, "--canon", "ABCD,ABCD"], ["--canon", "once"]),
         (["compare", "--task", "mqar", *MQAR, "--option", "lion.decay=fixed"], ["--option", "lion is not compared"]),
         (["compare", "--task", "mqar", *MQAR, "--widths", "a"], ["--widths", "integers"]),
+        (["compare", "--task", "mqar", *MQAR, "--widths", "0"], ["--widths", "must be an integer >= 1"]),
+        (["compare", "--task", "mqar", *MQAR, "--mechanisms", "gated*x"], ["--mechanisms", "gated*3,softmax"]),
     ],
 )
 def test_a_bad_option_is_named_without_a_traceback(arguments, parts, tmp_path):

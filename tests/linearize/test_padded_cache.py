@@ -43,6 +43,9 @@ def test_a_mask_that_says_otherwise_is_refused():
     cache = model(ids, attention_mask=mask, use_cache=True).past_key_values
     with pytest.raises(ValueError, match=r"attention_mask hides \[0, 0\] of the 11 tokens .* \[0, 5\] were padding"):
         model(ids[:, :2], attention_mask=torch.ones(2, 13), past_key_values=cache)
+    cache = model(ids, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match=r"attention_mask hides \[0, 5\] of the 11 tokens .* \[0, 0\] were padding"):
+        model(ids[:, :2], attention_mask=torch.cat([mask, mask[:, -2:]], dim=1), past_key_values=cache)
 
 
 @pytest.mark.parametrize(("family", "layers"), [("Gemma3", None), ("Llama", [0]), ("Llama", [1])])
@@ -71,5 +74,7 @@ def test_packed_rows_are_refused_however_they_are_told(family, words, mode):
     texts = [{"input_ids": [1, 2, 3, 4]}, {"input_ids": [5, 6, 7]}]
     with pytest.raises(ValueError, match=r"packed sequences, and (cu_seq_lens_q|seq_idx) tells"):
         model(**DataCollatorWithFlattening(**words, return_position_ids=False)(texts, "pt"))
+    with pytest.raises(ValueError, match="packed sequences, and cu_seqlens tells"):
+        model(torch.arange(7)[None], cu_seqlens=torch.tensor([0, 4, 7]))
     with pytest.raises(ValueError, match=r"position_ids restart at token 4 of row 0, .* no packed sequences"):
         model(**DataCollatorWithFlattening()(texts, "pt"))

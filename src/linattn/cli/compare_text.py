@@ -10,7 +10,7 @@ from rich.console import Console
 from linattn.cli.options import Jobs, integers, names, numbers, option_errors
 from linattn.cli.shared_options import takes_shared_options
 from linattn.cli.text_options import TextOptions
-from linattn.cli.train_text import DATA, SET, host_of, no_or, task_settings
+from linattn.cli.train_text import DATA, OWN_OPTIONS, SET, host_of, no_or, task_settings
 
 ONE_OF_MANY = ("mechanism", "hybrid", "canon", "width", "lr", "seed", "start")
 
@@ -45,7 +45,7 @@ def text(
     from linattn.support.extras import need
     from linattn.train.text.recipes import configure, create_task, recipe_settings
 
-    with option_errors():
+    with option_errors(own_options=OWN_OPTIONS):
         need("a comparison of language models", "accelerate", "transformers", "safetensors")
         lrs, channels = numbers("lr", lr), integers("widths", widths)
         settings = recipe_settings(shared.recipe, task) | task_settings(data, changed)

@@ -1,6 +1,6 @@
 """What commands share: lists written with commas, and errors that name an option."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -87,18 +87,21 @@ def set_threads(threads: int) -> None:
 
 
 @contextmanager
-def option_errors(way_out: str = "") -> Iterator[None]:
+def option_errors(way_out: str = "", own_options: Container[str] | None = None) -> Iterator[None]:
     """A wrong option or a missing extra ends a command with exit code 2 and one sentence, not with a traceback.
 
-    ``way_out`` says how to do without the extra.
+    ``way_out`` says how to do without the extra. ``own_options``: settings of a task that are options of the command;
+    the others are named as they are given, by ``--set`` (None: all are options).
     """
     from linattn.support.extras import MissingExtraError
-    from linattn.support.options import OptionError
+    from linattn.support.options import OptionError, SettingError
 
     try:
         yield
     except OptionError as error:
-        raise typer.BadParameter(error.message, param_hint="--" + error.option.replace("_", "-")) from error
+        by_set = isinstance(error, SettingError) and own_options is not None and error.option not in own_options
+        hint = f"--set {error.option}" if by_set else "--" + error.option.replace("_", "-")
+        raise typer.BadParameter(error.message, param_hint=hint) from error
     except MissingExtraError as error:
         typer.echo(f"Error: {error}{way_out}", err=True)
         raise typer.Exit(2) from error

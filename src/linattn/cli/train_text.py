@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 DATA = typer.Option(help="Text file, .gz, folder of .txt, .jsonl; for tasks what each of them says.")
 SET = typer.Option("--set", help="A setting of the task: key=value; may be given again.")
+OWN_OPTIONS = ("data",)  # of a task; other settings are given by --set
 
 
 @takes_shared_options()
@@ -69,7 +70,7 @@ def _train(name: str, data: Path | None, shared: TextOptions, changed: list[str]
     from linattn.train.text.recipes import create_task
     from linattn.train.text.screen import TextJob, train_text_on_screen
 
-    with option_errors():
+    with option_errors(own_options=(*OWN_OPTIONS, *own)):
         made = create_task(name, task_settings(data, changed, **own), shared.recipe)
         host = host_of(shared, made)
         label = (shared.hybrid or shared.mechanism).replace("*", "x").replace(",", "-").replace("/", "-")

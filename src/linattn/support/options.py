@@ -13,6 +13,10 @@ class OptionError(ValueError):
         self.option, self.message = option, message
 
 
+class SettingError(OptionError):
+    """A wrong setting of a task: other options may have its name, and it may be given by another one (``--set``)."""
+
+
 def check_option(option: str, value: object, allowed: Iterable[object]) -> None:
     allowed = list(allowed)
     if value not in allowed:

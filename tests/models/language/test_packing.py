@@ -156,6 +156,12 @@ def test_what_cannot_be_packed_is_named(changes, message):
         build()(**flattened() | changes)
 
 
+@pytest.mark.parametrize("name", ["cu_seqlens", "cu_seq_lens_q"])
+def test_offsets_are_a_tensor(name):
+    with pytest.raises(TypeError, match="cu_seqlens must be a tensor of offsets, got list"):
+        build()(draw(1, 9), **{name: [0, 4, 9]})
+
+
 def test_several_rows_and_a_cache_are_refused():
     model, batch = build(), flattened()
     row, places = batch["input_ids"], batch["position_ids"]

@@ -119,6 +119,25 @@ def test_a_mask_that_hides_other_tokens_than_were_hidden_is_refused():
         model(following, attention_mask=torch.ones(3, 10), past_key_values=cache)
 
 
+@pytest.mark.parametrize("way", ["forward", "file", "generate"])
+def test_a_mask_that_hides_what_was_read_as_text_is_refused(tmp_path, way):
+    """Padding that was read without its mask is in the states for good: positions alone would leave it out."""
+    from linattn.models.language import load_cache, save_cache
+
+    model, (ids, mask, following, _) = build(), prompt()
+    cache, full = read(model, ids, None), torch.cat([mask, torch.ones_like(following)], dim=1)
+    if way == "file":
+        save_cache(cache, tmp_path / "state")
+        cache = load_cache(tmp_path / "state", model)
+        assert cache.layers[0].padding is None
+    options = {"max_new_tokens": 1, "pad_token_id": 0} if way == "generate" else {}
+    call = model.generate if way == "generate" else model
+    with pytest.raises(
+        ValueError, match=r"attention_mask hides \[5, 2, 0\] of the 7 tokens .* \[0, 0, 0\] were padding"
+    ):
+        call(following, attention_mask=full, past_key_values=cache, **options)
+
+
 def test_generation_goes_on_from_a_saved_batch_of_prompts(tmp_path):
     from linattn.models.language import load_cache, save_cache
 

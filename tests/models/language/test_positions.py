@@ -65,6 +65,18 @@ def test_a_text_that_has_no_place_is_refused():
     )  # fmt: skip
 
 
+def test_compiled_code_tells_a_long_row_from_a_long_document():
+    """It cannot look at positions: what may be short enough is asked of the device."""
+    model, ids = placed(length=6), draw(1, 9)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    offsets = torch.tensor([0, 4, 9])
+    torch.testing.assert_close(
+        compiled(ids, cu_seqlens=offsets, use_cache=False).logits, model(ids, cu_seqlens=offsets).logits, **TOLERANCE
+    )
+    with pytest.raises(RuntimeError, match="must not go beyond max_position_embeddings = 6 tokens"):
+        compiled(ids, cu_seqlens=torch.tensor([0, 2, 9]), use_cache=False)
+
+
 def test_they_are_saved_and_loaded(tmp_path):
     model, ids = placed(), draw()
     model.save_pretrained(tmp_path)

@@ -1,6 +1,7 @@
 """A comparison on a task of sequences: every choice, checked before any work is done."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +11,19 @@ from linattn.mechanisms.registry import list_mechanisms
 from linattn.support.options import OptionError, check_option
 from linattn.train.text.config import TextConfig
 from linattn.train.text.hosts import HostOptions
+
+# What a single run is told by another option than many.
+OF_MANY = {"mechanism": "mechanisms", "hybrid": "mechanisms", "width": "widths"}
+
+
+@contextmanager
+def options_of_many(contender: str) -> Iterator[None]:
+    """An option that is wrong for one contender is named as all of them are given."""
+    try:
+        yield
+    except OptionError as error:
+        option = OF_MANY.get(error.option, error.option)
+        raise OptionError(option, f"{contender}: {error.message}") from error
 
 
 @dataclass(frozen=True)
@@ -69,7 +83,9 @@ class TextCompareConfig:
         """The host of a contender, before parameters are made equal."""
         contender = self.contenders[name]
         found = replace(self.host, mechanism=contender.pattern, canon=contender.canon, width=contender.width)
-        own = {key: value for key, value in self.host.options.items() if key in ("", *found.names)}
+        with options_of_many(name):
+            names = found.names
+        own = {key: value for key, value in self.host.options.items() if key in ("", *names)}
         return replace(found, options=own)
 
     def check(self) -> None:

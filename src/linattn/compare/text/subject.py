@@ -10,7 +10,7 @@ from linattn.compare.cells import Cell, train_config
 from linattn.compare.subject import OnRecord, OnStep, OnWork, Outcome, Subject, Trainer
 from linattn.compare.text.adopt import OWN_TEST, adopt
 from linattn.compare.text.costs import known_costs, measure_costs
-from linattn.compare.text.settings import TextCompareConfig
+from linattn.compare.text.settings import TextCompareConfig, options_of_many
 from linattn.report.metric import Metric
 from linattn.report.numbers import counted
 from linattn.support.machine import describe_run
@@ -52,11 +52,9 @@ class Texts(Subject):
 
     def check(self) -> None:
         for name in self.config.mechanisms:
-            try:
-                create_host(self.config.host_of(name), self.task, 0)
-            except OptionError as error:
-                option = "mechanisms" if error.option == "mechanism" else error.option
-                raise OptionError(option, f"{name}: {error.message}") from error
+            host = self.config.host_of(name)
+            with options_of_many(name):
+                create_host(host, self.task, 0)
         _ = self.hosts  # parameters that cannot be made equal are told here
 
     def describe(self) -> dict[str, Any]:

@@ -42,17 +42,17 @@ def count_real_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str
     plain = isinstance(mask, Tensor) and mask.ndim == 2
     if tokens is None or not (mask is None or plain):
         return args, kwargs
-    read = _padded_layer(kwargs.get("past_key_values"))
+    read = _telling_layer(kwargs.get("past_key_values"))
     past, padding = (0, None) if read is None else (read.length, read.padding)
     if tokens.shape[1] > 1:
-        check_past(mask, padding, past)
+        check_past(mask, read)
     if kwargs.get("position_ids") is None and (plain or padding is not None):
         positions = positions_of(mask, None, tokens.shape[1], past, tokens.device, padding)
         kwargs = kwargs | {"position_ids": positions.to(tokens.device)}
     return args, kwargs
 
 
-def _padded_layer(cache: Any) -> CoreLayer | None:
-    """One that has read padding: all have read the same tokens."""
-    layers = getattr(cache, "layers", ())
-    return next((layer for layer in layers if isinstance(layer, CoreLayer) and layer.padding is not None), None)
+def _telling_layer(cache: Any) -> CoreLayer | None:
+    """One that knows how much of the text was padding: all have read the same tokens."""
+    layers = [layer for layer in getattr(cache, "layers", ()) if isinstance(layer, CoreLayer)]
+    return next((layer for layer in layers if layer.padding is not None), layers[0] if layers else None)

@@ -16,7 +16,8 @@ from linattn.support.offloading import is_offloaded, weights_here
 
 Mode = Literal["student", "teacher", "transfer"]
 MODES = ("student", "teacher", "transfer")
-PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")  # how collators of transformers tell of several texts in a row
+# How collators of transformers tell of several texts in a row, and how language models of this library are told.
+PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "cu_seqlens")
 
 
 class Observation(NamedTuple):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from linattn.support.options import OptionError
+from linattn.support.options import SettingError
 from linattn.tasks.synthetic.ragged import Flags, Ints
 from linattn.tasks.text.batch import IGNORED, Sequences
 from linattn.tasks.text.generated import GeneratedTask
@@ -44,7 +44,7 @@ class PackedTask(GeneratedTask):
     def check_length(self) -> None:
         typical = self.typical(False)
         if typical > self.length:
-            raise OptionError("length", f"must hold a test instance of about {typical:.0f} tokens, got {self.length}")
+            raise SettingError("length", f"must hold a test instance of about {typical:.0f} tokens, got {self.length}")
 
     def draw(self, generator: torch.Generator, count: int, train: bool) -> Sequences:
         rows, asked = self.windows(numpy_random(generator), count, train)
@@ -69,7 +69,7 @@ class PackedTask(GeneratedTask):
                 flags &= np.arange(width) < _whole(stream, begins, width)[:, None]
             asked[done : done + len(begins)] = flags
             done += len(begins)
-        raise OptionError("length", f"must hold an instance, got {self.length}")
+        raise SettingError("length", f"must hold an instance, got {self.length}")
 
 
 def _begins(stream: Stream, length: int) -> Ints:

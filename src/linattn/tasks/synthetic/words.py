@@ -5,7 +5,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from linattn.support.options import OptionError
+from linattn.support.options import SettingError
 from linattn.tasks.synthetic.ragged import Floats, Ints, groups
 from linattn.tasks.text.checks import at_least, ordered
 
@@ -30,7 +30,7 @@ class Words:
         ordered("word_length", (self.shortest, self.longest), 1)
         total = sum(self.letters**length for length in range(self.shortest, self.longest + 1))
         if not needed <= total <= MOST_WORDS:
-            raise OptionError("letters", f"must give {needed} to {MOST_WORDS} words, and {self.letters} give {total}")
+            raise SettingError("letters", f"must give {needed} to {MOST_WORDS} words, and {self.letters} give {total}")
 
     @property
     def tokens(self) -> int:

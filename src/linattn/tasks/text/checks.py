@@ -1,22 +1,22 @@
 """Settings of tasks: a wrong one is named with what is allowed."""
 
-from linattn.support.options import OptionError
+from linattn.support.options import SettingError
 
 
 def at_least(option: str, value: int, low: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise OptionError(option, f"must be a whole number of at least {low}, got {value!r}")
+        raise SettingError(option, f"must be a whole number of at least {low}, got {value!r}")
 
 
 def between(option: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
-        raise OptionError(option, f"must lie between {low} and {high}, got {value!r}")
+        raise SettingError(option, f"must lie between {low} and {high}, got {value!r}")
 
 
 def require(option: str, holds: bool, allowed: str, value: object) -> None:
     """For conditions between settings: ``allowed`` says them in words."""
     if not holds:
-        raise OptionError(option, f"must be {allowed}, got {value!r}")
+        raise SettingError(option, f"must be {allowed}, got {value!r}")
 
 
 def ordered(option: str, value: tuple[int, int], low: int) -> None:

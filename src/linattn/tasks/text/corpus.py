@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from linattn.support.options import OptionError
+from linattn.support.options import SettingError
 from linattn.tasks.text.batch import IGNORED, Sequences
 from linattn.tasks.text.checks import between
 from linattn.tasks.text.documents import read_documents
@@ -117,4 +117,4 @@ def _part(encoder: Encoder, documents: list[Tensor], several: bool) -> Part:
 def check_length(part: str, tokens: int, length: int) -> None:
     """Enough for one window and its last target."""
     if tokens <= length:
-        raise OptionError("length", f"must be below the {tokens} tokens of the {part} part, got {length}")
+        raise SettingError("length", f"must be below the {tokens} tokens of the {part} part, got {length}")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linattn.support.options import OptionError
+from linattn.support.options import SettingError
 
 ARCHIVES = (".zip", ".bz2", ".xz", ".zst", ".7z", ".tar", ".tgz")
 SOURCES = "a text file, the same packed as .gz, a folder of .txt files, or a .jsonl file whose lines have a text"
@@ -24,14 +24,14 @@ def read_documents(source: str) -> list[Tensor]:
     elif path.is_file() and path.name.endswith((".jsonl", ".jsonl.gz")):
         found = [as_bytes(text) for row in read_jsonl(path) if (text := row_text(path, row))]
     elif path.is_file() and path.suffix.lower() in ARCHIVES:
-        raise OptionError("data", f"{source} is an archive, whose own bytes are no text: unpack it, or pack it as .gz")
+        raise SettingError("data", f"{source} is an archive, whose own bytes are no text: unpack it, or pack it as .gz")
     elif path.is_file():
         found = [as_bytes(gzip.decompress(path.read_bytes()))] if path.suffix == ".gz" else [_mapped(path)]
     else:
-        raise OptionError("data", f"{source} does not exist. Looked for {SOURCES}")
+        raise SettingError("data", f"{source} does not exist. Looked for {SOURCES}")
     found = [document for document in found if len(document)]
     if not found:
-        raise OptionError("data", f"{source} has no text. Looked for {SOURCES}")
+        raise SettingError("data", f"{source} has no text. Looked for {SOURCES}")
     return found
 
 
@@ -60,13 +60,13 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
-                raise OptionError("data", f"{path}:{number} is no JSON: {error}") from error
+                raise SettingError("data", f"{path}:{number} is no JSON: {error}") from error
             if not isinstance(row, dict):
-                raise OptionError("data", f"{path}:{number} must be an object like {{...}}, got {line.strip()[:40]}")
+                raise SettingError("data", f"{path}:{number} must be an object like {{...}}, got {line.strip()[:40]}")
             yield row
 
 
 def row_text(path: Path, row: dict[str, Any]) -> str:
     if not isinstance(row.get("text"), str):
-        raise OptionError("data", f'{path}: every line needs a "text", got {", ".join(row) or "an empty object"}')
+        raise SettingError("data", f'{path}: every line needs a "text", got {", ".join(row) or "an empty object"}')
     return str(row["text"])

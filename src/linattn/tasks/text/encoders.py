@@ -9,7 +9,7 @@ from torch import Tensor
 
 from linattn.support.extras import need
 from linattn.support.files import write_atomically
-from linattn.support.options import OptionError
+from linattn.support.options import SettingError
 from linattn.tasks.text.documents import as_text
 from linattn.tasks.text.once import once
 
@@ -46,7 +46,7 @@ class Pretrained:
 
     def __init__(self, folder: str, cache: str | None = None) -> None:
         if not Path(folder).expanduser().is_dir():
-            raise OptionError("tokenizer", f"must be a folder with a tokenizer of transformers, got {folder}")
+            raise SettingError("tokenizer", f"must be a folder with a tokenizer of transformers, got {folder}")
         need("reading a tokenizer", "transformers")
         self.folder, self.cache = Path(folder).expanduser(), cache
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linattn.support.options import OptionError
+from linattn.support.options import SettingError
 from linattn.tasks.text.batch import Sequences
 from linattn.tasks.text.checks import at_least
 from linattn.tasks.text.documents import as_bytes, read_jsonl
@@ -73,7 +73,7 @@ class Glue(LabelledTask):
             return tuple(str(n) for n in range(max(numbers) + 1))
         if not names or any(not isinstance(label, str) for label in found):
             wrong = next((label for label in found if not isinstance(label, int | str)), found[:1])
-            raise OptionError(
+            raise SettingError(
                 "data", f"{path}: labels must be all whole numbers or all names of classes, got {wrong!r}"
             )
         return tuple(sorted(names))
@@ -91,7 +91,7 @@ class Glue(LabelledTask):
             encoded.append(self._encode(*_sentences(path, row)))
             labels.append(label)
         if not encoded:
-            raise OptionError("data", f"{path} has no examples")
+            raise SettingError("data", f"{path} has no examples")
         return Examples.of(encoded, labels, self.length)
 
     def _label(self, path: Path, row: Mapping[str, Any], numbers: Mapping[str, int]) -> int:
@@ -99,7 +99,9 @@ class Glue(LabelledTask):
         if isinstance(label, int) and 0 <= label < len(numbers):
             return label
         if not isinstance(label, str) or label not in numbers:
-            raise OptionError("data", f"{path}: label must be one of {', '.join(numbers)} or its number, got {label!r}")
+            raise SettingError(
+                "data", f"{path}: label must be one of {', '.join(numbers)} or its number, got {label!r}"
+            )
         return numbers[label]
 
     def _encode(self, first: str, second: str | None) -> Tensor:
@@ -142,4 +144,4 @@ def _sentences(path: Path, row: Mapping[str, Any]) -> tuple[str, str | None]:
         if isinstance(row.get(name), str):
             return row[name], None
     pairs = "; ".join(" and ".join(pair) for pair in PAIRS)
-    raise OptionError("data", f"{path}: a line needs {' or '.join(SINGLES)}, or {pairs}; got {', '.join(row)}")
+    raise SettingError("data", f"{path}: a line needs {' or '.join(SINGLES)}, or {pairs}; got {', '.join(row)}")

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from linattn.support.options import OptionError, check_option
+from linattn.support.options import SettingError, check_option
 from linattn.tasks.stratify import stratified, without
 from linattn.tasks.text.batch import Sequences
 from linattn.tasks.text.checks import at_least, between, require
@@ -80,8 +80,8 @@ def find_jsonl(data: str, names: tuple[str, ...]) -> Path:
     folder = Path(data).expanduser()
     tried = [f"{name}{end}" for name in names for end in (".jsonl", ".jsonl.gz")]
     if not folder.is_dir():
-        raise OptionError("data", f"must be a folder with train.jsonl and {names[0]}.jsonl, got {data}")
+        raise SettingError("data", f"must be a folder with train.jsonl and {names[0]}.jsonl, got {data}")
     found = [folder / name for name in tried if (folder / name).is_file()]
     if not found:
-        raise OptionError("data", f"{data} has none of {', '.join(tried)}")
+        raise SettingError("data", f"{data} has none of {', '.join(tried)}")
     return found[0]

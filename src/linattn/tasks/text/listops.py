@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from linattn.support.options import OptionError
+from linattn.support.options import SettingError
 from linattn.tasks.text.batch import Sequences
 from linattn.tasks.text.checks import at_least, between, ordered, require
 from linattn.tasks.text.generated import GeneratedTask
@@ -71,7 +71,7 @@ class ListOps(GeneratedTask):
             answers.append(answer)
             found, attempts = found + len(answer), attempts + 1
             if attempts >= 200 and not found:
-                raise OptionError(
+                raise SettingError(
                     "shortest",
                     f"no expression of {self.shortest} to {self.length} tokens in {1024 * attempts} with depth "
                     f"{self.depth}, arguments {self.arguments} and branching {self.branching}: change these settings",

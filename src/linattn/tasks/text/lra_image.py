@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import torch
 
-from linattn.support.options import OptionError
+from linattn.support.options import SettingError
 from linattn.tasks.images import ImageData
 from linattn.tasks.npz import load_npz
 from linattn.tasks.text.examples import Examples
@@ -32,14 +32,14 @@ class LraImage(LabelledTask):
         super().__post_init__()
         path = Path(self.data).expanduser()
         if path.suffix != ".npz" or not path.is_file():
-            raise OptionError("data", f"must be {self.needs['data']}, got {self.data}")
+            raise SettingError("data", f"must be {self.needs['data']}, got {self.data}")
 
     @once
     def images(self) -> ImageData:
         try:
             return load_npz(Path(self.data).expanduser())
         except (TypeError, ValueError) as error:
-            raise OptionError("data", str(error)) from error
+            raise SettingError("data", str(error)) from error
 
     @property
     def length(self) -> int:  # type: ignore[override]

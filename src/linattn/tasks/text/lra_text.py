@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from linattn.support.options import OptionError
+from linattn.support.options import SettingError
 from linattn.tasks.text.checks import at_least
 from linattn.tasks.text.documents import as_bytes, read_jsonl, row_text
 from linattn.tasks.text.examples import Examples
@@ -45,9 +45,9 @@ class LraText(LabelledTask):
             label = row.get("label")
             if not isinstance(label, int) or not 0 <= label < self.num_classes:
                 allowed = f"a whole number in 0..{self.num_classes - 1}"
-                raise OptionError("data", f'{path}: every line needs a "label", {allowed}, got {label!r}')
+                raise SettingError("data", f'{path}: every line needs a "label", {allowed}, got {label!r}')
             texts.append(as_bytes(row_text(path, row))[: self.length].short() + 1)
             labels.append(label)
         if not texts:
-            raise OptionError("data", f"{path} has no examples")
+            raise SettingError("data", f"{path} has no examples")
         return Examples.of(texts, labels, self.length)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from linattn.support.options import OptionError
+from linattn.support.options import OptionError, SettingError
 from linattn.tasks.text.batch import IGNORED, Sequences
 from linattn.tasks.text.checks import at_least
 from linattn.tasks.text.mqar import Mqar
@@ -54,7 +54,7 @@ class MqarMix(SequenceTask):
     def __post_init__(self) -> None:
         for option, cases in (("train", self.train), ("test", self.test)):
             if not cases or any(len(case) != 3 for case in cases):
-                raise OptionError(option, f"must be (length, pairs, examples) of each kind, got {cases}")
+                raise SettingError(option, f"must be (length, pairs, examples) of each kind, got {cases}")
         _ = self._train, self._test  # their own checks
 
     @once

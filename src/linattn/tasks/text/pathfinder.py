@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from linattn.support.options import OptionError
+from linattn.support.options import SettingError
 from linattn.tasks.text.batch import Sequences
 from linattn.tasks.text.checks import at_least, require
 from linattn.tasks.text.generated import GeneratedTask
@@ -75,7 +75,7 @@ class Pathfinder(GeneratedTask):
             failed = 0 if len(label) else failed + 1
         if found >= count:
             return Sequences(torch.cat(pictures)[:count].flatten(1), torch.cat(labels)[:count])
-        raise OptionError(
+        raise SettingError(
             "contour",
             f"two curves of {self.contour} dashes of {self.dash} found no room in {self.size} x {self.size} pixels: "
             "lower contour, dash, gap, separation or seed_distance, or raise size",

@@ -4,7 +4,7 @@ from dataclasses import fields
 from importlib import import_module
 from typing import Any
 
-from linattn.support.options import OptionError, check_option
+from linattn.support.options import SettingError, check_option
 from linattn.tasks.text.setting_kinds import check_kinds
 from linattn.tasks.text.task import SequenceTask
 
@@ -69,9 +69,9 @@ def text_task(name: str, **settings: Any) -> SequenceTask:
     known = sorted(field.name for field in fields(cls) if field.init)  # type: ignore[arg-type]
     for setting in settings:
         if setting not in known:
-            raise OptionError(setting, f"{name} has no such setting; it has {', '.join(known)}")
+            raise SettingError(setting, f"{name} has no such setting; it has {', '.join(known)}")
     for setting, what in cls.needs.items():
         if setting not in settings:
-            raise OptionError(setting, f"{name} needs {what}")
+            raise SettingError(setting, f"{name} needs {what}")
     check_kinds(cls, settings)
     return cls(**settings)

@@ -5,13 +5,13 @@ from os import PathLike
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from linattn.support.options import OptionError
+from linattn.support.options import SettingError
 
 WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "text", NoneType: "None"}
 
 
 def check_kinds(task: type, settings: Mapping[str, Any]) -> None:
-    """Raise OptionError for a setting that is not what the dataclass ``task`` says of it; a list may be a tuple.
+    """Raise SettingError for a setting that is not what the dataclass ``task`` says of it; a list may be a tuple.
 
     Example:
         >>> from linattn.tasks.text.mqar import Mqar
@@ -19,12 +19,12 @@ def check_kinds(task: type, settings: Mapping[str, Any]) -> None:
         >>> check_kinds(Mqar, {"vocab": "many"})
         Traceback (most recent call last):
             ...
-        linattn.support.options.OptionError: vocab: must be a whole number, got 'many'
+        linattn.support.options.SettingError: vocab: must be a whole number, got 'many'
     """
     kinds = get_type_hints(task)
     for setting, value in settings.items():
         if not _fits(value, kinds[setting]):
-            raise OptionError(setting, f"must be {_in_words(kinds[setting])}, got {value!r}")
+            raise SettingError(setting, f"must be {_in_words(kinds[setting])}, got {value!r}")
 
 
 def _fits(value: Any, kind: Any) -> bool:

@@ -13,13 +13,14 @@ class StateLayer(CacheLayerMixin):
     """What one block remembers: :class:`BlockState`, and how many tokens it has seen, padding counted.
 
     ``padding (B,)``: how many of these were padding, from which positions go on; None: none. Blocks read the same
-    tokens, so that one layer knows it for all.
+    tokens, so that one layer knows it for all. ``counted``: whether it does; a state of an older file does not.
     """
 
     is_compileable = False
     is_croppable = False
     is_sliding = False
     padding: Tensor | None = None
+    counted = True
 
     def __init__(self, state: BlockState | None = None, length: int = 0) -> None:
         super().__init__()
@@ -41,7 +42,7 @@ class StateLayer(CacheLayerMixin):
         return self.length + query_length, 0
 
     def reset(self) -> None:
-        self.state, self.length, self.padding = None, 0, None
+        self.state, self.length, self.padding, self.counted = None, 0, None, True
 
     def note_padding(self, key_mask: Tensor | None) -> None:
         """Of tokens that come now: ``(B, T)``, True = real; None: all are."""

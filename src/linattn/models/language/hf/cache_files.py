@@ -16,7 +16,7 @@ from linattn.models.language.hf.model import CachedBlock
 from linattn.models.language.tokens import BlockState
 from linattn.support.files import write_atomically
 
-PADDING = "padding"  # of a file where some of the text was; older ones have none
+PADDING = "padding"  # how much of each row was; older files do not say
 
 
 def save_cache(cache: Cache, path: str | Path) -> None:
@@ -39,7 +39,9 @@ def save_cache(cache: Cache, path: str | Path) -> None:
     tensors: dict[str, Tensor] = {}
     for index, layer in enumerate(layers):
         _flatten(f"{index}", layer.state, tensors)
-    _flatten(PADDING, layers[0].padding, tensors)
+    if layers[0].counted:
+        padding = layers[0].padding
+        tensors[PADDING] = torch.zeros(layers[0].batch_size, dtype=torch.long) if padding is None else padding.clone()
     lengths = {"lengths": json.dumps([layer.length for layer in layers])}
     write_atomically(Path(path), lambda temporary: save_file(tensors, temporary, lengths))
 
@@ -56,7 +58,10 @@ def load_cache(path: str | Path, model: PreTrainedModel) -> Cache:
     for index, (block, length) in enumerate(zip(blocks, lengths, strict=True)):
         kinds = {f"{index}.mechanism": block.attn.mechanism.state_type}
         layers.append(StateLayer(_unflatten(f"{index}", BlockState, tensors, kinds), length))
-    layers[0].padding = tensors.pop(PADDING, None)
+    padding = tensors.pop(PADDING, None)
+    layers[0].counted = padding is not None
+    if padding is not None and bool(padding.any()):
+        layers[0].padding = padding
     if tensors:
         raise ValueError(f"{path} is the state of another model: nothing here has a place for {', '.join(tensors)}")
     return Cache(layers=[*layers])

@@ -20,6 +20,8 @@ def check_call(
     mask: Tensor | None, positions: Tensor | None, cu_seqlens: Tensor | None, batch: int, length: int, past: int
 ) -> None:
     """Raise for shapes that do not fit ``length`` tokens behind ``past`` ones, and for padding in a packed row."""
+    if cu_seqlens is not None and not isinstance(cu_seqlens, Tensor):
+        raise TypeError(f"cu_seqlens must be a tensor of offsets, got {type(cu_seqlens).__name__}")
     if mask is not None:
         if not isinstance(mask, Tensor) or mask.ndim != 2 or tuple(mask.shape) != (batch, past + length):
             got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
@@ -34,34 +36,39 @@ def check_call(
         )
 
 
-def check_past(mask: Tensor | None, padding: Tensor | None, past: int, *, waits: bool = False) -> None:
+def check_past(mask: Tensor | None, layer: StateLayer | None, *, waits: bool = False) -> None:
     """The mask hides as many earlier tokens of each row as were hidden when they were read.
 
     Not asked in compiled code, nor of a mask on a GPU, unless the caller ``waits`` for it.
     """
-    if mask is None or padding is None or not past or torch.compiler.is_compiling():
+    if mask is None or layer is None or not layer.length or not layer.counted or torch.compiler.is_compiling():
         return
     if mask.device.type != "cpu" and not waits:
         return
+    past = layer.length
     hidden = past - mask[:, :past].bool().sum(-1)
-    if hidden.shape == padding.shape and not torch.equal(hidden, padding.to(hidden)):
+    padding = torch.zeros_like(hidden) if layer.padding is None else layer.padding.to(hidden)
+    if hidden.shape == padding.shape and not torch.equal(hidden, padding):
         raise ValueError(
             f"attention_mask hides {hidden.tolist()} of the {past} tokens that the rows of the cache have read, of "
-            f"which {padding.tolist()} were padding: pass the mask of all tokens, those of the cache first, or none"
+            f"which {padding.tolist()} were padding: pass the mask of all tokens, those of the cache first, with 0 "
+            "where they were padding when it read them"
         )
 
 
-def check_places(positions: Tensor, tokens: int, places: int) -> None:
+def check_places(positions: Tensor, tokens: int, places: int, *, counted: bool) -> None:
     """Each position must have a vector. ``tokens``: in a row, with what came before and with padding.
 
-    On a GPU, where a look at positions would wait for it, these are counted, and positions are looked at only if they
-    are too many; in compiled and recorded code they are counted alone.
+    ``counted``: positions are those of that count, as nothing was packed, padded or placed by the caller. On a GPU,
+    where a look at positions would wait for it, they are looked at only if there are too many tokens; compiled and
+    recorded code cannot look at all, and ends in an error of the device.
     """
-    last, compiled = tokens, torch.compiler.is_compiling()
-    if not compiled and (not positions.is_cuda or (last > places and not torch.cuda.is_current_stream_capturing())):
+    last, words = tokens, f"input_ids must not go beyond max_position_embeddings = {places} tokens"
+    blind = torch.compiler.is_compiling() or (positions.is_cuda and torch.cuda.is_current_stream_capturing())
+    if blind and last > places and not counted:
+        torch._assert_async((positions < places).all(), f"{words}, what came before included")
+        return
+    if not blind and (not positions.is_cuda or last > places):
         last = int(positions.max()) + 1
     if last > places:
-        raise ValueError(
-            f"input_ids must not go beyond max_position_embeddings = {places} tokens, what came before included, "
-            f"got {last}"
-        )
+        raise ValueError(f"{words}, what came before included, got {last}")

@@ -10,6 +10,7 @@ from linattn.models.language.hf.cache import StateLayer
 from linattn.models.language.hf.checks import check_past
 
 CACHES = (None, "dynamic")
+NOT_FOR_MODELS = ("tokenizer", "assistant_tokenizer")  # which generate hands on to them all the same
 
 
 class StateGenerationMixin(GenerationMixin):
@@ -29,6 +30,9 @@ class StateGenerationMixin(GenerationMixin):
                 f"cache_implementation must be None or 'dynamic', got {name!r}: others move, cut or round keys and "
                 "values, and here are states in their place"
             )
+        pieces = kwargs.get("prefill_chunk_size", getattr(settings, "prefill_chunk_size", None))
+        if pieces and kwargs.get("inputs_embeds") is not None:
+            raise ValueError("prefill_chunk_size cuts input_ids alone: give these, or read inputs_embeds whole")
         cache = kwargs.get("past_key_values")
         if isinstance(cache, Cache) and cache.get_seq_length():
             ids = next(
@@ -36,6 +40,19 @@ class StateGenerationMixin(GenerationMixin):
             )
             _check_continued(cache, ids, kwargs.get("attention_mask"))
         return super().generate(inputs, generation_config, *args, **kwargs)  # type: ignore[misc]  # self is a model
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """As ``GenerationMixin.prepare_inputs_for_generation``, without what is not for the model.
+
+        ``inputs_embeds`` is named because transformers looks for the name before it takes any.
+        """
+        own = {name: value for name, value in kwargs.items() if name not in NOT_FOR_MODELS}
+        own["inputs_embeds"] = inputs_embeds
+        whole: Any = super()  # of a model
+        found: dict[str, Any] = whole.prepare_inputs_for_generation(input_ids, *args, **own)
+        return found
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: ``generate_batch`` shares out pages of keys and values."""
@@ -47,7 +64,8 @@ class StateGenerationMixin(GenerationMixin):
 
 def _check_continued(cache: Cache, ids: Tensor | None, mask: Tensor | None) -> None:
     """There is something to read behind the cache, and of what it has read the same tokens are hidden."""
-    seen, padding = cache.get_seq_length(), _padding(cache)
+    seen = cache.get_seq_length()
+    layer = next((layer for layer in cache.layers if isinstance(layer, StateLayer)), None)
     given = 0 if ids is None else ids.shape[1]
     length = max(given, 0 if mask is None else mask.shape[1])
     if length <= seen:
@@ -55,14 +73,9 @@ def _check_continued(cache: Cache, ids: Tensor | None, mask: Tensor | None) -> N
             f"input_ids must go on behind the {seen} tokens that past_key_values has read, got {length}: give the "
             "whole text, or the new tokens alone and the attention_mask of the whole text"
         )
-    if padding is not None and mask is None:
+    if layer is not None and layer.padding is not None and mask is None:
         raise ValueError(
             "attention_mask must be given, of the whole text with 0 at padding: past_key_values has read padding, and "
             "generate counts positions by the mask"
         )
-    check_past(mask, padding, seen, waits=True)
-
-
-def _padding(cache: Cache) -> Tensor | None:
-    layers = [layer for layer in cache.layers if isinstance(layer, StateLayer)]
-    return layers[0].padding if layers else None
+    check_past(mask, layer, waits=True)

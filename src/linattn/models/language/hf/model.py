@@ -94,7 +94,7 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         if states:
             check_rows(states[0], x.shape[0])
         check_call(attention_mask, position_ids, cu_seqlens, x.shape[0], x.shape[1], past)
-        check_past(attention_mask, padding, past)
+        check_past(attention_mask, states[0] if states else None)
         key_mask = self._key_mask(attention_mask, past, x)
         if cu_seqlens is None and position_ids is not None:
             cu_seqlens = self._packed(position_ids, key_mask, x, states is not None, bool(use_cache))
@@ -105,7 +105,8 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         if positions is None:
             positions = positions_of(attention_mask, cu_seqlens, x.shape[1], past, x.device, padding)
         if self.embed_positions is not None:
-            check_places(positions, past + x.shape[1], self.embed_positions.num_embeddings)
+            counted = attention_mask is None and cu_seqlens is None and position_ids is None and padding is None
+            check_places(positions, past + x.shape[1], self.embed_positions.num_embeddings, counted=counted)
             x = x + self.embed_positions(positions)
         tokens = Tokens(key_mask, cu_seqlens, rotations(positions, self.rotary_widths, self.config.rotary_base, x))
         x = self.dropout(x)
