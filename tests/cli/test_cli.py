@@ -57,7 +57,7 @@ def test_an_unknown_option_is_named(command, tmp_path, monkeypatch):
     [
         (["lab", "magic"], ["No such command", "magic"]),
         (["lab", "icl", "--families", "magic"], ["--families", "drift"]),
-        (["lab", "synth", "magic"], ["depo", "lano"]),
+        (["lab", "synth", "magic"], ["value for TASK: must be one of depo", "lano"]),
         (["lab", "entropy", "--device", "tpu"], ["--device", "cpu, cuda"]),
         (["lab", "dof", "--threads", "-1"], ["--threads", ">= 0"]),
     ],

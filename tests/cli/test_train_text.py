@@ -43,6 +43,7 @@ def test_a_language_model_is_trained_and_writes(text, tmp_path):
     written = call("generate", folder, "--prompt", "The qu", "--max-new-tokens", "4", "--device", "cpu")
     assert written.exit_code == 0, written.output
     assert written.stdout.startswith("The qu")
+    assert "%|" not in written.stderr, "no bar of transformers"
     # and an encoder on the same text
     other = call(
         "train", "mlm", "--data", text, "--length", "16", *TINY, "--mechanism", "lion", "--output", tmp_path / "m"
@@ -81,7 +82,7 @@ def test_a_recipe_that_is_named_brings_its_host(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["train", "task", "chess"], ["--task", "mqar", "listops"]),
+        (["train", "task", "chess"], ["{TASK}", "value for TASK: must be one of text", "mqar", "listops"]),
         (["train", "task", "mqar", "--set", "vocab"], ["--set", "key=value"]),
         (["train", "task", "mqar", "--set", "colour=1"], ["--set colour", "no such setting", "pairs"]),
         (["train", "task", "mqar", "--set", "pairs=a"], ["--set pairs", "a whole number"]),
@@ -93,12 +94,25 @@ def test_a_recipe_that_is_named_brings_its_host(tmp_path):
         (["train", "task", "mqar", *MQAR, "--hybrid", "gated*x"], ["--hybrid", "gated*3,softmax"]),
         (["train", "task", "mqar", *MQAR, "--canon", "AQ"], ["--canon", "'Q'"]),
         (["train", "task", "mqar", *MQAR, "--size", "huge"], ["--size", "pico"]),
+        (["train", "task", "mqar", *MQAR, "--attention-norm", "None"],
+         ["--attention-norm: must be one of auto, none, layer, rms, head_layer, head_rms, got 'None'"]),
+        (["train", "task", "mqar", *MQAR, "--attention-gate", "relu"],
+         ["--attention-gate: must be one of none, linear, silu, got 'relu'"]),
         (["train", "task", "mqar", *MQAR, "--steps", "0"], ["--steps", "at least 1"]),
         (["train", "task", "mqar", *MQAR, "--recipe", "secret"], ["--recipe", "listops"]),
+        (["train", "lm", "--data", "README.md", "--length", "32", "--recipe", "listops"],
+         ["--recipe: listops is for classification tasks, and text is causal", "one of language, mqar-64,"]),
+        (["train", "mlm", "--data", "README.md", "--length", "32", "--recipe", "mqar-64"],
+         ["and masked-text is masked; must be one of language, masked-text "]),
         (["train", "lm", "--data", "nowhere.txt"], ["--data", "does not exist"]),
         (["train", "--epochs", "0"], ["--epochs", "at least 1"]),  # images, as before there was anything else
         (["train", "lm"], ["--data"]),
-        (["compare", "--task", "chess"], ["--task", "mqar"]),
+        (["compare", "--task", "chess"], ["value for --task: must be one of text", "mqar"]),
+        (["compare", "--task", "listops", "--recipe", "mqar-64"], ["--recipe: mqar-64 is for causal tasks"]),
+        (["compare", "--task", "mqar", *MQAR, "--attention-norm", "l1"],
+         ["--attention-norm: must be one of auto, none, layer, rms, head_layer, head_rms, got 'l1'"]),
+        (["compare", "--task", "mqar", *MQAR, "--attention-gate", "relu"],
+         ["--attention-gate: must be one of none, linear, silu, got 'relu'"]),
         (["compare", "--task", "mqar", *MQAR, "--mechanisms", "nobody"], ["--mechanisms", "nobody"]),
         (["compare", "--task", "mqar", *MQAR, "--mechanisms", "agent"], ["--mechanisms", "agent"]),
         (["compare", "--task", "mqar", *MQAR, "--canon", "ABCD,ABCD"], ["--canon", "once"]),
@@ -107,13 +121,52 @@ def test_a_recipe_that_is_named_brings_its_host(tmp_path):
         (["compare", "--task", "mqar", *MQAR, "--widths", "0"], ["--widths", "must be an integer >= 1"]),
         (["compare", "--task", "mqar", *MQAR, "--mechanisms", "gated*x"], ["--mechanisms", "gated*3,softmax"]),
     ],
-)
+)  # fmt: skip
 def test_a_bad_option_is_named_without_a_traceback(arguments, parts, tmp_path):
     result = call(*arguments, "--device", "cpu", "--output", tmp_path / "x")
     assert result.exit_code == 2, result.output
     assert "Traceback" not in result.output
     assert all(part in result.output for part in parts), result.output
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        (["compare", "--task", "chess"], "linattn compare --task TASK"),
+        (["compare", "--seeds", "1", "--task=chess"], "linattn compare --task TASK"),
+        (["compare", "text", "--task", "chess"], "linattn compare text"),
+        (["compare", "--epochs", "0"], "linattn compare images"),
+    ],
+)
+def test_a_usage_line_has_what_was_typed(typed, shown, tmp_path):
+    told = CliRunner().invoke(
+        app, [*typed, "--device", "cpu", "--output", str(tmp_path / "x")], prog_name="linattn", env={"TERM": "dumb"}
+    )
+    assert told.exit_code == 2
+    assert f"Usage: {shown} [OPTIONS]" in told.output
+    assert f"Try '{shown} --help'" in told.output
+    helped = CliRunner().invoke(app, [*shown.split()[1:], "--help"], prog_name="linattn", env={"TERM": "dumb"})
+    assert helped.exit_code == 0, "what it says to try"
+    assert f"Usage: {shown} [OPTIONS]" in helped.output
+
+
+def test_none_is_typed_for_a_norm_and_a_gate(tmp_path):
+    options = ["--mechanism", "elu", "--attention-norm", "none", "--attention-gate", "none"]
+    result = call("train", "task", "mqar", *MQAR, *TINY, *options, "--output", tmp_path)
+    assert result.exit_code == 0, result.output
+    config = loads((tmp_path / "config.json").read_text())
+    assert (config["attention_norm"], config["attention_gate"]) == (None, None)
+
+
+def test_a_recipe_of_another_task_of_the_same_kind_is_taken(tmp_path):
+    """Its budget and its host, and none of the settings of its task."""
+    small = ["--device", "cpu", "--steps", "1", "--batch-size", "2"]
+    result = call("train", "task", "mqar", *MQAR, *small, "--recipe", "mad-recall", "--output", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert loads((tmp_path / "config.json").read_text())["hidden_size"] == 128
+    told = loads((tmp_path / "result.json").read_text())["fingerprint"]
+    assert told["lr"] == 5e-4
 
 
 @pytest.mark.parametrize(

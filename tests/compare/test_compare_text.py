@@ -53,6 +53,15 @@ run(replace(CONFIG, output=Path(sys.argv[1]), keep_weights=False, seeds=2))
 """
 
 
+@pytest.mark.parametrize(("jobs", "named", "files"), [(2, True, 2), (1, True, 0), (2, False, 0)])
+def test_processes_read_what_was_drawn_for_all_of_them(jobs, named, files, tmp_path):
+    """Before they start, where there is a place for it; one process alone draws when it trains."""
+    settings = CONFIG.settings | {"train_examples": 16, "cache": str(tmp_path) if named else None}
+    told = []
+    Texts(replace(CONFIG, settings=settings, jobs=jobs)).prepare(told.append)
+    assert len(told) == len(list(tmp_path.rglob("*.pt"))) == files
+
+
 def run(config):
     screen = StringIO()
     return compare(config, Console(file=screen, width=160)), screen.getvalue()

@@ -18,10 +18,18 @@ class Compare(DefaultGroup):
     """Images where nothing is named, text where ``--task`` says on what."""
 
     default = "images"
+    by_task = "--task TASK"  # what usage lines have in the place of a name
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         task = any(arg.split("=")[0] == "--task" for arg in args)
-        return super().parse_args(ctx, ["text", *args] if task and args[0].startswith("-") else args)
+        if task and args[0].startswith("-"):
+            ctx.meta[self.by_task] = True
+            args = ["text", *args]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return self.by_task if self.by_task in ctx.meta else name, command, rest
 
 
 app = typer.Typer(

@@ -9,7 +9,9 @@ from linattn.cli.options import Device, Precision, device_or_default, option_err
 
 
 def generate(
-    checkpoint: Annotated[Path, typer.Argument(help="Folder of a language model, as save_pretrained writes it.")],
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="MODEL_DIR", help="Folder of a language model, as save_pretrained writes it.")
+    ],
     prompt: Annotated[list[str], typer.Option(help="Text to go on from; give it again for several, one batch.")],
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to add.")] = 200,
     temperature: Annotated[float, typer.Option(help="0: always the likeliest token.")] = 0.0,
@@ -28,12 +30,13 @@ def generate(
     Exit code: 0 all right, 2 a bad option or a package that is missing.
     """
 
+    from linattn.support.bars import without_bars
     from linattn.support.extras import need
     from linattn.support.options import check_device, check_option
 
     device = device_or_default(device)
     precision = precision_or_default(precision, device)
-    with option_errors():
+    with option_errors(arguments={"checkpoint": "MODEL_DIR", "model": "MODEL_DIR"}):
         need("linattn generate", "transformers", "safetensors")
         check_device(device)
         check_option("precision", precision, ("fp32", "bf16"))
@@ -45,6 +48,8 @@ def generate(
         sampling = Sampling(max_new_tokens, temperature, top_k, top_p, beams, prefill_chunk, seed)
         sampling.check()
         read = load_linearized_text if is_linearized(checkpoint) else load_text_model
-        answers = read(checkpoint, device, precision).complete(prompt, sampling)
+        with without_bars():
+            model = read(checkpoint, device, precision)
+        answers = model.complete(prompt, sampling)
     for text, answer in zip(prompt, answers, strict=True):
         typer.echo(text + answer)

@@ -39,16 +39,10 @@ def search(
 
     Exit code: 0 all right, 2 a bad option.
     """
-    from linattn.support.options import OptionError
     from linattn.train.graph.search_screen import search_on_screen
 
-    with option_errors():
-        try:
-            search_on_screen(data, dimension, references, pairs, seed, Console())
-        except OptionError as error:
-            if error.option != "data":
-                raise
-            raise typer.BadParameter(error.message, param_hint="DATA") from error
+    with option_errors(arguments={"data": "DATA"}):
+        search_on_screen(data, dimension, references, pairs, seed, Console())
 
 
 @app.command()

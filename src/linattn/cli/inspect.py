@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from linattn.cli.linearize import model_errors
 from linattn.cli.options import (
     Device,
     Threads,
@@ -52,7 +51,7 @@ def inspect(
     set_threads(threads)
     device = device_or_default(device)
     options = InspectOptions(window, steps, lr, names(candidates) or None, tolerance, points, cost, seed)
-    with option_errors(", or use --no-page"), model_errors():
+    with option_errors(", or use --no-page", arguments={"model": "MODEL_DIR"}):
         folder = output or Path("runs/inspect") / model.resolve().name
         precision = precision_or_default(precision, device)
         job = InspectJob(model, folder, tuple(text), options, length, batch_size, held_out, device, precision, page)

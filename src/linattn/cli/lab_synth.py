@@ -18,7 +18,7 @@ SET_HERE = ("mechanism", "hybrid", "canon", "width", "rotary", "lr", "seed", "st
 @takes_shared_options(*SET_HERE)
 def synth(
     *,
-    task: Annotated[str, typer.Argument(help="depo, brevo, capo, mano or lano.")],
+    task: Annotated[str, typer.Argument(metavar="TASK", help="depo, brevo, capo, mano or lano.")],
     scale: Annotated[
         str,
         typer.Option(help="Of task, model and training: cpu or gpu, both minutes, or paper.  [default: by device]"),
@@ -73,7 +73,7 @@ def synth(
     from linattn.lab.synth.settings import SynthConfig
     from linattn.train.text.recipes import configure, create_task, recipe_settings
 
-    with option_errors():
+    with option_errors(own_options=(), arguments={"task": "TASK"}):
         on_gpu = device_or_default(shared.device).startswith("cuda")
         chosen = budget(task, scale or ("gpu" if on_gpu else "cpu"))
         recipe = shared.recipe or chosen.recipe

@@ -1,7 +1,5 @@
 """``linattn linearize``."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -183,7 +181,7 @@ def linearize(
     for name, given in (("lengths", lengths), ("needle_lengths", needle_lengths), ("contexts", contexts)):
         if given:
             figures[name] = () if given == "none" else integers(name.replace("_", "-"), given)
-    with option_errors():
+    with option_errors(arguments={"model": "MODEL_DIR"}):
         job = Job(
             model,
             out,
@@ -201,24 +199,10 @@ def linearize(
             page,
             results,
         )
-        with model_errors():
-            code = linearize_folder(job, Console())
+        code = linearize_folder(job, Console())
     raise typer.Exit(code)
 
 
 def _given(**values: Any) -> dict[str, Any]:
     """What was asked for; the rest stays as the stage has it."""
     return {name: value for name, value in values.items() if value is not None}
-
-
-@contextmanager
-def model_errors() -> Iterator[None]:
-    """An error of the model's folder names the argument: it is no option."""
-    from linattn.support.options import OptionError
-
-    try:
-        yield
-    except OptionError as error:
-        if error.option != "model":
-            raise
-        raise typer.BadParameter(error.message, param_hint="MODEL_DIR") from error

@@ -1,7 +1,8 @@
 """What commands share: lists written with commas, and errors that name an option."""
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -87,11 +88,14 @@ def set_threads(threads: int) -> None:
 
 
 @contextmanager
-def option_errors(way_out: str = "", own_options: Container[str] | None = None) -> Iterator[None]:
+def option_errors(
+    way_out: str = "", own_options: Container[str] | None = None, arguments: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[None]:
     """A wrong option or a missing extra ends a command with exit code 2 and one sentence, not with a traceback.
 
     ``way_out`` says how to do without the extra. ``own_options``: settings of a task that are options of the command;
-    the others are named as they are given, by ``--set`` (None: all are options).
+    the others are named as they are given, by ``--set`` (None: all are options). ``arguments``: what is no option but
+    has a place in the command, with the word that the usage line has there.
     """
     from linattn.support.extras import MissingExtraError
     from linattn.support.options import OptionError, SettingError
@@ -100,7 +104,8 @@ def option_errors(way_out: str = "", own_options: Container[str] | None = None) 
         yield
     except OptionError as error:
         by_set = isinstance(error, SettingError) and own_options is not None and error.option not in own_options
-        hint = f"--set {error.option}" if by_set else "--" + error.option.replace("_", "-")
+        option = f"--set {error.option}" if by_set else "--" + error.option.replace("_", "-")
+        hint = option if by_set else arguments.get(error.option, option)
         raise typer.BadParameter(error.message, param_hint=hint) from error
     except MissingExtraError as error:
         typer.echo(f"Error: {error}{way_out}", err=True)

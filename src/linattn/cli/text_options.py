@@ -36,7 +36,8 @@ class TextOptions:
     recipe: Annotated[
         str,
         typer.Option(
-            help="Settings of a paper: what is not given, and the depth, width and heads of its host.  "
+            help="Settings of a paper for a task of this kind: what is not given, and the depth, width and heads of "
+            "its host.  "
             "[default: by task, with a small host]"
         ),
     ] = ""

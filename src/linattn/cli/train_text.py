@@ -1,5 +1,6 @@
 """``linattn train lm``, ``linattn train mlm`` and ``linattn train task``."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,7 +55,9 @@ def mlm(
 @takes_shared_options()
 def task(
     *,
-    name: Annotated[str, typer.Argument(help="mqar, listops, regbench, mad-recall, ...; a wrong one lists all.")],
+    name: Annotated[
+        str, typer.Argument(metavar="TASK", help="mqar, listops, regbench, mad-recall, ...; a wrong one lists all.")
+    ],
     data: Annotated[Path | None, DATA] = None,
     changed: Annotated[list[str], SET] = [],  # noqa: B006
     shared: TextOptions,
@@ -70,7 +73,7 @@ def _train(name: str, data: Path | None, shared: TextOptions, changed: list[str]
     from linattn.train.text.recipes import create_task
     from linattn.train.text.screen import TextJob, train_text_on_screen
 
-    with option_errors(own_options=(*OWN_OPTIONS, *own)):
+    with option_errors(own_options=(*OWN_OPTIONS, *own), arguments={"task": "TASK"}):
         made = create_task(name, task_settings(data, changed, **own), shared.recipe)
         host = host_of(shared, made)
         label = (shared.hybrid or shared.mechanism).replace("*", "x").replace(",", "-").replace("/", "-")
@@ -89,7 +92,8 @@ def task_settings(data: Path | None, changed: list[str], **own: Any) -> dict[str
 
 def host_of(shared: TextOptions, made: Any) -> "HostOptions":
     """The host that the options describe, for a task; what they leave open is as a recipe that they name has it."""
-    from linattn.train.text.hosts import HostOptions
+    from linattn.models.language.options import ATTENTION_GATES, ATTENTION_NORMS
+    from linattn.train.text.hosts import AUTOMATIC, HostOptions
     from linattn.train.text.pattern import parse_options
     from linattn.train.text.recipes import host_of_recipe, size_of
 
@@ -104,8 +108,8 @@ def host_of(shared: TextOptions, made: Any) -> "HostOptions":
         shared.heads or published.get("heads"),
         shared.mlp_width,
         shared.rotary,
-        no_or(shared.attention_norm),
-        no_or(shared.attention_gate),
+        _one_of("attention_norm", shared.attention_norm, (AUTOMATIC, *ATTENTION_NORMS)),
+        _one_of("attention_gate", shared.attention_gate, ATTENTION_GATES),
         shared.dropout,
     )
 
@@ -113,3 +117,11 @@ def host_of(shared: TextOptions, made: Any) -> "HostOptions":
 def no_or(text: str) -> str | None:
     """``none`` and nothing are None."""
     return None if text in ("", "none") else text
+
+
+def _one_of(option: str, text: str, allowed: Iterable[str | None]) -> str | None:
+    """The same for an option with few values: another one is told with these as they are typed."""
+    from linattn.support.options import check_option
+
+    check_option(option, text or "none", [value or "none" for value in allowed])
+    return no_or(text)

@@ -63,6 +63,7 @@ def compare(config: AnyConfig, console: Console) -> int:
     screen = Screen(results, console, runs_to_train(config, subject.sweep_is_final))
     announce(config, results, console)
     trainer = subject.trainer(screen.on_step, screen.on_record)
+    trainer.on_work = screen.on_work
     device = torch.device(config.train.device)
 
     def run(cells: list[Cell], into: list[CellResult], in_workers: Any) -> None:
@@ -78,6 +79,7 @@ def compare(config: AnyConfig, console: Console) -> int:
             results.costs = subject.known_costs(screen.on_work)
             for names in groups_to_measure(list(config.mechanisms), device):  # an earlier call may have measured them
                 results.costs |= earlier(*cost_key(config.output, results.meta, subject, names)) or {}
+            subject.prepare(screen.on_work)
             with workers(config) as in_workers:
                 run(sweep_cells(config), results.swept, in_workers)
                 results.lrs = best_lrs(config, results.swept, subject.metric.higher, subject.recipe_lr)

@@ -10,9 +10,10 @@ from linattn.compare.host import check_hosts, create_host, describe_host
 from linattn.compare.measure import measure_attention, measure_costs
 from linattn.compare.runner import Runner
 from linattn.compare.settings import PYRAMID, CompareConfig
-from linattn.compare.subject import OnRecord, OnStep, OnWork, Subject
+from linattn.compare.subject import OnRecord, OnStep, Subject
 from linattn.report.numbers import counted
 from linattn.support.machine import describe_run
+from linattn.support.telling import OnWork
 from linattn.tasks.images import ImageData, ImageFolders
 
 

@@ -10,8 +10,8 @@ import torch
 from linattn.compare.cells import Cell, CellResult
 from linattn.report.metric import Metric
 from linattn.support.options import OptionError
+from linattn.support.telling import OnWork, in_silence
 
-OnWork = Callable[[str], None]
 OnStep = Callable[[Cell, int, int, float, float], None]
 OnRecord = Callable[[Cell, float, int], None]
 
@@ -56,6 +56,9 @@ class Outcome(NamedTuple):
 
 class Trainer(ABC):
     """Trains runs one after the other; what was finished is never trained again."""
+
+    on_work: OnWork = staticmethod(in_silence)
+    """Told what goes on before the first step of a run."""
 
     def __init__(self, config: Comparing) -> None:
         self._compiles = config.train.compile
@@ -103,6 +106,9 @@ class Subject(ABC):
 
     @abstractmethod
     def trainer(self, on_step: OnStep, on_record: OnRecord) -> Trainer: ...
+
+    def prepare(self, on_work: OnWork) -> None:  # noqa: B027
+        """Make what all processes share, before they start."""
 
     def adopt(self, cell: Cell) -> bool:
         """Whether a final run was trained while learning rates were chosen; if so, its folder now has it finished."""

@@ -16,11 +16,12 @@ from linattn.compare.conversion.sources import epochs_of, run_folder, source_cel
 from linattn.compare.conversion.subject import Conversions
 from linattn.compare.images import Images
 from linattn.compare.settings import CompareConfig
-from linattn.compare.subject import Comparing, OnWork, Subject, Trainer
+from linattn.compare.subject import Comparing, Subject, Trainer
 from linattn.compare.text.settings import TextCompareConfig
 from linattn.compare.text.subject import Texts
 from linattn.support.machine import cores
 from linattn.support.processes import end_with_parent
+from linattn.support.telling import OnWork
 from linattn.tasks.load import load_images
 from linattn.train.log import logged
 

@@ -1,5 +1,8 @@
 """Text to text, and the command."""
 
+import subprocess
+import sys
+from shutil import copytree
 from types import SimpleNamespace
 
 import pytest
@@ -41,6 +44,34 @@ def test_bytes_in_bytes_out(folder):
     result = call(folder, "--prompt", "hello ")
     assert result.exit_code == 0, result.output
     assert bytes(expected.tolist()).decode(errors="replace") in result.stdout
+
+
+def test_no_bar_is_shown_and_what_is_wrong_with_weights_still_is(folder, tmp_path):
+    """In a process of its own: transformers keeps the stderr that it found."""
+    from safetensors.torch import load_file, save_file
+
+    def told(path):
+        words = [sys.executable, "-m", "linattn.cli.main", "generate", path, "--prompt", "a", "--max-new-tokens", "1"]
+        done = subprocess.run([*words, "--device", "cpu"], capture_output=True, text=True, check=True)
+        return done.stderr
+
+    assert "%|" not in told(folder)
+    copytree(folder, tmp_path, dirs_exist_ok=True)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file(weights | {"model.colour": torch.ones(1)}, tmp_path / "model.safetensors", {"format": "pt"})
+    warned = told(tmp_path)
+    assert "model.colour" in warned
+    assert "%|" not in warned
+
+
+def test_bars_are_shown_again_behind_the_command(folder):
+    from transformers.utils import logging
+
+    assert logging.is_progress_bar_enabled()
+    result = call(folder, "--prompt", "a")
+    assert result.exit_code == 0
+    assert "%|" not in result.stderr
+    assert logging.is_progress_bar_enabled()
 
 
 def test_prompts_of_one_batch_do_not_change_one_another(folder):
@@ -104,11 +135,16 @@ def test_bad_options_are_named(folder, options, message):
 
 def test_bad_folders_and_prompts_are_named(folder, tmp_path):
     for result, words in (
-        (call(tmp_path, "--prompt", "a"), "must be a folder with config.json"),
+        (call(tmp_path, "--prompt", "a"), "value for MODEL_DIR: must be a folder with config.json"),
         (call(folder, "--prompt", ""), "at least one token"),
     ):
         assert result.exit_code == 2
         assert words in result.output
+    (tmp_path / "config.json").write_text("{")
+    result = call(tmp_path, "--prompt", "a")
+    assert result.exit_code == 2
+    assert "value for MODEL_DIR: " in result.output
+    assert "is no JSON" in " ".join(result.output.split())
     build().save_pretrained(tmp_path)
     result = call(tmp_path, "--prompt", "a")
     assert result.exit_code == 2

@@ -153,7 +153,7 @@ def test_published_settings_fit_their_task(name):
 
 WRONG = {
     "task": ("mqr", {}, "must be one of text, masked-text, mqar"),
-    "pears": ("mqar", {"pears": 3}, "mqar has no such setting; it has data_seed, length"),
+    "pears": ("mqar", {"pears": 3}, "mqar has no such setting; it has cache, data_seed, length"),
     "data": ("text", {}, "text needs a text file"),
     "length": ("mqar", {"length": 14, "pairs": 4}, "at least 4 x pairs = 16"),
     "vocab": ("mad-fuzzy-recall", {"vocab": 7}, "at least 8"),

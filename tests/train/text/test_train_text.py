@@ -119,6 +119,22 @@ def test_processes_share_a_step_and_threads_change_nothing():
         Feed(TASK, config, torch.device("cpu"), rank=0, processes=3)
 
 
+def test_what_is_drawn_first_is_told_and_only_if_something_is_trained(tmp_path):
+    told = []
+    task = replace(TASK, train_examples=20)
+    run(tmp_path, task=task, on_work=told.append)
+    assert told == [
+        "drawing the train set of mqar: 20 of 20 sequences",
+        "drawing the test set of mqar: 50 of 50 sequences",
+    ]
+    told.clear()
+    run(tmp_path, task=replace(task), on_work=told.append)
+    assert not told
+    held_out = replace(TASK, data_seed=1, train_examples=20)
+    run(tmp_path / "held out", task=replace(task), test=held_out, on_work=told.append)
+    assert "_train_set" not in vars(held_out), "what is only tested on draws nothing to train on"
+
+
 def test_divergence_names_the_step(tmp_path, monkeypatch):
     monkeypatch.setattr(rounds, "SECONDS_BETWEEN_READINGS", 0.0)
     forward = TextNetwork.forward

@@ -10,10 +10,11 @@ from linattn.compare.conversion.settings import ConversionConfig
 from linattn.compare.conversion.trainer import ConversionTrainer
 from linattn.compare.images import describe_data
 from linattn.compare.measure import measure_costs
-from linattn.compare.subject import OnRecord, OnStep, OnWork, Subject
+from linattn.compare.subject import OnRecord, OnStep, Subject
 from linattn.report.numbers import counted
 from linattn.support.machine import describe_run
 from linattn.support.options import OptionError
+from linattn.support.telling import OnWork
 from linattn.tasks.images import ImageData, ImageFolders
 
 

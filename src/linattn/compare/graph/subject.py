@@ -10,12 +10,13 @@ from linattn.bench.memory import peak_bytes
 from linattn.compare.cells import Cell
 from linattn.compare.graph.grid import Grid, Tried
 from linattn.compare.graph.settings import DECAYS, GraphCompareConfig, Point
-from linattn.compare.subject import OnRecord, OnStep, OnWork, Outcome, Subject, Trainer
+from linattn.compare.subject import OnRecord, OnStep, Outcome, Subject, Trainer
 from linattn.models.graph import GraphModel, create_graph_model, graph_model_options
 from linattn.report.metric import Metric
 from linattn.report.numbers import counted
 from linattn.support.machine import describe_run
 from linattn.support.options import OptionError
+from linattn.support.telling import OnWork
 from linattn.tasks.graph import GraphData, search_signature
 from linattn.train.graph.config import GraphConfig
 from linattn.train.graph.epochs import GraphRecord

@@ -10,9 +10,9 @@ from torch import Tensor
 from linattn.bench.memory import peak_bytes
 from linattn.bench.timing import measure_in_turns
 from linattn.compare.measure import groups_to_measure
-from linattn.compare.subject import OnWork
 from linattn.mechanisms.base import Mechanism
 from linattn.support.compiling import compile_blocks
+from linattn.support.telling import OnWork
 from linattn.tasks.text import SequenceTask
 from linattn.train.accelerator import matrix_products
 from linattn.train.recorder import Recorder, RecordError

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from linattn.compare.cells import Cell, train_config
-from linattn.compare.subject import OnRecord, OnStep, OnWork, Outcome, Subject, Trainer
+from linattn.compare.subject import OnRecord, OnStep, Outcome, Subject, Trainer
 from linattn.compare.text.adopt import OWN_TEST, adopt
 from linattn.compare.text.costs import known_costs, measure_costs
 from linattn.compare.text.settings import TextCompareConfig, options_of_many
@@ -15,6 +15,7 @@ from linattn.report.metric import Metric
 from linattn.report.numbers import counted
 from linattn.support.machine import describe_run
 from linattn.support.options import OptionError
+from linattn.support.telling import OnWork
 from linattn.tasks.text import SequenceTask, text_task
 from linattn.train.text.hosts import HostOptions, count_parameters, create_host, with_parameters
 from linattn.train.text.loop import task_settings, train_text
@@ -96,6 +97,11 @@ class Texts(Subject):
     def trainer(self, on_step: OnStep, on_record: OnRecord) -> Trainer:
         return TextTrainer(self, on_step, on_record)
 
+    def prepare(self, on_work: OnWork) -> None:
+        """Drawn once: processes then read what lies in the cache, where there is one."""
+        if self.config.jobs > 1 and getattr(self.task, "cache", None) is not None:
+            self.task.prepare(on_work)
+
     def adopt(self, cell: Cell) -> bool:
         return adopt(self, cell)
 
@@ -138,6 +144,7 @@ class TextTrainer(Trainer):
             keep_weights=texts.config.keep_weights,
             on_step=lambda epoch, step, loss, accuracy: self.on_step(cell, epoch, step, loss, accuracy),
             on_record=lambda record: self.on_record(cell, record.score, -(-record.step // config.round_steps)),
+            on_work=self.on_work,
         )
         records = [asdict(record) for record in found.records]
         return Outcome(found.score, found.seconds, records, {"graphs": found.graphs})

@@ -12,6 +12,8 @@ from linattn.mechanisms.registry import mechanism_info
 from linattn.ops.checks import check_choice, check_groups
 
 MLPS = ("swiglu", "gelu")
+ATTENTION_NORMS = (None, *OUTPUT_NORMS)
+ATTENTION_GATES = (None, *ACTIVATIONS)
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,7 @@ class BlockOptions:
                 f"{self.rotary * self.head_dim:g}: use an even head_dim and a larger share, or rotary=0"
             )
         for name, allowed in (("norm", NORMS), ("mlp", MLPS), ("qk_norm", (None, *NORMS)),
-                              ("attention_norm", (None, *OUTPUT_NORMS)),
-                              ("attention_gate", (None, *ACTIVATIONS))):  # fmt: skip
+                              ("attention_norm", ATTENTION_NORMS), ("attention_gate", ATTENTION_GATES)):  # fmt: skip
             check_choice(name, getattr(self, name), allowed)
         if not isinstance(self.mechanism_options, Mapping):
             raise TypeError(f"mechanism_options must be a dict of options, got {self.mechanism_options!r}")

@@ -1,21 +1,23 @@
 """Tasks whose sequences are drawn, not read."""
 
+import hashlib
 from abc import abstractmethod
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from os import cpu_count
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 import torch
 
-from linattn.tasks.text.batch import Sequences, join
+from linattn.support.telling import OnWork, in_silence
+from linattn.tasks.text.batch import Sequences
 from linattn.tasks.text.checks import at_least
+from linattn.tasks.text.drawn import draw_set, widened
 from linattn.tasks.text.once import once
 from linattn.tasks.text.order import shuffled_batch
 from linattn.tasks.text.seeds import as_generator, stream
 from linattn.tasks.text.task import SequenceTask
 
-BLOCK = 256  # sequences drawn at once for sets that are kept: bounds memory, whatever the size of the set
+OF_SETS = ("train_examples", "test_examples", "cache")  # settings that do not change what a sequence is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +26,13 @@ class GeneratedTask(SequenceTask):
 
     Training sequences are new in every batch, or with ``train_examples`` come from a fixed set of that size, shuffled
     anew in each epoch. Test sequences are a fixed set. Both sets depend on ``data_seed``, never on the seed of a run.
+    ``cache`` is a folder that keeps both, for runs that go on and for others of the same settings.
     """
 
     train_examples: int | None = None
     test_examples: int = 1000
     data_seed: int = 0
+    cache: str | None = None
 
     def __post_init__(self) -> None:
         at_least("test_examples", self.test_examples, 1)
@@ -58,6 +62,13 @@ class GeneratedTask(SequenceTask):
         for first in range(0, self.test_examples, batch_size):
             yield widened(self._test_set.take(slice(first, first + batch_size)))
 
+    def prepare(self, on_work: OnWork = in_silence, *, train: bool = True, test: bool = True) -> None:
+        sets = vars(self)  # where ``once`` keeps what it has made
+        if train and self.train_examples is not None and "_train_set" not in sets:
+            sets["_train_set"] = self._kept("train set", self.train_examples, True, on_work)
+        if test and "_test_set" not in sets:
+            sets["_test_set"] = self._kept("test set", self.test_examples, False, on_work)
+
     @once
     def _train_set(self) -> Sequences:
         assert self.train_examples is not None
@@ -67,20 +78,15 @@ class GeneratedTask(SequenceTask):
     def _test_set(self) -> Sequences:
         return self._kept("test set", self.test_examples, False)
 
-    def _kept(self, purpose: str, total: int, train: bool) -> Sequences:
-        def block(first: int) -> Sequences:
-            return narrowed(self.draw(stream(purpose, self.data_seed, first), min(BLOCK, total - first), train))
+    def _kept(self, purpose: str, total: int, train: bool, on_work: OnWork = in_silence) -> Sequences:
+        return draw_set(
+            lambda first, count: self.draw(stream(purpose, self.data_seed, first), count, train),
+            total,
+            lambda done: on_work(f"drawing the {purpose} of {self.name}: {done:,} of {total:,} sequences"),
+            None if self.cache is None else self._folder(purpose),
+        )
 
-        # Most of the work is torch's own, which lets other threads run. Blocks do not know one another.
-        with ThreadPoolExecutor(min(8, cpu_count() or 1)) as pool:
-            return join(pool.map(block, range(0, total, BLOCK)))
-
-
-def narrowed(batch: Sequences) -> Sequences:
-    """Token ids in a small type that holds them and ``IGNORED``: a set that is kept takes a quarter of the space."""
-    kind = torch.int16 if max(int(batch.inputs.max()), int(batch.targets.max())) < 2**15 else torch.int32
-    return replace(batch, inputs=batch.inputs.to(kind), targets=batch.targets.to(kind))
-
-
-def widened(batch: Sequences) -> Sequences:
-    return replace(batch, inputs=batch.inputs.long(), targets=batch.targets.long())
+    def _folder(self, purpose: str) -> Path:
+        settings = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in OF_SETS}
+        digest = hashlib.blake2b(repr(sorted(settings.items())).encode(), digest_size=12).hexdigest()
+        return Path(self.cache or "").expanduser() / f"{self.name}-{digest}" / purpose.replace(" ", "-")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from linattn.support.telling import OnWork, in_silence
 from linattn.tasks.text.batch import IGNORED, Sequences
 
 Kind = Literal["causal", "classification", "masked"]
@@ -48,6 +49,12 @@ class SequenceTask(ABC):
     @property
     def classes(self) -> int | None:
         return None
+
+    def prepare(self, on_work: OnWork = in_silence, *, train: bool = True, test: bool = True) -> None:  # noqa: B027
+        """Make what takes long and the first batches would make without a word, of training and of test sequences.
+
+        What is there already is not made again.
+        """
 
     @abstractmethod
     def train_batch(self, batch_size: int, seed: int, step: int) -> Sequences:

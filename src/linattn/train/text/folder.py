@@ -2,8 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copyfile, rmtree
@@ -11,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from linattn.support.bars import without_bars
 from linattn.train.checkpoint import ResumeError, RunFolder
 
 WEIGHTS = "model.safetensors"
@@ -39,7 +39,7 @@ class TextFolder(RunFolder):
         tokenizer = getattr(getattr(network.task, "encoder", None), "tokenizer", None)
 
         def save(aside: Path) -> None:
-            with _without_bars():
+            with without_bars():
                 network.model.save_pretrained(aside)
                 if tokenizer is not None:
                     tokenizer.save_pretrained(aside)
@@ -75,17 +75,3 @@ class TextFolder(RunFolder):
         if not self.weights.exists():
             raise ResumeError(f"{self.path} holds a finished run without its weights; train into another folder")
         return load_file(self.weights)
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """Transformers shows a bar for every file, in the middle of ours."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from linattn.support.extras import need
+from linattn.support.telling import OnWork, in_silence
 from linattn.tasks.text import SequenceTask
 from linattn.train.accelerator import check_accelerator, create_accelerator
 from linattn.train.captured_step import CapturedStep
@@ -36,6 +37,7 @@ def train_text(
     keep_weights: bool = True,
     on_step: OnStep | None = None,
     on_record: Callable[[StepRecord], None] | None = None,
+    on_work: OnWork = in_silence,
     accelerator: "Accelerator | None" = None,
 ) -> TextResult:
     """Train ``model``, or go on where the run in ``folder`` was stopped; a finished one is returned at once.
@@ -58,6 +60,7 @@ def train_text(
             ``model`` as it is.
         on_step: called with the round, steps done in it, mean loss and accuracy (percent) of the round so far.
         on_record: called with each evaluation's record, when it is on disk.
+        on_work: told in words what goes on before the first step, if it takes long.
         accelerator: of ``create_accelerator``, where the caller needs it too (None: made here).
 
     Raises:
@@ -78,6 +81,9 @@ def train_text(
         if keep_weights:
             model.load_state_dict(files.load_weights(), strict=not model.config.tie_word_embeddings)
         return TextResult.from_dict(finished)
+    task.prepare(on_work, test=test is None or own_test is not None)
+    if test is not None:
+        test.prepare(on_work, train=False)
     feed = Feed(task, config, accelerator.device, rank=accelerator.process_index, processes=processes, test=test)
     run = TextRun(network, feed, config, accelerator, own_test is not None)
     try:
@@ -124,7 +130,7 @@ def graph_words(captured: CapturedStep | None) -> str:
 
 
 def task_settings(task: SequenceTask) -> dict[str, Any]:
-    """What a task is told apart by, ready for JSON: its name, its shape and its settings.
+    """What a task is told apart by, ready for JSON: its name, shape and settings, but where it keeps things.
 
     Example:
         >>> from linattn.tasks.text import text_task
@@ -133,7 +139,8 @@ def task_settings(task: SequenceTask) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"name": task.name, "vocabulary": task.vocabulary, "length": task.length}
     if is_dataclass(task):
-        plain = {field.name: getattr(task, field.name) for field in fields(task) if field.init}
+        named = [field.name for field in fields(task) if field.init and field.name != "cache"]
+        plain = {name: getattr(task, name) for name in named}
         found |= {name: _plain(value) for name, value in plain.items()}
     return found
 

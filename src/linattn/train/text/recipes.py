@@ -6,6 +6,7 @@ from typing import Any
 
 from linattn.support.options import OptionError, check_option
 from linattn.tasks.text import SequenceTask, text_task
+from linattn.tasks.text.registry import task_class
 from linattn.tasks.text.settings import STANDARDS, Standard
 from linattn.train.text.config import TextConfig
 
@@ -59,6 +60,22 @@ def recipe_of(task: SequenceTask) -> str:
     known = [name for name, standard in STANDARDS.items() if standard.task == task.name]
     by_length = [name for name in known if STANDARDS[name].settings.get("length", task.length) == task.length]
     return next(iter([*by_length, *known]), LANGUAGE)
+
+
+def check_recipe(recipe: str, task: SequenceTask) -> None:
+    """Raise ``OptionError`` for a recipe of a task of another kind: its budget and host are not for this one.
+
+    That of a language model is for all: tasks without a recipe of their own have it.
+    """
+    check_option("recipe", recipe, recipes())
+    if recipe != LANGUAGE and _kind(recipe) != task.kind:
+        fit = ", ".join(name for name in recipes() if name == LANGUAGE or _kind(name) == task.kind)
+        words = f"{recipe} is for {_kind(recipe)} tasks, and {task.name} is {task.kind}; must be one of {fit}"
+        raise OptionError("recipe", words)
+
+
+def _kind(recipe: str) -> str:
+    return task_class(STANDARDS[recipe].task).kind
 
 
 def recipe_settings(recipe: str, task: str) -> dict[str, Any]:
@@ -119,7 +136,7 @@ def configure(
         (100, 20, 0.0001)
     """
     recipe = recipe or recipe_of(task)
-    check_option("recipe", recipe, recipes())
+    check_recipe(recipe, task)
     given = {name: value for name, value in changes.items() if value is not None}
     if "clip_norm" in given:
         given["clip_norm"] = given["clip_norm"] or None

@@ -41,7 +41,7 @@ class TextJob:
 
 
 class TextBar:
-    """Its two methods are the ``on_step`` and ``on_record`` of ``train_text``."""
+    """Its methods are those of ``train_text``."""
 
     def __init__(self, progress: Progress, task: TaskID, config: TextConfig, metric: str) -> None:
         self._progress, self._task, self._config, self._metric = progress, task, config, metric
@@ -51,6 +51,9 @@ class TextBar:
         done = epoch * self._config.round_steps + step
         text = f"step {done:,}/{self._config.steps:,}  loss {loss:.3f}  train {accuracy:.1f} %{self._tested}"
         self._progress.update(self._task, completed=done, description=text)
+
+    def on_work(self, words: str) -> None:
+        self._progress.update(self._task, description=words)
 
     def on_record(self, record: StepRecord) -> None:
         self._tested = f"  test {in_words(self._metric, record.score)}"
@@ -84,6 +87,7 @@ def train_text_on_screen(job: TextJob, console: Console) -> int:
                 start=None if job.start is None else str(job.start),
                 on_step=bar.on_step,
                 on_record=bar.on_record,
+                on_work=bar.on_work,
                 accelerator=accelerator,
             )
 

@@ -1,0 +1,87 @@
+"""Sets of drawn sequences: block by block, each from numbers of its own, and kept in a folder where one is named."""
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
+from os import cpu_count
+from pathlib import Path
+
+import torch
+
+from linattn.support.files import write_atomically
+from linattn.support.options import SettingError
+from linattn.tasks.text.batch import Sequences, join
+
+BLOCK = 256  # sequences drawn at once: bounds memory, whatever the size of the set
+PART = 16  # blocks of a file: what a set that is stopped on the way may lose
+
+OnCount = Callable[[int], None]
+
+
+def draw_set(
+    draw: Callable[[int, int], Sequences], total: int, on_count: OnCount, folder: Path | None = None
+) -> Sequences:
+    """``total`` sequences from ``draw(first, count)``, at most BLOCK at a time, in small types.
+
+    Most of the work is torch's own, which lets other threads run; blocks do not know one another. ``on_count`` is told
+    how many there are so far. In ``folder`` lie those of earlier calls, and new ones are added; what is read from it is
+    held against its first block, drawn again: another version of a task, or of torch, may draw others.
+    """
+
+    def block(first: int) -> Sequences:
+        return narrowed(draw(first, min(BLOCK, total - first)))
+
+    parts, size = [], BLOCK * PART
+    with ThreadPoolExecutor(min(8, cpu_count() or 1)) as pool:
+        for first in range(0, total, size):
+            count = min(size, total - first)
+            path = None if folder is None else folder / f"{first}-{count}.pt"
+            if path is not None and path.exists():
+                found = _load(path)
+                if first == 0:
+                    _check(found, block(0), path)
+                on_count(first + count)
+            else:
+                found = join(_counted(pool.map(block, range(first, first + count, BLOCK)), first, on_count))
+                if path is not None:
+                    _save(found, path)
+            parts.append(found)
+    return join(parts)
+
+
+def narrowed(batch: Sequences) -> Sequences:
+    """Token ids in a small type that holds them and ``IGNORED``: a set that is kept takes a quarter of the space."""
+    kind = torch.int16 if max(int(batch.inputs.max()), int(batch.targets.max())) < 2**15 else torch.int32
+    return replace(batch, inputs=batch.inputs.to(kind), targets=batch.targets.to(kind))
+
+
+def widened(batch: Sequences) -> Sequences:
+    return replace(batch, inputs=batch.inputs.long(), targets=batch.targets.long())
+
+
+def _counted(blocks: Iterable[Sequences], done: int, on_count: OnCount) -> Iterator[Sequences]:
+    for block in blocks:
+        done += len(block)
+        on_count(done)
+        yield block
+
+
+def _save(found: Sequences, path: Path) -> None:
+    tensors = {field.name: getattr(found, field.name) for field in fields(found)}
+    tensors = {name: value for name, value in tensors.items() if value is not None}
+    write_atomically(path, lambda temporary: torch.save(tensors, temporary))
+
+
+def _load(path: Path) -> Sequences:
+    try:
+        return Sequences(**torch.load(path, weights_only=True))
+    except Exception as error:  # a file that was cut off fails in many ways
+        raise SettingError("cache", f"{path} cannot be read ({error}): delete it") from error
+
+
+def _check(found: Sequences, block: Sequences, path: Path) -> None:
+    first = found.take(slice(0, len(block)))
+    pairs = [(getattr(first, field.name), getattr(block, field.name)) for field in fields(block)]
+    same = all(a is b if a is None or b is None else torch.equal(a, b) for a, b in pairs)
+    if not same:
+        raise SettingError("cache", f"{path} has other sequences than are drawn now: name another folder, or delete it")
