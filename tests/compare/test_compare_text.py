@@ -62,6 +62,11 @@ def test_processes_read_what_was_drawn_for_all_of_them(jobs, named, files, tmp_p
     assert len(told) == len(list(tmp_path.rglob("*.pt"))) == files
 
 
+def test_a_place_for_what_is_drawn_may_be_named_later():
+    kept = replace(CONFIG, settings=CONFIG.settings | {"cache": "somewhere"})
+    assert kept.fingerprint() == CONFIG.fingerprint()
+
+
 def run(config):
     screen = StringIO()
     return compare(config, Console(file=screen, width=160)), screen.getvalue()

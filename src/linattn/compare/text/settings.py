@@ -9,6 +9,7 @@ from typing import Any
 
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.support.options import OptionError, check_option
+from linattn.tasks.text.task import PLACES
 from linattn.train.text.config import TextConfig
 from linattn.train.text.hosts import HostOptions
 
@@ -115,9 +116,10 @@ class TextCompareConfig:
         sweep = sorted(set(self.lrs)) if self.lrs else [self.train.lr]
         left_out = ("mechanism", "canon", "width", "options")
         host = {name: value for name, value in asdict(self.host).items() if name not in left_out}
+        settings = {name: str(value) for name, value in sorted(self.settings.items()) if name not in PLACES}
         return {
             "task": self.task,
-            "settings": {name: str(value) for name, value in sorted(self.settings.items())},
+            "settings": settings,
             "lr": sweep,
             "equal_parameters": self.equal_parameters and self.mechanisms[0],
             **host,

@@ -15,9 +15,9 @@ from linattn.tasks.text.drawn import draw_set, widened
 from linattn.tasks.text.once import once
 from linattn.tasks.text.order import shuffled_batch
 from linattn.tasks.text.seeds import as_generator, stream
-from linattn.tasks.text.task import SequenceTask
+from linattn.tasks.text.task import PLACES, SequenceTask
 
-OF_SETS = ("train_examples", "test_examples", "cache")  # settings that do not change what a sequence is
+OF_SETS = ("train_examples", "test_examples", *PLACES)  # settings that do not change what a sequence is
 
 
 @dataclass(frozen=True, kw_only=True)

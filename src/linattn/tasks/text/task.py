@@ -15,6 +15,7 @@ from linattn.support.telling import OnWork, in_silence
 from linattn.tasks.text.batch import IGNORED, Sequences
 
 Kind = Literal["causal", "classification", "masked"]
+PLACES = ("cache",)  # settings that say where a task keeps things, not what it is
 
 
 class SequenceTask(ABC):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from linattn.support.extras import need
 from linattn.support.telling import OnWork, in_silence
 from linattn.tasks.text import SequenceTask
+from linattn.tasks.text.task import PLACES
 from linattn.train.accelerator import check_accelerator, create_accelerator
 from linattn.train.captured_step import CapturedStep
 from linattn.train.checkpoint import model_digest
@@ -139,7 +140,7 @@ def task_settings(task: SequenceTask) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"name": task.name, "vocabulary": task.vocabulary, "length": task.length}
     if is_dataclass(task):
-        named = [field.name for field in fields(task) if field.init and field.name != "cache"]
+        named = [field.name for field in fields(task) if field.init and field.name not in PLACES]
         plain = {name: getattr(task, name) for name in named}
         found |= {name: _plain(value) for name, value in plain.items()}
     return found
