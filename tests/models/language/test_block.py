@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from linattn import list_mechanisms
 from linattn.models.language.block import Block
 from linattn.models.language.options import BlockOptions
-from linattn.models.language.rotary import rotations, turn
+from linattn.models.language.rotary import Rotation, rotations, turn
 from linattn.models.language.tokens import Tokens, positions_of
 
 DIM, HEADS, GROUPS, HIDDEN, LENGTH = 16, 2, 1, 24, 9
@@ -79,6 +79,24 @@ def test_rotary_positions_are_relative():
         q, k = turn(x, rotation).unbind(2)
         scores.append((q * k).sum())
     torch.testing.assert_close(*scores, **TOLERANCE)
+
+
+@pytest.mark.parametrize("width", [D, D // 2])
+def test_turned_heads_are_rounded_once_and_lie_as_they_did(width):
+    """With and without a gradient, which is turned back. Heads of a token stay side by side where all of it turns."""
+    x = torch.randn(2, 9, HEADS, D).bfloat16().transpose(1, 2).requires_grad_()
+    rotation = rotations(torch.arange(9).unsqueeze(0), [width], 10000.0, x)[width]
+    found = turn(x, rotation)
+    assert width < D or found.stride() == x.stride()
+    a, b = x.detach()[..., :width].double().chunk(2, dim=-1)
+    cos, sin = rotation.cos[..., : width // 2].double(), rotation.sin[..., width // 2 :].double()
+    exact = torch.cat([a * cos - b * sin, b * cos + a * sin, x.detach()[..., width:].double()], dim=-1)
+    assert ((found - exact).abs() <= torch.finfo(torch.bfloat16).eps / 2 * exact.abs() + 1e-6).all()
+    with torch.no_grad():
+        assert torch.equal(turn(x, rotation), found)
+    d_out = torch.randn_like(found)
+    (gradient,) = torch.autograd.grad(found, x, d_out)
+    assert torch.equal(gradient, turn(d_out, Rotation(rotation.cos, -rotation.sin)))
 
 
 @pytest.mark.parametrize("mechanism", list_mechanisms(causal=True))

@@ -10,7 +10,10 @@ from linattn.ops.packing import compute_dtype
 
 
 class Rotation(NamedTuple):
-    """Cosines and sines ``(B, 1, T, W / 2)``, by which W channels are turned; fp32 or fp64."""
+    """Cosines and sines ``(B, 1, T, W)``, by which W channels are turned; fp32 or fp64.
+
+    Each angle stands in both halves, its sine in the first one with a minus.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -22,7 +25,8 @@ def rotations(positions: Tensor, widths: Iterable[int], base: float, like: Tenso
     for width in sorted(set(widths) - {0}):
         exponents = torch.arange(0, width, 2, dtype=dtype, device=like.device) / width
         angle = (positions.to(like.device, dtype).unsqueeze(-1) * base**-exponents).unsqueeze(1)
-        found[width] = Rotation(angle.cos(), angle.sin())
+        cos, sin = angle.cos(), angle.sin()
+        found[width] = Rotation(torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1))
     return found
 
 
@@ -32,8 +36,10 @@ def turn(x: Tensor, rotation: Rotation) -> Tensor:
     The halves lie as Llama has them, so that weights fit. Rounded to x's dtype once.
     """
     cos, sin = rotation
-    half = cos.shape[-1]
-    a, b = x[..., : 2 * half].to(cos.dtype).chunk(2, dim=-1)
-    first, second = torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)
-    turned = torch.cat([first, second], dim=-1).to(x.dtype)
-    return turned if 2 * half == x.shape[-1] else torch.cat([turned, x[..., 2 * half :]], dim=-1)
+    width = cos.shape[-1]
+    part = x[..., :width]
+    if torch.is_grad_enabled():  # both ways to x are then one in cos's dtype: a gradient is rounded once too
+        part = part.to(cos.dtype)
+    a, b = part.chunk(2, dim=-1)
+    turned = torch.addcmul(part * cos, torch.cat([b, a], dim=-1), sin).to(x.dtype)
+    return turned if width == x.shape[-1] else torch.cat([turned, x[..., width:]], dim=-1)
