@@ -17,12 +17,15 @@ STILL = {"window": 4, "ratio": 1 / 2, "cap": 5, "sinks": 1}
 
 
 class Operations(TorchDispatchMode):
+    """Those that compute: which views there are between them is another matter in every version of PyTorch."""
+
     def __init__(self):
         super().__init__()
         self.seen = Counter()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.seen[str(function)] += 1
+        if not function.is_view and function is not torch.ops.aten._unsafe_view.default:
+            self.seen[str(function)] += 1
         return function(*args, **(kwargs or {}))
 
 
@@ -55,7 +58,7 @@ def test_steps_of_a_padded_batch_ask_nothing_and_copies_go_their_own_way(method,
     assert isinstance(cache.layers[0].held, DecodingState)
     assert isinstance(cache.layers[0].state, HybridState)
     quiet = min(counts)
-    assert quiet <= 160 * len(cache.layers)  # views, and all of the model around the attention, among them
+    assert quiet <= 84 * len(cache.layers)  # all of the model around the attention among them
     assert sum(n < quiet + 10 for n in counts) >= 7  # in chunks of 4 two rows end theirs in two of four steps
     assert max(counts) > quiet + 10
     for t, copied in copies.items():

@@ -60,7 +60,8 @@ class Block(nn.Module):
         x = x + self.dropout(attended)
         h, canon_c = _through(self.canon_c, self.norm2(x), tokens, past.canon_c)
         fed, canon_d = self.mlp.with_state(h, tokens, past.canon_d)
-        return x + self.dropout(fed), new._replace(canon_a=canon_a, canon_c=canon_c, canon_d=canon_d)
+        # Not new._replace: torch 2.11 cannot compile what that gives where it outlasts the call, as in a cache.
+        return x + self.dropout(fed), BlockState(new.mechanism, canon_a, new.canon_b, canon_c, canon_d)
 
 
 def _through(
