@@ -30,7 +30,12 @@ def check_call(
             )
         if cu_seqlens is not None:
             raise ValueError("cu_seqlens packs sequences without padding: leave attention_mask out")
-    if positions is not None and tuple(positions.shape) not in ((batch, length), (1, length)):
+    # Number by number: torch 2.11 does not find a shape that it compiles with unknown numbers among tuples.
+    if positions is not None and not (
+        positions.ndim == 2
+        and positions.shape[1] == length
+        and (positions.shape[0] == batch or positions.shape[0] == 1)
+    ):
         raise ValueError(
             f"position_ids must be (batch or 1, tokens) = ({batch}, {length}), got {tuple(positions.shape)}"
         )
