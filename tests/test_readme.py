@@ -34,17 +34,20 @@ def code_of(text: str) -> list[str]:
     return [block or span for block, span in CODE.findall(text)]
 
 
-@pytest.mark.parametrize("part", ["mechanisms", "comparison", "speed"])
-def test_generated_parts_are_current(part):
-    new = tool.fill(README, {part: tool.generated_parts()[part]})
-    assert new == README, f"the part {part!r} of README.md is stale: run `make readme` and commit the change"
+PAGES = {
+    "README.md": (tool.README, tool.generated_parts),
+    "docs/speed.md": (tool.SPEED, tool.speed_parts),
+    "docs/backbones.md": (tool.BACKBONES, tool.backbone_parts),
+}
 
 
-@pytest.mark.parametrize("part", ["kernels", "models", "memory", "attention"])
-def test_parts_of_the_page_on_speed_are_current(part):
-    page = tool.SPEED.read_text()
-    new = tool.fill(page, {part: tool.speed_parts()[part]})
-    assert new == page, f"the part {part!r} of docs/speed.md is stale: run `make readme` and commit the change"
+@pytest.mark.parametrize("name", PAGES)
+def test_generated_parts_are_current(name):
+    path, parts = PAGES[name]
+    page = path.read_text()
+    for part, text in parts().items():
+        stale = f"the part {part!r} of {name} is stale: run `make readme` and commit the change"
+        assert tool.fill(page, {part: text}) == page, stale
 
 
 def test_the_selection_is_of_measured_cases():
@@ -58,13 +61,6 @@ def test_the_selection_is_of_measured_cases():
     assert [cell.strip() for cell in row.split("|")[7:9]] == [
         cell.strip() for line in text.splitlines() if "lion-16384" in line for cell in line.split("|")[3:5]
     ]
-
-
-@pytest.mark.parametrize("part", ["training", "speed"])
-def test_parts_of_the_page_of_backbones_are_current(part):
-    page = tool.BACKBONES.read_text()
-    new = tool.fill(page, {part: tool.backbone_parts()[part]})
-    assert new == page, f"the part {part!r} of docs/backbones.md is stale: run `make readme` and commit the change"
 
 
 def test_a_conversion_shows_what_it_cost():

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from tests.tasks.text.test_protocol import same
 
 from linattn.support.options import SettingError
@@ -62,10 +61,21 @@ def test_a_kept_set_is_the_drawn_one(name, tmp_path):
 
 def test_what_is_kept_is_drawn_once(tmp_path, draws):
     mqar(cache=str(tmp_path)).prepare()
-    assert sorted(draws.asked) == [1, 2, 4, 4, 4, 4, 4, 4]  # 21 = 5 x 4 + 1, and 6 = 4 + 2
+    assert draws.asked == [
+        4,
+        4,
+        4,
+        4,
+        4,
+        4,
+        1,
+        4,
+        4,
+        2,
+    ]  # the first tells the folder; 21 = 5 x 4 + 1, 6 = 4 + 2
     draws.asked.clear()
     mqar(cache=str(tmp_path)).prepare()
-    assert draws.asked == [4, 4]  # the first of either set, to see that the same is drawn
+    assert draws.asked == [4, 4]
     mqar(cache=str(tmp_path), train_examples=24).prepare(test=False)
     assert draws.asked[2:] == [4, 4, 4], "whole files serve larger sets: the first again, and those of the last file"
 
@@ -76,8 +86,16 @@ def test_others_are_not_taken_for_these(tmp_path):
     assert same(next(other.test_batches(6)), next(mqar(data_seed=1).test_batches(6)))
 
 
+def test_a_setting_that_does_not_show_at_once_has_a_folder_of_its_own(tmp_path, monkeypatch):
+    real = Mqar.draw
+    monkeypatch.setattr(Mqar, "draw", lambda self, *given: real(mqar(), *given))
+    for power in (0.01, 0.02):
+        mqar(cache=str(tmp_path), power=power).prepare(test=False)
+    assert len(list(tmp_path.rglob("0-8.pt"))) == 2
+
+
 def test_a_stopped_set_loses_a_file_at_most(tmp_path, draws):
-    draws.fails = (4,)  # in the second file
+    draws.fails = (5,)  # in the second file
     with pytest.raises(KeyboardInterrupt):
         mqar(cache=str(tmp_path)).prepare(test=False)
     draws.fails, done = (), len(draws.asked)
@@ -86,24 +104,28 @@ def test_a_stopped_set_loses_a_file_at_most(tmp_path, draws):
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
 
 
-def test_other_sequences_in_the_folder_are_refused(tmp_path):
-    """As after a change of what a task draws."""
-    task = mqar(cache=str(tmp_path))
-    task.prepare()
-    for path in tmp_path.rglob("train-set/0-*.pt"):
-        tensors = torch.load(path)
-        tensors["targets"][1, -1] += 1
-        torch.save(tensors, path)
-    with pytest.raises(SettingError, match=r"^cache: .*train-set/0-8\.pt has other sequences than are drawn now"):
-        replace(task).prepare()
+def test_what_another_version_drew_is_not_read(tmp_path, monkeypatch):
+    """Not a file of it, also where the first one was deleted."""
+    mqar(cache=str(tmp_path)).prepare()
+    for path in tmp_path.rglob("0-*.pt"):
+        path.unlink()
+    real = Mqar.draw
+
+    def draw(self, generator, count, train):
+        found = real(self, generator, count, train)
+        return replace(found, inputs=found.inputs.flip(0), targets=found.targets.flip(0))
+
+    monkeypatch.setattr(Mqar, "draw", draw)
+    kept, plain = mqar(cache=str(tmp_path)), mqar()
+    assert same(kept.train_batch(21, 0, 0), plain.train_batch(21, 0, 0))
 
 
 def test_a_damaged_file_is_named(tmp_path):
     task = mqar(cache=str(tmp_path))
     task.prepare()
-    (path,) = tmp_path.rglob("train-set/8-8.pt")
+    (path,) = tmp_path.rglob("train-set/*/8-8.pt")
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(SettingError, match=r"^cache: .*train-set/8-8\.pt cannot be read .*: delete it$"):
+    with pytest.raises(SettingError, match=r"^cache: .*/8-8\.pt cannot be read .*: delete it$"):
         replace(task).prepare()
 
 
