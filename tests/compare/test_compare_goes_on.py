@@ -17,9 +17,10 @@ from tests.compare.small_comparison import TRAIN, config_for, results_of, run
 from typer.testing import CliRunner
 
 from linattn.cli.main import app
-from linattn.compare import runner, workers
+from linattn.compare import runner, screen, workers
 from linattn.compare.cells import CellResult, final_cells
-from linattn.compare.compare import compare
+from linattn.compare.compare import compare, create_subject
+from linattn.compare.results import Results
 from linattn.support.options import OptionError
 
 pytestmark = pytest.mark.usefixtures("few_images")
@@ -66,6 +67,33 @@ def test_compiled_runs_of_one_mechanism_share_a_process(tmp_path, monkeypatch):
         homes = {name: {place for place, other in given if other == name} for name in config.mechanisms}
         assert all(len(places) == 1 for places in homes.values())
         assert len(set(map(min, homes.values()))) == len(sizes)
+
+
+def test_the_time_that_is_left_is_told_by_runs_of_this_call(tmp_path, monkeypatch):
+    """What an earlier call has finished takes no time: counted in, it would promise the rest within seconds."""
+    config = config_for(tmp_path, mechanisms=("softmax", "relu", "elu"))  # two seeds: 6 runs
+    results = Results(config, create_subject(config), {})
+    cells = final_cells(config, dict.fromkeys(config.mechanisms, 3e-3))
+    for cell in cells[:3]:
+        folder = cell.folder(config.output)
+        folder.mkdir(parents=True)
+        (folder / "result.json").write_text("{}")
+    now = [0.0]
+    monkeypatch.setattr(screen, "monotonic", lambda: now[0])
+    text = StringIO()
+    shown = screen.Screen(results, Console(file=text, width=160), len(cells))
+    shown.begin(cells, config.output)
+    for number, seconds in ((0, 1.0), (3, 101.0), (1, 102.0), (2, 102.0), (4, 202.0), (5, 302.0)):
+        now[0] = seconds
+        shown.on_result(CellResult(cells[number], "done", score=50.0, train_seconds=90.0))
+    assert [line.split("50.00 %")[1] for line in text.getvalue().splitlines()] == [
+        ", trained earlier in 1 min 30 s",
+        ", trained in 1 min 30 s, about 3 min 22 s left",  # two runs to come
+        ", trained earlier in 1 min 30 s, about 3 min 24 s left",
+        ", trained earlier in 1 min 30 s, about 3 min 24 s left",
+        ", trained in 1 min 30 s, about 1 min 41 s left",
+        ", trained in 1 min 30 s",
+    ]
 
 
 def test_an_interrupted_comparison_goes_on_where_it_stopped(tmp_path, monkeypatch):

@@ -68,6 +68,7 @@ def compare(config: AnyConfig, console: Console) -> int:
 
     def run(cells: list[Cell], into: list[CellResult], in_workers: Any) -> None:
         into.extend(CellResult(cell) for cell in cells)
+        screen.begin(cells, config.output)
         done = in_workers(cells, screen.on_work) if config.jobs > 1 else map(trainer.run, cells)
         for result in done if cells else ():
             into[cells.index(result.cell)] = result

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -14,6 +15,7 @@ from linattn.compare.cells import Cell, CellResult
 from linattn.compare.results import Results
 from linattn.report.metric import Metric, Words
 from linattn.report.numbers import counted
+from linattn.train.checkpoint import RunFolder
 
 
 class Screen:
@@ -23,6 +25,8 @@ class Screen:
         self.results, self.console = results, console
         self.now, self.total, self.done = "", total, 0
         self.adopted: set[Cell] = set()
+        self._kept: set[Cell] = set()  # of an earlier call, not told yet
+        self._trained = 0  # by this call
         self._started, self._live = monotonic(), Live(console=console, transient=True, auto_refresh=False)
 
     @contextmanager
@@ -36,6 +40,10 @@ class Screen:
     def expect(self, cells: list[Cell], adopted: set[Cell]) -> None:
         """What is still to come; ``adopted`` are not to be trained: they are told, and counted nowhere."""
         self.adopted, self.total = adopted, self.done + len(cells) - len(adopted)
+
+    def begin(self, cells: list[Cell], output: Path) -> None:
+        """These are next. What an earlier call has finished of them costs no time, and says nothing about the rest."""
+        self._kept = {cell for cell in cells if RunFolder(cell.folder(output)).result.exists()} - self.adopted
 
     @property
     def metric(self) -> Metric:
@@ -56,11 +64,15 @@ class Screen:
 
     def on_result(self, result: CellResult) -> None:
         adopted = result.cell in self.adopted
+        earlier = result.cell in self._kept
+        self._kept.discard(result.cell)
         self.done += 0 if adopted else 1
+        self._trained += 0 if adopted or earlier else 1
         if not self.console.is_terminal:
             words = f"{result.status}: {result.reason}" if result.score is None else self.metric.text(result.score)
             kind = "validation" if result.cell.validation else self.metric.name
-            took = "" if result.train_seconds is None else f", trained in {clock(result.train_seconds)}"
+            when = "earlier in" if earlier else "in"
+            took = "" if result.train_seconds is None else f", trained {when} {clock(result.train_seconds)}"
             count, left = f"[{self.done}/{self.total}] ", f"{took}{self._left()}"
             if adopted:
                 count, left = "", ", trained while learning rates were chosen"
@@ -79,11 +91,12 @@ class Screen:
         return f"{self.done} of {counted(self.total, 'run')} in {seconds}{self._left()}. {self.now}"
 
     def _left(self) -> str:
-        """As long as the runs so far make one expect."""
-        if not 0 < self.done < self.total:
+        """As long as the runs that this call has trained make one expect."""
+        to_come = self.total - self.done - len(self._kept)
+        if not self._trained or to_come <= 0:
             return ""
         seconds = monotonic() - self._started
-        return f", about {clock(seconds / self.done * (self.total - self.done))} left"
+        return f", about {clock(seconds / self._trained * to_come)} left"
 
 
 def progress_table(results: Results) -> Table:
