@@ -156,7 +156,7 @@ def explain_exponential(q: Tensor, k: Tensor, v: Tensor, *, impl: str = "auto", 
 
 
 def _choose(call: ExponentialCall, impl: str) -> Choice:
-    return choose(impl, call.q, lambda: triton.against(call), one_token=call.is_step)
+    return choose(impl, call.q, lambda: triton.against(call), one_token=call.is_step, own_gradients=True)
 
 
 def _run(call: ExponentialCall, impl: str) -> ExponentialOutput:

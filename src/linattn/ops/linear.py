@@ -211,14 +211,14 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *, impl: str = "auto", **options: A
     """
     call = LinearCall(q, k, v, **options)
     call.check()
-    return choose(impl, q, lambda: triton.against(call), one_token=is_step(call))
+    return choose(impl, q, lambda: triton.against(call), one_token=is_step(call), own_gradients=True)
 
 
 def run(call: LinearCall, impl: str) -> AttentionOutput:
     """For callers inside the library: a call may say more than the arguments of the functions above."""
     call.check()
     q, k, v = call.q, call.k, call.v
-    chosen = choose(impl, q, lambda: triton.against(call), one_token=is_step(call)).impl
+    chosen = choose(impl, q, lambda: triton.against(call), one_token=is_step(call), own_gradients=True).impl
     out_dtype = v.dtype if v.dtype == torch.float64 else autocast_dtype(q) or v.dtype
     with without_autocast(q):
         # Before the map too: padding may be NaN, and a gradient of 0 through it would be NaN.

@@ -119,6 +119,12 @@ def test_what_cannot_serve_is_named():
     [
         ({"attention_mask": torch.ones(2, 5)}, r"\(batch, past \+ tokens\) = \(2, 11\).*got \(2, 5\)"),
         ({"attention_mask": torch.ones(2, 1, 11, 11)}, r"got \(2, 1, 11, 11\)"),
+        (
+            {"attention_mask": torch.zeros(2, 11).fill_(-torch.inf)},
+            "must be 1 at real tokens .*, got -inf; .* mask == 0",
+        ),
+        ({"attention_mask": torch.full((2, 11), torch.nan)}, "must be 1 at real tokens .*, got nan"),
+        ({"attention_mask": torch.full((2, 11), 2)}, "must be 1 at real tokens .*, got 2"),
         ({"attention_mask": torch.ones(2, 11), "cu_seqlens": torch.tensor([0, 11])}, "leave attention_mask out"),
         ({"output_attentions": True}, "output_attentions=True is not possible"),
         ({"inputs_embeds": torch.ones(2, 11, 32)}, "input_ids or inputs_embeds, one of them"),

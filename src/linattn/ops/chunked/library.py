@@ -107,8 +107,17 @@ def _total_gradients(ctx, d_num, d_den, d_kv, d_z):  # type: ignore[no-untyped-d
     return *total_backward(d_num, d_den, d_kv, d_z, *ctx.saved_tensors), None
 
 
+def _no_second_derivative(ctx, *gradients):  # type: ignore[no-untyped-def]
+    raise NotImplementedError(
+        "gradients of the chunked form cannot be differentiated again (create_graph=True); "
+        "impl='reference' and impl='recurrent' have second derivatives"
+    )
+
+
 chunk_scan.register_autograd(_scan_gradients, setup_context=_remember_scan)
 total_sums.register_autograd(_total_gradients, setup_context=_remember_total)
+chunk_scan_backward.register_autograd(_no_second_derivative)
+total_backward.register_autograd(_no_second_derivative)
 
 
 def _grouped(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from linattn.models.language.hf.cache import StateLayer
+from linattn.ops.checks import check_values
 
 
 def check_rows(layer: StateLayer, batch: int) -> None:
@@ -28,6 +29,7 @@ def check_call(
             raise ValueError(
                 f"attention_mask must be (batch, past + tokens) = ({batch}, {past + length}), 1 = real token, got {got}"
             )
+        _check_mask_values(mask)
         if cu_seqlens is not None:
             raise ValueError("cu_seqlens packs sequences without padding: leave attention_mask out")
     # Number by number: torch 2.11 does not find a shape that it compiles with unknown numbers among tuples.
@@ -38,6 +40,18 @@ def check_call(
     ):
         raise ValueError(
             f"position_ids must be (batch or 1, tokens) = ({batch}, {length}), got {tuple(positions.shape)}"
+        )
+
+
+def _check_mask_values(mask: Tensor) -> None:
+    """Looked at on a CPU alone. A mask that is added to weights has 0 where this one has 1: it would hide the text."""
+    if mask.dtype == torch.bool or not check_values(mask, None):
+        return
+    other = mask[(mask != 0) & (mask != 1)]
+    if other.numel():
+        raise ValueError(
+            f"attention_mask must be 1 at real tokens and 0 at padding, got {other[0].item():g}; "
+            "of a mask that is added to weights pass mask == 0"
         )
 
 

@@ -1,0 +1,109 @@
+"""Derivatives other than those of one ``backward()``: forward mode, transforms of torch.func, second ones."""
+
+import pytest
+import torch
+from torch.func import grad, hessian, jvp, vmap
+
+from linattn import create_mechanism, explain, exponential_attention, linear_attention, list_mechanisms, mechanism_info
+
+# The window is softmax of PyTorch inside, which has no forward mode on a CPU, and says so.
+LINEAR = [name for name in list_mechanisms(cost="linear") if name != "window"]
+
+
+def inputs(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(5, 2, 2, 9, 4, dtype=torch.float64, generator=generator)
+
+
+def ways(name):
+    info = mechanism_info(name)
+    return [causal for causal in (True, False) if (info.causal if causal else info.bidirectional)]
+
+
+@pytest.mark.parametrize(("name", "causal"), [(name, causal) for name in LINEAR for causal in ways(name)])
+def test_forward_mode_and_transforms_agree_with_backward(name, causal):
+    """<u, J t> from forward mode is <J' u, t> from backward, which takes another form; a lost tangent would be 0."""
+    torch.manual_seed(0)
+    mechanism = create_mechanism(name, num_heads=2, head_dim=4, causal=causal).double()
+    q, k, v, t, u = inputs()
+    x = torch.randn(2, 9, 8, dtype=torch.float64)
+    own = {"x": x} if mechanism_info(name).uses_input else {}
+
+    def f(k):
+        return mechanism(q, k, v, **own)
+
+    turned = k.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(f(turned), turned, u)
+    _, tangent = jvp(f, (k,), (t,))
+    torch.testing.assert_close((u * tangent).sum(), (expected * t).sum(), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(grad(lambda k: (u * f(k)).sum())(k), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_gates_have_tangents(causal):
+    q, k, v, t, u = inputs()
+    log_decay = -torch.rand(2, 2, 9, dtype=torch.float64)
+
+    def linear(a):
+        return linear_attention(q, k, v, causal=causal, log_decay=a, normalizer=None)
+
+    def exponential(a):
+        return exponential_attention(q, k, v, log_input=t[..., 0], log_decay=a)
+
+    for f in (linear, exponential) if causal else (linear,):
+        gate = log_decay.clone().requires_grad_()
+        (expected,) = torch.autograd.grad(f(gate), gate, u)
+        _, tangent = jvp(f, (log_decay,), (t[..., 1],))
+        torch.testing.assert_close((u * tangent).sum(), (expected * t[..., 1]).sum(), rtol=1e-9, atol=1e-9)
+
+
+def test_gradients_of_single_examples():
+    q, k, v, _, u = inputs()
+
+    def loss(q, k, v, u):
+        return (u[None] * linear_attention(q[None], k[None], v[None], causal=True, normalizer=None)).sum()
+
+    turned = q.clone().requires_grad_()
+    out = linear_attention(turned, k, v, causal=True, normalizer=None)
+    (expected,) = torch.autograd.grad(out, turned, u)
+    torch.testing.assert_close(vmap(grad(loss))(q, k, v, u), expected)
+
+
+def test_the_choice_follows_what_differentiates():
+    q, k, v, t, _ = inputs()
+    seen = []
+
+    def f(q, **options):
+        seen.append(explain(q, k, v, **options).impl)
+        return q.sum()
+
+    f(q)
+    vmap(lambda q: linear_attention(q[None], k[:1], v[:1]))(q)  # is no derivative
+    grad(f)(q)
+    jvp(f, (q,), (t,))
+    with torch.autograd.forward_ad.dual_level():
+        f(q)
+    f(q)
+    assert seen == ["chunked", "reference", "reference", "reference", "chunked"]
+    with pytest.raises(ValueError, match=r"impl='chunked' has gradients of plain backward.*'reference' or"):
+        grad(lambda q: f(q, impl="chunked"))(q)
+    with pytest.raises(ValueError, match="impl='triton' has gradients of plain"):
+        jvp(lambda q: linear_attention(q, k, v, impl="triton"), (q,), (t,))
+    assert grad(lambda q: linear_attention(q, k, v, impl="recurrent").sum())(q).abs().sum() > 0
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_second_derivatives_are_there_or_refused_with_a_way_out(causal):
+    q, k, v, _, u = (x[:1, :1, :5] for x in inputs())
+
+    def loss(q, impl="auto"):
+        return (u * linear_attention(q, k, v, causal=causal, impl=impl)).sum()
+
+    exact = hessian(loss)(q)
+    turned = q.clone().requires_grad_()
+    (first,) = torch.autograd.grad(loss(turned, "recurrent"), turned, create_graph=True)
+    (row,) = torch.autograd.grad(first.flatten()[3], turned)
+    torch.testing.assert_close(row.flatten(), exact.flatten(0, 3)[3].flatten())
+    (first,) = torch.autograd.grad(loss(turned), turned, create_graph=True)
+    with pytest.raises(NotImplementedError, match="impl='reference' and impl='recurrent' have second derivatives"):
+        torch.autograd.grad(first.sum(), turned)
