@@ -29,6 +29,16 @@ SETTINGS = {
     "midpoints": {"residual": "midpoint", "merge": "midpoint", "degree_encoding": 3, "value_path": True},
     "attention alone": {"graph_layers": 0, "residual": None, "norm": False, "input_norm": False},
     "convolutions alone": {"num_layers": 0, "graph_layers": 3},
+    "centroids": {"centroid": True, "num_heads": 2, "feature_encoding": True},
+    "as the authors": {
+        "input_map": "neighbours",
+        "input_norm": False,
+        "weight_dropout": True,
+        "graph_norm": True,
+        "graph_dropout": 0.0,
+        "num_layers": 2,
+        "graph_layers": 3,
+    },
 }
 
 

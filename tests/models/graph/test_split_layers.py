@@ -205,6 +205,7 @@ def test_wrong_rates_and_names_are_refused():
         (lambda: Curvature(-1.0), "radius"),
         (lambda: SplitAttention(Signature(2, 2), combine="sum"), "combine"),
         (lambda: InputMap(3, Signature(2, 2), "conv", 0, "exponential"), "input_map"),
+        (lambda: SplitAttention(Signature(2, 2), centroid=True, value_path=True), "value_path"),
     ):
         with pytest.raises(ValueError, match=message):
             make()
@@ -218,3 +219,83 @@ def test_input_by_convolution_sums_neighbours():
     summed = summed + torch.stack([summed[1] + summed[2], summed[0], 0 * summed[0]])
     wanted = layer._point(summed, 1.0)
     close(got.joined(), wanted.joined())
+
+
+@pytest.mark.parametrize("filled", [1.0, 0.1], ids=["dense", "nearly all zeros"])
+def test_input_by_neighbours_is_the_graph_convolution_without_weights(filled):
+    """``A x W + b``: a node without edges is b, one with a loop of its own keeps it."""
+    data = random_graph(9)
+    data.x = data.x * (torch.rand_like(data.x) < filled)
+    layer = InputMap(CHANNELS, Signature(2, 2), "neighbours", 0, "exponential")
+    nn.init.normal_(layer.linear.bias)
+    adjacency = torch.zeros(9, 9)
+    adjacency[data.edge_index[1], data.edge_index[0]] = 1
+    assert adjacency[0, 0] == 1
+    wanted = adjacency @ data.x @ layer.linear.weight.T + layer.linear.bias
+    graph = read_graph(data)
+    close(layer(graph.features(), graph, 1.0).joined(), layer._point(wanted, 1.0).joined())
+    close(layer._point(wanted, 1.0).joined()[-1], layer._point(layer.linear.bias, 1.0).joined())
+
+
+def test_input_by_neighbours_is_that_of_pytorch_geometric():
+    nn_of_graphs = pytest.importorskip("torch_geometric.nn", reason="needs torch_geometric")
+    data, layer = random_graph(9), InputMap(CHANNELS, Signature(2, 2), "neighbours", 0, "exponential")
+    theirs = nn_of_graphs.GCNConv(CHANNELS, 4, normalize=False)
+    with torch.no_grad():
+        theirs.bias.normal_()
+        layer.linear.bias.copy_(theirs.bias)
+        layer.linear.weight.copy_(theirs.lin.weight)
+    graph = read_graph(data)
+    close(layer._tangent(data.x, graph), theirs(data.x, data.edge_index))
+    data.edge_weight = torch.rand(data.edge_index.shape[1])
+    close(layer._tangent(data.x, read_graph(data)), theirs(data.x, data.edge_index, data.edge_weight))
+
+
+def test_a_second_map_of_the_features_is_merged_by_the_midpoint():
+    """``r (x + y) / sqrt(-<x + y, x + y>)`` of both points on the hyperboloid."""
+    data = random_graph(7)
+    layer = InputMap(CHANNELS, Signature(0, 4), "linear", 0, "midpoint", encoded=True)
+    tangents = [data.x @ each.linear.weight.T + each.linear.bias for each in (layer, layer.encoding)]
+    assert (tangents[0] - tangents[1]).abs().max() > 0.1
+    length = [v.norm(dim=1, keepdim=True) / RADIUS for v in tangents]
+    points = [torch.cat([RADIUS * n.cosh(), n.sinh() / n * v], 1) for n, v in zip(length, tangents, strict=True)]
+    m = sum(points)
+    wanted = RADIUS * m / (m[:, :1] ** 2 - (m[:, 1:] ** 2).sum(1, keepdim=True)).sqrt()
+    close(layer(data.x, read_graph(data), RADIUS).hyperboloid, wanted)
+
+
+@pytest.mark.parametrize("signature", [(0, 5), (3, 4), (0, 1)], ids=["hyperbolic", "both", "one of space"])
+def test_the_centroid_of_attention_by_the_full_matrix(signature):
+    own, heads = Signature(*signature), 2
+    layer = SplitAttention(own, heads, centroid=True)
+    x = random_points(signature, 9, RADIUS)
+    got = layer(x, read_graph(random_graph(9)))
+    free = x.hyperboloid @ layer.qkv.space.weight.T + layer.qkv.space.bias
+    q, k, v = free.reshape(9, 3, heads, own.p).unbind(1)
+    points = torch.cat([(v.square().sum(-1, keepdim=True) + RADIUS**2).sqrt(), v], -1)
+    m = sum(elu_attention(q[:, h], k[:, h], points[:, h]) for h in range(heads))
+    close(got.hyperboloid, RADIUS * m / (m[:, :1] ** 2 - (m[:, 1:] ** 2).sum(1, keepdim=True)).sqrt())
+    plain = SplitAttention(own, heads)
+    plain.load_state_dict(layer.state_dict())
+    assert (plain(x, read_graph(random_graph(9))).space - got.space).abs().max() > 1e-4
+    close(plain(x, read_graph(random_graph(9))).sphere, got.sphere)
+
+
+def test_dropout_of_weights_is_one_draw_for_all_nodes():
+    x, layer = random_points((2, 3), 7), SplitLinear(Signature(2, 3), Signature(2, 3), weight_rates=(0.5, 0.4))
+    torch.manual_seed(3)
+    got = layer(x)
+    torch.manual_seed(3)
+    first, second = nn.functional.dropout(layer.sphere.weight, 0.5), nn.functional.dropout(layer.space.weight, 0.4)
+    close(got.sphere, unit(x.sphere @ first.T + layer.sphere.bias))
+    close(got.space, x.hyperboloid @ second.T + layer.space.bias)
+    plain = SplitLinear(Signature(2, 3), Signature(2, 3))
+    plain.load_state_dict(layer.state_dict())
+    assert torch.equal(layer.eval()(x).space, plain(x).space)
+
+
+def test_a_norm_of_convolutions_comes_before_the_activation():
+    x, data = random_points((3, 4), 8), random_graph(8)
+    block = ConvolutionBlock(Signature(3, 4), Signature(3, 4), "tanh", (0.0, 0.0), norm=True)
+    summed = aggregate(block.linear(x), read_graph(data))
+    close(block(x, read_graph(data)).space, nn.functional.layer_norm(summed.space, (4,)).tanh())

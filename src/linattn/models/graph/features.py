@@ -35,10 +35,10 @@ def find_nonzero(x: Tensor) -> Nonzero | None:
     return Nonzero(counts.cumsum(0) - counts, found.nonzero()[:, 1], x[found])
 
 
-def apply_linear(linear: nn.Linear, x: Tensor | Nonzero) -> Tensor:
-    """``W x + b`` of features in either form."""
+def apply_linear(linear: nn.Linear, x: Tensor | Nonzero, *, with_bias: bool = True) -> Tensor:
+    """``W x + b`` of features in either form, or ``W x`` alone."""
+    bias = linear.bias if with_bias else None
     if isinstance(x, Tensor):
-        found: Tensor = linear(x)
-        return found
+        return F.linear(x, linear.weight, bias)
     found = F.embedding_bag(x.columns, linear.weight.t(), x.starts, mode="sum", per_sample_weights=x.values)
-    return found if linear.bias is None else found + linear.bias
+    return found if bias is None else found + bias

@@ -64,15 +64,26 @@ class Graph:
         return target.new_zeros(self.num_nodes).index_add(0, target, (source != target).long())
 
     @property
+    def as_given(self) -> Edges:
+        """``A``: the edges as they came, without a loop at nodes that came with none."""
+        return self._once("as_given", self._as_given)
+
+    def _as_given(self) -> Edges:
+        source, target = self.edge_index
+        return Edges(source, target, self._weights(source))
+
+    def _weights(self, source: Tensor) -> Tensor:
+        return self.x.new_ones(source.shape) if self.edge_weight is None else self.edge_weight.to(self.x.dtype)
+
+    @property
     def looped(self) -> Edges:
         """``A + 1``: every node has one loop of weight 1 in place of those it came with."""
         return self._once("looped", self._looped)
 
     def _looped(self) -> Edges:
         source, target = self.edge_index
-        weight = self.x.new_ones(source.shape) if self.edge_weight is None else self.edge_weight.to(self.x.dtype)
         # A loop among the edges stays where it is, with weight 0: leaving it out would wait for the device to count.
-        weight = weight.masked_fill(source == target, 0)
+        weight = self._weights(source).masked_fill(source == target, 0)
         nodes = torch.arange(self.num_nodes, device=source.device)
         weight = torch.cat([weight, weight.new_ones(self.num_nodes)])
         return Edges(torch.cat([source, nodes]), torch.cat([target, nodes]), weight)

@@ -34,8 +34,9 @@ class PseudoRiemannianGraphTransformer(GraphModel):
     the branch of convolutions blocks of :class:`ConvolutionBlock`; their weighted merge m is read by
     ``logits = W (pi/2) m``, which is ``W log_o(Phi(m))``, or for links by its geodesic distances.
 
-    Paper: Le and Ta, NeurIPS 2025 (openreview bChA28jPpm). Different here: dropout is of coordinates, not of weights;
-    a part of less than 3 channels has no layer norm, which would leave no more than its sign; ``input_norm`` is new.
+    Paper: Le and Ta, NeurIPS 2025 (openreview bChA28jPpm). The authors have ``input_map="neighbours"``,
+    ``input_norm=False``, ``weight_dropout=True``, ``graph_norm=True`` and a ``graph_dropout`` of its own. Different
+    here in any case: a part of less than 3 channels has no layer norm, which would leave no more than its sign.
 
     Args:
         in_channels: C of the nodes.
@@ -50,21 +51,27 @@ class PseudoRiemannianGraphTransformer(GraphModel):
         graph_weight: their part in the merge.
         activation: ``"tanh"``, ``"relu"``, ``"gelu"``, ``"silu"`` or ``"elu"``.
         dropout: rate of coordinates in the branch of attention, or one of time and one of space.
+        weight_dropout: at the rates of ``dropout`` drop entries of weights too: of the maps before and after the blocks
+            and of those to q, k and v.
         graph_dropout: the same of the convolutions; None: that of attention.
         input_dropout: rate of the node features.
         norm: layer norms in the branch of attention.
+        graph_norm: layer norms between the convolutions, after the sum over neighbours.
         residual: ``"transport"``, the paper's, ``"midpoint"`` (Hypformer) or None.
         merge: ``"exponential"``, the paper's, or ``"midpoint"``.
-        input_map: ``"linear"``, ``"convolution"`` (the paper's) or ``"normalized"``, of the features into the tangent
-            space at the pole: of a node alone, summed over its neighbours too, or averaged as in a GCN.
+        input_map: ``"linear"``, ``"neighbours"`` (the paper's), ``"convolution"`` or ``"normalized"``, of the features
+            into the tangent space at the pole: of a node alone, summed over its neighbours, over these and itself, or
+            averaged as in a GCN.
         input_hops: how often the neighbours are summed or averaged there.
+        feature_encoding: a second map of the features there, whose points are merged with those of the first by the
+            midpoint: Hypformer's encoding of positions.
         input_norm: True for a layer norm there, which brings tangent vectors to length 1 however small the features
             are; ``"bounded"`` cuts them there smoothly and keeps how short they are; False for neither.
         degree_encoding: largest degree that has an embedding of its own, larger ones share it; 0: no encoding.
         radius: r at the start; the curvature is ``-r^2``.
         learn_curvature: learn it.
         temperature: learn a factor of q and k in every head.
-        head_signature, combine, value_path, mechanism_options: as in :class:`SplitAttention`.
+        head_signature, combine, value_path, centroid, mechanism_options: as in :class:`SplitAttention`.
 
     Example:
         >>> import torch
@@ -90,14 +97,17 @@ class PseudoRiemannianGraphTransformer(GraphModel):
         graph_weight: float = 0.8,
         activation: str = "tanh",
         dropout: float | tuple[float, float] = 0.2,
+        weight_dropout: bool = False,
         graph_dropout: float | tuple[float, float] | None = None,
         input_dropout: float = 0.0,
         norm: bool = True,
+        graph_norm: bool = False,
         residual: str | None = "transport",
         merge: str = "exponential",
         input_map: str = "linear",
         input_hops: int = 1,
         input_norm: bool | str = True,
+        feature_encoding: bool = False,
         degree_encoding: int = 0,
         radius: float = 1.0,
         learn_curvature: bool = False,
@@ -105,6 +115,7 @@ class PseudoRiemannianGraphTransformer(GraphModel):
         head_signature: tuple[int, int] | None = None,
         combine: str = "mean",
         value_path: bool = False,
+        centroid: bool = False,
         mechanism_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(task)
@@ -117,24 +128,34 @@ class PseudoRiemannianGraphTransformer(GraphModel):
         outer = inner if task == "nodes" else _scaled(inner, out_channels)
         self.signature, self.input_dropout = inner, input_dropout
         self.curvature = Curvature(radius, learn_curvature)
-        self.input = InputMap(in_channels, inner, input_map, degree_encoding, merge, input_norm, input_hops)
+        self.input = InputMap(
+            in_channels, inner, input_map, degree_encoding, merge, input_norm, input_hops, feature_encoding
+        )
         rates, graph_rates = _rates(dropout), _rates(dropout if graph_dropout is None else graph_dropout)
+        weight_rates = rates if weight_dropout else (0.0, 0.0)
         head = None if head_signature is None else check_signature("head_signature", head_signature)
         self.stem, self.blocks, self.last = None, nn.ModuleList(), None
         if num_layers:
             normed = SplitNorm(inner) if norm else nn.Identity()
             self.stem = nn.Sequential(
-                normed, SplitLinear(inner, inner), SplitActivation(activation), SplitDropout(*rates)
+                normed,
+                SplitLinear(inner, inner, weight_rates=weight_rates),
+                SplitActivation(activation),
+                SplitDropout(*rates),
             )
             for _ in range(num_layers):
                 attention = SplitAttention(
                     inner, num_heads, mechanism, head_signature=head, combine=combine, temperature=temperature,
-                    value_path=value_path, mechanism_options=mechanism_options,
+                    value_path=value_path, centroid=centroid, weight_rates=weight_rates,
+                    mechanism_options=mechanism_options,
                 )  # fmt: skip
                 self.blocks.append(TransformerBlock(attention, residual, activation, rates, norm))
-            self.last = SplitLinear(inner, outer)
+            self.last = SplitLinear(inner, outer, weight_rates=weight_rates)
         ends = [inner] * (graph_layers - 1) + [outer] * (graph_layers > 0)
-        self.convolutions = nn.ModuleList(ConvolutionBlock(inner, end, activation, graph_rates) for end in ends)
+        self.convolutions = nn.ModuleList(
+            ConvolutionBlock(inner, end, activation, graph_rates, graph_norm and place + 1 < graph_layers)
+            for place, end in enumerate(ends)
+        )
         self.merge = Merge(merge, graph_weight) if num_layers and graph_layers else None
         self.out_signature = outer if self.merge is None else self.merge.after(outer)
         # Time of Phi(m) before its own is 0: a weight for it would never learn.

@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mechanisms.base import Mechanism
 from linattn.mechanisms.registry import create_mechanism, mechanism_info
 from linattn.models.graph.graph import Graph
 from linattn.models.graph.split import Split, restored
+from linattn.models.graph.split import centroid as centroid_of
 from linattn.models.graph.split_layers import Signature, SplitLinear
 from linattn.ops.checks import check_choice
 
@@ -32,6 +34,10 @@ class SplitAttention(nn.Module):
         combine: ``"mean"`` of the heads, or ``"concat"`` and a map without bias.
         temperature: learn a factor of q and k for every head and part, 1 at the start.
         value_path: add a linear map of v to the output, which keeps its rank (Hypformer).
+        centroid: make the space part that of the Lorentz centroid ``r m / sqrt(-<m, m>)`` of the heads' v on the
+            hyperboloid, ``m_i = sum_j w_ij v_j`` with the mechanism's weights, which must not be negative, instead of
+            the mean of space coordinates. Costs a second call of the mechanism for the heights of v.
+        weight_rates: dropout of the weights of the maps to q, k and v: rates of time and of space.
         mechanism_options: options of the mechanism's own.
     """
 
@@ -45,10 +51,15 @@ class SplitAttention(nn.Module):
         combine: str = "mean",
         temperature: bool = False,
         value_path: bool = False,
+        centroid: bool = False,
+        weight_rates: tuple[float, float] = (0.0, 0.0),
         mechanism_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         check_choice("combine", combine, COMBINATIONS)
+        if centroid and (combine != "mean" or value_path):
+            raise ValueError("centroid=True is a mean of points and needs combine='mean' and value_path=False, got "
+                             f"combine={combine!r} and value_path={value_path}")  # fmt: skip
         head = signature if head_signature is None else head_signature
         if combine == "mean" and head != signature:
             raise ValueError(f"head_signature {tuple(head)} is not that of the points, {tuple(signature)}: heads can "
@@ -58,7 +69,8 @@ class SplitAttention(nn.Module):
                 both = f"head_signature {tuple(head)} and the points' {tuple(signature)}"
                 raise ValueError(f"{both} must both have {name}, or neither")
         self.signature, self.head, self.num_heads = signature, head, num_heads
-        self.qkv = SplitLinear(signature, head, groups=3 * num_heads)
+        self.centroid = centroid
+        self.qkv = SplitLinear(signature, head, groups=3 * num_heads, weight_rates=weight_rates)
         options = dict(mechanism_options or {}) | {"num_heads": num_heads, "input_dim": signature.q + 1 + signature.p}
         widths = {"sphere": head.q + 1 if head.q else 0, "space": head.p}
         self.parts = nn.ModuleDict()
@@ -73,6 +85,14 @@ class SplitAttention(nn.Module):
         out = {"sphere": torch.ones_like(x.sphere), "space": x.space}
         for name, part in self.parts.items():
             out[name] = part(getattr(qkv, name), coordinates, graph)
+        if self.centroid and self.head.p:
+            # The mechanism's v is as wide as its heads: heights and the sum of weights take calls of their own.
+            heights = qkv.height[:, 2 * self.num_heads :]
+            rest = torch.cat([heights, torch.ones_like(heights)], -1)
+            space = self.parts["space"]
+            assert isinstance(space, _Part)
+            height, total = space.mean_of(rest, qkv.space, coordinates, graph).split(1, -1)
+            return centroid_of(out["sphere"], torch.cat([height, out["space"]], -1), total, x.radius)
         return restored(out["sphere"], out["space"], x.radius)
 
 
@@ -88,14 +108,26 @@ class _Part(nn.Module):
         self.out = nn.Linear(H * D, width, bias=False) if combine == "concat" else None
 
     def forward(self, qkv: Tensor, coordinates: Tensor, graph: Graph) -> Tensor:
-        q, k, v = qkv.unflatten(1, (3, -1)).permute(1, 2, 0, 3).unsqueeze(1).unbind()  # (1, H, N, D) each
-        if self.factor is not None:
-            q, k = q * self.factor, k * self.factor
+        q, k, v = self._heads(qkv)
         o = self.mechanism(q, k, v, cu_seqlens=graph.cu_seqlens, x=coordinates.unsqueeze(0))
         if self.value is not None:
             o = o + self.value(v)
         o = o.squeeze(0)
         return o.mean(0) if self.out is None else self.out(o.transpose(0, 1).flatten(1))
+
+    def mean_of(self, values: Tensor, qkv: Tensor, coordinates: Tensor, graph: Graph) -> Tensor:
+        """What the weights of :meth:`forward` make of other ``values (N, H, C)``, mean of the heads: ``(N, C)``."""
+        q, k, v = self._heads(qkv)
+        found = []
+        for some in values.transpose(0, 1).unsqueeze(0).split(v.shape[-1], -1):
+            padded = F.pad(some, (0, v.shape[-1] - some.shape[-1]))
+            o = self.mechanism(q, k, padded, cu_seqlens=graph.cu_seqlens, x=coordinates.unsqueeze(0))
+            found.append(o[..., : some.shape[-1]])
+        return torch.cat(found, -1).squeeze(0).mean(0)
+
+    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = qkv.unflatten(1, (3, -1)).permute(1, 2, 0, 3).unsqueeze(1).unbind()  # (1, H, N, D) each
+        return (q, k, v) if self.factor is None else (q * self.factor, k * self.factor, v)
 
 
 def _mechanism(name: str, width: int, part: str, options: Mapping[str, Any]) -> Mechanism:

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from linattn.models.graph.features import Nonzero, apply_linear
-from linattn.models.graph.graph import Graph
+from linattn.models.graph.graph import Edges, Graph
 from linattn.models.graph.split import Split, from_pole, merge, midpoint, residual
 from linattn.models.graph.split_attention import SplitAttention
 from linattn.models.graph.split_layers import (
@@ -19,7 +19,7 @@ from linattn.ops.checks import check_choice
 
 RESIDUALS = {"transport": residual, "midpoint": midpoint, None: None}
 MERGES = {"exponential": merge, "midpoint": midpoint}
-INPUT_MAPS = ("linear", "convolution", "normalized")
+INPUT_MAPS = ("linear", "neighbours", "convolution", "normalized")
 INPUT_NORMS = (True, False, "bounded")
 _DEGREE_WEIGHT = 0.5
 
@@ -58,16 +58,19 @@ class Merge(nn.Module):
 class InputMap(nn.Module):
     """Features ``(N, C)`` to points: ``exp_o(0, W x + b)``, with the degree's embedding merged in and mapped back.
 
-    ``"convolution"`` sums over a node and its neighbours, without weights; ``"normalized"`` with the weights of
-    ``D^-1/2 (A + 1) D^-1/2``; either ``hops`` times. ``norm`` brings the tangent vectors to
-    length 1 by a layer norm: features as small as those of normalised rows would leave every node beside the pole,
-    where dropout of a coordinate is more than all that tells nodes apart.
+    ``"neighbours"`` is ``A x W + b``, PyTorch Geometric's ``GCNConv(normalize=False)``; ``"convolution"`` is
+    ``(A + 1) (x W + b)``, which takes the node itself in, and one b for each summand; ``"normalized"`` the same with
+    ``D^-1/2 (A + 1) D^-1/2``; each sums ``hops`` times. ``norm`` brings the tangent vectors to length 1 by a layer
+    norm: features as small as those of normalised rows would leave every node beside the pole, where dropout of a
+    coordinate is more than all that tells nodes apart. ``encoded``: a second map of the kind, with weights of its own,
+    leads to points whose midpoints with the first ones are taken.
     """
 
     def __init__(
         self, in_channels: int, signature: Signature, kind: str, max_degree: int, merging: str,
         norm: bool | str = False,
         hops: int = 1,
+        encoded: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         check_choice("input_map", kind, INPUT_MAPS)
@@ -89,17 +92,29 @@ class InputMap(nn.Module):
             nn.init.normal_(self.degree.weight, std=0.1)
             self.merge = Merge(merging, _DEGREE_WEIGHT)
             self.back = SplitLinear(self.merge.after(signature), signature)
+        self.encoding = InputMap(in_channels, signature, kind, 0, merging, norm, hops) if encoded else None
 
     def forward(self, x: Tensor | Nonzero, graph: Graph, radius: Tensor | float) -> Split:
-        tangent = apply_linear(self.linear, x)
-        for _ in range(self.hops if self.kind != "linear" else 0):
-            edges = graph.normalized if self.kind == "normalized" else graph.looped
-            tangent = edges.aggregate(tangent)
-        point = self._point(self.norm(tangent), radius)
+        point = self._point(self.norm(self._tangent(x, graph)), radius)
+        if self.encoding is not None:
+            point = midpoint(point, self.encoding(x, graph, radius))
         if self.degree is None or self.merge is None or self.back is None:
             return point
         encoding = self._point(self.degree(graph.degree.clamp(max=self.max_degree)), radius)
         return self.back(self.merge(encoding, point))
+
+    def _tangent(self, x: Tensor | Nonzero, graph: Graph) -> Tensor:
+        if self.kind == "linear":
+            return apply_linear(self.linear, x)
+        if self.kind == "neighbours":
+            return self._summed(apply_linear(self.linear, x, with_bias=False), graph.as_given) + self.linear.bias
+        edges = graph.normalized if self.kind == "normalized" else graph.looped
+        return self._summed(apply_linear(self.linear, x), edges)
+
+    def _summed(self, x: Tensor, edges: Edges) -> Tensor:
+        for _ in range(self.hops):
+            x = edges.aggregate(x)
+        return x
 
     def _point(self, tangent: Tensor, radius: Tensor | float) -> Split:
         time, space = tangent.split(list(self.signature), -1)
@@ -132,12 +147,15 @@ class TransformerBlock(nn.Module):
 
 
 class ConvolutionBlock(nn.Module):
-    """``x_i <- dropout(activation(centroid_j(linear(x_j))))`` over a node and its neighbours."""
+    """``x_i <- dropout(activation(norm(centroid_j(linear(x_j)))))`` over a node and its neighbours."""
 
-    def __init__(self, before: Signature, after: Signature, activation: str, rates: tuple[float, float]) -> None:
+    def __init__(
+        self, before: Signature, after: Signature, activation: str, rates: tuple[float, float], norm: bool = False
+    ) -> None:
         super().__init__()
         self.linear = SplitLinear(before, after)
+        self.norm = SplitNorm(after) if norm else nn.Identity()
         self.activation, self.dropout = SplitActivation(activation), SplitDropout(*rates)
 
     def forward(self, x: Split, graph: Graph) -> Split:
-        return self.dropout(self.activation(aggregate(self.linear(x), graph)))
+        return self.dropout(self.activation(self.norm(aggregate(self.linear(x), graph))))

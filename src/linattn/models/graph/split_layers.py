@@ -65,12 +65,15 @@ class SplitLinear(nn.Module):
     """``sphere' = r (W1 sphere + b1) / |.|``, ``space' = W2 (height, space) + b2``: signature to signature.
 
     Points ``(N, ...)`` to ``(N, ...)``, or with ``groups`` to ``(N, groups, ...)``: so many maps at once, each restored
-    by itself. W2 sees the hyperboloid's time too.
+    by itself. W2 sees the hyperboloid's time too. ``weight_rates`` are rates of dropout of the entries of W1 and W2.
     """
 
-    def __init__(self, before: Signature, after: Signature, *, groups: int | None = None) -> None:
+    def __init__(
+        self, before: Signature, after: Signature, *, groups: int | None = None,
+        weight_rates: tuple[float, float] = (0.0, 0.0),
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.before, self.after, self.groups = before, after, groups
+        self.before, self.after, self.groups, self.weight_rates = before, after, groups, weight_rates
         self.sphere = self._linear(before.q + 1, after.q + 1) if after.q else None
         self.space = self._linear(before.p + 1, after.p) if after.p else None
 
@@ -82,13 +85,15 @@ class SplitLinear(nn.Module):
         return linear
 
     def forward(self, x: Split) -> Split:
-        sphere = self._map(self.sphere, x.sphere, self.after.q + 1)
-        return restored(sphere, self._map(self.space, x.hyperboloid, self.after.p), x.radius)
+        time_rate, space_rate = self.weight_rates
+        sphere = self._map(self.sphere, x.sphere, self.after.q + 1, time_rate)
+        return restored(sphere, self._map(self.space, x.hyperboloid, self.after.p, space_rate), x.radius)
 
-    def _map(self, linear: nn.Linear | None, x: Tensor, width: int) -> Tensor:
+    def _map(self, linear: nn.Linear | None, x: Tensor, width: int, rate: float) -> Tensor:
         if linear is None:
             return x.new_ones(*x.shape[:-1], *([self.groups] if self.groups else []), width)
-        y: Tensor = linear(x)
+        weight = F.dropout(linear.weight, rate, self.training) if rate else linear.weight
+        y = F.linear(x, weight, linear.bias)
         return y.unflatten(-1, (self.groups, width)) if self.groups else y
 
     def extra_repr(self) -> str:
