@@ -37,6 +37,14 @@ def test_neighbours_give_the_class_away():
     assert found.records[0].train_loss > 3 * found.records[-1].train_loss
 
 
+def test_of_two_classes_f1_is_told_beside_the_accuracy():
+    for classes, wanted in ((2, {"accuracy", "binary_f1"}), (3, {"accuracy"})):
+        objective = create_objective(communities(60, classes, 6), CONFIG)
+        found = train_graph(create("sgc", objective), objective, replace(CONFIG, epochs=2))
+        assert found.scores.keys() == wanted
+        assert found.score == found.scores["accuracy"]
+
+
 def test_links_are_found():
     """In a grid nodes next to each other share neighbours, random pairs do not."""
     config = GraphConfig(task="links", epochs=60, lr=0.01, weight_decay=0.0, eval_every=5)

@@ -3,7 +3,7 @@
 from linattn.train.graph.config import GraphConfig
 from linattn.train.graph.epochs import GraphRecord
 from linattn.train.graph.loop import GraphResult, train_graph
-from linattn.train.graph.metrics import accuracy, average_precision, roc_auc
+from linattn.train.graph.metrics import accuracy, average_precision, binary_f1, roc_auc
 from linattn.train.graph.objective import Links, Nodes, create_objective
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Nodes",
     "accuracy",
     "average_precision",
+    "binary_f1",
     "create_objective",
     "roc_auc",
     "train_graph",

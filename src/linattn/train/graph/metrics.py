@@ -14,6 +14,26 @@ def accuracy_tensor(logits: Tensor, labels: Tensor) -> Tensor:
     return 100 * (logits.argmax(1) == labels).double().mean()
 
 
+def binary_f1(logits: Tensor, labels: Tensor) -> float:
+    """Percent: ``2 TP / (2 TP + FP + FN)`` of class 1, from ``logits (N, 2)`` and ``labels (N,)``; 0 without any.
+
+    Example:
+        >>> import torch
+        >>> binary_f1(torch.eye(2)[[1, 1, 0, 0]], torch.tensor([1, 0, 1, 0]))
+        50.0
+    """
+    if logits.shape[1] != 2:
+        raise ValueError(f"logits must be (N, 2), of two classes, got {tuple(logits.shape)}")
+    return float(binary_f1_tensor(logits, labels))
+
+
+def binary_f1_tensor(logits: Tensor, labels: Tensor) -> Tensor:
+    """:func:`binary_f1`, left on the device: found and true nodes of class 1 together are ``2 TP + FP + FN``."""
+    found, true = logits.argmax(1) == 1, labels == 1
+    both = found.double().sum() + true.double().sum()
+    return 200 * (found & true).double().sum() / both.clamp(min=1)
+
+
 def roc_auc(scores: Tensor, labels: Tensor) -> float:
     """Percent of pairs (edge, no edge) in which the edge has the higher score; equal scores count half.
 

@@ -15,7 +15,12 @@ from linattn.tasks.graph.features import MOST_DEGREE, MOST_IDENTITY, default_fea
 from linattn.tasks.graph.links import LabelledPairs, LinkSplit, split_links
 from linattn.tasks.graph.splits import per_class_split, stratified_split
 from linattn.train.graph.config import GraphConfig
-from linattn.train.graph.metrics import accuracy_tensor, average_precision_tensor, roc_auc_tensor
+from linattn.train.graph.metrics import (
+    accuracy_tensor,
+    average_precision_tensor,
+    binary_f1_tensor,
+    roc_auc_tensor,
+)
 
 
 class Objective(ABC):
@@ -41,7 +46,7 @@ class Objective(ABC):
 
 
 class Nodes(Objective):
-    """The classes of nodes, by cross-entropy and accuracy."""
+    """The classes of nodes, by cross-entropy and accuracy; of two classes the F1 of the second is told as well."""
 
     metric = "accuracy"
 
@@ -65,7 +70,10 @@ class Nodes(Objective):
 
     def evaluate(self, model: nn.Module, part: str) -> tuple[Tensor, dict[str, Tensor]]:
         logits, nodes = model(self.graph), self.nodes[part]
-        return self._loss(logits, part).double(), {"accuracy": accuracy_tensor(logits[nodes], self.labels[nodes])}
+        scores = {"accuracy": accuracy_tensor(logits[nodes], self.labels[nodes])}
+        if self._classes == 2:
+            scores["binary_f1"] = binary_f1_tensor(logits[nodes], self.labels[nodes])
+        return self._loss(logits, part).double(), scores
 
     def _loss(self, logits: Tensor, part: str) -> Tensor:
         nodes = self.nodes[part]
