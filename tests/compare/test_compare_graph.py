@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,14 @@ from linattn.compare.graph.grid import Grid
 from linattn.compare.graph.scaling import ScalingConfig, ScalingResult, ScalingRow, measure_scaling
 from linattn.compare.graph.settings import GraphCompareConfig, Point
 from linattn.compare.graph.subject import Graphs
-from linattn.models.graph import graph_models
+from linattn.models.graph import create_graph_model, graph_model_options, graph_models
 from linattn.tasks.graph import load_graph
 from linattn.train.graph.epochs import NotFiniteError
 from linattn.train.graph.loop import GraphResult
 from linattn.train.graph.objective import create_objective
 from linattn.train.graph.recipes import DEFAULTS, graph_recipe
 
+RECORDED = Path(__file__).parents[2] / "results" / "h200"
 COMMON = ("--data", "communities:120:3", "--epochs", "6", "--device", "cpu")
 
 
@@ -166,6 +168,80 @@ def test_every_model_has_a_recipe():
     assert (paper.hidden, paper.options["signature"]) == (16, (14, 2))
     assert sum(own.options["signature"]) == own.hidden
     assert all(graph_recipe(name, "links", "x").train["row_normalize"] == "unit" for name in graph_models())
+
+
+@pytest.mark.parametrize("data", ["Cora", "Citeseer", "PubMed"])
+@pytest.mark.parametrize("task", ["nodes", "links"])
+def test_the_recorded_rows_are_what_the_recipes_give(task, data):
+    """Width, options and training of every row of the tables on docs/graph.md: their commands mean the same still."""
+    written = json.loads((RECORDED / f"graph-{task}-{data.lower()}.json").read_text())
+    meta = written["meta"]
+    assert "--paper" not in meta["command"]
+    names = tuple(row["mechanism"] for row in written["mechanisms"])
+    config = GraphCompareConfig(data, names, task, changes={"epochs": meta["train"]["epochs"]})
+    subject = Graphs(config, replace(load_graph("communities:60:3"), name=data))
+    assert len(names) == 8
+    for row in written["mechanisms"]:
+        subject.chosen[row["mechanism"]] = Point(row["chosen"]["weight_decay"], row["chosen"]["dropout"])
+        found = subject.details(row["mechanism"])
+        for part in ("hidden", "options", "train"):
+            recorded = {k: v for k, v in row[part].items() if k != "device"} if part == "train" else row[part]
+            assert json.loads(json.dumps(found[part])) == recorded, (row["mechanism"], part)
+
+
+def test_the_paper_is_what_its_scripts_have():
+    """Time and space, blocks of attention and convolutions, rate, decays of branches and rest, dropout of both."""
+    scripts = {
+        ("nodes", "Cora"): ((14, 2), 3, 3, 0.005, 0.1, 0.05, (0.2, 0.2), (0.0, 0.0)),
+        ("nodes", "Citeseer"): ((8, 8), 3, 2, 0.002, 0.1, 0.05, (0.2, 0.2), (0.0, 0.0)),
+        ("nodes", "PubMed"): ((14, 2), 2, 4, 0.01, 0.1, 0.05, (0.3, 0.0), (0.4, 0.0)),
+        ("links", "Cora"): ((14, 2), 1, 1, 0.005, 1e-3, 5e-3, (0.2, 0.2), (0.0, 0.0)),
+        ("links", "Citeseer"): ((8, 8), 2, 2, 0.005, 1e-3, 5e-3, (0.2, 0.2), (0.0, 0.0)),
+        ("links", "PubMed"): ((14, 2), 1, 1, 0.005, 1e-3, 5e-3, (0.2, 0.2), (0.0, 0.0)),
+        ("links", "tree-4-6"): ((0, 16), 1, 1, 0.01, 1e-3, 5e-3, (0.0, 0.0), (0.0, 0.0)),
+    }
+    defaults = graph_model_options("pseudo_riemannian")
+    for (task, data), wanted in scripts.items():
+        recipe = graph_recipe("pseudo_riemannian", task, data, paper=True)
+        options, train = defaults | dict(recipe.options), recipe.train
+        assert train["attention_weight_decay"] == train["graph_weight_decay"]
+        shape = tuple(options[name] for name in ("signature", "num_layers", "graph_layers"))
+        rates = tuple(train[name] for name in ("lr", "graph_weight_decay", "weight_decay"))
+        found = (*shape, *rates, options["dropout"], options["graph_dropout"])
+        assert found == wanted, (task, data)
+        assert (options["input_map"], options["input_norm"], options["input_dropout"]) == ("neighbours", False, 0.0)
+        assert (options["activation"], options["merge"], options["num_heads"]) == ("tanh", "exponential", 1)
+        assert options["graph_weight"] == (0.9 if data == "tree-4-6" else 0.8)
+        assert options["norm"] == ((task, data) != ("nodes", "Citeseer"))
+        assert options["residual"] == (None if (task, data) == ("nodes", "PubMed") else "transport")
+        assert (recipe.hidden, train["epochs"], train["row_normalize"]) == (16, 1000, False)
+
+
+def test_epochs_of_a_paper_give_way_to_those_of_the_user(tmp_path):
+    subject = Graphs(
+        GraphCompareConfig("Cora", ("sgc", "pseudo_riemannian"), paper=True, output=tmp_path),
+        replace(load_graph("communities:60:3"), name="Cora"),
+    )
+    assert [subject.config.train_of(name, "Cora", 0).epochs for name in subject.config.models] == [300, 1000]
+    assert subject.rounds == 1000
+    config = replace(subject.config, changes={"epochs": 7})
+    assert [config.train_of(name, "Cora", 0).epochs for name in config.models] == [7, 7]
+
+
+def test_the_options_of_hypformer_on_the_page_on_graphs_reach_the_model(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "graph.md").read_text()
+    named = [found.strip('"') for found in re.findall(r"`--option (\"?hypformer\.[^`]*)`", page)]
+    assert len(named) == 3
+    given = [part for option in named for part in ("--option", option)]
+    found = graph("compare", "--data", "communities:60:3", "--epochs", 1, "--device", "cpu", "--models", "hypformer",
+                  "--seeds", 1, "--output", tmp_path, *given)  # fmt: skip
+    assert found.exit_code == 0, found.output
+    options = json.loads((tmp_path / "results.json").read_text())["mechanisms"][0]["options"]
+    assert options["mechanism_options"] == {"power": 1}
+    model = create_graph_model("hypformer", in_channels=4, hidden=8, out_channels=3, **options)
+    assert model.blocks[0].attention.parts["space"].mechanism.power == 1
+    assert model.input.encoding is not None
+    assert isinstance(model.input.norm, torch.nn.Identity)
 
 
 def test_a_grid_is_the_same_for_all_and_validation_chooses(tmp_path):

@@ -53,7 +53,9 @@ def compare(
     ] = "sgc,gcn,euclidean,pseudo_riemannian",
     task: Annotated[str, typer.Option(help="nodes (their classes) or links.")] = "nodes",
     seeds: Annotated[int, typer.Option(help="Runs of each model.")] = 5,
-    epochs: Annotated[int | None, typer.Option(help="Steps over the whole graph.  [default: 300]")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Steps over the whole graph.  [default: 300; with --paper 1000]")
+    ] = None,
     lr: Annotated[
         str, typer.Option(help="Learning rate; of several, each takes its best on validation.  [default: by model]")
     ] = "",
@@ -71,7 +73,7 @@ def compare(
         str, typer.Option(help="Of nodes: given, stratified, per-class.  [default: given, else stratified]")
     ] = "auto",
     paper: Annotated[
-        bool, typer.Option(help="Settings of the papers' scripts for the data, where there are any.")
+        bool, typer.Option(help="pseudo_riemannian as its paper's scripts have it: citation graphs, links of tree:4:6.")
     ] = False,
     option: Annotated[
         list[str], typer.Option(help="Of models: key=value or model.key=value; may be given again.")

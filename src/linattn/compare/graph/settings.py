@@ -51,7 +51,7 @@ class GraphCompareConfig:
     dropouts: tuple[float, ...] = ()
     """Of the features, in models with one rate of all layers too; several: in the grid."""
     paper: bool = False
-    """Take the settings of the papers' scripts for the data where there are any."""
+    """Take the settings of a paper's scripts for the data where ``recipes.PAPER`` has them."""
     grid_seeds: int = 1
     """Runs at each point of the grid, of whose validation scores the mean counts."""
     output: Path = Path("runs/graph")

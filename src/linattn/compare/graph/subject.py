@@ -37,7 +37,7 @@ class Graphs(Subject):
     def __init__(self, config: GraphCompareConfig, data: GraphData) -> None:
         self.config, self.data = config, data
         self.metric = METRICS[config.task]
-        self.rounds = -(-config.train.epochs // config.train.eval_every)
+        self.rounds = max(_evaluations(config.train_of(name, data.name, 0)) for name in config.models)
         self.options = {name: self._options(name) for name in config.models}
         self.tried: dict[str, list[Tried]] = {name: [] for name in config.models}
         self.chosen: dict[str, Point] = {}
@@ -196,6 +196,10 @@ class GraphTrainer(Trainer):
         if key not in self._objectives:
             self._objectives = {key: create_objective(self.graphs.data, config)}  # one at a time: data may be large
         return self._objectives[key]
+
+
+def _evaluations(train: GraphConfig) -> int:
+    return -(-train.epochs // train.eval_every)
 
 
 def _outcome(found: GraphResult, validation: bool) -> Outcome:
