@@ -35,7 +35,12 @@ def step(model, ids, mask, cache, t):
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    [("still", {**STILL, "gate": True}), ("still", {**STILL, "cap": None}), ("lolcats", {"window": 4})],
+    [
+        ("still", {**STILL, "gate": True}),
+        ("still", {**STILL, "cap": None}),
+        ("still", {**STILL, "score": "kl", "reduce": "max"}),
+        ("lolcats", {"window": 4}),
+    ],
 )
 @torch.no_grad()
 def test_steps_of_a_padded_batch_ask_nothing_and_copies_go_their_own_way(method, options, monkeypatch):

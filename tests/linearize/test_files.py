@@ -9,6 +9,7 @@ from torch.testing import assert_close
 from transformers import ViTConfig, ViTForImageClassification
 
 from linattn.linearize.files import load_linearized, save_linearized
+from linattn.linearize.layer.attention import linearized_layers
 
 STILL = {"window": 4, "ratio": 1 / 4, "sinks": 1}
 
@@ -55,6 +56,15 @@ def test_a_file_without_units_is_of_the_units_that_layers_have_by_default(tmp_pa
     other.load_state_dict(model.state_dict())
     ids, mask = padded(19, 12)
     assert not torch.allclose(logits(model, ids, mask), logits(other, ids, mask))  # units are seen in the output
+
+
+def test_how_tokens_are_scored_is_saved(tmp_path):
+    model = converted("still", score="kl", reduce="max", **STILL).float()
+    save_linearized(model, tmp_path)
+    loaded = load_linearized(tmp_path)
+    same(loaded, model)
+    budgets = [layer.core.budget for layer in linearized_layers(loaded).values()]
+    assert {(budget.score, budget.reduce) for budget in budgets} == {("kl", "max")}
 
 
 def test_save_pretrained_in_pieces_writes_the_same_format(saved, tmp_path):

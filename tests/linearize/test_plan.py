@@ -23,6 +23,7 @@ def test_a_stored_plan_means_what_it_meant_when_defaults_of_a_method_change():
     layer = {"kind": "hybrid", "window": 16, "ratio": 0.0625, "linear_weight": 0.1}
     stored = Plan.from_dict({"method": "still", "layers": {"0": layer}})
     assert (stored.layers[0].units, stored.layers[0].sinks, stored.layers[0].layout) == ("row_max", 4, "chunks")
+    assert (stored.layers[0].score, stored.layers[0].reduce) == ("log_prob", "mean")
     assert plan("still", [SHAPE], window=16).to_dict()["layers"]["0"] == layer | {"units": "one"}
 
 
@@ -35,6 +36,8 @@ def test_the_methods_are_those_of_their_papers():
     assert plan("still", [SHAPE], units="row_max").layers[0].units == "row_max"
     assert plan("still", [SHAPE], linear_weight=None).layers[0].linear_weight is None
     assert plan("still", [SHAPE], features="none").layers[0].linear_weight is None  # nothing to weigh
+    short = plan("still", [SHAPE], window=8, score="kl", reduce="max").layers[0].budget
+    assert (short.per_chunk, short.score, short.reduce) == (1, "kl", "max")
     lolcats = plan("lolcats", [SHAPE]).layers[0]
     assert (lolcats.features, lolcats.feature_dim, lolcats.budget) == ("hedgehog", 8, None)
     assert lolcats.linear_weight == pytest.approx(10)  # a window of 0.1 beside a linear part of 1
@@ -66,6 +69,9 @@ def test_the_methods_are_those_of_their_papers():
         ("linear_weight", lambda: LayerPlan("hybrid", linear_weight=-1.0)),
         ("needs both", lambda: LayerPlan("hybrid", window=0, linear_weight=2.0)),
         ("ratio", lambda: LayerPlan("hybrid", ratio=2.0)),
+        ("score must be one of 'log_prob', 'kl'", lambda: plan("still", [SHAPE], score="sre")),
+        ("reduce must be one of 'mean', 'max'", lambda: plan("still", [SHAPE], reduce="sum")),
+        ("score ranks tokens .* needs a ratio or a cap", lambda: plan("lolcats", [SHAPE], score="kl")),
         ("ratio must", lambda: LayerPlan("hybrid", ratio=True)),
         ("gate must be True or False", lambda: LayerPlan("hybrid", gate="no")),
         ("linear_weight must", lambda: LayerPlan("hybrid", linear_weight="x")),

@@ -24,6 +24,9 @@ SETTINGS = {
     "sliding_ratio": {"window": 7, "budget": SalientBudget(1 / 2, 4, sinks=3)},
     "sliding_cap": {"window": 10, "budget": SalientBudget(1 / 2, 4, cap=4, sinks=0)},
     "only_sinks": {"window": 4, "layout": "chunks", "budget": SalientBudget(0.0, 4, sinks=6)},
+    "divergence": {"window": 4, "layout": "chunks", "budget": SalientBudget(1 / 4, 4, score="kl")},
+    "largest": {"window": 4, "layout": "chunks", "budget": SalientBudget(1 / 2, 4, cap=3, reduce="max")},
+    "largest_divergence": {"window": 7, "budget": SalientBudget(1 / 2, 4, cap=4, sinks=0, score="kl", reduce="max")},
     "one": {"window": 4, "layout": "chunks", "budget": SalientBudget(1 / 4, 4, cap=2), "units": "one"},
 }
 PER_TOKEN = ("scores", "gate", "salient")
@@ -78,6 +81,24 @@ def self_probability(q, k, t, window):
     return sum(found) / len(found)
 
 
+def published_divergence(q, k, t, window, eps=1e-8):
+    """Sum over the window of a log((a + eps) / (b + eps)), b without the token itself; of one head."""
+    logits = [(q[t] @ k[i]).item() / math.sqrt(k.shape[1]) for i in range(max(0, t - window + 1), t + 1)]
+    with_itself = [math.exp(x) for x in logits]
+    without = [*with_itself[:-1], 0.0]
+    a = [x / sum(with_itself) for x in with_itself]
+    b = [x / sum(without) if sum(without) else 0.0 for x in without]
+    return sum(x * math.log((x + eps) / (y + eps)) for x, y in zip(a, b, strict=True))
+
+
+def budget_scores(q, k, budget):
+    """As a budget says, of one sequence and key head: ``q (G, T, K)``, ``k (T, K)``."""
+    reduce = max if budget.reduce == "max" else lambda values: sum(values) / len(values)
+    if budget.score == "kl":
+        return [reduce([published_divergence(one, k, t, budget.chunk) for one in q]) for t in range(len(k))]
+    return [reduce([self_probability(one[None], k, t, budget.chunk) for one in q]) for t in range(len(k))]
+
+
 def exact_sets(T, scores, *, window, layout="sliding", delay=1, budget=None, salient=None):
     """For each query of one sequence and key head, the set of its exact keys; by what the words say."""
     sets, kept = [], []
@@ -113,7 +134,7 @@ def brute_force(inputs, *, window, layout="sliding", delay=1, budget=None, units
             scores = inputs["scores"][b, g].tolist() if "scores" in inputs else None
             if scores is None and budget is not None:
                 group = q[b, g * G : (g + 1) * G]
-                scores = [self_probability(group, k[b, g], t, budget.chunk) for t in range(T)]
+                scores = budget_scores(group, k[b, g], budget)
             named = inputs["salient"][b, g].tolist() if "salient" in inputs else None
             sets = exact_sets(T, scores, window=window, layout=layout, delay=delay, budget=budget, salient=named)
             for t, exact in enumerate(sets):

@@ -1,26 +1,14 @@
 """Which tokens are kept exact: scores and choices against plain loops."""
 
-import math
-
 import pytest
 import torch
 
 from linattn.ops import salient_list
 from linattn.ops.hybrid_types import FOREVER, SalientBudget, SalientList
 from linattn.ops.saliency import choose_salient, self_saliency
-from ops.hybrid_cases import F64, SETTINGS, call, change, exact_sets, make, self_probability
+from ops.hybrid_cases import F64, SETTINGS, call, change, exact_sets, make, published_divergence, self_probability
 
 W = 6
-
-
-def published_divergence(q, k, t, window, eps=1e-8):
-    """Sum over the window of a log((a + eps) / (b + eps)), b without the token itself; of one head."""
-    logits = [(q[t] @ k[i]).item() / math.sqrt(k.shape[1]) for i in range(max(0, t - window + 1), t + 1)]
-    with_itself = [math.exp(x) for x in logits]
-    without = [*with_itself[:-1], 0.0]
-    a = [x / sum(with_itself) for x in with_itself]
-    b = [x / sum(without) if sum(without) else 0.0 for x in without]
-    return sum(x * math.log((x + eps) / (y + eps)) for x, y in zip(a, b, strict=True))
 
 
 def test_scores_are_the_definition():
@@ -48,6 +36,33 @@ def test_both_scores_choose_the_same_tokens(size):
     one, two = (choose_salient(self_saliency(q, k, window=16, kind=kind), budget) for kind in ("log_prob", "kl"))
     assert torch.equal(one, two)
     assert one.sum() == 2 * 3 * 256 / 4
+
+
+def test_scores_of_grouped_heads_choose_alike_by_their_largest_and_not_by_their_mean():
+    g = torch.Generator().manual_seed(0)
+    q, k = 2 * torch.randn(2, 8, 512, 16, generator=g, dtype=F64), torch.randn(2, 2, 512, 16, generator=g, dtype=F64)
+    budget, shared = SalientBudget(1 / 16, 64, sinks=0), {}
+    for reduce in ("mean", "max"):
+        one, two = (
+            choose_salient(self_saliency(q, k, kind=kind, reduce=reduce), budget) for kind in ("log_prob", "kl")
+        )
+        shared[reduce] = float((one & two).sum() / one.sum())
+    assert shared["max"] == 1
+    assert shared["mean"] < 0.6
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 7, 8])
+def test_a_small_share_of_a_short_chunk_is_one_token(chunk):
+    """1/16 of 8 tokens is half a token: none would be a choice that nobody asked for."""
+    budget = SalientBudget(1 / 16, chunk, sinks=0)
+    chosen = choose_salient(torch.randn(1, 1, 4 * chunk, generator=torch.Generator().manual_seed(0)), budget)
+    assert chosen.unflatten(2, (4, chunk)).sum(-1).tolist() == [[[1, 1, 1, 1]]]
+    assert not choose_salient(torch.zeros(1, 1, 4 * chunk), SalientBudget(0, chunk, sinks=0)).any()
+
+
+def test_usual_chunks_choose_their_share():
+    counts = {(64, 1 / 16): 4, (128, 1 / 16): 8, (16, 1 / 16): 1, (32, 1 / 16): 2, (64, 1 / 4): 16, (24, 1 / 16): 2}
+    assert {key: SalientBudget(key[1], key[0]).per_chunk for key in counts} == counts
 
 
 def test_padding_changes_no_score_and_no_choice():

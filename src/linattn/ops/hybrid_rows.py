@@ -71,7 +71,8 @@ def _scores(call: HybridCall, q: Tensor, rows: Rows, places: Places, dtype: torc
     if call.budget is None or call.scores is not None:
         return scores
     with torch.no_grad():
-        own = window_scores(q, rows.k.to(dtype), rows.real, call.budget.chunk)
+        budget = call.budget
+        own = window_scores(q, rows.k.to(dtype), rows.real, budget.chunk, budget.score, budget.reduce)
     old = places.is_old()
     return own if old is None else torch.where(whole_chunks(old[:, None], rows.chunk), scores, own)
 

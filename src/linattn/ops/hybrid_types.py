@@ -7,12 +7,17 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from linattn.ops.checks import check_choice
 from linattn.ops.types import LinearState
 
 Layout = Literal["sliding", "chunks"]
 Units = Literal["row_max", "one"]
+Score = Literal["log_prob", "kl"]
+Reduce = Literal["mean", "max"]
 LAYOUTS = ("sliding", "chunks")
 UNITS = ("row_max", "one")
+SCORES = ("log_prob", "kl")
+REDUCTIONS = ("mean", "max")
 # A position no sequence reaches: a token that stays exact until there stays so for good.
 FOREVER = torch.iinfo(torch.int64).max
 
@@ -58,17 +63,26 @@ class SalientBudget:
     """How many tokens stay exact for good: the ``ratio * chunk`` of each chunk with the highest scores.
 
     Args:
-        ratio: of the tokens of a chunk that are chosen, rounded to whole tokens.
+        ratio: of the tokens of a chunk that are chosen, rounded to whole tokens, and one at least: 1/16 of chunks of 8
+            is one token. 0: none but sinks.
         chunk: tokens of a chunk, counted from the first real token of a sequence.
         cap: at most so many chosen tokens at a time: the ones with the lowest scores give way, and join the linear
             part. None: all stay, and memory grows with the sequence.
         sinks: the first tokens, chosen before all others of their chunk, and never given up.
+        score: how tokens are scored where a caller gives no scores, see :func:`linattn.ops.saliency.self_saliency`.
+        reduce: of the scores of the query heads that share a key head, as there.
+
+    Example:
+        >>> [SalientBudget(1 / 16, chunk).per_chunk for chunk in (4, 8, 16, 64)]
+        [1, 1, 1, 4]
     """
 
     ratio: float = 1 / 16
     chunk: int = 64
     cap: int | None = None
     sinks: int = 1
+    score: Score = "log_prob"
+    reduce: Reduce = "mean"
 
     def __post_init__(self) -> None:
         if not isinstance(self.ratio, numbers.Real) or not 0 <= self.ratio <= 1:
@@ -78,15 +92,23 @@ class SalientBudget:
                 raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
         if self.cap is not None and (not isinstance(self.cap, int) or self.cap < max(1, self.sinks)):
             raise ValueError(f"cap must be a whole number >= 1 and >= sinks ({self.sinks}), or None, got {self.cap!r}")
+        check_choice("score", self.score, SCORES)
+        check_choice("reduce", self.reduce, REDUCTIONS)
 
     @property
     def per_chunk(self) -> int:
-        return round(self.ratio * self.chunk)
+        return max(1, round(self.ratio * self.chunk)) if self.ratio > 0 else 0
 
     @property
     def most_per_chunk(self) -> int:
         """Of a chunk that is full of sinks, too."""
         return max(self.per_chunk, min(self.sinks, self.chunk))
+
+    def chosen_of(self, chunks: int) -> int:
+        """How many tokens of the first ``chunks`` chunks are chosen, before the cap."""
+        mixed = min(chunks, -(-self.sinks // self.chunk))  # chunks with sinks
+        found = sum(max(self.per_chunk, min(self.sinks - i * self.chunk, self.chunk)) for i in range(mixed))
+        return found + (chunks - mixed) * self.per_chunk
 
 
 class WindowRing(NamedTuple):

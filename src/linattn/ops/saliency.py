@@ -5,9 +5,9 @@
 As ``-log(1 + exp(log sum_{i != t} exp(s_ti) - s_tt))`` its logarithm keeps its digits where p is close to 1.
 A token that attends to itself carries what its window does not. ``log p_t`` ranks tokens as the divergence between the
 attention of t with and without itself does: that is ``p log((p + eps) / eps) + (1 - p) log(1 - p)``, and grows with p.
+So it is for one query head. Where several share a key head the largest of each are ranked alike too, but not the means:
+a mean of logarithms counts a head that hardly sees the token, a mean of divergences the one that sees it most.
 """
-
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,13 +15,10 @@ from torch import Tensor
 
 from linattn.ops import checks
 from linattn.ops.hybrid_layout import Places, take
-from linattn.ops.hybrid_types import HybridState, SalientBudget
+from linattn.ops.hybrid_types import REDUCTIONS, SCORES, HybridState, Reduce, SalientBudget, Score
 from linattn.ops.packing import compute_dtype
 
-Kind = Literal["log_prob", "kl"]
-Reduce = Literal["mean", "max"]
-KINDS = ("log_prob", "kl")
-REDUCTIONS = ("mean", "max")
+PUBLISHED_EPS = 1e-8  # inside the logarithms of the divergence
 
 
 @torch.no_grad()
@@ -31,11 +28,11 @@ def self_saliency(
     *,
     window: int = 64,
     scale: float | None = None,
-    kind: Kind = "log_prob",
+    kind: Score = "log_prob",
     reduce: Reduce = "mean",
     key_mask: Tensor | None = None,
     state: HybridState | None = None,
-    eps: float = 1e-8,
+    eps: float = PUBLISHED_EPS,
 ) -> Tensor:
     """How much each token attends to itself among the last ``window`` real tokens: ``(B, H_kv, T)``, without gradients.
 
@@ -45,7 +42,9 @@ def self_saliency(
         window: tokens of ``W_t``, t among them.
         scale: of the logits; None: ``K**-0.5``.
         kind: ``"log_prob"``: ``log p_t``; ``"kl"``: the divergence, with ``eps`` inside its logarithms as published.
-            Both choose the same tokens, as far as ``p > eps``.
+            As far as ``p > eps`` both choose the same tokens where a key head has one query head, and with
+            ``reduce="max"``; means over several query heads differ: with 4 that are
+            independent of one another about half of the chosen tokens are the same.
         reduce: ``"mean"`` or ``"max"`` over the query heads of a key head.
         key_mask: ``(B, T)`` bool, True = real token; the others are in no window, and score 0.
         state: what came before; its ring must hold ``window - 1`` tokens.
@@ -68,8 +67,9 @@ def self_saliency(
 
 
 def window_scores(
-    q: Tensor, k: Tensor, real: Tensor, window: int, kind: Kind = "log_prob", reduce: Reduce = "mean", eps: float = 1e-8
-) -> Tensor:
+    q: Tensor, k: Tensor, real: Tensor, window: int, kind: Score = "log_prob", reduce: Reduce = "mean",
+    eps: float = PUBLISHED_EPS,
+) -> Tensor:  # fmt: skip
     """:func:`self_saliency` of rows ``(B, H, S, K)`` without gaps, in blocks of ``window`` queries; q is scaled."""
     H_kv, S = k.shape[1], k.shape[2]
     n = -(-S // window)
@@ -86,14 +86,28 @@ def window_scores(
     logits = (q @ keys).unflatten(3, (-1, window))  # (B, H_kv, n, G, W, 2W)
     itself = logits[..., window:].diagonal(dim1=-2, dim2=-1)
     others = logits.masked_fill(hidden, -torch.inf)
-    if kind == "log_prob":
-        found = -torch.logaddexp(others.logsumexp(-1) - itself, itself.new_zeros(()))
-    else:
-        with_itself = logits.masked_fill(hidden & (t != i), -torch.inf).softmax(-1)
-        without = torch.where(others.amax(-1, keepdim=True) == -torch.inf, 0.0, others.softmax(-1))
-        found = (with_itself * ((with_itself + eps) / (without + eps)).log()).sum(-1)
-    found = (found.mean(3) if reduce == "mean" else found.amax(3)).flatten(2)[..., :S]
+    found = of_group(score_of(itself, others, kind, eps), reduce, 3).flatten(2)[..., :S]
     return found.masked_fill(~real[:, None], 0)
+
+
+def score_of(itself: Tensor, others: Tensor, kind: Score, eps: float = PUBLISHED_EPS) -> Tensor:
+    """Of each query head: its logit of the token ``itself (...)``, and of the window's ``others (..., N)`` or -inf.
+
+    With ``b`` the softmax over the others, the token itself has the weight p, and another one ``(1 - p) b_i``.
+    """
+    total = others.logsumexp(-1)
+    log_p = -torch.logaddexp(total - itself, itself.new_zeros(()))
+    if kind == "log_prob":
+        return log_p
+    p, rest = log_p.exp(), -torch.logaddexp(itself - total, itself.new_zeros(()))
+    b = torch.where((total == -torch.inf).unsqueeze(-1), 0.0, (others - total.unsqueeze(-1)).exp())
+    a = rest.exp().unsqueeze(-1) * b
+    return p * ((p + eps) / eps).log() + (a * ((a + eps) / (b + eps)).log()).sum(-1)
+
+
+def of_group(scores: Tensor, reduce: Reduce, dim: int) -> Tensor:
+    """One score of those of the query heads of a key head, which lie along ``dim``."""
+    return scores.mean(dim) if reduce == "mean" else scores.amax(dim)
 
 
 @torch.no_grad()
@@ -151,14 +165,14 @@ def best_first(
     return order.gather(-1, ranked.gather(-1, order).argsort(dim=-1, descending=True, stable=True))
 
 
-def step_score(q: Tensor, k: Tensor, held: Tensor, length: Tensor, window: int) -> Tensor:
-    """``log p`` of one token, mean of its group: q ``(B, H_kv, G, K)`` scaled, k ``(B, H_kv, K)``, the ring's keys."""
-    back = torch.arange(1, window, device=k.device)
+def step_score(q: Tensor, k: Tensor, held: Tensor, length: Tensor, budget: SalientBudget) -> Tensor:
+    """The score of one token: q ``(B, H_kv, G, K)`` scaled, k ``(B, H_kv, K)``, the ring's keys."""
+    back = torch.arange(1, budget.chunk, device=k.device)
     position = length[:, None] - back  # (B, W - 1)
     slot = position.remainder(held.shape[2])[:, None].expand(-1, k.shape[1], -1)
     before = (q @ take(held, slot).mT).masked_fill((position < 0)[:, None, None], -torch.inf)
     itself = (q * k.unsqueeze(2)).sum(-1)
-    return -torch.logaddexp(before.logsumexp(-1) - itself, torch.zeros_like(itself)).mean(2)
+    return of_group(score_of(itself, before, budget.score), budget.reduce, 2)
 
 
 def _check(
@@ -168,7 +182,7 @@ def _check(
     checks.check_tensor("k", k, "(B, H_kv, T, K)", 4)
     checks.check_groups(q.shape[1], k.shape[1])
     checks.check_shape("k", k, (q.shape[0], k.shape[1], q.shape[2], q.shape[3]))
-    checks.check_choice("kind", kind, KINDS)
+    checks.check_choice("kind", kind, SCORES)
     checks.check_choice("reduce", reduce, REDUCTIONS)
     if not isinstance(window, int) or window < 1:
         raise ValueError(f"window must be a whole number >= 1, got {window!r}")

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from linattn.mechanisms.registry import mechanism_info
 from linattn.ops.checks import check_choice
-from linattn.ops.hybrid_types import SalientBudget
+from linattn.ops.hybrid_types import REDUCTIONS, SCORES, Reduce, SalientBudget, Score
 
 Kind = Literal["hybrid", "mechanism"]
 Features = Literal["np", "hedgehog", "t2r", "prf", "none"]
@@ -35,11 +35,15 @@ class LayerPlan:
         window: exact tokens, 0: none; a bidirectional layer can have none.
         layout: ``"chunks"`` or ``"sliding"``, as in ``hybrid_attention``.
         delay: whole chunks before a query's own that are exact.
-        ratio: share of each chunk's tokens that stay exact for good; None with a ``cap``: 1/16, else none.
+        ratio: share of each chunk's tokens that stay exact for good, in whole tokens and one at least; None with a
+            ``cap``: 1/16, else none.
         cap: at most so many of them at a time.
         sinks: first tokens that always stay.
+        score: how tokens are scored for that, ``"log_prob"`` or ``"kl"``, as in ``self_saliency``.
+        reduce: the scores of query heads that share a key head, ``"mean"`` or ``"max"``, as there.
         householder: a learned reflection in front of the NP map.
-        gate: ``sigmoid(W x)`` on the numerator of the linear part.
+        gate: ``sigmoid(W x + b)`` on the numerator of the linear part. W starts at 0 and b at 4, so that the gate
+            starts open; the published one of STILL is ``sigmoid(W x)``, without b.
         linear_weight: where a learned factor per head of the linear part starts; None: fixed at 1.
         units: what a linear weight is compared to, as in ``hybrid_attention``.
         mechanism: its name.
@@ -55,6 +59,8 @@ class LayerPlan:
     ratio: float | None = None
     cap: int | None = None
     sinks: int = 4
+    score: Score = "log_prob"
+    reduce: Reduce = "mean"
     householder: bool = False
     gate: bool = False
     linear_weight: float | None = None
@@ -77,6 +83,8 @@ class LayerPlan:
         check_choice("features", self.features, get_args(Features))
         check_choice("layout", self.layout, ("chunks", "sliding"))
         check_choice("units", self.units, ("row_max", "one"))
+        check_choice("score", self.score, SCORES)
+        check_choice("reduce", self.reduce, REDUCTIONS)
         for name in ("householder", "gate"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
@@ -100,7 +108,10 @@ class LayerPlan:
             raise ValueError("ratio and cap choose tokens that leave a window: they need window > 0")
         if self.ratio is not None and not _is_number(self.ratio):
             raise ValueError(f"ratio must be a number from 0 to 1, got {self.ratio!r}")
-        self.budget  # noqa: B018, SalientBudget checks ratio, cap and sinks
+        chooses = self.budget is not None  # SalientBudget checks ratio, cap and sinks
+        for name, value, usual in (("score", self.score, "log_prob"), ("reduce", self.reduce, "mean")):
+            if value != usual and not chooses:
+                raise ValueError(f"{name} ranks tokens that stay exact, got {value!r}: it needs a ratio or a cap")
 
     @property
     def budget(self) -> SalientBudget | None:
@@ -108,7 +119,9 @@ class LayerPlan:
         if self.kind == "mechanism" or (self.ratio is None and self.cap is None):
             return None
         ratio = SalientBudget.ratio if self.ratio is None else self.ratio
-        return SalientBudget(ratio=ratio, chunk=self.window, cap=self.cap, sinks=self.sinks)
+        return SalientBudget(
+            ratio=ratio, chunk=self.window, cap=self.cap, sinks=self.sinks, score=self.score, reduce=self.reduce
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; what is as by default is left out."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from linattn.ops.hybrid_layout import first_true, take
 from linattn.ops.hybrid_types import HybridState, SalientBudget, SalientCache, Window, WindowRing
+from linattn.ops.saliency import of_group, score_of
 from linattn.ops.types import LinearState
 
 ONES = 8  # columns of ones beside the values: sums of weights come with those of values, and rows stay aligned
@@ -116,10 +117,7 @@ def count_chosen(length: int, window: Window, budget: SalientBudget | None) -> i
     if budget is None:
         return 0
     L = budget.chunk
-    decided = max(0, max(length - 1, 0) // L - window.wait)
-    mixed = min(decided, -(-budget.sinks // L))  # chunks with sinks
-    found = sum(max(budget.per_chunk, min(budget.sinks - i * L, L)) for i in range(mixed))
-    found += (decided - mixed) * budget.per_chunk
+    found = budget.chosen_of(max(0, max(length - 1, 0) // L - window.wait))
     return found if budget.cap is None else min(found, budget.cap)
 
 
@@ -229,7 +227,8 @@ def scored(queries: Tensor, rows: Tensor, scores: Tensor, length: int, steps: in
     Tokens since ``steps`` have queries, the others keep the scores they have. A score is how much a token attends to
     itself among the last L, as :func:`linattn.ops.saliency.step_score` has it.
     """
-    L, first = queries.shape[2], window_start(length, state.setting.window)
+    L, first, budget = queries.shape[2], window_start(length, state.setting.window), state.setting.budget
+    assert budget is not None
     begins = max(max(length - 1, 0) // L * L, length - steps)
     if begins >= length:
         return scores
@@ -240,9 +239,9 @@ def scored(queries: Tensor, rows: Tensor, scores: Tensor, length: int, steps: in
     logits = logits.unflatten(2, q.shape[2:4])  # (B, H_kv, m, G, n)
     t = torch.arange(begins - first, length - first, device=q.device)
     back = t[:, None] - torch.arange(length - first, device=q.device)
-    others = logits.masked_fill(((back <= 0) | (back >= L)).unsqueeze(1), -torch.inf).logsumexp(-1)
+    others = logits.masked_fill(((back <= 0) | (back >= L)).unsqueeze(1), -torch.inf)
     itself = logits[..., begins - first :].diagonal(dim1=2, dim2=4).mT  # (B, H_kv, m, G)
-    found = -torch.logaddexp(others - itself, itself.new_zeros(())).mean(3)
+    found = of_group(score_of(itself, others, budget.score), budget.reduce, 3)
     return torch.cat([scores[..., : begins - first], found, scores[..., length - first :]], 2)
 
 

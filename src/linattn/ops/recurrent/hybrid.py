@@ -48,7 +48,7 @@ def hybrid_step(
     score = token.score
     if budget is not None and score is None:
         with torch.no_grad():
-            score = step_score(token.q, token.k, ring.k.to(token.k), p, budget.chunk)
+            score = step_score(token.q, token.k, ring.k.to(token.k), p, budget)
     if budget is not None and cache is not None:
         ring, cache = _mark(ring, cache, p, real, window, budget)
     slot = p.remainder(R)[:, None, None].expand(-1, H_kv, 1)
