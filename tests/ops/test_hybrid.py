@@ -6,10 +6,14 @@ import torch.nn.functional as F
 
 from linattn import linear_attention
 from linattn.ops.chunked import hybrid as chunked
-from linattn.ops.hybrid_types import SalientBudget
+from linattn.ops.hybrid_state import count_numbers
+from linattn.ops.hybrid_types import SalientBudget, Window
 from ops.hybrid_cases import F64, FORMS, SETTINGS, assert_same, brute_force, call, change, make, numbers_in, steps
 
-CUT_SETTINGS = ["wide_sliding", "two_delays", "ratio", "cap", "sliding_ratio", "sliding_cap", "only_sinks", "one"]
+CUT_SETTINGS = [
+    "wide_sliding", "two_delays", "ratio", "cap", "sliding_ratio", "sliding_cap", "only_sinks", "one", "divergence",
+    "largest_divergence",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -240,3 +244,24 @@ def test_compile():
     token = change(inputs, lambda x: x[:, :, 16:17])
     compiled = torch.compile(lambda x, s: steps(x, s, **options)[0], fullgraph=True, backend="aot_eager")
     assert_same(compiled(token, state), call(inputs, **options)[:, :, 16:17], 1e-6)
+
+
+@pytest.mark.parametrize("setting", [name for name in SETTINGS if name != "sliding_ratio"])
+@pytest.mark.parametrize("length", [0, 4, 12, 28, 84])
+def test_the_numbers_of_a_state_are_known_from_its_shapes(setting, length):
+    """Without looking at any, where no chunk of 4 tokens is partly in the ring, as it is in that of 7."""
+    options, inputs = SETTINGS[setting], make(length, B=1, H=2, H_kv=2)
+    state = call(inputs, True, **options).state
+    window = Window(options["window"], options.get("layout", "sliding"), options.get("delay", 1))
+    counted = count_numbers(window, options.get("budget"), heads=2, widths=(5, 6, 7), length=length)
+    assert counted == numbers_in(state)
+
+
+@pytest.mark.parametrize("cap", [None, 9])
+@pytest.mark.parametrize("length", [41, 42, 43])
+def test_within_a_chunk_a_state_has_a_chunks_choice_less_at_most(cap, length):
+    budget = SalientBudget(1 / 2, 4, cap=cap)
+    state = call(make(length, B=1, H=2, H_kv=2), True, window=4, layout="chunks", budget=budget).state
+    most = count_numbers(Window(4, "chunks"), budget, heads=2, widths=(5, 6, 7), length=length)
+    entry = 2 * (5 + 6 + 3)
+    assert most - (cap is None) * budget.per_chunk * entry <= numbers_in(state) <= most

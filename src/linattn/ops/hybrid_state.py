@@ -7,7 +7,15 @@ from torch import Tensor
 from linattn.ops.hybrid_call import HybridCall
 from linattn.ops.hybrid_layout import Places, first_true, take
 from linattn.ops.hybrid_rows import add
-from linattn.ops.hybrid_types import HybridState, Rows, SalientCache, SalientList, WindowRing
+from linattn.ops.hybrid_types import (
+    HybridState,
+    Rows,
+    SalientBudget,
+    SalientCache,
+    SalientList,
+    Window,
+    WindowRing,
+)
 
 
 def empty_state(call: HybridCall, dtype: torch.dtype) -> HybridState:
@@ -32,6 +40,34 @@ def empty_cache(call: HybridCall, dtype: torch.dtype) -> SalientCache:
         psi.new_zeros(B, H_kv, M, width), scores,
         torch.full_like(scores, -1, dtype=torch.int64), torch.zeros_like(scores, dtype=torch.bool),
     )  # fmt: skip
+
+
+def count_numbers(
+    window: Window, budget: SalientBudget | None, *, heads: int, widths: tuple[int, int, int], length: int
+) -> int:
+    """How many numbers the state of one sequence of ``length`` tokens holds, marks and positions among them.
+
+    Of a chunk that the ring holds a part of, as many as if all its chosen tokens had left the ring.
+
+    Args:
+        heads: of the keys.
+        widths: of a key, a value and a key's features (0: no linear part), ``(K, V, F)``.
+
+    Example:
+        >>> from linattn.ops.hybrid_types import SalientBudget, Window
+        >>> window, still = Window(64, "chunks"), SalientBudget(1 / 16, 64, sinks=4)
+        >>> count_numbers(window, still, heads=2, widths=(64, 64, 128), length=4096)
+        147665
+    """
+    K, V, F = widths
+    ring = window.ring_size(budget)
+    numbers = ring * (K + V + F + 2) + F * (V + 1)  # with a score and a mark of each token in the ring; the sums
+    if budget is not None:
+        gone = -(-max(0, length - ring) // budget.chunk)
+        slots = budget.chosen_of(gone) if budget.cap is None else budget.cap
+        kept = 0 if budget.cap is None else F  # without a cap no token goes on into the sums
+        numbers += slots * (K + V + kept + 3)  # with a score, a position and a mark
+    return 1 + heads * numbers
 
 
 def final_state(call: HybridCall, rows: Rows, places: Places) -> HybridState:

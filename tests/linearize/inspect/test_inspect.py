@@ -1,12 +1,15 @@
+import pytest
 import torch
 from tests.linearize.evaluate.tiny import tiny_llama
+from tests.ops.hybrid_cases import numbers_in
 from tests.report.html_page import parse
 
-from linattn.linearize.inspect import InspectOptions, inspect
+from linattn.linearize.inspect import InspectOptions, fit, inspect
 from linattn.linearize.inspect.fit import Fit, choose
 from linattn.linearize.inspect.page import diagnosis_page, screen_table
 from linattn.linearize.inspect.statistics import Statistics
-from linattn.linearize.plan import LayerShape
+from linattn.linearize.layer.core import build_core
+from linattn.linearize.plan import LayerShape, plan
 
 
 def batches(step):
@@ -38,8 +41,10 @@ def test_figures_are_those_of_the_models_own_attention():
         assert len(figures.k_norm) == len(figures.degrees_of_freedom) == 2
         fits = {fit.name: fit for fit in diagnosis.fits}
         assert 0 < fits["window"].missed < 1
-        assert fits["window"].state == 2 * 2 * 16 * 8  # key heads, keys and values, two windows, channels
-        assert fits["window+salient"].state == fits["window"].state + 2 * 2 * (4096 // 16) * 8
+        # Key heads, two windows, channels of keys and values, a score and a mark; and the length.
+        assert fits["window"].state == 2 * 16 * (2 * 8 + 2) + 1
+        # One of the 8 tokens of a chunk, 4 of the first; with a position besides.
+        assert fits["window+salient"].state == fits["window"].state + 2 * (4096 // 8 - 2 + 3) * (2 * 8 + 3)
     assert sum(diagnosis.dimension for diagnosis in found) == 2 * 8
     shown = screen_table(found)
     assert shown.row_count == 2
@@ -47,6 +52,20 @@ def test_figures_are_those_of_the_models_own_attention():
     root = parse(diagnosis_page({"meta": {"model": "tiny", "settings": {"steps": 2}}, "layers": layers}))
     assert f"{layers[1]['fits'][0]['missed']:.4f}" in root.find("section", id="fits")[0].text
     assert len(root.find("svg", role="img")) == 4
+
+
+@pytest.mark.parametrize("window", [8, 16])
+@torch.no_grad()
+def test_states_are_as_large_as_those_that_candidates_leave(window, monkeypatch):
+    monkeypatch.setattr(fit, "STATE_LENGTH", 128)
+    shape = LayerShape(num_heads=4, num_kv_heads=2, head_dim=8, hidden=32, causal=True)
+    q, k, v, x = torch.randn(1, 4, 128, 8), *torch.randn(2, 1, 2, 128, 8).unbind(), torch.randn(1, 128, 32)
+    cores = fit._cores(shape, None, window, torch.device("cpu"))
+    for options in ({"cap": 12}, {"score": "kl"}, {"features": "none", "layout": "sliding"}):
+        cores[str(options)] = build_core(plan("still", [shape], window=window, **options).layers[0], shape)
+    for name, core in cores.items():
+        state = core.with_state(q, k, v, x=x)[1]
+        assert fit.state_numbers(core) == numbers_in(state), name
 
 
 def test_training_helps_and_leaves_the_model_alone():

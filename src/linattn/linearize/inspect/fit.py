@@ -11,6 +11,8 @@ from linattn.linearize.layer.attention import Observation
 from linattn.linearize.layer.core import Core, build_core
 from linattn.linearize.plan import LayerPlan, LayerShape, plan
 from linattn.linearize.training.losses import output_error, relative_error
+from linattn.ops.hybrid_state import count_numbers
+from linattn.ops.hybrid_types import Window
 from linattn.support.options import OptionError
 from linattn.train.schedule import warmed_cosine
 
@@ -34,7 +36,8 @@ SMALL = 0.01  # or less than this share of the output
 @dataclass(frozen=True)
 class Fit:
     """``missed``: the share of the softmax output that a candidate does not give, on held-out text; ``state``: numbers
-    that one sequence of 4,096 tokens leaves in the layer's cache (softmax: ``2 T D`` a key head)."""
+    that a call over one sequence of 4,096 tokens leaves in the layer's cache (softmax: ``2 T D`` a key head), all that
+    :func:`state_numbers` counts."""
 
     name: str
     missed: float
@@ -132,7 +135,12 @@ def _cores(shape: LayerShape, wanted: tuple[str, ...] | None, window: int, devic
 
 
 def state_numbers(core: Any) -> int:
-    """Numbers in the state of one sequence of 4,096 tokens; of a bidirectional layer, in its sums."""
+    """Numbers in the state of one sequence of 4,096 tokens; of a bidirectional layer, in its sums.
+
+    The state that a call over all of them leaves, with everything in it: keys, values and features of the window and of
+    chosen tokens, their scores, positions and marks, and the sums. Steps of decoding lay it out in another way, with
+    room for tokens to come and for queries of the chunk at hand, which takes twice as much or a little more.
+    """
     layer: LayerPlan = core.plan
     shape: LayerShape = core.shape
     if layer.kind == "mechanism":
@@ -141,7 +149,7 @@ def state_numbers(core: Any) -> int:
     if core.features is not None:
         probe = torch.zeros(1, shape.num_heads, 1, D, device=next(core.parameters()).device)
         F = core.features(probe, probe[:, : shape.num_kv_heads])[1].shape[-1]
-    exact = layer.window * (1 + layer.delay)
-    if layer.budget is not None:
-        exact += min(int(layer.budget.ratio * STATE_LENGTH), layer.cap or STATE_LENGTH)
-    return int(shape.num_kv_heads * (2 * exact * D + F * (D + 1)))
+    if layer.window == 0:
+        return shape.num_kv_heads * F * (D + 1)
+    window = Window(layer.window, layer.layout, layer.delay)
+    return count_numbers(window, layer.budget, heads=shape.num_kv_heads, widths=(D, D, F), length=STATE_LENGTH)
