@@ -59,6 +59,11 @@ def convert(model: nn.Module, plan: Plan) -> Conversion:
     adapter = find_adapter(model)
     if linearized_layers(model):
         raise ValueError("the model is converted already; load it anew to convert it in another way")
+    if getattr(getattr(model, "config", None), "output_attentions", False):
+        raise ValueError(
+            "output_attentions=True in the model's config is not possible: a converted layer never has its weights; "
+            "set model.config.output_attentions = False"
+        )
     sites = {site.layer_idx: site for site in adapter.sites(model)}
     missing = plan.layers.keys() - sites.keys()
     if missing:
@@ -101,13 +106,14 @@ def _tell_transformers(model: nn.Module, adapter: Adapter, plan: Plan) -> None:
     if config is None or not hasattr(config, "model_type"):
         return
     from linattn.linearize.hf.interface import LINEARIZED, register_linearized
-    from linattn.linearize.hf.positions import count_real_tokens, refuse_packed
+    from linattn.linearize.hf.positions import count_real_tokens, refuse_packed, refuse_weights
 
     register_linearized()
     config._attn_implementation = LINEARIZED
     config.linearize = plan.to_dict()
     model._is_stateful = True  # type: ignore[assignment]  # a state cannot go back: generate then refuses to try
     inner: Any = getattr(model, "base_model", model)  # what is called whichever head or wrapper is around it
-    inner.register_forward_pre_hook(refuse_packed, with_kwargs=True)
+    for refuse in (refuse_weights, refuse_packed):
+        inner.register_forward_pre_hook(refuse, with_kwargs=True)
     if adapter.positions_from_mask:
         inner.register_forward_pre_hook(count_real_tokens, with_kwargs=True)

@@ -139,6 +139,13 @@ def test_bad_calls_are_named(options, message):
         build()(**{"input_ids": draw()} | options)
 
 
+def test_a_config_that_asks_for_attention_weights_is_told_so_too():
+    model = build(output_attentions=True)
+    with pytest.raises(ValueError, match="output_attentions=True is not possible"):
+        model(draw())
+    assert model(draw(), output_attentions=False).attentions is None
+
+
 def test_packed_sequences_leave_no_cache():
     """Each has a length of its own, and the next token of each its own position: one length is wrong for all."""
     model, row, bounds = build(mechanism="softmax"), draw(1), torch.tensor([0, 4, 11])

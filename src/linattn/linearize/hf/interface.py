@@ -126,6 +126,8 @@ class MechanismAttention:
             )
         if dropout:
             raise ValueError(f"{name} has no attention weights to drop: set the model's attention dropout to 0")
+        if others.get("output_attentions"):
+            raise ValueError(f"output_attentions=True is not possible: {name} never has its weights")
         if mask is not None and mask.ndim != 2:
             raise ValueError(f"{name} needs a 2-D attention_mask (B, T), True = real token, got {tuple(mask.shape)}")
         asked = [key for key in UNKNOWN if others.get(key) is not None]

@@ -1,4 +1,4 @@
-"""Positions of a converted model: those that nobody gives are counted, those that tell of several texts are refused."""
+"""What a converted model is called with: positions that nobody gives are counted, what it cannot do is refused."""
 
 from typing import Any
 
@@ -11,6 +11,15 @@ from linattn.models.language.hf.packing import offsets_of_positions
 from linattn.models.language.tokens import positions_of
 
 NOT_PACKED = "converted layers know no packed sequences: give each text a row of its own with attention_mask"
+
+
+def refuse_weights(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Before a model's forward: a converted layer has no weights to give, and none would come back in silence."""
+    if kwargs.get("output_attentions"):
+        raise ValueError(
+            "output_attentions=True is not possible: a converted layer never has its weights. Ask the model before its "
+            "conversion, loaded with attn_implementation='eager'"
+        )
 
 
 def refuse_packed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

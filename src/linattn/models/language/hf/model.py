@@ -86,7 +86,7 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
             cu_seqlens: ``(N+1,)`` offsets of sequences packed into one row.
             output_hidden_states: also those before the first and after each block.
         """
-        if output_attentions:
+        if self.config.output_attentions if output_attentions is None else output_attentions:
             raise ValueError("output_attentions=True is not possible: a linear attention never has its weights")
         x = self._embed(input_ids, inputs_embeds)
         states = None if past_key_values is None else state_layers(past_key_values, len(self.layers))
