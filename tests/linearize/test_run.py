@@ -153,6 +153,13 @@ def test_degrees_of_freedom_split_the_cost(text):
     small = options | {"cost": 8, "transfer": None, "finetune": None}  # less than the heads of common models have
     plan = linattn.linearize(llama(), text=text, tokenizer=Letters(), **small).linearize_report.plan
     assert [layer["feature_dim"] for layer in plan["layers"].values()] == [8, 8]
+    alone = {"text": text, "tokenizer": Letters(), "transfer": None, "finetune": None}
+    clipped = linattn.linearize(llama(), **alone, **options, clip=24, tolerance=2**-8).linearize_report
+    assert clipped.degrees["tolerance"] == 2**-8
+    wider = linattn.linearize(llama(), **alone, **options, tolerance=2**-8).linearize_report.plan["layers"]
+    kept = {number: min(layer["feature_dim"], 24) for number, layer in wider.items()}
+    assert {number: layer["feature_dim"] for number, layer in clipped.plan["layers"].items()} == kept
+    assert sum(kept.values()) < 2 * 32
     del options["cost"]
     fixed = linattn.linearize(llama(), text=text, tokenizer=Letters(), transfer=None, finetune=None, feature_dim=32,
                               **options)  # fmt: skip

@@ -12,7 +12,6 @@ from linattn.linearize.plan import Plan
 from linattn.linearize.training.setting import StageOptions
 from linattn.linearize.transfer import TransferOptions
 from linattn.support.options import OptionError
-from linattn.train.checks import check_integer
 
 
 def check_stages(transfer: object, finetune: object) -> list[StageOptions]:
@@ -81,15 +80,6 @@ def check_loss(plan: Plan, transfer: TransferOptions) -> None:
     gated = [index for index, layer in plan.layers.items() if layer.gate]
     if transfer.loss == "cross_entropy" and gated:
         raise OptionError("loss", f"must be mse for layers with a gate, {gated}, got 'cross_entropy'")
-
-
-def check_cost(method: str, options: dict[str, Any]) -> None:
-    """``cost`` of the method ``dof``: a mean that layers share, in the place of dimensions that are given."""
-    if method != "dof" or options.get("cost") is None:
-        return
-    check_integer("cost", options["cost"], 1)
-    if "feature_dim" in options:
-        raise OptionError("cost", "is split between layers, and feature_dim gives each its own: give one of them")
 
 
 def check_steps(stages: Sequence[StageOptions], length: int | None) -> None:

@@ -12,7 +12,6 @@ from torch import nn
 from linattn.linearize.adapters import find_adapter
 from linattn.linearize.arguments import (
     check_accelerator,
-    check_cost,
     check_data,
     check_folder,
     check_loss,
@@ -23,7 +22,7 @@ from linattn.linearize.arguments import (
     check_targets,
 )
 from linattn.linearize.convert import convert, plan_model
-from linattn.linearize.degrees.allocate import split_cost
+from linattn.linearize.degrees.split import taken
 from linattn.linearize.degrees.start import measured, start_features
 from linattn.linearize.evaluate.quality import Quality
 from linattn.linearize.finetune import FinetuneOptions, finetune
@@ -119,7 +118,9 @@ def linearize(
             ``linearize_report`` says what is known so far.
         accelerator: of ``linattn.train.accelerator.create_accelerator``, for other devices and several processes.
         method_options: fields of ``linattn.linearize.plan.LayerPlan`` that differ from the method's own; of
-            ``"features"`` the mechanism and its options; of ``"dof"`` also ``cost``, the mean number of features.
+            ``"features"`` the mechanism and its options; of ``"dof"`` also those of
+            :class:`linattn.linearize.degrees.split.Split`: ``cost``, the mean number of features, ``clip`` and
+            ``tolerance``.
 
     Returns:
         The model, with ``linearize_report``.
@@ -136,7 +137,7 @@ def linearize(
     stages, folder = check_stages(transfer, finetune), check_folder(folder)
     check_data(text, batches, held_out)
     check_recall(stages, batches)
-    check_cost(method, method_options)
+    taken(method, method_options)
     check_accelerator(accelerator)
     find_adapter(model)  # a family that is not known is said before a text is read
     data = None if batches is None else Data.of_batches(batches, held_out)
@@ -245,16 +246,14 @@ def _planned(
     model: Any, method: str, layers: Sequence[int] | None, options: dict[str, Any], batches: Batches | None
 ) -> tuple[Plan, Any]:
     """The plan, and the degrees of freedom it was made by, if it was."""
+    split, options = taken(method, options)
     degrees = None
-    if method == "dof":
-        cost = options.pop("cost", None)
-        if cost is None:
-            cost = find_adapter(model).sites(model)[0].shape.head_dim
-        shared = "feature_dim" not in options
-        options.setdefault("feature_dim", cost)
+    if split is not None:
+        shared, head_dim = "feature_dim" not in options, find_adapter(model).sites(model)[0].shape.head_dim
+        options.setdefault("feature_dim", split.without_degrees(head_dim))
         if batches is not None:  # measured for dimensions that are given too: features start in units of real keys
             numbers = sorted(plan_model(model, method, layers=layers, **options).layers)
-            degrees = measured(model, batches, numbers)
+            degrees = measured(model, batches, numbers, split.tolerance)
             if shared:
-                options["feature_dim"] = split_cost(degrees.values(), cost)
+                options["feature_dim"] = split.dims(degrees.values(), head_dim)
     return plan_model(model, method, layers=layers, **options), degrees

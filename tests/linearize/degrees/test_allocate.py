@@ -52,6 +52,21 @@ def test_values_that_differ_by_many_orders_do_not_overflow():
     assert allocate({0: 1e-300, 1: 1e300}, 64) == {0: 16, 1: 112}
 
 
+PUBLISHED = (130, 182, 35, 44, 42, 65, 92, 33, 28, 34, 46, 39)  # of GPT-2, whose heads have 64 dimensions
+
+
+def test_clipped_dimensions_of_gpt2_are_those_of_the_paper():
+    """In proportion to them their mean is the budget again, 64; what lies above 64 is saved: 46.4 are left of it."""
+    degrees = dict(enumerate(map(float, PUBLISHED)))
+    shared = allocate(degrees, 64, multiple=1, smallest=1)
+    assert max(abs(shared[layer] - dim) for layer, dim in enumerate(PUBLISHED)) <= 1
+    clipped = allocate(degrees, 64, multiple=1, smallest=1, clip=64)
+    assert list(clipped.values()) == [min(dim, 64) for dim in PUBLISHED]
+    assert sum(clipped.values()) / 12 == pytest.approx(46.4, abs=0.05)
+    capped = allocate(degrees, 64, multiple=1, smallest=1, largest=96)
+    assert sum(capped.values()) == 12 * 64  # another rule: others get what a limit takes away
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -66,3 +81,9 @@ def test_what_cannot_be_split_is_refused(arguments, words):
     values, cost, *largest = arguments
     with pytest.raises(ValueError, match=words):
         allocate(values, cost, largest=largest[0] if largest else None)
+
+
+@pytest.mark.parametrize("clip", [0, 8.0])
+def test_a_clip_is_a_number_of_features(clip):
+    with pytest.raises(ValueError, match=f"clip must be an integer >= 1, or None, got {clip}"):
+        allocate({0: 1.0}, 64, clip=clip)

@@ -5,22 +5,29 @@ from collections.abc import Mapping
 
 
 def allocate(
-    values: Mapping[int, float], cost: int, *, multiple: int = 16, smallest: int = 16, largest: int | None = None
-) -> dict[int, int]:
+    values: Mapping[int, float], cost: int, *, multiple: int = 16, smallest: int = 16, largest: int | None = None,
+    clip: int | None = None,
+) -> dict[int, int]:  # fmt: skip
     """Dimension of each layer, in proportion to ``values``, with mean ``cost``: the cost of that many for all alike.
 
-    Dimensions are multiples of ``multiple`` from ``smallest`` to ``largest``. What a clipped layer leaves over or takes
-    more than its share is made up by the others (water filling): the factor t solves
+    Dimensions are multiples of ``multiple`` from ``smallest`` to ``largest``. What a layer at a limit leaves over, or
+    takes more than its share, is made up by the others (water filling): the factor t solves
     ``sum_s clip(t N_s, smallest, largest) = cost * layers``, then all are rounded down and what is left is given out
     by multiples, the largest remainder first. Where ``cost * layers`` is no multiple itself, the rest stays unused:
     never more than the budget is spent.
+
+    ``clip``, the paper's "DoF+Clip", is not made up for: ``M_s = min(M_s, clip)`` at the end, and the rest is saved.
 
     Example:
         >>> allocate({0: 40.0, 1: 10.0, 2: 10.0, 3: 4.0}, 64)
         {0: 160, 1: 48, 2: 32, 3: 16}
         >>> allocate({0: 40.0, 1: 10.0, 2: 10.0, 3: 4.0}, 64, largest=96)
         {0: 96, 1: 64, 2: 64, 3: 32}
+        >>> allocate({0: 40.0, 1: 10.0, 2: 10.0, 3: 4.0}, 64, clip=64)
+        {0: 64, 1: 48, 2: 32, 3: 16}
     """
+    if clip is not None and (not isinstance(clip, int) or clip < 1):
+        raise ValueError(f"clip must be an integer >= 1, or None, got {clip!r}")
     low, high, units = _limits(values, cost, multiple, smallest, largest)
     shares = dict(zip(values, _fill(list(values.values()), low, high, units), strict=True))
     found = {layer: math.floor(share) for layer, share in shares.items()}
@@ -28,10 +35,11 @@ def allocate(
     order = sorted(shares, key=lambda layer: (found[layer] - shares[layer], -values[layer]))
     for layer in [layer for layer in order if found[layer] < high][: units - sum(found.values())]:
         found[layer] += 1
-    return {layer: multiple * share for layer, share in found.items()}
+    most = math.inf if clip is None else clip
+    return {layer: int(min(multiple * share, most)) for layer, share in found.items()}
 
 
-def split_cost(values: Mapping[int, float], cost: int) -> dict[int, int]:
+def split_cost(values: Mapping[int, float], cost: int, *, clip: int | None = None) -> dict[int, int]:
     """:func:`allocate` with any mean ``cost``: one below 16 is split in steps of itself.
 
     Example:
@@ -41,7 +49,7 @@ def split_cost(values: Mapping[int, float], cost: int) -> dict[int, int]:
         {0: 8, 1: 8}
     """
     step = min(16, cost)
-    return allocate(values, cost, multiple=step, smallest=step)
+    return allocate(values, cost, multiple=step, smallest=step, clip=clip)
 
 
 def _limits(

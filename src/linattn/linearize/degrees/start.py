@@ -17,14 +17,16 @@ MEASURED_BATCHES = 16
 POINTS, DRAWS, TOLERANCE = 512, 16, 2**-4
 
 
-def measured(model: nn.Module, batches: Batches, layers: Sequence[int]) -> DegreesOfFreedom:
+def measured(
+    model: nn.Module, batches: Batches, layers: Sequence[int], tolerance: float = TOLERANCE
+) -> DegreesOfFreedom:
     """Degrees of freedom of some layers on the first batches.
 
     Keys without their mean, which softmax attention does not see: it is most of their length in pretrained models, and
     features of long vectors hardly overlap.
     """
     seen = [batches(step) for step in range(MEASURED_BATCHES)]
-    return degrees_of_freedom(model, seen, tolerance=TOLERANCE, points=POINTS, draws=DRAWS, layers=layers, center=True)
+    return degrees_of_freedom(model, seen, tolerance=tolerance, points=POINTS, draws=DRAWS, layers=layers, center=True)
 
 
 def start_features(model: nn.Module, degrees: DegreesOfFreedom, seed: int) -> None:

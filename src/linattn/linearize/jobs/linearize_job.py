@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from linattn.linearize.adapters import find_adapter
-from linattn.linearize.arguments import check_cost, check_loss, check_objective, check_targets
+from linattn.linearize.arguments import check_loss, check_objective, check_targets
 from linattn.linearize.convert import plan_model
+from linattn.linearize.degrees.split import taken
 from linattn.linearize.evaluate.options import EvaluationOptions
 from linattn.linearize.finetune import FinetuneOptions
 from linattn.linearize.jobs.model_folder import DTYPES, load_tokenizer, sketch
@@ -100,7 +101,6 @@ class Job:
     def _check_plan(self, model: Any) -> None:
         """The plan is made, and the core of one layer: options of mechanisms are checked there."""
         try:
-            check_cost(self.method, dict(self.options))
             found = plan_model(model, self.method, layers=self.layers, **_planned(self.method, self.options))
             index, layer = next(iter(found.layers.items()))
             shapes = {site.layer_idx: site.shape for site in find_adapter(model).sites(model)}
@@ -156,8 +156,8 @@ def check_results(path: Path | None) -> None:
 
 
 def _planned(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as a plan takes them: ``cost`` is known once degrees of freedom are."""
-    found = dict(options)
-    if method == "dof" and "cost" in found:
-        found["feature_dim"] = found.pop("cost")
+    """Options as a plan takes them: how layers share features is known once degrees of freedom are."""
+    split, found = taken(method, options)
+    if split is not None and split.cost is not None:
+        found["feature_dim"] = split.cost
     return found

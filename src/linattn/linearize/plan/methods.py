@@ -59,7 +59,7 @@ def _check_names(method: str, options: Mapping[str, Any]) -> None:
     allowed = [each.name for each in fields(LayerPlan) if each.name not in ("kind", "mechanism", "options")]
     for name in options:
         if name not in allowed:
-            more = ", cost (a mean that layers share)" if method == "dof" else ""
+            more = ", cost, clip, tolerance (of features that layers share)" if method == "dof" else ""
             raise ValueError(f"{name} is no option of method {method!r}; it takes {', '.join(allowed)}{more}")
 
 
