@@ -75,6 +75,9 @@ def test_a_model_is_converted_reported_written_with_and_not_done_twice(folder, t
         (["--option", "gate=maybe"], "True or False"),
         (["--option", "gate=true", "--loss", "cross_entropy"], "--loss"),
         (["--method", "dof", "--option", "cost=0"], "--option"),
+        (["--method", "dof", "--option", "clip=0"], "--option"),
+        (["--recipe", "book"], "must be one of paper, got 'book'"),
+        (["--recipe", "paper", "--method", "t2r"], "still, lolcats, dof, got method 't2r'"),
         (["--results", "."], "--results"),
         (["--targets", "q_proj,magic"], "--targets"),
         (["--option", "colour=red"], "colour"),
@@ -116,6 +119,42 @@ def test_the_second_stage_repeats_passages_as_the_first_unless_told_otherwise(fo
     assert "recall_share" not in kept[0]["transfer"]
     assert kept[1]["transfer"] == kept[2]["transfer"] == kept[0]["transfer"] | {"recall_share": 0.5}
     assert kept[1]["finetune"] == kept[2]["finetune"] | {"recall_share": 0.5}
+
+
+def test_stages_of_a_paper_are_had_by_name_and_what_is_given_counts_more(folder, text, tmp_path, monkeypatch):
+    from linattn.linearize.jobs import linearize_run
+
+    jobs = []
+    monkeypatch.setattr(linearize_run, "linearize_folder", lambda job, console: jobs.append(job) or 0)
+    paper = ["--text", text, "--out", tmp_path / "out", "--recipe", "paper"]
+    for more in (["--method", "lolcats"], ["--steps", 7, "--finetune-lr", 0.5], ["--method", "dof"]):
+        assert call("linearize", folder, *paper, *more).exit_code == 0
+    first, second = jobs[0].transfer, jobs[0].finetune
+    assert (first.loss, first.lr, first.scale_factor, first.tokens) == ("mse", 1e-2, 1.0, 20_000_000)
+    assert (second.objective, second.lr, second.rank, second.alpha) == ("next_token", 1e-4, 8, 16.0)
+    assert (jobs[1].transfer.steps, jobs[1].transfer.tokens) == (7, None)
+    assert (jobs[1].finetune.lr, jobs[1].finetune.alpha, jobs[1].finetune.tokens) == (0.5, 8.0, 20_000_000)
+    assert (jobs[2].transfer.loss, jobs[2].transfer.batch_size, jobs[2].transfer.tokens) == ("cross_entropy", 128, None)
+
+
+def test_random_features_learn_rows_at_the_rates_of_their_paper(folder, text, tmp_path, monkeypatch):
+    """The command of the documentation, shorter; z at 0.02 and the logarithms of alpha at 0.2."""
+    from linattn.linearize.transfer.round import Round
+
+    rates = []
+    begin = Round.begin
+    monkeypatch.setattr(Round, "begin", lambda own: rates.append(own) or begin(own))
+    result = call("linearize", folder, "--method", "dof", "--text", text, "--out", tmp_path / "out", "--loss",
+                  "cross_entropy", "--lr", 0.02, "--no-finetune", *SMALL[:6], "--device", "cpu", "--no-evaluate",
+                  "--option", "clip=8")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    (learned,) = rates
+    groups = learned.optimizers["0"].param_groups
+    highest = {group["params"][0].ndim: learned.options.lr * group["factor"] for group in groups}
+    assert highest == {3: 0.02, 2: 0.2}  # z (heads, features, channels), alpha (heads, features)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert all(curve["losses"][-1] < curve["losses"][0] for curve in report["transfer"])
+    assert all(layer["feature_dim"] <= 8 for layer in report["plan"]["layers"].values())
 
 
 def test_needles_are_hidden_in_what_was_asked_for(folder, text, tmp_path, monkeypatch):

@@ -10,8 +10,8 @@ import linattn
 
 SOURCE = Path(linattn.__file__).parent / "linearize"
 ORDER = (
-    "hf", "plan", "adapters", "layer", "convert", "timm_files", "files", "training", "transfer", "finetune", "degrees",
-    "evaluate", "report", "inspect", "arguments", "run", "jobs",
+    "hf", "plan", "adapters", "layer", "convert", "timm_files", "files", "training", "transfer", "finetune", "recipes",
+    "degrees", "evaluate", "report", "inspect", "arguments", "run", "jobs",
 )  # fmt: skip
 
 

@@ -36,6 +36,14 @@ def linearize(
         typer.Option(help="Of the method: key=value, such as window=128, mechanism=mirror; again for more."),
     ] = [],  # noqa: B006
     layers: Annotated[str, typer.Option(help="Numbers of the layers to convert, with commas.  [default: all]")] = "",
+    recipe: Annotated[
+        str,
+        typer.Option(
+            help="paper: both stages as the paper of still, lolcats or dof trains them; options that are given count "
+            "instead of its own.  [default: none]",
+            rich_help_panel=TRAINING,
+        ),
+    ] = "",
     steps: Annotated[int | None, typer.Option(help="Updates.", rich_help_panel=TRAINING)] = None,
     tokens: Annotated[
         int | None, typer.Option(help="Tokens to read, in the place of steps.", rich_help_panel=TRAINING)
@@ -158,6 +166,7 @@ def linearize(
     from linattn.linearize.finetune import FinetuneOptions
     from linattn.linearize.jobs.linearize_job import Job
     from linattn.linearize.jobs.linearize_run import linearize_folder
+    from linattn.linearize.recipes import with_recipe
     from linattn.linearize.transfer import TransferOptions
 
     set_threads(threads)
@@ -182,6 +191,7 @@ def linearize(
         if given:
             figures[name] = () if given == "none" else integers(name.replace("_", "-"), given)
     with option_errors(arguments={"model": "MODEL_DIR"}):
+        first, second = with_recipe(recipe, method, first, second)
         job = Job(
             model,
             out,

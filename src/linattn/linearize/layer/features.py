@@ -127,7 +127,11 @@ def _reflected(x: Tensor, normal: Tensor) -> Tensor:
 
 
 class HedgehogMap(HeadMap):
-    """``phi(x) = [softmax(x W), softmax(-x W)]``; W starts as the identity where F = D, else as in LoLCATs."""
+    """``phi(x) = [softmax(x W), softmax(-x W)]``; W starts as the identity where F = D, else uniform in ``+-D^-0.5``.
+
+    The authors of LoLCATs begin closer to 0: their initialiser counts ``D F`` inputs of a tensor ``(H, D, F)``, so that
+    their W is uniform in ``+-(6 / (D F))^0.5``: 0.027 where D is 128 and F 64, and 0.088 here.
+    """
 
     signs = 2
 
