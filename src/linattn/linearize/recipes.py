@@ -10,7 +10,8 @@ RECIPES = ("paper",)
 # Two passes over Alpaca's cleaned instructions in each stage: 40 M tokens in all.
 ALPACA_TOKENS = 20_000_000
 
-# Of LoLCATs; STILL is trained by the same code. Maps and the weight of the window learn at one rate there.
+# Of LoLCATs. STILL was built on its code, and its rates and text are taken to be the same. Maps and the weight of the
+# window learn at one rate there.
 _FIRST = {"loss": "mse", "lr": 1e-2, "scale_factor": 1.0, "batch_size": 8, "clip_norm": 1.0, "tokens": ALPACA_TOKENS}
 _SECOND = {"objective": "next_token", "lr": 1e-4, "rank": 8, "batch_size": 8, "clip_norm": 1.0, "tokens": ALPACA_TOKENS}
 # z at a rate of 0.02 and the logarithms of alpha at ten times that. What comes after is another training for each task.

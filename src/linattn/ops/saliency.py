@@ -43,8 +43,8 @@ def self_saliency(
         scale: of the logits; None: ``K**-0.5``.
         kind: ``"log_prob"``: ``log p_t``; ``"kl"``: the divergence, with ``eps`` inside its logarithms as published.
             As far as ``p > eps`` both choose the same tokens where a key head has one query head, and with
-            ``reduce="max"``; means over several query heads differ: with 4 that are
-            independent of one another about half of the chosen tokens are the same.
+            ``reduce="max"``; means over several query heads differ: with 4 that are independent of one another about
+            half of the chosen tokens are the same.
         reduce: ``"mean"`` or ``"max"`` over the query heads of a key head.
         key_mask: ``(B, T)`` bool, True = real token; the others are in no window, and score 0.
         state: what came before; its ring must hold ``window - 1`` tokens.
