@@ -15,6 +15,7 @@ from linattn.train.ema import WeightAverage
 from linattn.train.loss import training_loss
 from linattn.train.meter import Meter
 from linattn.train.optimizer import create_optimizer, split_by_decay
+from linattn.train.text.config import TextConfig
 
 
 def test_only_weight_matrices_are_decayed():
@@ -47,6 +48,13 @@ def test_groups_hold_each_trained_parameter_once():
     assert (decayed["lr"], decayed["betas"]) == (0.1, (0.8, 0.9))
     grouped = [id(p) for group in optimizer.param_groups for p in group["params"]]
     assert sorted(grouped) == sorted(id(p) for p in model.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize(
+    ("config", "eps"), [(TrainConfig(), 1e-8), (TextConfig(), 1e-8), (TextConfig(eps=1e-6), 1e-6)]
+)
+def test_a_config_may_say_what_is_added_to_the_denominator(config, eps):
+    assert {group["eps"] for group in create_optimizer(nn.Linear(2, 2), config).param_groups} == {eps}
 
 
 def test_the_average_is_the_explicit_sum():

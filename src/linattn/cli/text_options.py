@@ -48,6 +48,9 @@ class TextOptions:
     lr: Annotated[float | None, typer.Option(help="Highest learning rate.")] = None
     min_lr: Annotated[float | None, typer.Option(help="Learning rate of the last step.")] = None
     warmup_steps: Annotated[int | None, typer.Option(help="Steps in which the learning rate rises.")] = None
+    schedule: Annotated[
+        str, typer.Option(help="How the learning rate falls: cosine or linear.  [default: by recipe]")
+    ] = ""
     weight_decay: Annotated[float | None, typer.Option(help="On matrices.")] = None
     clip_norm: Annotated[float | None, typer.Option(help="Longest gradient; 0: not clipped.")] = None
     eval_every: Annotated[int | None, typer.Option(help="Steps between evaluations; 0: one at the end.")] = None
@@ -68,4 +71,5 @@ class TextOptions:
         same = ("steps", "batch_size", "accumulation", "lr", "min_lr", "warmup_steps", "weight_decay", "clip_norm",
                 "eval_every", "eval_batch_size", "seed", "checkpoint_seconds")  # fmt: skip
         machine = MachineOptions(device=self.device, precision=self.precision, compile=self.compile, graphs=self.graphs)
-        return {name: getattr(self, name) for name in same} | machine.changes()
+        found = {name: getattr(self, name) for name in same} | {"schedule": self.schedule or None}
+        return found | machine.changes()

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+EPS = 1e-8  # of PyTorch's AdamW
+
 
 class OptimizerConfig(Protocol):
     """What AdamW is told by the config of a run."""
@@ -23,7 +25,7 @@ def create_optimizer(model: nn.Module, config: OptimizerConfig, *, capturable: b
 
     Fused: one kernel updates many parameters. On a GPU it never waits for the device, and a small model on a CPU trains
     7 % faster with it. Put the model on its device first. ``capturable``: its step may be recorded as a CUDA graph,
-    with a rate that is a tensor (:func:`bind_rate`).
+    with a rate that is a tensor (:func:`bind_rate`). A config without ``eps`` has that of PyTorch.
     """
     decayed, free = split_by_decay(model)
     named = dict(model.named_parameters())
@@ -31,7 +33,8 @@ def create_optimizer(model: nn.Module, config: OptimizerConfig, *, capturable: b
         {"params": [named[name] for name in decayed], "weight_decay": config.weight_decay},
         {"params": [named[name] for name in free], "weight_decay": 0.0},
     ]
-    optimizer = AdamW(groups, lr=config.lr, betas=config.betas, fused=True, capturable=capturable)
+    eps = getattr(config, "eps", EPS)
+    optimizer = AdamW(groups, lr=config.lr, betas=config.betas, eps=eps, fused=True, capturable=capturable)
     # It would warn of every run whose steps are tried out before they are recorded.
     optimizer._warned_capturable_if_run_uncaptured = True
     return optimizer

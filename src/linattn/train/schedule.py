@@ -1,8 +1,11 @@
 """Learning rate of a step: a function of the step alone, so that there is nothing to save and nothing to resume."""
 
 import math
+from typing import Literal
 
 from linattn.train.config import TrainConfig
+
+Schedule = Literal["cosine", "linear"]
 
 
 def learning_rate(step: int, steps_per_epoch: int, config: TrainConfig) -> float:
@@ -38,3 +41,19 @@ def warmed_cosine(step: int, total: int, warmup: int, lr: float, min_lr: float) 
         return lr * done / warmup
     turn = math.pi * (done - warmup) / (total - warmup)
     return min_lr + (lr - min_lr) * (1 + math.cos(turn)) / 2
+
+
+def warmed_line(step: int, total: int, warmup: int, lr: float, min_lr: float) -> float:
+    """The same with a straight line in the place of the cosine: ``min_lr + (lr - min_lr) (T - s) / (T - W)``.
+
+    Example:
+        >>> [round(warmed_line(step, 6, 2, 1.0, 0.0), 2) for step in range(6)]
+        [0.5, 1.0, 0.75, 0.5, 0.25, 0.0]
+    """
+    done = step + 1
+    if done <= warmup:
+        return lr * done / warmup
+    return min_lr + (lr - min_lr) * (total - done) / (total - warmup)
+
+
+SCHEDULES = {"cosine": warmed_cosine, "linear": warmed_line}

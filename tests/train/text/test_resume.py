@@ -79,6 +79,8 @@ def test_weights_may_be_left_out(whole, tmp_path, monkeypatch):
     ("changes", "words"),
     [
         ({"config": replace(CONFIG, lr=0.02)}, r"lr \(was 0.01, is 0.02\)"),
+        ({"config": replace(CONFIG, schedule="linear")}, "schedule"),
+        ({"config": replace(CONFIG, eps=1e-6)}, "eps"),
         ({"task": replace(TASK, pairs=3)}, "task"),
         ({"host": replace(HOST, mechanism="relu")}, "model"),
         ({"start": "elsewhere"}, "start"),

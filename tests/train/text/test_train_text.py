@@ -14,7 +14,7 @@ from linattn.support.options import OptionError
 from linattn.tasks.text import text_task
 from linattn.train import rounds
 from linattn.train.optimizer import split_by_decay
-from linattn.train.schedule import warmed_cosine
+from linattn.train.schedule import warmed_cosine, warmed_line
 from linattn.train.text.config import TextConfig
 from linattn.train.text.feed import Feed
 from linattn.train.text.hosts import HostOptions, create_host
@@ -44,9 +44,11 @@ def test_softmax_with_canon_solves_recall(tmp_path):
     assert result.records[-1].metrics["loss"] == pytest.approx(nats, rel=1e-5)
 
 
-def test_a_run_in_parts_is_what_torch_alone_does(tmp_path):
-    """Decay on matrices, clipped gradients, warm-up and cosine, one mean over all that a step scores."""
+@pytest.mark.parametrize(("schedule", "eps"), [("cosine", 1e-8), ("linear", 1e-3)])
+def test_a_run_in_parts_is_what_torch_alone_does(schedule, eps, tmp_path):
+    """Decay on matrices, clipped gradients, warm-up and fall, one mean over all that a step scores."""
     config = replace(CONFIG, steps=3, warmup_steps=1, eval_every=0, weight_decay=0.5, clip_norm=0.3)
+    config = replace(config, schedule=schedule, eps=eps)
     host = replace(HOST, dropout=0.0)
     ours, _ = run(tmp_path, config, host)
     plain = create_host(host, TASK, config.seed)
@@ -55,11 +57,13 @@ def test_a_run_in_parts_is_what_torch_alone_does(tmp_path):
     assert {"lm_head.weight", "model.layers.0.attn.qkv.weight"} <= set(decayed)
     named = dict(plain.named_parameters())
     groups = [{"params": [named[n] for n in decayed], "weight_decay": 0.5}]
-    optimizer = AdamW([*groups, {"params": [named[n] for n in free], "weight_decay": 0.0}], betas=config.betas)
+    groups.append({"params": [named[n] for n in free], "weight_decay": 0.0})
+    optimizer = AdamW(groups, betas=config.betas, eps=eps)
+    fall = {"cosine": warmed_cosine, "linear": warmed_line}[schedule]
     for step in range(3):
         batch = TASK.train_batch(8, config.seed, step)
         for group in optimizer.param_groups:
-            group["lr"] = warmed_cosine(step, 3, 1, config.lr, config.min_lr)
+            group["lr"] = fall(step, 3, 1, config.lr, config.min_lr)
         TASK.loss(plain(batch.inputs).logits, batch).backward()
         torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.3)
         optimizer.step()

@@ -6,9 +6,12 @@ from typing import Any, get_args
 from linattn.support.options import OptionError, check_device, check_option
 from linattn.train.checks import check_graphs, check_integer, check_number
 from linattn.train.config import Precision
+from linattn.train.schedule import Schedule
 
 # Fields that leave every weight as it is: a run may be resumed with others.
 _WITHOUT_EFFECT = ("checkpoint_seconds", "graphs")
+# Fields that runs of earlier versions do not know, with what held there: it is left out, so that these go on.
+_AS_EVER = {"schedule": "cosine", "eps": 1e-8}
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,16 @@ class TextConfig:
     lr: float = 1e-3
     """Highest learning rate, reached at the end of the warm-up."""
     min_lr: float = 1e-5
-    """Learning rate where the cosine ends."""
+    """Learning rate of the last step."""
     warmup_steps: int = 100
+    """Steps in which the rate rises, on a straight line."""
+    schedule: Schedule = "cosine"
+    """How the rate falls from there on."""
     weight_decay: float = 0.1
     """On matrices; embeddings, norms, biases and a mechanism's own parameters are left alone."""
     betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    """Added to the denominator of AdamW's step."""
     clip_norm: float | None = 1.0
     """Longest gradient, over all parameters; None: not clipped."""
     eval_every: int = 0
@@ -77,11 +85,13 @@ class TextConfig:
             raise OptionError("min_lr", f"must not exceed lr = {self.lr:g}, got {self.min_lr:g}")
         if self.warmup_steps > self.steps:
             raise OptionError("warmup_steps", f"must not exceed steps = {self.steps}, got {self.warmup_steps}")
+        check_option("schedule", self.schedule, get_args(Schedule))
         check_number("weight_decay", self.weight_decay, least=0)
         if not isinstance(self.betas, tuple) or len(self.betas) != 2:
             raise OptionError("betas", f"must be two numbers, got {self.betas!r}")
         for beta in self.betas:
             check_number("betas", beta, least=0, below=1)
+        check_number("eps", self.eps, above=0)
         if self.clip_norm is not None:
             check_number("clip_norm", self.clip_norm, above=0)
         check_option("precision", self.precision, get_args(Precision))
@@ -91,5 +101,9 @@ class TextConfig:
 
     def fingerprint(self) -> dict[str, Any]:
         """What a resumed run must have in common with the one it goes on with; of the device only its kind counts."""
-        fields = {name: value for name, value in asdict(self).items() if name not in _WITHOUT_EFFECT}
+        fields = {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in _WITHOUT_EFFECT and not (name in _AS_EVER and value == _AS_EVER[name])
+        }
         return {**fields, "betas": list(self.betas), "device": self.device.split(":")[0]}

@@ -13,7 +13,7 @@ from linattn.tasks.text import Sequences
 from linattn.train.meter import Reading
 from linattn.train.records import DivergedError
 from linattn.train.rounds import Rounds
-from linattn.train.schedule import warmed_cosine
+from linattn.train.schedule import SCHEDULES
 from linattn.train.seeds import seed_step
 from linattn.train.text.config import TextConfig
 from linattn.train.text.evaluate import evaluate
@@ -101,7 +101,8 @@ class TextRun(Rounds[StepRecord]):
 
     def learning_rate(self, step: int) -> float:
         config = self.config
-        return warmed_cosine(self.done + step, config.steps, config.warmup_steps, config.lr, config.min_lr)
+        fall = SCHEDULES[config.schedule]
+        return fall(self.done + step, config.steps, config.warmup_steps, config.lr, config.min_lr)
 
     def evaluate(self, reading: Reading, lr: float) -> StepRecord:
         record = self._evaluated(self.feed.test(), reading, lr)
