@@ -7,7 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from linattn.cli.main import app
+from linattn.compare import compare
 from linattn.support import extras
+from linattn.train.text import screen
 
 SHAPE = ["--device", "cpu", "--size", "pico", "--width", "16", "--depth", "2", "--batch-size", "4"]
 TINY = [*SHAPE, "--steps", "2"]
@@ -63,6 +65,39 @@ def test_a_task_is_trained_from_weights_of_another_run(tmp_path):
     assert loads((tmp_path / "b" / "result.json").read_text())["fingerprint"]["start"] == str(tmp_path / "a")
 
 
+def test_glue_goes_on_from_a_model_of_masked_text(text, tmp_path):
+    """And from one that was tuned on another task of GLUE, whose classes may be others."""
+    small = [
+        "--width",
+        "16",
+        "--depth",
+        "1",
+        "--heads",
+        "2",
+        "--batch-size",
+        "4",
+        "--device",
+        "cpu",
+        "--mechanism",
+        "lion",
+    ]
+    for name, classes in (("three", 3), ("two", 2)):
+        (tmp_path / name).mkdir()
+        lines = [json.dumps({"sentence1": "a b", "sentence2": "c", "label": n % classes}) for n in range(6)]
+        for part in ("train", "validation"):
+            (tmp_path / name / f"{part}.jsonl").write_text("\n".join(lines))
+    call("train", "mlm", "--data", text, *small, "--recipe", "masked-text", "--steps", "1", "--length", "16",
+         "--output", tmp_path / "mlm")  # fmt: skip
+    start = tmp_path / "mlm"
+    for name, recipe, steps in (("three", "glue", 1), ("two", "glue-rte", 1), ("two", "glue-large-cola", 1)):
+        out = tmp_path / recipe
+        result = call("train", "task", "glue", "--data", tmp_path / name, *small, "--recipe", recipe, "--start", start,
+                      "--output", out)  # fmt: skip
+        assert result.exit_code == 0, result.output
+        assert f"after {steps} steps" in result.output
+        start = out
+
+
 def test_a_recipe_that_is_named_brings_its_host(tmp_path):
     """What is given beside it stands; without its name a task has its small host."""
     few = ["--set", "train_examples=8", "--set", "test_examples=4", "--set", "length=60", "--set", "shortest=10"]
@@ -99,6 +134,8 @@ def test_a_recipe_that_is_named_brings_its_host(tmp_path):
         (["train", "task", "mqar", *MQAR, "--attention-gate", "relu"],
          ["--attention-gate: must be one of none, linear, silu, got 'relu'"]),
         (["train", "task", "mqar", *MQAR, "--steps", "0"], ["--steps", "at least 1"]),
+        (["train", "task", "mqar", *MQAR, "--schedule", "sine"], ["--schedule: must be one of cosine, linear, got"]),
+        (["compare", "--task", "mqar", *MQAR, "--schedule", "sine"], ["--schedule: must be one of cosine, linear"]),
         (["train", "task", "mqar", *MQAR, "--recipe", "secret"], ["--recipe", "listops"]),
         (["train", "lm", "--data", "README.md", "--length", "32", "--recipe", "listops"],
          ["--recipe: listops is for classification tasks, and text is causal", "one of language, mqar-64,"]),
@@ -167,6 +204,30 @@ def test_a_recipe_of_another_task_of_the_same_kind_is_taken(tmp_path):
     assert loads((tmp_path / "config.json").read_text())["hidden_size"] == 128
     told = loads((tmp_path / "result.json").read_text())["fingerprint"]
     assert told["lr"] == 5e-4
+
+
+def test_a_recipe_that_is_not_named_brings_its_data_and_its_rates(text, tmp_path, monkeypatch):
+    """To one run and to a comparison alike; options that are given win."""
+    configs, jobs = [], []
+    monkeypatch.setattr(compare, "compare", lambda config, _: configs.append(config) or 0)
+    monkeypatch.setattr(screen, "train_text_on_screen", lambda job, _: jobs.append(job) or 0)
+
+    def told(*arguments):
+        result = call(*arguments, "--device", "cpu", "--output", tmp_path)
+        assert result.exit_code == 0, result.output
+
+    told("compare", "--task", "mad-recall", "--mechanisms", "elu")
+    assert configs[0].settings == {"train_examples": 12_800}
+    assert configs[0].train.steps == 20_000
+    told("compare", "--task", "mad-recall", "--mechanisms", "elu", "--set", "train_examples=1280")
+    assert (configs[1].settings, configs[1].train.steps) == ({"train_examples": 1280}, 2000)
+    told("compare", "--task", "listops", "--mechanisms", "elu")
+    told("compare", "--task", "listops", "--mechanisms", "elu", "--schedule", "cosine")
+    assert [config.train.schedule for config in configs[2:]] == ["linear", "cosine"]
+    told("train", "mlm", "--data", text, "--length", "32")
+    told("train", "mlm", "--data", text, "--length", "32", "--set", "share=0.2", "--schedule", "cosine")
+    assert [job.task.share for job in jobs] == [0.3, 0.2]
+    assert [job.changes["schedule"] for job in jobs] == [None, "cosine"]
 
 
 @pytest.mark.parametrize(

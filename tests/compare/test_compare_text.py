@@ -67,6 +67,20 @@ def test_a_place_for_what_is_drawn_may_be_named_later():
     assert kept.fingerprint() == CONFIG.fingerprint()
 
 
+def test_a_folder_of_an_earlier_version_goes_on(tmp_path):
+    """What it does not know is as it was then: how the rate falls, eps, heads by their width, tied embeddings."""
+    config = replace(CONFIG, output=tmp_path)
+    known = {n: v for n, v in config.fingerprint().items() if n not in ("schedule", "eps", "head_dim", "tied")}
+    (tmp_path / "settings.json").write_text(json.dumps(known))
+    main.same_settings(config)
+    with pytest.raises(OptionError, match="schedule was None, now linear"):
+        main.same_settings(replace(config, train=replace(config.train, schedule="linear")))
+    texts, train = Texts(config), {"steps": 2}
+    meta = {"train": train | {"schedule": "cosine", "eps": 1e-8}, "device": "cpu"}
+    names = ["softmax 16"]
+    assert main.cost_key(tmp_path, meta, texts, names) == main.cost_key(tmp_path, meta | {"train": train}, texts, names)
+
+
 def run(config):
     screen = StringIO()
     return compare(config, Console(file=screen, width=160)), screen.getvalue()

@@ -50,9 +50,7 @@ def test_groups_hold_each_trained_parameter_once():
     assert sorted(grouped) == sorted(id(p) for p in model.parameters() if p.requires_grad)
 
 
-@pytest.mark.parametrize(
-    ("config", "eps"), [(TrainConfig(), 1e-8), (TextConfig(), 1e-8), (TextConfig(eps=1e-6), 1e-6)]
-)
+@pytest.mark.parametrize(("config", "eps"), [(TrainConfig(), 1e-8), (TextConfig(), 1e-8), (TextConfig(eps=1e-6), 1e-6)])
 def test_a_config_may_say_what_is_added_to_the_denominator(config, eps):
     assert {group["eps"] for group in create_optimizer(nn.Linear(2, 2), config).param_groups} == {eps}
 

@@ -43,13 +43,12 @@ def text(
     from linattn.compare.text.settings import TextCompareConfig
     from linattn.compare.workers import default_jobs
     from linattn.support.extras import need
-    from linattn.train.text.recipes import configure, create_task, recipe_settings
+    from linattn.train.text.recipes import configure, task_with_settings
 
     with option_errors(own_options=OWN_OPTIONS):
         need("a comparison of language models", "accelerate", "transformers", "safetensors")
         lrs, channels = numbers("lr", lr), integers("widths", widths)
-        settings = recipe_settings(shared.recipe, task) | task_settings(data, changed)
-        made = create_task(task, settings)
+        made, settings = task_with_settings(task, task_settings(data, changed), shared.recipe)
         changes = shared.changes() | {"lr": lrs[0] if len(lrs) == 1 else None}
         train = configure(made, changes, shared.recipe, shared.tokens)
         host = host_of(shared, made)

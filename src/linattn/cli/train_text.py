@@ -111,6 +111,8 @@ def host_of(shared: TextOptions, made: Any) -> "HostOptions":
         _one_of("attention_norm", shared.attention_norm, (AUTOMATIC, *ATTENTION_NORMS)),
         _one_of("attention_gate", shared.attention_gate, ATTENTION_GATES),
         shared.dropout,
+        None if shared.heads else published.get("head_dim"),
+        published.get("tied"),
     )
 
 

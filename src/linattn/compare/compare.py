@@ -109,7 +109,9 @@ def compare(config: AnyConfig, console: Console) -> int:
 
 def cost_key(output: Path, meta: dict[str, Any], subject: Subject, names: list[str]) -> tuple[Path, dict[str, Any]]:
     """Where the costs of mechanisms that are measured together lie, and what they depend on."""
-    key = meta["train"] | {"mechanisms": names, "device": meta["device"]}
+    # The update is not timed: what it is told, in runs since these fields are there, does not tell costs apart.
+    train = {name: value for name, value in meta["train"].items() if name not in ("schedule", "eps")}
+    key = train | {"mechanisms": names, "device": meta["device"]}
     key["details"] = [subject.details(name) for name in names]
     name = folder_name(names[0]) if len(names) == 1 else "together"
     return output / "costs" / f"{name}.json", loads_like(key)

@@ -11,7 +11,6 @@ from linattn.tasks.text import text_task
 from linattn.train.text.ahead import ahead
 from linattn.train.text.hosts import HostOptions, count_parameters, create_host, with_parameters
 from linattn.train.text.pattern import layer_names, parse_options
-from linattn.train.text.recipes import configure, create_task, recipe_of, size_of
 from linattn.train.text.start import take_weights
 
 
@@ -92,8 +91,8 @@ def test_a_norm_stands_behind_mechanisms_that_have_none(mechanism, options, norm
         (lambda: create_host(replace(HOST, heads=3), TASK, 0), "heads: num_attention_heads must divide hidden_size"),
         (lambda: create_host(replace(HOST, mechanism="agent"), TASK, 0), "mechanism: mechanism 'agent' is only"),
         (lambda: create_host(replace(HOST, mechanism="nobody"), TASK, 0), "nobody"),
-        (lambda: configure(TASK, {"steps": 3}, tokens=100), "tokens: gives the budget"),
-        (lambda: configure(TASK, {}, "secret"), "recipe: must be one of"),
+        (lambda: create_host(replace(HOST, head_dim=5), TASK, 0), "width: must be a multiple of 5, .* got 16"),
+        (lambda: create_host(replace(HOST, head_dim=8, heads=2), TASK, 0), "head_dim: .* name one"),
     ],
 )  # fmt: skip
 def test_a_wrong_option_is_named(make, words):
@@ -109,16 +108,6 @@ def test_parameters_are_made_equal():
     after = count_parameters(create_host(found, TASK, 0))
     assert before - wanted > 3 * 16 * 4, "zeros has a map of its own"
     assert abs(after - wanted) <= 3 * 16 * 4 / 2
-
-
-def test_recipes_are_those_of_the_papers():
-    config = configure(text_task("mqar", length=512, pairs=64), {})
-    assert (config.steps, config.batch_size, config.weight_decay) == (64 * 100_000 // 128, 128, 0.1)
-    short = configure(text_task("listops"), {"steps": 500, "lr": 1e-3, "clip_norm": 0})
-    assert (short.warmup_steps, short.min_lr, short.clip_norm) == (100, 0.0, None)
-    assert recipe_of(text_task("passkey")) == "language"
-    assert size_of(text_task("listops")) == "lra"
-    assert create_task("mqar", {"pairs": 3}, "mqar-64").train_examples == 100_000
 
 
 def test_weights_of_another_run_are_taken_whole_or_not_at_all(tmp_path):

@@ -62,12 +62,14 @@ class Texts(Subject):
         config, task = self.config, self.task
         model = create_host(self.hosts[config.mechanisms[0]], task, 0).config
         widths = [width for width in config.widths if width is not None]
+        per_head = config.host.head_dim
+        heads = model.num_attention_heads if per_head is None else [width // per_head for width in widths]
         host = {
             "size": config.host.size,
             "tokens": task.length,
             "width": widths or model.hidden_size,
             "depth": model.num_hidden_layers,
-            "heads": model.num_attention_heads,
+            "heads": heads or model.num_attention_heads,
             "equal_parameters": config.equal_parameters,
             "attention_gate": config.host.attention_gate,
             "dropout": config.host.dropout,

@@ -7,6 +7,7 @@ from typing import Any
 
 PAPER = "Physics of Language Models 4.1, arXiv:2512.17351"
 RELEASED = f"{PAPER}, its released code"
+EPS = 1e-6  # of Depo and Brevo
 DEPO_RATES = (3e-4, 5e-4, 1e-3, 2e-3)
 CAPO = {50_000: 12, 100_000: 24, 200_000: 48, 500_000: 96, 1_000_000: 192, 2_000_000: 384}  # people: batch
 EXPOSURES = 100
@@ -16,7 +17,7 @@ PEOPLE_OF_WINDOW = 10  # of 512 tokens
 def _standard(task: str, batch_size: int, steps: int, settings: dict[str, Any], **other: Any) -> dict[str, Any]:
     shared: dict[str, Any] = {
         "source": PAPER, "learning_rates": DEPO_RATES, "weight_decays": (0.03,), "warmup": 1000, "layers": 8,
-        "width": (512, 768), "betas": (0.9, 0.98), "floor": 0.1,
+        "width": (512, 768), "head_dim": 64, "betas": (0.9, 0.98), "floor": 0.1,
     }  # fmt: skip
     return {"task": task, "batch_size": batch_size, "steps": steps, "settings": settings} | shared | other
 
@@ -26,11 +27,12 @@ def _depo() -> dict[str, dict[str, Any]]:
     for nodes, steps in ((225, 87_500), (300, 100_000), (375, 112_500)):
         for hops in (8, 4):
             settings = {"letters": 50, "word_length": (1, 2), "nodes": nodes, "hops": hops, "length": 2048}
-            found[f"depo1-{nodes}" + ("" if hops == 8 else "-4hops")] = _standard("depo", 128, steps, settings)
+            name = f"depo1-{nodes}" + ("" if hops == 8 else "-4hops")
+            found[name] = _standard("depo", 128, steps, settings, eps=EPS)
     for nodes, steps in ((75, 100_000), (100, 125_000), (125, 150_000)):
         for letters, source, ending in ((4, PAPER, ""), (3, RELEASED, "-released")):
             settings = {"letters": letters, "word_length": (5, 7), "nodes": nodes, "hops": 16, "length": 2048}
-            found[f"depo2-{nodes}{ending}"] = _standard("depo", 128, steps, settings, source=source)
+            found[f"depo2-{nodes}{ending}"] = _standard("depo", 128, steps, settings, source=source, eps=EPS)
     return found
 
 
@@ -40,10 +42,10 @@ def _brevo() -> dict[str, dict[str, Any]]:
         ending = "" if which == "paper" else "-released"
         for nodes, steps in ((70, 100_000), (90, 125_000), (110, 150_000)):
             settings: dict[str, Any] = {"nodes": nodes, "source": which, "length": 1024}
-            found[f"brevo1-{nodes}{ending}"] = _standard("brevo", 256, steps, settings, source=source)
+            found[f"brevo1-{nodes}{ending}"] = _standard("brevo", 256, steps, settings, source=source, eps=EPS)
         for nodes, steps in ((30, 200_000), (40, 225_000), (50, 250_000)):
             settings = {"nodes": nodes, "letters": 4, "word_length": (2, 4), "source": which, "length": 1536}
-            found[f"brevo2-{nodes}{ending}"] = _standard("brevo", 192, steps, settings, source=source)
+            found[f"brevo2-{nodes}{ending}"] = _standard("brevo", 192, steps, settings, source=source, eps=EPS)
     return found
 
 
@@ -71,7 +73,7 @@ def _capo() -> dict[str, dict[str, Any]]:
     return {
         f"capo-{people // 1000}k": _standard(
             "capo", batch, EXPOSURES * people // (batch * PEOPLE_OF_WINDOW), {"people": people, "length": 512},
-            learning_rates=(3e-4, 5e-4) if people > 1_000_000 else (5e-4, 1e-3), weight_decays=(0.01,),
+            learning_rates=(3e-4, 5e-4) if people > 1_000_000 else (5e-4, 1e-3), weight_decays=(0.01,), tied=True,
         )
         for people, batch in CAPO.items()
     }  # fmt: skip

@@ -39,6 +39,10 @@ class GeneratedTask(SequenceTask):
         if self.train_examples is not None:
             at_least("train_examples", self.train_examples, 1)
 
+    @property
+    def train_size(self) -> int | None:
+        return self.train_examples
+
     @abstractmethod
     def draw(self, generator: torch.Generator, count: int, train: bool) -> Sequences:
         """``count`` sequences; ``train`` for tasks that train on more than they test."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from linattn.support.options import SettingError
 from linattn.tasks.text.batch import Sequences
 from linattn.tasks.text.checks import at_least
-from linattn.tasks.text.documents import as_bytes, read_jsonl
+from linattn.tasks.text.documents import as_bytes, count_jsonl, read_jsonl
 from linattn.tasks.text.encoders import Bytes, Pretrained
 from linattn.tasks.text.examples import Examples
 from linattn.tasks.text.labelled import LabelledTask, find_jsonl
@@ -81,6 +81,9 @@ class Glue(LabelledTask):
     @property
     def classes(self) -> int:
         return len(self.label_names)
+
+    def train_rows(self) -> int:
+        return count_jsonl(find_jsonl(self.data, ("train",)))
 
     def read(self, part: str) -> Examples:
         path = find_jsonl(self.data, ("train",) if part == "train" else TEST_FILES)

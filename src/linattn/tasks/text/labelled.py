@@ -47,6 +47,16 @@ class LabelledTask(SequenceTask):
     def read(self, part: str) -> Examples:
         """The examples of "train" or "test"."""
 
+    def train_rows(self) -> int:
+        """How many training examples the files hold; a task that can count them without reading them does."""
+        return len(self._train)
+
+    @property
+    def train_size(self) -> int:
+        """Without those held out."""
+        rows = self.train_rows()
+        return rows - round(self.hold_out * rows)
+
     @once
     def _train(self) -> Examples:
         return self.read("train")

@@ -54,6 +54,9 @@ class LraImage(LabelledTask):
     def classes(self) -> int:
         return self.images.num_classes
 
+    def train_rows(self) -> int:
+        return len(self.images.train)
+
     def read(self, part: str) -> Examples:
         split = self.images.train if part == "train" else self.images.test
         pictures = split.images

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from linattn.support.options import SettingError
 from linattn.tasks.text.checks import at_least
-from linattn.tasks.text.documents import as_bytes, read_jsonl, row_text
+from linattn.tasks.text.documents import as_bytes, count_jsonl, read_jsonl, row_text
 from linattn.tasks.text.examples import Examples
 from linattn.tasks.text.labelled import LabelledTask, find_jsonl
 
@@ -37,6 +37,9 @@ class LraText(LabelledTask):
     @property
     def classes(self) -> int:
         return self.num_classes
+
+    def train_rows(self) -> int:
+        return count_jsonl(find_jsonl(self.data, ("train",)))
 
     def read(self, part: str) -> Examples:
         path = find_jsonl(self.data, (part,))

@@ -75,6 +75,10 @@ class MqarMix(SequenceTask):
     def length(self) -> int:  # type: ignore[override]
         return max(case[0] for case in (*self.train, *self.test))
 
+    @property
+    def train_size(self) -> int:
+        return sum(examples for _, _, examples in self.train)
+
     def train_batch(self, batch_size: int, seed: int, step: int) -> Sequences:
         at_least("batch_size", batch_size, 1)
         each = torch.tensor([examples // batch_size for _, _, examples in self.train])

@@ -7,6 +7,7 @@ from typing import Any
 
 from linattn.support.options import check_option
 from linattn.tasks.synthetic.published import PUBLISHED
+from linattn.tasks.text.glue_settings import GLUE
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,10 @@ class Standard:
             tries many or says nothing.
         examples: training examples of an epoch where the source has a number; None: as many as the files hold.
         source: where the numbers are from.
-        betas: of AdamW.
+        betas, eps: of AdamW.
         floor: share of the highest learning rate that it falls to.
+        head_dim: channels of a head where these are fixed and not the number of heads.
+        tied: one matrix for embeddings and head.
     """
 
     task: str
@@ -42,6 +45,9 @@ class Standard:
     settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     betas: tuple[float, float] = (0.9, 0.999)
     floor: float = 0.0
+    eps: float = 1e-8
+    head_dim: int | None = None
+    tied: bool = False
 
 
 ZOOLOGY = "Zoology, arXiv:2312.04927, figure 2 and its repository; no feed-forward"
@@ -51,6 +57,11 @@ NYSTROM = "the PyTorch setting of linear-attention papers, from Nystromformer's 
 S5 = "sizes of S5 (arXiv:2208.04933), which LION (NeurIPS 2025) uses with AdamW at 5e-4; weight decay of S4"
 LRA_EXAMPLES = {"listops": 96_000, "lra-text": 25_000, "lra-image": 45_000, "pathfinder": 160_000}
 MAD_RATES = (1e-4, 5e-4, 1e-3)
+# The arena's program at 128 pixels: 35 // 4 short curves of 14 // 3 dashes, gaps of twice the smaller of its margins.
+PATH_X: dict[str, Any] = {
+    "size": 128, "dash": 5.0, "gap": 4.0, "separation": 5.0, "thickness": 1.5, "marker": 3.0, "seed_distance": 20.0,
+    "continuity": 1.8, "distractors": 8, "distractor_contour": 4, "contrast": 0.9,
+}  # fmt: skip
 ZOOLOGY_RATES = (1e-4, 4.64e-4, 2.15e-3, 1e-2)  # four, equal in ratio
 
 
@@ -110,16 +121,13 @@ STANDARDS: Mapping[str, Standard] = MappingProxyType({
     "lra-text-s5": _s5("lra-text", 6, 256, 50, 35, length=4096),
     "lra-image-s5": _s5("lra-image", 6, 512, 50, 250),
     "pathfinder-s5": _s5("pathfinder", 6, 192, 64, 200, train_examples=160_000, test_examples=20_000),
+    "path-x-s5": _s5("pathfinder", 6, 128, 32, 75, train_examples=160_000, test_examples=20_000, **PATH_X),
     "masked-text": Standard(
         "masked-text", "LION (NeurIPS 2025) after M2-BERT base", 4096, (8e-4,), (1e-5,), steps=70_000, warmup=0.06,
-        lr_schedule="linear", layers=12, width=(768,), heads=12,
+        lr_schedule="linear", layers=12, width=(768,), heads=12, betas=(0.9, 0.98), eps=1e-6,
         settings={"length": 128, "share": 0.3, "test_share": 0.15},
     ),
-    "glue": Standard(
-        "glue", "LION (NeurIPS 2025), large: epochs 2 to 10 by task, 3 for MNLI and SST-2", 32, (1e-5,), (5e-6,),
-        epochs=3, layers=24, width=(1024,), heads=16, settings={"length": 128},
-    ),
-    **{name: Standard(**fields) for name, fields in PUBLISHED.items()},
+    **{name: Standard(**fields) for name, fields in (GLUE | PUBLISHED).items()},
 })  # fmt: skip
 
 

@@ -57,6 +57,11 @@ class SequenceTask(ABC):
         What is there already is not made again.
         """
 
+    @property
+    def train_size(self) -> int | None:
+        """Training sequences of an epoch; None where there is no end of them."""
+        return None
+
     @abstractmethod
     def train_batch(self, batch_size: int, seed: int, step: int) -> Sequences:
         """Batch number ``step``, from these three numbers alone."""

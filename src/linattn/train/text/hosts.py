@@ -36,14 +36,23 @@ class HostOptions:
     attention_gate: str | None = None
     """The activation of a gate behind that norm, made of the input, as RetNet, GLA and mLSTM have one."""
     dropout: float = 0.0
+    head_dim: int | None = None
+    """Channels of a head, which fix the number of heads at every width; in the place of ``heads``."""
+    tied: bool | None = None
+    """One matrix for embeddings and head."""
 
     def check(self) -> None:
         """Raise ``OptionError`` for what is wrong whatever the task."""
         check_option("size", self.size, SIZES)
-        for name in ("width", "depth", "heads", "mlp_width"):
+        for name in ("width", "depth", "heads", "mlp_width", "head_dim"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OptionError(name, f"must be an integer >= 1, got {value}")
+        if self.heads is not None and self.head_dim is not None:
+            raise OptionError("head_dim", f"fixes how many heads there are, and so does heads = {self.heads}: name one")
+        width = self.shape["hidden_size"]
+        if self.head_dim is not None and width % self.head_dim:
+            raise OptionError("width", f"must be a multiple of {self.head_dim}, the channels of a head, got {width}")
         layer_options(self.names, self.options)
 
     @property
@@ -55,9 +64,10 @@ class HostOptions:
             if scaled is not None:
                 found["intermediate_size"] = max(1, scaled * self.width // found["hidden_size"])
             found["hidden_size"] = self.width
-        changed = {"num_hidden_layers": self.depth, "num_attention_heads": self.heads,
-                   "intermediate_size": self.mlp_width, "rotary": self.rotary}  # fmt: skip
-        if self.heads is not None:
+        heads = self.heads if self.head_dim is None else found["hidden_size"] // self.head_dim
+        changed = {"num_hidden_layers": self.depth, "num_attention_heads": heads, "intermediate_size": self.mlp_width,
+                   "rotary": self.rotary, "tie_word_embeddings": self.tied}  # fmt: skip
+        if heads is not None:
             found.pop("num_key_value_heads", None)
         return found | {name: value for name, value in changed.items() if value is not None}
 

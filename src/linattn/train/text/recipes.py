@@ -1,16 +1,17 @@
 """Recipes for tasks of sequences: configs with the settings of the papers they come from."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
-from linattn.support.options import OptionError, check_option
+from linattn.support.options import OptionError, SettingError, check_option
 from linattn.tasks.text import SequenceTask, text_task
 from linattn.tasks.text.registry import task_class
 from linattn.tasks.text.settings import STANDARDS, Standard
 from linattn.train.text.config import TextConfig
 
 LANGUAGE = "language"
+SHAPE = ("length", "size")  # settings that recipes of one task differ by
 # Host by task; those that are not named have that of a language model.
 SIZES_OF = {"mqar": "mqar", "listops": "lra", "lra": "lra", "pathfinder": "lra", "mad": "mad", "regbench": "mad"}
 
@@ -20,18 +21,25 @@ def language() -> TextConfig:
     return TextConfig(5000, 32, lr=1e-3, min_lr=1e-4, warmup_steps=250, weight_decay=0.1, betas=(0.9, 0.98))
 
 
-def published(standard: Standard) -> TextConfig:
-    """The numbers of a paper; of several learning rates one from the middle. All fall by a cosine.
+def published(standard: Standard, examples: int | None = None) -> TextConfig:
+    """The numbers of a paper; of several learning rates one from the middle.
+
+    Where the paper counts epochs these are epochs of ``examples``, of what the task at hand has
+    (``SequenceTask.train_size``): 3 epochs of a smaller set are fewer steps. None: of as many as the paper's had.
 
     Example:
         >>> config = published(STANDARDS["listops"])
-        >>> config.steps, config.batch_size, config.lr, config.warmup_steps
-        (5000, 32, 0.0001, 1000)
+        >>> config.steps, config.batch_size, config.lr, config.warmup_steps, config.schedule
+        (5000, 32, 0.0001, 1000, 'linear')
+        >>> published(STANDARDS["mqar-mix"]).steps, published(STANDARDS["mqar-mix"], 90_000).steps
+        (22500, 11250)
     """
     steps, batch = standard.steps, standard.batch_size
     if steps is None:
-        examples = standard.settings.get("train_examples", 50_000)
-        steps = (standard.epochs or 1) * examples // batch
+        examples = standard.examples if examples is None else examples
+        if examples is None:
+            raise OptionError("examples", f"must be given: {standard.task} has as many as its files hold, got None")
+        steps = max(1, (standard.epochs or 1) * examples // batch)
     warmup = standard.warmup if standard.warmup >= 1 else standard.warmup * steps
     lr = standard.learning_rates[len(standard.learning_rates) // 2]
     return TextConfig(
@@ -41,7 +49,9 @@ def published(standard: Standard) -> TextConfig:
         min_lr=standard.floor * lr,
         warmup_steps=round(warmup),
         weight_decay=standard.weight_decays[-1],
-        betas=(0.9, 0.98) if standard.task == "masked-text" else standard.betas,
+        schedule=standard.lr_schedule,
+        betas=standard.betas,
+        eps=standard.eps,
     )
 
 
@@ -50,16 +60,31 @@ def recipes() -> list[str]:
 
 
 def recipe_of(task: SequenceTask) -> str:
-    """The recipe of a task: that of its name and length, else that of a language model.
+    """The recipe of a task: that of its name and length, else the first of its name, else that of a language model.
 
     Example:
         >>> from linattn.tasks.text import text_task
         >>> recipe_of(text_task("mqar", length=512, pairs=64)), recipe_of(text_task("passkey"))
         ('mqar-512', 'language')
     """
-    known = [name for name, standard in STANDARDS.items() if standard.task == task.name]
-    by_length = [name for name in known if STANDARDS[name].settings.get("length", task.length) == task.length]
-    return next(iter([*by_length, *known]), LANGUAGE)
+    return _recipe_by_shape(task.name, {name: getattr(task, name) for name in SHAPE if hasattr(task, name)})
+
+
+def _recipe_by_shape(task: str, given: Mapping[str, Any]) -> str:
+    """The recipe of a task that was not made yet; what is not ``given`` is as the task has it by default."""
+    known = [name for name, standard in STANDARDS.items() if standard.task == task]
+    if not known:
+        return LANGUAGE
+    usual = _usual(task)
+    wanted = {name: given.get(name, usual[name]) for name in SHAPE if name in usual}
+    fit = [name for name in known if wanted == {n: STANDARDS[name].settings.get(n, usual[n]) for n in wanted}]
+    return next(iter([*fit, *known]))
+
+
+def _usual(task: str) -> dict[str, Any]:
+    """The settings of a task that have a default."""
+    own: Any = task_class(task)
+    return {field.name: field.default for field in fields(own) if field.init and field.default is not MISSING}
 
 
 def check_recipe(recipe: str, task: SequenceTask) -> None:
@@ -91,11 +116,36 @@ def recipe_settings(recipe: str, task: str) -> dict[str, Any]:
 def create_task(name: str, settings: Mapping[str, Any], recipe: str = "") -> SequenceTask:
     """The task with the settings that are given, and else those of the recipe.
 
+    Where no recipe is named, the one that :func:`configure` takes decides about the settings too: its epochs are those
+    of its data. Which one it is follows from the length that is given.
+
     Example:
         >>> create_task("mqar", {"pairs": 8}, "mqar-512").length
         512
+        >>> task = create_task("mqar", {"length": 512})
+        >>> task.pairs, task.train_examples
+        (64, 100000)
     """
-    return text_task(name, **(recipe_settings(recipe, name) | dict(settings)))
+    return task_with_settings(name, settings, recipe)[0]
+
+
+def task_with_settings(name: str, settings: Mapping[str, Any], recipe: str = "") -> tuple[SequenceTask, dict[str, Any]]:
+    """:func:`create_task`, and the settings that ``text_task`` was given to make it."""
+    given = dict(settings)
+    if recipe:
+        given = recipe_settings(recipe, name) | given
+        return text_task(name, **given), given
+    usual = _usual(name)
+    # What the task has anyway is not written down: comparisons are told apart by what is.
+    own = {n: v for n, v in recipe_settings(_recipe_by_shape(name, given), name).items() if usual.get(n) != v}
+    sizes = {n: v for n, v in own.items() if n.endswith("_examples")}
+    # Nobody asked for them: settings that do not go with those that are given give way, first what a sequence is.
+    for brought in (own, sizes):
+        try:
+            return text_task(name, **(brought | given)), brought | given
+        except SettingError:
+            continue
+    return text_task(name, **given), given
 
 
 def size_of(task: SequenceTask) -> str:
@@ -103,21 +153,30 @@ def size_of(task: SequenceTask) -> str:
     return SIZES_OF.get(task.name, SIZES_OF.get(task.name.split("-")[0], "small"))
 
 
-def host_of_recipe(recipe: str) -> dict[str, int]:
+def host_of_recipe(recipe: str) -> dict[str, Any]:
     """Depth, width and heads of the model that a recipe is for, as far as its source has one number each.
 
-    Of several widths the smallest. Nothing where no recipe is named: a task's usual host is small.
+    They are fields of ``HostOptions``. Of several widths the smallest. Nothing where no recipe is named: a task's usual
+    host is small.
 
     Example:
         >>> host_of_recipe("listops-s5"), host_of_recipe("")
         ({'depth': 8, 'width': 128}, {})
+        >>> host_of_recipe("capo-50k")
+        {'depth': 8, 'width': 512, 'head_dim': 64, 'tied': True}
     """
     if recipe in ("", LANGUAGE):
         return {}
     check_option("recipe", recipe, recipes())
     source = STANDARDS[recipe]
-    found = {"depth": source.layers, "width": min(source.width, default=None), "heads": source.heads}
+    found = {"depth": source.layers, "width": min(source.width, default=None), "heads": source.heads,
+             "head_dim": source.head_dim, "tied": source.tied or None}  # fmt: skip
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _published_for(standard: Standard, task: SequenceTask) -> TextConfig:
+    """Of the epochs that the task has; what it is not asked for it need not read."""
+    return published(standard, None if standard.steps is not None else task.train_size)
 
 
 def configure(
@@ -140,7 +199,7 @@ def configure(
     given = {name: value for name, value in changes.items() if value is not None}
     if "clip_norm" in given:
         given["clip_norm"] = given["clip_norm"] or None
-    plain = language() if recipe == LANGUAGE else published(STANDARDS[recipe])
+    plain = language() if recipe == LANGUAGE else _published_for(STANDARDS[recipe], task)
     if tokens is not None:
         if "steps" in given:
             raise OptionError("tokens", "gives the budget, and so does steps: leave one of them out")

@@ -1,0 +1,43 @@
+"""How models are tuned on the tasks of GLUE, as fields of ``Standard``, by name.
+
+``glue-rte`` is for the base model of the recipe ``masked-text``, ``glue-large-rte`` for one of 24 layers; without a
+task at the end the numbers are those of MNLI, the largest. Which task it is the files do not tell: name its recipe. RTE
+and MRPC start from a model that was tuned on MNLI.
+"""
+
+from typing import Any
+
+# Task: sequences of a step, epochs, learning rate and weight decay of base, then epochs and weight decay of large.
+TABLE = {
+    "mnli": (48, 3, 5e-5, 5e-6, 3, 5e-6),
+    "qnli": (16, 10, 5e-5, 1e-6, 10, 1e-6),
+    "qqp": (16, 5, 3e-5, 3e-6, 5, 3e-6),
+    "rte": (16, 3, 1e-5, 1e-6, 2, 1e-6),
+    "sst2": (16, 3, 3e-5, 3e-6, 3, 3e-6),
+    "mrpc": (32, 10, 8e-5, 8e-5, 10, 8e-6),
+    "cola": (32, 10, 8e-5, 5e-6, 10, 1e-6),
+}
+BASE = "LION (NeurIPS 2025) after M2-BERT base, from M2's repository"
+LARGE = "LION (NeurIPS 2025), large: M2-BERT's with every learning rate 1e-5"
+LARGE_RATE = 1e-5
+
+
+def _glue(task: str) -> dict[str, dict[str, Any]]:
+    batch, epochs, lr, decay, large_epochs, large_decay = TABLE[task]
+    shared: dict[str, Any] = {
+        "task": "glue", "batch_size": batch, "warmup": 0.06, "lr_schedule": "linear", "betas": (0.9, 0.98),
+        "eps": 1e-6, "settings": {"length": 128},
+    }  # fmt: skip
+    base = {"source": BASE, "learning_rates": (lr,), "weight_decays": (decay,), "epochs": epochs,
+            "layers": 12, "width": (768,), "heads": 12}  # fmt: skip
+    large = {"source": LARGE, "learning_rates": (LARGE_RATE,), "weight_decays": (large_decay,),
+             "epochs": large_epochs, "layers": 24, "width": (1024,), "heads": 16}  # fmt: skip
+    return {f"glue-{task}": shared | base, f"glue-large-{task}": shared | large}
+
+
+_BY_TASK: dict[str, dict[str, Any]] = {name: fields for task in TABLE for name, fields in _glue(task).items()}
+GLUE: dict[str, dict[str, Any]] = {
+    "glue": _BY_TASK["glue-mnli"],
+    "glue-large": _BY_TASK["glue-large-mnli"],
+    **{name: fields for name, fields in _BY_TASK.items() if not name.endswith("mnli")},
+}
