@@ -71,14 +71,15 @@ def synth(
     from linattn.lab.synth.budgets import budget, shown_metrics
     from linattn.lab.synth.run import run
     from linattn.lab.synth.settings import SynthConfig
-    from linattn.train.text.recipes import configure, create_task, recipe_settings
+    from linattn.tasks.text import text_task
+    from linattn.train.text.recipes import configure, recipe_settings
 
     with option_errors(own_options=(), arguments={"task": "TASK"}):
         on_gpu = device_or_default(shared.device).startswith("cuda")
         chosen = budget(task, scale or ("gpu" if on_gpu else "cpu"))
         recipe = shared.recipe or chosen.recipe
         settings = recipe_settings(recipe, task) | chosen.settings | task_settings(None, changed)
-        made = create_task(task, settings)
+        made = text_task(task, **settings)
         lrs = numbers("lr", lr) or chosen.lrs
         given: dict[str, Any] = {name: value for name, value in shared.changes().items() if value is not None}
         # Runs are short: compiling would take longer than it saves.
@@ -89,7 +90,9 @@ def synth(
             host,
             mechanism="softmax",
             depth=shared.depth or chosen.host["depth"],
-            heads=shared.heads or chosen.host["heads"],
+            heads=shared.heads or chosen.host.get("heads"),
+            head_dim=None if shared.heads else chosen.host.get("head_dim"),
+            tied=chosen.host.get("tied"),
         )
         compared = TextCompareConfig(
             task,

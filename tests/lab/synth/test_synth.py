@@ -28,7 +28,7 @@ from linattn.lab.synth.written import share_right
 from linattn.support.options import OptionError
 from linattn.tasks.text import text_task
 from linattn.train.text.config import TextConfig
-from linattn.train.text.hosts import HostOptions
+from linattn.train.text.hosts import HostOptions, count_parameters, create_host
 from linattn.train.text.recipes import create_task
 
 CONFIG = SynthConfig(
@@ -138,12 +138,55 @@ def test_budgets_fit_their_tasks():
             chosen = budget(task, scale)
             made = create_task(task, chosen.settings, chosen.recipe)
             assert made.metric == chosen.metrics[0]
-            assert all(width % chosen.host["heads"] == 0 for width in chosen.widths)
+            assert all(width % HostOptions(width=width, **chosen.host).shape["num_attention_heads"] == 0
+                       for width in chosen.widths)  # fmt: skip
             assert len(shown_metrics(made, chosen)) == (3 if task == "depo" else len(chosen.metrics))
     small, paper = (budget("mano", scale) for scale in ("gpu", "paper"))
     assert small.training({})["warmup_steps"] == 60
     assert small.training({"warmup_steps": 7, "steps": 50})["warmup_steps"] == 7
     assert "warmup_steps" not in paper.training({"steps": 50})  # its recipe has one
+
+
+@pytest.mark.parametrize(
+    ("task", "schedule", "eps", "tied"),
+    [("depo", "cosine", 1e-6, False), ("brevo", "cosine", 1e-6, False), ("capo", "cosine", 1e-8, True),
+     ("mano", "cosine", 1e-8, False), ("lano", "linear", 1e-8, False)],
+)  # fmt: skip
+def test_the_scale_of_the_paper_is_the_papers(task, schedule, eps, tied, monkeypatch):
+    found = configured(monkeypatch, task, "paper")
+    assert (found.train.schedule, found.train.eps) == (schedule, eps)
+    shapes = [found.host_of(name).shape for name in found.mechanisms]
+    by_width = {shape["hidden_size"]: shape["num_attention_heads"] for shape in shapes}
+    assert by_width == {512: 8, 768: 12}
+    assert all(shape["num_hidden_layers"] == 8 for shape in shapes)
+    assert all(shape.get("tie_word_embeddings", False) == tied for shape in shapes)
+
+
+def test_tied_embeddings_are_counted_once(monkeypatch):
+    found = configured(monkeypatch, "capo", "paper")
+    host = replace(found.host, width=64, depth=1)
+    task = text_task("capo", people=10)
+    tied, apart = (count_parameters(create_host(replace(host, tied=t), task, 0)) for t in (True, None))
+    assert apart - tied == 64 * task.vocabulary
+
+
+@pytest.mark.parametrize("task", LAB_TASKS)
+@pytest.mark.parametrize("scale", ["cpu", "gpu"])
+def test_small_scales_are_alike_whatever_the_recipe(task, scale, monkeypatch):
+    found = configured(monkeypatch, task, scale)
+    assert (found.train.schedule, found.train.eps) == ("cosine", 1e-8)
+    assert found.settings == budget(task, scale).settings
+    assert {found.host_of(name).shape["num_attention_heads"] for name in found.mechanisms} == {2}
+    assert configured(monkeypatch, task, scale, "--schedule", "linear").train.schedule == "linear"
+
+
+def configured(monkeypatch, task, scale, *options):
+    """The comparison that the command makes."""
+    seen = []
+    monkeypatch.setattr(lab_run, "run", lambda config, *_, **__: seen.append(config.shared) or 0)
+    called = CliRunner().invoke(app, ["lab", "synth", task, "--scale", scale, "--device", "cpu", *options])
+    assert called.exit_code == 0, called.output
+    return seen[0]
 
 
 def test_wrong_positions_and_samples_are_named():

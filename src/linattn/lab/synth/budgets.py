@@ -4,14 +4,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from linattn.support.options import check_option
+from linattn.train.text.recipes import host_of_recipe
 
 SCALES = ("cpu", "gpu", "paper")
 CPU_HOST = {"size": "small", "depth": 2, "heads": 2}
 GPU_HOST = {"size": "small", "depth": 4, "heads": 2}
 # Small models in short runs take higher rates than the paper's, and a longer part of the run to warm up to them.
-SMALL_TRAIN: dict[str, Any] = {"betas": (0.9, 0.98), "weight_decay": 0.03}
+# They are alike in all else too, whatever the recipe of the task says.
+SMALL_TRAIN: dict[str, Any] = {"betas": (0.9, 0.98), "weight_decay": 0.03, "eps": 1e-8, "schedule": "cosine"}
 WARMUP = 0.05
-PAPER_HOST = {"size": "base", "depth": 8, "heads": 8}
 
 
 @dataclass(frozen=True)
@@ -86,12 +87,15 @@ def budget(task: str, scale: str) -> Budget:
     Example:
         >>> budget("depo", "gpu").settings["nodes"], budget("depo", "paper").recipe
         (8, 'depo1-225')
+        >>> budget("capo", "paper").host
+        {'size': 'base', 'depth': 8, 'head_dim': 64, 'tied': True}
     """
     check_option("task", task, LAB_TASKS)
     check_option("scale", scale, SCALES)
     metrics = METRICS[task]
     if scale == "paper":
-        return Budget({}, {}, metrics, PAPER_HOST, (512, 768), (), PAPER[task])
+        host = {name: value for name, value in host_of_recipe(PAPER[task]).items() if name != "width"}
+        return Budget({}, {}, metrics, {"size": "base"} | host, (512, 768), (), PAPER[task])
     if scale == "cpu":
         settings, train = CPU[task]
         return Budget(settings, {**train, **SMALL_TRAIN}, metrics, CPU_HOST, (64,), (3e-3,))
