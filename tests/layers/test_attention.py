@@ -188,13 +188,29 @@ WRONG = [
     ({"num_heads": 8, "rotary": "features"}, ValueError, "head_dim must be a multiple of 4, got 2"),
     ({"mechanism_options": {"causal": True}}, TypeError, "must not hold 'causal': the layer sets it"),
     ({"mechanism_options": {"wings": 2}}, TypeError, "mechanism 'elu' has no option 'wings'"),
-]
+    ({"num_prefix_tokens": 1, "mechanism": "lion", "mechanism_options": {"order": "snake"}}, ValueError,
+     "order='snake' must hold num_prefix_tokens=1, as the layer has it: these tokens stand before the plane, got 0"),
+    ({"mechanism": "lion", "mechanism_options": {"order": "snake", "num_prefix_tokens": 2}}, ValueError,
+     "must hold num_prefix_tokens=0, .* got 2"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("options", "error", "message"), WRONG, ids=[str(next(iter(o))) for o, _, _ in WRONG])
 def test_bad_options(options, error, message):
     with pytest.raises(error, match=message):
         Attention(**{"dim": DIM, "num_heads": HEADS} | options)
+
+
+@pytest.mark.parametrize("decay", ["fixed", "selective"])
+def test_a_mechanism_that_knows_of_prefix_tokens_sees_the_plane_behind_them(decay):
+    own = {"decay": decay, "order": "snake", "num_prefix_tokens": 1}
+    layer, x = build("lion", num_prefix_tokens=1, mechanism_options=own), draw(13)
+    q, k, v = (heads(x, layer.qkv, slice(i * DIM, (i + 1) * DIM)) for i in range(3))
+    gates = x if decay == "selective" else None
+    out = layer.mechanism(q, k, v, x=gates, spatial_shape=PLANE)
+    torch.testing.assert_close(layer(x, spatial_shape=PLANE), layer.proj(out.transpose(1, 2).flatten(2)), **TOLERANCE)
+    turned = layer(x, spatial_shape=PLANE[::-1])
+    assert (turned - layer(x, spatial_shape=PLANE)).abs().max() > 1e-3, "the plane matters"
 
 
 def test_bad_calls():

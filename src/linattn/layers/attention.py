@@ -11,7 +11,7 @@ from linattn.layers.gate import OutputGate
 from linattn.layers.key_position import KeyPosition
 from linattn.layers.local import LocalBranch
 from linattn.layers.norms import OutputNorm, create_norm
-from linattn.layers.plane import check_plane, wipe
+from linattn.layers.plane import check_plane, mechanism_plane, wipe
 from linattn.layers.reduction import SpatialReduction
 from linattn.layers.rotary import plane_rotation
 from linattn.mechanisms.registry import create_mechanism
@@ -52,7 +52,8 @@ class Attention(nn.Module):
         norm: of the output, before the gate: ``"layer"``, ``"rms"``, or by head ``"head_layer"``, ``"head_rms"``.
         gate: ``"linear"`` or ``"silu"``, from x.
         spatial_reduction: keys and values from one token for every n x n (PVT).
-        num_prefix_tokens: tokens before those of the plane, such as a class token.
+        num_prefix_tokens: tokens before those of the plane, such as a class token. A mechanism is told of the plane
+            behind them if it was told of them too (LION's ``num_prefix_tokens``), else it takes all tokens as a line.
         mechanism_options: options of the mechanism's own.
         impl: form of the algebra, as in ``linear_attention``.
 
@@ -136,8 +137,7 @@ class Attention(nn.Module):
         q, k, v, key_mask, key_shape = self._project(x, key_mask, spatial_shape)
         out = self.mechanism(
             q, k, v, key_mask=key_mask, cu_seqlens=cu_seqlens, x=self._mechanism_input(x),
-            # A mechanism knows the plane alone: with other tokens before it, it takes all of them as a line.
-            spatial_shape=None if self.num_prefix_tokens else spatial_shape,
+            spatial_shape=mechanism_plane(self.mechanism, spatial_shape, self.num_prefix_tokens),
             rotate=self._rotation(spatial_shape, key_shape),
         )  # fmt: skip
         if self.local is not None:

@@ -65,6 +65,7 @@ class AttentionOptions:
         parts = self.plane_parts
         if self.causal and parts:
             raise ValueError(f"{parts[0]} looks at the whole image plane and needs causal=False")
+        self._check_order()
         info = mechanism_info(self.mechanism)
         if self.spatial_reduction > 1 and info.uses_input:
             raise ValueError(
@@ -77,6 +78,15 @@ class AttentionOptions:
             raise ValueError(
                 f"rotary={self.rotary!r} turns pairs of channels by row and by column: head_dim must be a multiple of "
                 f"4, got {self.dim // self.num_heads}"
+            )
+
+    def _check_order(self) -> None:
+        """A snake goes over the plane alone: who orders tokens must know how many stand before it."""
+        told = self.mechanism_options.get("num_prefix_tokens", 0)
+        if self.mechanism_options.get("order") == "snake" and told != self.num_prefix_tokens:
+            raise ValueError(
+                f"mechanism_options with order='snake' must hold num_prefix_tokens={self.num_prefix_tokens}, as the "
+                f"layer has it: these tokens stand before the plane, got {told!r}"
             )
 
     @property

@@ -42,7 +42,7 @@ def canon_positions(canon: str | None) -> frozenset[str]:
 
 
 class Canon(nn.Module):
-    """``h'_t = h_t + sum_{w=0}^{W-1} weight_w * h_{t-w}``: depthwise, causal, without bias and activation.
+    """``h'_t = h_t + sum_{w=0}^{W-1} weight[:, W-1-w] h_{t-w}``: depthwise, causal, without bias and activation.
 
     h ``(B, T, C)`` to ``(B, T, C)``; before the first token h is 0. Every parameter starts from
     ``U(-W^-1/2, W^-1/2)``, as PyTorch starts a depthwise convolution: large enough to matter from the first step. The
@@ -66,6 +66,13 @@ class Canon(nn.Module):
         >>> start, state = canon.with_state(h[:, :3])
         >>> end, state = canon.with_state(h[:, 3:], state=state)
         >>> torch.allclose(torch.cat([start, end], dim=1), canon(h))
+        True
+
+    The last tap is the token's own, as in ``nn.Conv1d``:
+
+        >>> last_tap = torch.tensor([[0.0, 0.0, 0.0, 1.0]]).expand(8, 4)
+        >>> _ = canon.load_state_dict({"weight": last_tap})
+        >>> torch.equal(canon(h), h + h)
         True
     """
 

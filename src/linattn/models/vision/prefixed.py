@@ -12,8 +12,8 @@ from linattn.layers.plane import check_plane, mechanism_plane, prefix_option
 class PrefixedAttention(Attention):
     """:class:`Attention` with ``num_prefix_tokens`` told to its mechanism, together with the plane behind them.
 
-    A plain layer leaves the plane out as soon as other tokens stand before it, and its mechanism sees a line. LION's
-    snakes need both: prefix tokens keep their places at the start of either order, and a selective decay is 1 there.
+    A mechanism that was not told of them gets no plane from a plain layer, and sees a line. LION's snakes need both:
+    prefix tokens keep their places at the start of either order, and a selective decay is 1 there.
     """
 
     def __init__(
