@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from linattn.cli.main import app
 from linattn.compare import compare
+from linattn.compare.text import costs
 from linattn.support import extras
 from linattn.train.text import screen
 
@@ -96,6 +97,39 @@ def test_glue_goes_on_from_a_model_of_masked_text(text, tmp_path):
         assert result.exit_code == 0, result.output
         assert f"after {steps} steps" in result.output
         start = out
+
+
+def test_similar_sentences_are_learnt_and_compared(tmp_path, monkeypatch):
+    """A number from one logit: the longer the first sentence, the higher."""
+    monkeypatch.setattr(costs, "MIN_SECONDS", 0.0)
+    rows = [{"sentence1": "a" * (n % 6), "sentence2": "b", "label": float(n % 6)} for n in range(48)]
+    for part in ("train", "validation"):
+        (tmp_path / f"{part}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    small = ["--data", tmp_path, "--depth", "1", "--heads", "1", "--device", "cpu", "--set", "length=8",
+             "--batch-size", "16", "--steps", "60", "--warmup-steps", "5"]  # fmt: skip
+    one = ["--mechanism", "elu", "--width", "16", "--lr", "0.02"]
+    result = call("train", "task", "stsb", *small, *one, "--output", tmp_path / "a")
+    assert result.exit_code == 0, result.output
+    told = loads((tmp_path / "a" / "result.json").read_text())
+    assert f"elu on stsb: Pearson {told['score']:.2f} % after 60 steps" in result.output
+    assert told["score"] > 80
+    assert told["records"][-1]["train_loss"] < 35 / 12, "less than the spread of the labels"
+    several = [
+        "--mechanisms",
+        "elu",
+        "--widths",
+        "16",
+        "--lr",
+        "0.01,0.02",
+        "--seeds",
+        "1",
+        "--jobs",
+        "1",
+        "--no-weights",
+    ]
+    compared = call("compare", "--task", "stsb", *small, *several, "--output", tmp_path / "c")
+    assert compared.exit_code == 0, compared.output
+    assert "pearson" in compared.output
 
 
 def test_a_recipe_that_is_named_brings_its_host(tmp_path):

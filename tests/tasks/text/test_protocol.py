@@ -28,7 +28,7 @@ SMALL = {
     "brevo": {"nodes": 5, "length": 64},
     "mano": {"operations": 3, "length": 48},
 }
-FILES = {"text", "masked-text", "lra-text", "lra-image", "glue"}
+FILES = {"text", "masked-text", "lra-text", "lra-image", "glue", "stsb"}
 OTHERS = FILES | {"mqar-mix", "capo", "lano"}  # tried in files of their own
 
 

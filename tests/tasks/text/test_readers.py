@@ -117,6 +117,44 @@ def test_glue_f1_and_matthews_against_their_definitions(tmp_path):
     assert found["accuracy"] == pytest.approx(100 * float((true == said).double().mean()))
 
 
+def similar(tmp_path, count=40):
+    rows = [{"sentence1": "a" * (n % 7), "sentence2": "b", "label": round(n % 11 / 2, 1)} for n in range(count)]
+    return write(tmp_path, train=rows, validation=rows[::-1]), [row["label"] for row in rows]
+
+
+def test_similarity_against_numpy(tmp_path):
+    data, labels = similar(tmp_path)
+    task = text_task("stsb", data=data, length=12)
+    assert (task.classes, task.metric, task.train_size) == (1, "pearson", 40)
+    logits = torch.randn(40, 1, generator=torch.Generator().manual_seed(0)) + 2
+    sums: dict = {}
+    for part, batch in zip(logits.split(16), task.test_batches(16), strict=True):
+        assert batch.targets.dtype == torch.float32
+        for name, value in task.score(part, batch).items():
+            sums[name] = sums.get(name, 0.0) + value
+    said, true = logits[:, 0].double().numpy(), np.array(labels[::-1])
+    found = task.metrics(sums)
+    assert found["pearson"] == pytest.approx(100 * np.corrcoef(said, true)[0, 1], rel=1e-9)
+    assert found["loss"] == pytest.approx(((said - true) ** 2).mean(), rel=1e-6)
+    assert found["near"] == pytest.approx(100 * (np.abs(said - true) <= 0.5).mean())
+    whole = next(task.test_batches(40))
+    assert float(task.loss(logits, whole)) == pytest.approx(found["loss"], rel=1e-6)
+    assert task.metrics(task.score(torch.zeros(40, 1), whole))["pearson"] == 0
+    assert task.metrics(task.score(whole.targets[:, None], whole))["pearson"] == pytest.approx(100)
+
+
+def test_similar_pairs_are_held_out_at_every_height(tmp_path):
+    task = text_task("stsb", data=similar(tmp_path, 110)[0], length=12, hold_out=0.2, evaluate="valid")
+    held = torch.cat([batch.targets for batch in task.test_batches(8)])
+    assert len(held) == 22
+    assert held.round().long().bincount().min() >= 2
+    with pytest.raises(OptionError, match="labels: must be None"):
+        text_task("stsb", data=str(tmp_path), labels=("a", "b"))
+    write(tmp_path, train=[{"sentence": "a", "label": "x"}])
+    with pytest.raises(OptionError, match="label must be a number, got 'x'"):
+        text_task("stsb", data=str(tmp_path)).train_batch(1, 0, 0)
+
+
 def test_wrong_files_are_named(tmp_path):
     with pytest.raises(OptionError, match="data: must be a folder"):
         text_task("lra-text", data=str(tmp_path / "none"))
@@ -131,7 +169,7 @@ def test_wrong_files_are_named(tmp_path):
     with pytest.raises(OptionError, match=r"data: .*damaged.npz is no archive, or a damaged one"):
         _ = text_task("lra-image", data=str(tmp_path / "damaged.npz")).length
     write(tmp_path, train=[{"sentence": "a", "label": 2.5}])
-    with pytest.raises(ValueError, match=r"all whole numbers or all names of classes, got 2.5"):
+    with pytest.raises(ValueError, match=r"all names of classes, got 2.5; numbers that .* are those of the task stsb"):
         _ = text_task("glue", data=str(tmp_path)).classes
     write(tmp_path, train=[{"words": "a", "label": 0}])
     with pytest.raises(ValueError, match="a line needs sentence or text, or sentence1 and sentence2"):

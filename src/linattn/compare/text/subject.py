@@ -21,7 +21,7 @@ from linattn.train.text.hosts import HostOptions, count_parameters, create_host,
 from linattn.train.text.loop import task_settings, train_text
 
 VALIDATION_SHARE = 0.1  # of labelled training data, held out while learning rates are chosen
-PERCENT = ("accuracy", "exact_match", "legal")
+PERCENT = ("accuracy", "exact_match", "legal", "pearson")
 
 
 class Texts(Subject):

@@ -22,7 +22,7 @@ class Examples:
     length: int
 
     @classmethod
-    def of(cls, sequences: Sequence[Tensor], labels: Sequence[int], length: int) -> "Examples":
+    def of(cls, sequences: Sequence[Tensor], labels: Sequence[float], length: int) -> "Examples":
         sizes = torch.tensor([0, *(len(sequence) for sequence in sequences)])
         return cls(torch.cat(list(sequences)), sizes.cumsum(0), torch.tensor(labels), length)
 

@@ -74,7 +74,9 @@ class Glue(LabelledTask):
         if not names or any(not isinstance(label, str) for label in found):
             wrong = next((label for label in found if not isinstance(label, int | str)), found[:1])
             raise SettingError(
-                "data", f"{path}: labels must be all whole numbers or all names of classes, got {wrong!r}"
+                "data",
+                f"{path}: labels must be all whole numbers or all names of classes, got {wrong!r}; numbers that "
+                "measure something are those of the task stsb",
             )
         return tuple(sorted(names))
 
@@ -97,7 +99,7 @@ class Glue(LabelledTask):
             raise SettingError("data", f"{path} has no examples")
         return Examples.of(encoded, labels, self.length)
 
-    def _label(self, path: Path, row: Mapping[str, Any], numbers: Mapping[str, int]) -> int:
+    def _label(self, path: Path, row: Mapping[str, Any], numbers: Mapping[str, int]) -> float:
         label = row.get("label")
         if isinstance(label, int) and 0 <= label < len(numbers):
             return label

@@ -1,8 +1,8 @@
 """How models are tuned on the tasks of GLUE, as fields of ``Standard``, by name.
 
 ``glue-rte`` is for the base model of the recipe ``masked-text``, ``glue-large-rte`` for one of 24 layers; without a
-task at the end the numbers are those of MNLI, the largest. Which task it is the files do not tell: name its recipe. RTE
-and MRPC start from a model that was tuned on MNLI.
+task at the end the numbers are those of MNLI, the largest. Which task it is the files do not tell: name its recipe.
+RTE, MRPC and STS-B start from a model that was tuned on MNLI.
 """
 
 from typing import Any
@@ -16,6 +16,7 @@ TABLE = {
     "sst2": (16, 3, 3e-5, 3e-6, 3, 3e-6),
     "mrpc": (32, 10, 8e-5, 8e-5, 10, 8e-6),
     "cola": (32, 10, 8e-5, 5e-6, 10, 1e-6),
+    "stsb": (32, 10, 8e-5, 3e-6, 8, 3e-5),
 }
 BASE = "LION (NeurIPS 2025) after M2-BERT base, from M2's repository"
 LARGE = "LION (NeurIPS 2025), large: M2-BERT's with every learning rate 1e-5"
@@ -25,8 +26,8 @@ LARGE_RATE = 1e-5
 def _glue(task: str) -> dict[str, dict[str, Any]]:
     batch, epochs, lr, decay, large_epochs, large_decay = TABLE[task]
     shared: dict[str, Any] = {
-        "task": "glue", "batch_size": batch, "warmup": 0.06, "lr_schedule": "linear", "betas": (0.9, 0.98),
-        "eps": 1e-6, "settings": {"length": 128},
+        "task": "stsb" if task == "stsb" else "glue", "batch_size": batch, "warmup": 0.06, "lr_schedule": "linear",
+        "betas": (0.9, 0.98), "eps": 1e-6, "settings": {"length": 128},
     }  # fmt: skip
     base = {"source": BASE, "learning_rates": (lr,), "weight_decays": (decay,), "epochs": epochs,
             "layers": 12, "width": (768,), "heads": 12}  # fmt: skip

@@ -28,6 +28,7 @@ TASKS = {
     "pathfinder": ("pathfinder", "Pathfinder"),
     "passkey": ("passkey", "Passkey"),
     "glue": ("glue", "Glue"),
+    "stsb": ("similarity", "Similarity"),
     "depo": ("synthetic.depo", "Depo"),
     "brevo": ("synthetic.brevo", "Brevo"),
     "capo": ("synthetic.capo", "Capo"),

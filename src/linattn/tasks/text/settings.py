@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from linattn.support.options import check_option
 from linattn.tasks.synthetic.published import PUBLISHED
@@ -37,7 +37,7 @@ class Standard:
     steps: int | None = None
     epochs: int | None = None
     warmup: float = 0
-    lr_schedule: str = "cosine"
+    lr_schedule: Literal["cosine", "linear"] = "cosine"
     layers: int | None = None
     width: tuple[int, ...] = ()
     heads: int | None = None

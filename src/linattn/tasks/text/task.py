@@ -30,7 +30,7 @@ class SequenceTask(ABC):
         metric: the entry of ``metrics`` that compares models; ``higher_is_better`` says which way.
         pooling: for classification, which vector stands for the sequence: "mean" or "last".
         vocabulary: token ids are below it.
-        classes: width of the logits of a classification, else None.
+        classes: width of the logits of a classification, 1 for a number; else None.
         length: tokens of the longest sequence.
     """
 
@@ -73,6 +73,11 @@ class SequenceTask(ABC):
     @abstractmethod
     def test_batches(self, batch_size: int) -> Iterator[Sequences]:
         """The same test sequences every time, however many go into a batch; the last batch may be smaller."""
+
+    def training_sums(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Of ``logits (N, V)`` and ``targets (N,)``: the summed loss, in fp32, and how many are hit."""
+        loss = F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum")
+        return loss, (logits.detach().argmax(-1) == targets).sum()
 
     def loss(self, logits: Tensor, batch: Sequences) -> Tensor:
         """Mean cross-entropy in nats over the scored targets, in fp32; gradients flow."""

@@ -2,14 +2,13 @@
 
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.tasks.text import Sequences, SequenceTask
 
 
 class TextNetwork(nn.Module):
-    """``forward``: the summed cross-entropy of the scored targets, and how many of them the largest logit hits.
+    """``forward``: the summed loss of the scored targets, and how many of them are hit, as the task has it.
 
     ``model`` is one of ``linattn.models.language``, with the head that fits the task. Logits are computed where
     something is scored and nowhere else: of a long sequence with few answers they would cost more than the model.
@@ -37,8 +36,7 @@ class TextNetwork(nn.Module):
             hidden, targets = self._hidden(batch).flatten(0, 1), batch.targets
             logits = self.model.lm_head(hidden if rows is None else hidden[rows])
         targets = targets.flatten() if rows is None else targets.flatten()[rows]
-        loss = F.cross_entropy(logits.float(), targets, reduction="sum")
-        return loss, (logits.detach().argmax(-1) == targets).sum()
+        return self.task.training_sums(logits, targets)
 
     def logits(self, batch: Sequences) -> Tensor:
         """Of every place, as ``SequenceTask.score`` takes them."""

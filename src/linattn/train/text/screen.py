@@ -22,7 +22,7 @@ from linattn.train.text.records import StepRecord, TextResult
 
 # Name of a metric -> how it is said, with its unit.
 WORDS = {"accuracy": "{:.2f} % right", "bits_per_byte": "{:.4f} bits per byte", "legal": "{:.2f} % legal",
-         "exact_match": "{:.2f} % found"}  # fmt: skip
+         "exact_match": "{:.2f} % found", "pearson": "Pearson {:.2f} %"}  # fmt: skip
 
 
 @dataclass(frozen=True)

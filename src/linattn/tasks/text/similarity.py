@@ -1,0 +1,82 @@
+"""STS-B of GLUE (arXiv:1804.07461): how alike two sentences are, as a number."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from linattn.support.options import SettingError
+from linattn.tasks.text.batch import Sequences
+from linattn.tasks.text.checks import require
+from linattn.tasks.text.glue import Glue
+
+NEAR = 0.5  # of the label: so far from it a number counts as hit on the screen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Similarity(Glue):
+    """The files of GLUE with a number for a ``label``, from one logit: no classes but one output.
+
+    The loss is the mean squared error. ``pearson`` is the correlation of what is said and what is true, in percent, and
+    ``near`` the share that is within 1/2. (GLUE has Spearman's correlation beside it, which takes all answers at once:
+    sums over batches do not give it.)
+    """
+
+    name = "stsb"
+    metric: ClassVar[str] = "pearson"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require("labels", self.labels is None, "None, as labels are numbers here", self.labels)
+
+    @property
+    def classes(self) -> int:
+        return 1
+
+    @property
+    def label_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ()
+
+    def _label(self, path: Path, row: Mapping[str, Any], numbers: Mapping[str, int]) -> float:
+        label = row.get("label")
+        if not isinstance(label, int | float) or isinstance(label, bool):
+            raise SettingError("data", f"{path}: label must be a number, got {label!r}")
+        return float(label)
+
+    def strata(self, labels: Tensor) -> Tensor:
+        return (labels - labels.min()).round().long()
+
+    def training_sums(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        said = logits.float().squeeze(-1)
+        loss = F.mse_loss(said, targets, reduction="sum")
+        return loss, ((said.detach() - targets).abs() <= NEAR).sum()
+
+    def loss(self, logits: Tensor, batch: Sequences) -> Tensor:
+        """Mean squared error, in fp32; gradients flow."""
+        return self.training_sums(logits, batch.targets)[0] / len(batch)
+
+    @torch.no_grad()
+    def score(self, logits: Tensor, batch: Sequences) -> dict[str, Tensor]:
+        """Sums that add up over batches, as those of all tasks: moments of what is said and of what is true."""
+        squared, near = self.training_sums(logits, batch.targets)
+        said, true = logits.squeeze(-1).double(), batch.targets.double()
+        return {
+            "total": torch.tensor(len(batch), dtype=torch.float64, device=logits.device),
+            "squared": squared.double(), "near": near.double(),
+            "said": said.sum(), "true": true.sum(), "said_said": said.square().sum(), "true_true": true.square().sum(),
+            "said_true": (said * true).sum(),
+        }  # fmt: skip
+
+    def metrics(self, sums: Mapping[str, float | Tensor]) -> dict[str, float]:
+        """``loss`` (mean squared error), ``pearson`` (0 where all answers are the same) and ``near``, in percent."""
+        n = max(float(sums["total"]), 1.0)
+        said, true = float(sums["said"]) / n, float(sums["true"]) / n
+        spreads = float(sums["said_said"]) / n - said**2, float(sums["true_true"]) / n - true**2
+        together = float(sums["said_true"]) / n - said * true
+        spread = max(spreads[0] * spreads[1], 0.0) ** 0.5
+        pearson = 100 * together / spread if spread > 0 else 0.0
+        return {"loss": float(sums["squared"]) / n, "pearson": pearson, "near": 100 * float(sums["near"]) / n}
