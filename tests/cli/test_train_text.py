@@ -127,7 +127,7 @@ def test_similar_sentences_are_learnt_and_compared(tmp_path, monkeypatch):
         "1",
         "--no-weights",
     ]
-    compared = call("compare", "--task", "stsb", *small, *several, "--output", tmp_path / "c")
+    compared = call("compare", "--task", "stsb", *small[:-4], "--steps", "2", *several, "--output", tmp_path / "c")
     assert compared.exit_code == 0, compared.output
     assert "pearson" in compared.output
 

@@ -150,6 +150,9 @@ def test_what_is_given_wrongly_is_named_as_ever():
         configure(TASK, {"steps": 3}, tokens=100)
     with pytest.raises(OptionError, match="recipe: must be one of"):
         configure(TASK, {}, "secret")
+    with pytest.raises(OptionError, match="recipe: glue counts epochs, and listops has no end"):
+        configure(text_task("listops"), {}, "glue")
+    assert configure(text_task("listops", train_examples=480), {}, "glue").steps == 30
 
 
 @pytest.mark.parametrize(

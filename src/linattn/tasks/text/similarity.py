@@ -38,7 +38,7 @@ class Similarity(Glue):
         return 1
 
     @property
-    def label_names(self) -> tuple[str, ...]:  # type: ignore[override]
+    def label_names(self) -> tuple[str, ...]:
         return ()
 
     def _label(self, path: Path, row: Mapping[str, Any], numbers: Mapping[str, int]) -> float:

@@ -174,9 +174,14 @@ def host_of_recipe(recipe: str) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _published_for(standard: Standard, task: SequenceTask) -> TextConfig:
-    """Of the epochs that the task has; what it is not asked for it need not read."""
-    return published(standard, None if standard.steps is not None else task.train_size)
+def _published_for(recipe: str, task: SequenceTask) -> TextConfig:
+    """With epochs of what the task has; where the recipe has steps the task need not count."""
+    standard = STANDARDS[recipe]
+    examples = None if standard.steps is not None else task.train_size
+    if standard.steps is None and standard.examples is None and examples is None:
+        words = f"{recipe} counts epochs, and {task.name} has no end of training sequences: give it train_examples"
+        raise OptionError("recipe", words)
+    return published(standard, examples)
 
 
 def configure(
@@ -199,7 +204,7 @@ def configure(
     given = {name: value for name, value in changes.items() if value is not None}
     if "clip_norm" in given:
         given["clip_norm"] = given["clip_norm"] or None
-    plain = language() if recipe == LANGUAGE else _published_for(STANDARDS[recipe], task)
+    plain = language() if recipe == LANGUAGE else _published_for(recipe, task)
     if tokens is not None:
         if "steps" in given:
             raise OptionError("tokens", "gives the budget, and so does steps: leave one of them out")
