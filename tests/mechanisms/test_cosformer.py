@@ -74,7 +74,56 @@ def test_only_real_tokens_count_against_max_length():
         mechanism(q[:1], k[:1], v[:1], cu_seqlens=torch.tensor([0, 4, 11]))
 
 
-@pytest.mark.parametrize("max_length", [0, -1, 2.5, None])
+def published(q, k, v, length):
+    """One sequence, both ways, with the cosine of its own ``length``."""
+    t, s = (torch.arange(x.shape[2], dtype=torch.float64) for x in (q, k))
+    cosine = torch.cos(math.pi / 2 * (t[:, None] - s[None, :]) / length)
+    return weighted(scores(q.relu(), k.relu()) * cosine, v, causal=False)
+
+
+@pytest.mark.parametrize("impl", FORMS)
+def test_a_bidirectional_sequence_has_its_own_length(impl):
+    q, k, v = draw()
+    found = build(max_length=None, impl=impl)(q, k, v)
+    torch.testing.assert_close(found, published(q, k, v, 11), **TOLERANCE)
+
+
+def test_own_length_of_masked_sequences():
+    q, k, v = draw()
+    mask = torch.ones(2, 11, dtype=torch.bool)
+    mask[0, [0, 4, 10]] = False
+    mask[1] = False
+    found = build(max_length=None)(q, k, v, key_mask=mask)
+    alone = [x[:1, :, mask[0]] for x in (q, k, v)]
+    torch.testing.assert_close(found[:1, :, mask[0]], published(*alone, 8), **TOLERANCE)
+    assert found[1].isfinite().all()  # a row of padding alone
+
+
+def test_own_length_of_packed_sequences():
+    q, k, v = (x[:1] for x in draw())
+    found = build(max_length=None)(q, k, v, cu_seqlens=torch.tensor([0, 3, 3, 11]))
+    for start, end in ((0, 3), (3, 11)):
+        expected = published(*(x[:, :, start:end] for x in (q, k, v)), end - start)
+        torch.testing.assert_close(found[:, :, start:end], expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(11, 7), (5, 11)])
+def test_own_length_of_two_sequences_is_that_of_the_longer_one(queries, keys):
+    q, k, v = draw()
+    q, k, v = q[:, :, :queries], k[:, :, :keys], v[:, :, :keys]
+    mechanism = build(max_length=None)
+    torch.testing.assert_close(mechanism(q, k, v), published(q, k, v, 11), **TOLERANCE)
+    mask = torch.arange(keys).expand(2, -1) < 6
+    real = k[:, :, :6], v[:, :, :6]
+    torch.testing.assert_close(mechanism(q, k, v, key_mask=mask), published(q, *real, max(queries, 6)), **TOLERANCE)
+
+
+def test_causal_length_is_fixed():
+    assert build(max_length=None, causal=True).max_length == 8192
+    assert build(max_length=None).max_length is None
+
+
+@pytest.mark.parametrize("max_length", [0, -1, 2.5])
 def test_bad_max_length(max_length):
-    with pytest.raises(ValueError, match="max_length must be an integer >= 1"):
+    with pytest.raises(ValueError, match="max_length must be an integer >= 1 or None"):
         build(max_length=max_length)

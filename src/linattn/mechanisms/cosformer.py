@@ -13,7 +13,10 @@ from linattn.mechanisms.common.positions import token_positions
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops import checks
 from linattn.ops.packing import compute_dtype, num_sequences
+from linattn.ops.positions import sequence_of_tokens
 from linattn.ops.types import LinearState
+
+CAUSAL_MAX_LENGTH = 8192  # where none is named: a past that must not move cannot wait to see how long it becomes
 
 
 class CosformerState(NamedTuple):
@@ -28,7 +31,7 @@ class CosformerState(NamedTuple):
 class Cosformer(LinearBase):
     """Linear attention with ReLU features, near tokens weighted up by a cosine.
 
-    ``o_t = sum_s w_ts v_s / (sum_s w_ts + 1e-6)``, ``w_ts = relu(q_t).relu(k_s) cos(pi/2 (t - s) / max_length)``
+    ``o_t = sum_s w_ts v_s / (sum_s w_ts + 1e-6)``, ``w_ts = relu(q_t).relu(k_s) cos(pi/2 (t - s) / M)``
 
     q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, output ``(B, H, T, D)``. The cosine splits into
     ``cos cos + sin sin``: 2D features. t and s count real tokens: padding does not advance them, packed sequences
@@ -37,9 +40,10 @@ class Cosformer(LinearBase):
     Paper: Qin et al., cosFormer. State per kv head: ``2 D (D + 1)`` numbers, and one position.
 
     Args:
-        max_length: the longest sequence, fixed, so that a token's past does not move when more tokens come (the
-            paper takes each sequence's own length). Weights of longer ones could be negative: an error, where it
-            can be seen without waiting for a GPU.
+        max_length: M, the longest sequence. None: bidirectional each sequence's own length, as in the paper, which
+            is its real tokens, or the more of queries and keys where these are of two sequences; causal 8192, fixed,
+            so that a token's past does not move when more tokens come. Weights of sequences longer than a fixed one
+            could be negative: an error, where it can be seen without waiting for a GPU.
 
     Example:
         >>> import torch
@@ -54,12 +58,12 @@ class Cosformer(LinearBase):
     state_type: ClassVar[type] = CosformerState
 
     def __init__(
-        self, num_heads: int, head_dim: int, *, max_length: int = 8192, **common: Unpack[CommonOptions]
+        self, num_heads: int, head_dim: int, *, max_length: int | None = None, **common: Unpack[CommonOptions]
     ) -> None:
         super().__init__(num_heads, head_dim, **common)
-        if not isinstance(max_length, int) or max_length < 1:
-            raise ValueError(f"max_length must be an integer >= 1, got {max_length!r}")
-        self.max_length = max_length
+        if max_length is not None and (not isinstance(max_length, int) or max_length < 1):
+            raise ValueError(f"max_length must be an integer >= 1 or None, got {max_length!r}")
+        self.max_length = CAUSAL_MAX_LENGTH if max_length is None and self.causal else max_length
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
         Tq, T = q.shape[2], k.shape[2]
@@ -76,20 +80,34 @@ class Cosformer(LinearBase):
             self._check_length(int(position.max()))
         # Queries of another sequence (cross-attention) count from its own start, and have no padding to skip.
         own = positions if Tq == T else torch.arange(Tq, device=q.device).unsqueeze(0)
-        arguments = {"q": self._features(q, own), "k": self._features(k, positions), "v": v}
+        length = self._length(q, k, call, position)
+        arguments = {"q": self._features(q, own, length), "k": self._features(k, positions, length), "v": v}
         linear_state = None if state is None else LinearState(state.kv, state.k)
         out = self.linear(replace(call, state=linear_state), arguments)
         if not call.need_state:
             return out
         return MechanismOutput(out.output, CosformerState(out.state.kv, out.state.k, position))
 
-    def _features(self, x: Tensor, positions: Tensor) -> Tensor:
-        angle = positions.to(compute_dtype(x))[:, None, :, None] * (math.pi / 2 / self.max_length)
+    def _length(self, q: Tensor, k: Tensor, call: Call, real: Tensor) -> int | Tensor:
+        """M, one for all or ``(B or 1, 1, T or 1, 1)``; ``real (N,)`` tokens of each sequence stay on their device."""
+        Tq, T = q.shape[2], k.shape[2]
+        if self.max_length is not None:
+            return self.max_length
+        if call.cu_seqlens is not None:
+            return real.clamp(min=1)[sequence_of_tokens(call.cu_seqlens, T)].view(1, 1, T, 1)
+        if call.key_mask is not None:
+            return real.clamp(min=1 if Tq == T else max(Tq, 1)).view(-1, 1, 1, 1)
+        return max(Tq, T, 1)
+
+    def _features(self, x: Tensor, positions: Tensor, length: int | Tensor) -> Tensor:
+        dtype = compute_dtype(x)
+        step = math.pi / 2 / (length.to(dtype) if isinstance(length, Tensor) else length)
+        angle = positions.to(dtype)[:, None, :, None] * step
         x = F.relu(x)
         return torch.cat([x * angle.cos(), x * angle.sin()], dim=-1).to(x.dtype)
 
     def _check_length(self, longest: int) -> None:
-        if longest > self.max_length:
+        if self.max_length is not None and longest > self.max_length:
             raise ValueError(
                 f"a sequence of {longest} tokens is past max_length = {self.max_length}; "
                 "create the mechanism with a larger max_length"
