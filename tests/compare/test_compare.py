@@ -11,11 +11,12 @@ from rich.console import Console
 from tests.compare.small_comparison import HOST, TRAIN, config_for, results_of, run
 
 from linattn.compare import compare as main
-from linattn.compare import measure, runner
+from linattn.compare import host, measure, runner
 from linattn.compare.cells import CellResult, best_lrs, final_cells, sweep_cells
 from linattn.compare.compare import compare
 from linattn.compare.host import create_host
 from linattn.compare.images import Images
+from linattn.models.vision import create_vit
 from linattn.support.options import OptionError
 from linattn.tasks import load_images
 
@@ -82,8 +83,14 @@ def test_a_failing_mechanism_leaves_the_others_alone(tmp_path, monkeypatch):
     assert softmax["parameters"] > 0
 
 
-def test_a_mechanism_that_does_not_fit_the_host_is_named_before_any_training(tmp_path):
-    config = config_for(tmp_path / "c", mechanisms=("softmax", "agent"), host=replace(HOST, preset="nala"))
+def test_a_mechanism_that_does_not_fit_the_host_is_named_before_any_training(tmp_path, monkeypatch):
+    def refuse(size, mechanism, **options):
+        if mechanism == "agent":
+            raise ValueError("agents need a plane")
+        return create_vit(size, mechanism, **options)
+
+    monkeypatch.setattr(host, "create_vit", refuse)
+    config = config_for(tmp_path / "c", mechanisms=("softmax", "agent"))
     with pytest.raises(OptionError, match="mechanisms: agent does not fit this host"):
         compare(config, Console(file=StringIO()))
     assert not (tmp_path / "c").exists()

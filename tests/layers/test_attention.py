@@ -185,7 +185,10 @@ WRONG = [
     ({"causal": True, "local": "shared"}, ValueError, "local='shared' looks at the whole image plane"),
     ({"mechanism": "gated", "spatial_reduction": 2}, ValueError, "takes a gate for every key"),
     ({"mechanism": "agent", "rotary": "features"}, ValueError, "mechanism 'agent' has none to turn"),
-    ({"num_heads": 8, "rotary": "features"}, ValueError, "head_dim must be a multiple of 4, got 2"),
+    ({"num_heads": 8, "rotary": "features"}, ValueError, "multiple of 4 and divide them, with head_dim = 2"),
+    ({"mechanism": "softmax", "num_heads": 8, "rotary": "blocks"}, ValueError, "turns 2 of the 2 channels"),
+    ({"mechanism": "taylor", "rotary": "features"}, ValueError, "turns 153 of the 153 features of mechanism 'taylor'"),
+    ({"mechanism": "performer", "rotary": "blocks"}, ValueError, "turns 8 of the 17 features of mechanism 'performer'"),
     ({"mechanism_options": {"causal": True}}, TypeError, "must not hold 'causal': the layer sets it"),
     ({"mechanism_options": {"wings": 2}}, TypeError, "mechanism 'elu' has no option 'wings'"),
     ({"num_prefix_tokens": 1, "mechanism": "lion", "mechanism_options": {"order": "snake"}}, ValueError,
@@ -213,6 +216,24 @@ def test_a_mechanism_that_knows_of_prefix_tokens_sees_the_plane_behind_them(deca
     assert (turned - layer(x, spatial_shape=PLANE)).abs().max() > 1e-3, "the plane matters"
 
 
+@pytest.mark.parametrize("rotary", ["features", "blocks"])
+@pytest.mark.parametrize("name", list_mechanisms(bidirectional=True))
+def test_what_can_be_built_with_rotary_positions_runs(name, rotary):
+    try:
+        layer = build(name, rotary=rotary)
+    except ValueError:  # which of them are refused is told above
+        return
+    assert layer(draw(), spatial_shape=PLANE).isfinite().all()
+
+
+def test_the_width_that_is_turned_decides():
+    with pytest.raises(ValueError, match="turns 10 of the 10 features"):  # 1 + 3 + 6
+        build("taylor", rotary="features", mechanism_options={"feature_dim": 3})
+    heads_of_six = Attention(12, 2, "taylor", rotary="features", mechanism_options={"feature_dim": 6})
+    assert heads_of_six.mechanism.num_features == 28
+    assert heads_of_six(torch.randn(1, 12, 12), spatial_shape=PLANE).shape == (1, 12, 12)
+
+
 def test_bad_calls():
     layer = build(local="shared", num_prefix_tokens=1)
     with pytest.raises(ValueError, match=r"local='shared' needs spatial_shape=\(height, width\) of the tokens"):
@@ -223,7 +244,5 @@ def test_bad_calls():
         layer(draw(13, 1), spatial_shape=PLANE, cu_seqlens=torch.tensor([0, 13]))
     with pytest.raises(ValueError, match="x has width 8, but the layer's dim has 16"):
         layer(draw()[..., :8])
-    with pytest.raises(ValueError, match="a multiple of 4 and divide the 153 features of the mechanism"):
-        build("taylor", rotary="features")(draw(), spatial_shape=PLANE)
     with pytest.raises(ValueError, match="a state needs causal=True"):
         build().with_state(draw())

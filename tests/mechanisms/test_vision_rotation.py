@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from linattn import create_mechanism
+from linattn import create_mechanism, list_mechanisms, mechanism_info
 from mechanisms.formulas import TOLERANCE, draw, per_query_head, scores
 
 
@@ -29,6 +29,19 @@ def elu(x: Tensor) -> Tensor:
 
 def quotient(numerator: Tensor, denominator: Tensor, v: Tensor) -> Tensor:
     return numerator @ per_query_head(v, 4) / (denominator.sum(-1, keepdim=True) + 11e-6)
+
+
+@pytest.mark.parametrize("name", [n for n in list_mechanisms(bidirectional=True) if mechanism_info(n).cls.rotates])
+def test_turned_width_is_what_a_rotation_gets(name):
+    mechanism, widths = create_mechanism(name, num_heads=2, head_dim=8), set()
+
+    def watch(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        widths.update((q.shape[-1], k.shape[-1]))
+        return q, k
+
+    q, k, v = torch.randn(3, 1, 2, 12, 8)
+    mechanism(q, k, v, x=torch.randn(1, 12, 16), rotate=watch)
+    assert widths == {mechanism.turned_width}
 
 
 def test_mala():

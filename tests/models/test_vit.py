@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from linattn import list_mechanisms
+from linattn.layers import list_presets
+from linattn.layers import preset as find_preset
 from linattn.models.vision import SIZES, VisionTransformer, create_vit
 from linattn.models.vision.position import resize_positions, sincos_positions
 
@@ -100,6 +102,24 @@ def test_parameters_are_those_of_timm():
     scaled = set(build("softmax", init_values=1e-5).state_dict()) - expected
     assert scaled == {f"blocks.{i}.ls{j}.gamma" for i in range(2) for j in (1, 2)}
     assert {"fc_norm.weight", "fc_norm.bias"} <= set(build("softmax", global_pool="avg").state_dict())
+
+
+@pytest.mark.parametrize("preset", [name for name in list_presets() if "rotary" in find_preset(name).attention])
+@pytest.mark.parametrize("mechanism", list_mechanisms(bidirectional=True))
+def test_any_mechanism_runs_in_any_block_with_rotary_positions(mechanism, preset):
+    model = create_vit("digits", mechanism, preset=preset, depth=1)
+    assert model(torch.randn(1, 1, 8, 8)).shape == (1, 10)
+
+
+def test_rotary_positions_of_a_preset_where_features_have_pairs():
+    rotary = lambda *a, **o: create_vit("digits", *a, depth=1, **o).blocks[0].attn.options.rotary  # noqa: E731
+    assert rotary("elu", preset="nala") == rotary("softmax", preset="nala") == "blocks"
+    assert rotary("performer", preset="mala") == "features"  # 44 of them
+    assert rotary("performer", preset="nala") is rotary("agent", preset="nala") is None
+    options = {"mechanism_options": {"num_features": 32}}
+    assert rotary("performer", preset="nala", attention=options) == "blocks"
+    with pytest.raises(ValueError, match="rotary='blocks' turns features, and mechanism 'agent' has none"):
+        rotary("agent", preset="nala", attention={"rotary": "blocks"})
 
 
 @pytest.mark.parametrize(("size", "millions"), [("tiny", 5.717416), ("small", 22.050664), ("base", 86.567656)])

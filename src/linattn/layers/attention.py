@@ -112,6 +112,7 @@ class Attention(nn.Module):
             mechanism, num_heads=num_heads, head_dim=self.head_dim, num_kv_heads=num_kv_heads, causal=causal,
             impl=impl, input_dim=dim, **options.mechanism_options,
         )  # fmt: skip
+        options.check_rotary(self.mechanism)
         self.local = None if local is None else LocalBranch(*heads, local, local_kernel)
         self.norm = None if norm is None else OutputNorm(num_heads, self.head_dim, norm)
         self.gate = None if gate is None else OutputGate(dim, dim, gate)

@@ -7,7 +7,8 @@ from typing import Any
 from linattn.layers.gate import ACTIVATIONS
 from linattn.layers.local import KERNELS
 from linattn.layers.norms import NORMS, OUTPUT_NORMS
-from linattn.layers.rotary import WIDTHS
+from linattn.layers.rotary import WIDTHS, makes_pairs, turned_channels
+from linattn.mechanisms.base import Mechanism
 from linattn.mechanisms.registry import mechanism_info
 from linattn.ops.checks import check_choice
 
@@ -74,10 +75,18 @@ class AttentionOptions:
             )
         if self.rotary is not None and not info.cls.rotates:
             raise ValueError(f"rotary={self.rotary!r} turns features, and mechanism {info.name!r} has none to turn")
-        if self.rotary is not None and (self.dim // self.num_heads) % 4:
+
+    def check_rotary(self, mechanism: Mechanism) -> None:
+        """Raise where what ``mechanism`` gives to be turned makes no pairs; its own options decide how wide that is."""
+        if self.rotary is None:
+            return
+        channels, width = turned_channels(self.rotary, mechanism)
+        if not makes_pairs(channels, width):
+            kind = "channels" if mechanism.rotates == "inputs" else "features"
             raise ValueError(
-                f"rotary={self.rotary!r} turns pairs of channels by row and by column: head_dim must be a multiple of "
-                f"4, got {self.dim // self.num_heads}"
+                f"rotary={self.rotary!r} turns {width} of the {channels} {kind} of mechanism {self.mechanism!r} at a "
+                f"time, pairs of them by row and by column: that must be a multiple of 4 and divide them, with "
+                f"head_dim = {mechanism.head_dim}"
             )
 
     def _check_order(self) -> None:

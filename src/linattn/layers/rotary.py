@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from linattn.mechanisms.base import Mechanism
 from linattn.ops.packing import compute_dtype
 from linattn.ops.rotation import Rotation, Turns
 
@@ -14,6 +15,23 @@ WIDTHS = ("features", "blocks")
 BASE = 10000.0
 # Planes whose cosines and sines are kept: one for each stage and size of an image. Past that all are forgotten.
 MOST = 64
+
+
+def turned_channels(rotary: str, mechanism: Mechanism) -> tuple[int, int]:
+    """How many channels of each head are turned, and how many of them share one set of frequencies.
+
+    Example:
+        >>> from linattn import create_mechanism
+        >>> turned_channels("blocks", create_mechanism("nala", num_heads=2, head_dim=8))
+        (16, 8)
+    """
+    channels = mechanism.turned_width
+    return channels, channels if rotary == "features" else mechanism.head_dim
+
+
+def makes_pairs(channels: int, width: int) -> bool:
+    """Whether ``width`` channels at a time are pairs by row and as many by column."""
+    return channels % width == 0 and width % 4 == 0
 
 
 def plane_positions(
@@ -97,7 +115,7 @@ class PlaneRotation(Rotation):
 
     def _width_of(self, features: int) -> int:
         own = features if self.width is None else self.width
-        if features % own or own % 4:
+        if not makes_pairs(features, own):
             raise ValueError(
                 f"rotary positions turn {own} channels at a time, pairs of them by row and by column: that must be a "
                 f"multiple of 4 and divide the {features} features of the mechanism"

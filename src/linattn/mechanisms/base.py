@@ -172,6 +172,11 @@ class Mechanism(nn.Module, ABC):
         return None
 
     @property
+    def turned_width(self) -> int:
+        """Channels of a head that ``rotate`` gets to turn."""
+        return self.head_dim
+
+    @property
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters())
 
@@ -245,6 +250,10 @@ class LinearBase(Mechanism):
     @abstractmethod
     def num_features(self) -> int:
         """K of the algebra: width of the mapped queries and keys."""
+
+    @property
+    def turned_width(self) -> int:
+        return self.num_features if self.rotates == "features" else self.head_dim
 
     def linear(self, call: Call, arguments: dict[str, Any]) -> MechanismOutput:
         """The one call of the algebra; ``arguments`` go before what ``call`` says."""

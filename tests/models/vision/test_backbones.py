@@ -252,7 +252,7 @@ def test_no_weight_decay():
 
 def test_rotary_where_features_have_pairs():
     rotary = lambda *a, **o: build("pyramid", *a, **o).stages[0].blocks[0].attn.options.rotary  # noqa: E731
-    assert rotary("nala") == rotary("softmax") == rotary("quadratic") == "blocks"
+    assert rotary("nala") == rotary("softmax") == rotary("quadratic") == rotary("mala") == "blocks"
     assert rotary("efficient") is rotary("performer") is rotary("taylor") is None
     assert rotary("performer", mechanism_options={"performer": {"num_features": 32}}) == "blocks"
     with pytest.raises(ValueError, match="rotary='blocks' turns features, and mechanism 'efficient' has none"):

@@ -66,3 +66,7 @@ class Centred(WideLinear):
     @property
     def num_features(self) -> int:
         return self.head_dim + 1
+
+    @property
+    def turned_width(self) -> int:
+        return self.head_dim  # the constant stays

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from linattn.layers.presets import preset as find_preset
 from linattn.models.vision.patch import PatchEmbed, pair
+from linattn.models.vision.stage import StageAttention, fitting_parts
 from linattn.models.vision.vit import VisionTransformer
 from linattn.ops.checks import check_choice
 
@@ -31,7 +32,8 @@ def create_vit(
     Args:
         size: a key of ``SIZES``.
         mechanism: a name of ``linattn.list_mechanisms()`` (None: the preset's, or ``"softmax"``).
-        preset: the parts of a paper's block (``linattn.layers.list_presets()``), around any mechanism.
+        preset: the parts of a paper's block (``linattn.layers.list_presets()``), around any mechanism; without its
+            rotary positions where the mechanism's features make no pairs to turn.
         options: of ``VisionTransformer``, before those of size and preset; ``attention`` options are joined.
 
     Example:
@@ -48,7 +50,10 @@ def create_vit(
         mechanism = mechanism or parts.mechanism
         patches = PatchEmbed(pair("patch_size", options["patch_size"]), 1, 1)
         grid = patches.grid(pair("img_size", options["img_size"]))
-        attention = parts.attention_options(grid) | dict(options.get("attention") or {})
+        named = dict(options.get("attention") or {})
+        own = StageAttention(mechanism, {"mechanism_options": named.get("mechanism_options") or {}})
+        wanted = parts.attention_options(grid)
+        attention = fitting_parts(wanted, own, options["embed_dim"], options["num_heads"]) | named
         options = parts.block | {"global_pool": parts.global_pool} | options | {"attention": attention}
     return VisionTransformer(mechanism or "softmax", **options)
 

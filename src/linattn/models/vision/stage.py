@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from linattn.layers.rotary import makes_pairs, turned_channels
 from linattn.mechanisms.registry import create_mechanism, mechanism_info
 
 
@@ -74,14 +75,11 @@ def fitting_parts(parts: Mapping[str, Any], own: StageAttention, dim: int, num_h
 
 
 def _turns(rotary: str, own: StageAttention, head_dim: int) -> bool:
-    kind = mechanism_info(own.mechanism).cls
-    if kind.rotates != "features":
-        return kind.rotates is not None and head_dim % 4 == 0
+    if mechanism_info(own.mechanism).cls.rotates is None:
+        return False
     with torch.random.fork_rng(devices=[]), torch.device("meta"):  # built to be asked, no more
         mechanism = create_mechanism(own.mechanism, num_heads=1, head_dim=head_dim, **own.options["mechanism_options"])
-    features: int = mechanism.num_features  # type: ignore[assignment]
-    width = features if rotary == "features" else head_dim
-    return width % 4 == 0 and features % width == 0
+    return makes_pairs(*turned_channels(rotary, mechanism))
 
 
 def check_stages(num_stages: int, **values: Sequence[Any]) -> None:
