@@ -7,6 +7,7 @@ from torch import Tensor
 from linattn import create_mechanism
 from linattn.ops.feature_maps import TaylorExp
 from mechanisms.formulas import FORMS, TOLERANCE, draw, per_query_head, scores, weighted
+from ops.triton.device import DEVICE
 
 
 def elu_weights(q: Tensor, k: Tensor) -> Tensor:
@@ -32,6 +33,38 @@ def test_fixed_features(name, weights, impl, causal):
 def test_relu_gives_zero_where_nothing_is_in_common():
     q, k, v = (torch.ones(1, 1, 3, 4) for _ in range(3))
     assert torch.equal(create_mechanism("relu", num_heads=1, head_dim=4)(-q, k, v), torch.zeros(1, 1, 3, 4))
+
+
+@pytest.mark.parametrize("impl", FORMS)
+def test_relu_takes_another_eps(impl):
+    q, k, v = draw()
+    q = 1e-7 * q  # of the size where 1e-6 weighs
+    options = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 6, "impl": impl}
+    for eps in (1e-6, 1e-15):
+        expected = weighted(relu_weights(q, k), v, causal=False, eps=eps)
+        torch.testing.assert_close(create_mechanism("relu", eps=eps, **options)(q, k, v), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("impl", ["chunked", "triton"])
+def test_the_least_eps_leaves_rows_without_features_at_zero(impl, dtype):
+    q, k, v = (x.to(DEVICE, dtype) for x in draw())
+    q[:, :, 3], q[:, :, 4] = 0, -1
+    k[..., 5] = -1
+    q[:, :, 6, :5], q[:, :, 6, 5] = -1, 1  # its only channel is no key's
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    mechanism = create_mechanism("relu", num_heads=4, num_kv_heads=2, head_dim=6, eps=1e-15, impl=impl)
+    out = mechanism(*leaves)
+    assert torch.equal(out[:, :, [3, 4, 6]], torch.zeros_like(out[:, :, :3]))
+    gradients = torch.autograd.grad(out.float().square().sum() + out.float().sum(), leaves)
+    assert all(found.isfinite().all() for found in (out, *gradients))
+    assert not gradients[0][:, :, [3, 4, 6]].any()
+
+
+@pytest.mark.parametrize("eps", [0.0, -1e-6, float("inf"), float("nan"), "small", True])
+def test_bad_eps(eps):
+    with pytest.raises(ValueError, match="eps must be a number > 0"):
+        create_mechanism("relu", num_heads=1, head_dim=4, eps=eps)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -1,24 +1,30 @@
 """Linear attention with ReLU features."""
 
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
-from linattn.mechanisms.base import LinearMechanism
+from linattn.mechanisms.base import CommonOptions, LinearMechanism
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.feature_maps import Relu as ReluMap
+
+EPS = 1e-6
 
 
 @register_mechanism("relu", paper="arXiv:2205.14756", year=2022)
 class Relu(LinearMechanism):
     """Linear attention with ``max(x, 0)`` features.
 
-    ``o_t = sum_s phi(q_t).phi(k_s) v_s / (sum_s phi(q_t).phi(k_s) + 1e-6)``, ``phi(x) = max(x, 0)``
+    ``o_t = sum_s phi(q_t).phi(k_s) v_s / (sum_s phi(q_t).phi(k_s) + eps)``, ``phi(x) = max(x, 0)``
 
     q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, output ``(B, H, T, D)``. A query that meets no key in a
     common positive channel gives 0.
 
     Paper: Cai et al., EfficientViT. State per kv head: ``D (D + 1)`` numbers.
+
+    Args:
+        eps: of the denominator, greater than 0: 0 / eps is what a query that meets no key gives. EfficientViT's code
+            has 1e-15, which outputs of small features need: 1e-6 draws them to 0.
 
     Example:
         >>> import torch
@@ -29,8 +35,14 @@ class Relu(LinearMechanism):
         torch.Size([1, 2, 5, 8])
     """
 
+    def __init__(self, num_heads: int, head_dim: int, *, eps: float = EPS, **common: Unpack[CommonOptions]) -> None:
+        super().__init__(num_heads, head_dim, **common)
+        if not isinstance(eps, int | float) or isinstance(eps, bool) or not 0 < eps < float("inf"):
+            raise ValueError(f"eps must be a number > 0, got {eps!r}")
+        self.eps = eps
+
     def arguments(self, q: Tensor, k: Tensor, v: Tensor, *, x: Tensor | None) -> dict[str, Any]:
-        return {"q": q, "k": k, "v": v, "feature_map": ReluMap()}
+        return {"q": q, "k": k, "v": v, "feature_map": ReluMap(), "eps": self.eps}
 
     def truncated(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return q, k
@@ -38,3 +50,7 @@ class Relu(LinearMechanism):
     @property
     def num_features(self) -> int:
         return self.head_dim
+
+    def extra_repr(self) -> str:
+        # Models are told apart by how they print: those from before there was a choice go on.
+        return super().extra_repr() + ("" if self.eps == EPS else f", eps={self.eps}")

@@ -265,6 +265,9 @@ def test_options_reach_their_mechanism():
     assert (first.power, first.impl, last.impl) == (2.0, "chunked", "auto")
     assert build("efficientvit").stages[2].blocks[1][0].main.mechanism.form == "normalized"
     assert build("efficientvit", mechanism_options={}).stages[2].blocks[1][0].main.mechanism.form == "compact"
+    mixed = build("efficientvit", ["relu", "quadratic"])
+    assert mixed.stages[2].blocks[1][0].main.mechanism.eps == 1e-15
+    assert mixed.stages[3].blocks[1][0].main.mechanism.form == "normalized"
 
 
 @pytest.mark.parametrize("host", HOSTS)

@@ -24,6 +24,10 @@ class TanhGelu(nn.GELU):
 _STYLES = {False: Style(nn.Hardswish, 1e-5), True: Style(TanhGelu, 1e-7)}
 
 
+# Options that the papers' own mechanisms have in this host.
+_PUBLISHED: dict[str, dict[str, Any]] = {"quadratic": {"form": "normalized"}, "relu": {"eps": 1e-15}}
+
+
 def _size(widths: tuple[int, ...], depths: tuple[int, ...], head_dim: int, head_widths: tuple[int, int], large: bool,
           drop_path_rate: float) -> dict[str, Any]:  # fmt: skip
     return {"widths": widths, "depths": depths, "head_dim": head_dim, "head_widths": head_widths, "large": large,
@@ -59,7 +63,8 @@ class EfficientViT(Backbone):
         key_position, value_branch: QT-ViT's additions to the attention.
         img_size: what key positions are laid out for; others are interpolated.
         in_chans, num_classes, global_pool, drop_rate, drop_path_rate: as in timm.
-        mechanism_options: options by the name of the mechanism they are for (None: QT-ViT's own, the normalized form).
+        mechanism_options: options by the name of the mechanism they are for (None: QT-ViT's own, the normalized form
+            of ``quadratic``, and EfficientViT's, the eps of ``relu``).
         impl: form of the algebra, of every stage whose mechanism has it.
 
     Example:
@@ -92,8 +97,9 @@ class EfficientViT(Backbone):
         impl: str = "auto",
     ) -> None:
         pattern = "l" if large else "ll"
-        if mechanism_options is None and "quadratic" in ((mechanism,) if isinstance(mechanism, str) else mechanism):
-            mechanism_options = {"quadratic": {"form": "normalized"}}
+        if mechanism_options is None:
+            names = (mechanism,) if isinstance(mechanism, str) else mechanism
+            mechanism_options = {name: own for name, own in _PUBLISHED.items() if name in names}
         attentions = stage_attentions(mechanism, pattern, mechanism_options=mechanism_options, impl=impl)
         check_stages(5, widths=widths, depths=depths)
         style, size = _STYLES[large], pair("img_size", img_size)
