@@ -46,6 +46,21 @@ def test_it_trains_keeps_and_shows(tmp_path):
     assert all(word in other.output for word in ("--output", "lr (was 0.01, is 0.02)", "model"))
 
 
+def test_a_run_with_other_options_is_not_gone_on_with(tmp_path):
+    arguments = [*QUICK, "--mechanism", "pola", "--epochs", "1", "--output", tmp_path]
+    plain = call(*arguments)
+    assert plain.exit_code == 0, plain.output
+    assert "options" not in json.loads((tmp_path / "result.json").read_text())["fingerprint"], "as of old"
+    other = call(*arguments, "--option", "pola.alpha=2")
+    assert other.exit_code == 2
+    assert all(word in other.output for word in ("--output", "options (was None, is {'alpha': 2})"))
+    arguments[-1] = tmp_path / "other"
+    told = call(*arguments, "--option", "alpha=2")
+    assert told.exit_code == 0, told.output
+    assert "pola alpha=2: " in told.output
+    assert "options (was {'alpha': 2}, is None)" in call(*arguments).output
+
+
 def test_ctrl_c_tells_that_the_same_command_goes_on(tmp_path):
     """A real interrupt of a real process, in an epoch after the first."""
     folder = tmp_path / "run"
@@ -97,6 +112,9 @@ def test_divergence_is_told_with_exit_code_one(tmp_path, monkeypatch):
         (["--global-pool", "max"], ["--global-pool", "avg, token"]),
         (["--crop-padding", "8"], ["--crop-padding", "8x8"]),
         (["--rand-augment", "strong"], ["--rand-augment", "m9"]),
+        (["--mechanism", "pola", "--option", "alhpa=2"], ["--option", "no option 'alhpa'", "alpha"]),
+        (["--mechanism", "pola", "--option", "alpha=-2"], ["--option", "pola: alpha must be a number > 0"]),
+        (["--mechanism", "pola", "--option", "nala.power=2"], ["--option", "nala.* is given"]),
     ],
 )
 def test_a_bad_option_is_named_without_a_traceback(arguments, parts, tmp_path):

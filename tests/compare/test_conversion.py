@@ -18,7 +18,7 @@ from linattn.compare.cells import CellResult, final_cells
 from linattn.compare.compare import compare
 from linattn.compare.conversion import trainer
 from linattn.compare.conversion.models import convert_model, create_deit
-from linattn.compare.conversion.settings import ConversionConfig
+from linattn.compare.conversion.settings import ConversionConfig, with_start_options
 from linattn.compare.conversion.sources import SOURCE
 from linattn.support.options import OptionError
 from linattn.tasks import load_images
@@ -180,6 +180,15 @@ def test_a_share_of_the_budget():
     assert replace(config, train=TRAIN).finetuning(0, 1e-3).epochs == 1, "one at least"
 
 
+def test_options_join_those_a_conversion_starts_with():
+    given = with_start_options(("relu", "mirror"), {"mirror": {"modulation": "none"}})
+    assert given == {"mirror": {"reflections": 2, "modulation": "none"}}
+    mirror = convert_model(create_deit(CONFIG, DATA, 0), replace(CONFIG, options=given), "mirror", 0)[0]
+    assert mirror.blocks[0].attn.mechanism.modulation == "none"
+    unchanged = with_start_options(CONFIG.mechanisms, {})
+    assert replace(CONFIG, options=unchanged).fingerprint() == CONFIG.fingerprint()
+
+
 @pytest.mark.parametrize(
     ("arguments", "option"),
     [
@@ -188,6 +197,12 @@ def test_a_share_of_the_budget():
         (["--size", "huge"], "--size"),
         (["--finetune-lr", "0"], "--finetune-lr"),
         (["--mechanisms", "cosformer,lion,agent,relu", "--depth", "0"], "--depth"),
+        (["--mechanisms", "mirror", "--option", "mirror.modulation=x"], "--option: mirror: modulation must be"),
+        (
+            ["--mechanisms", "relu", "--option", "relu.rotary=inputs"],
+            "--option: mechanism 'relu' has no option",
+        ),
+        (["--mechanisms", "relu", "--option", "pola.alpha=2"], "--option: pola.* is given"),
     ],
 )
 def test_a_wrong_option_is_named_before_anything_is_written(tmp_path, arguments, option):

@@ -123,7 +123,7 @@ def test_causal_length_is_fixed():
     assert build(max_length=None).max_length is None
 
 
-@pytest.mark.parametrize("max_length", [0, -1, 2.5])
+@pytest.mark.parametrize("max_length", [0, -1, 2.5, True])
 def test_bad_max_length(max_length):
     with pytest.raises(ValueError, match="max_length must be an integer >= 1 or None"):
         build(max_length=max_length)

@@ -10,7 +10,7 @@ from linattn.cli.compare_conversion import conversion
 from linattn.cli.compare_text import text
 from linattn.cli.graph import compare as graph
 from linattn.cli.image_options import ImageData, ImageOptions, ImageRecipe, ImageSize, recipe_or_default
-from linattn.cli.options import DefaultGroup, Jobs, names, numbers, option_errors
+from linattn.cli.options import DefaultGroup, Jobs, MechanismOptions, names, numbers, option_errors
 from linattn.cli.shared_options import MachineOptions, takes_shared_options
 
 
@@ -82,6 +82,7 @@ def images(
         str, typer.Option(help="A paper's block around every mechanism alike.  [default: none; of a pyramid nala]")
     ] = "",
     local: Annotated[str, typer.Option(help="shared or channel: a convolution of the values beside each.")] = "",
+    option: MechanismOptions = [],  # noqa: B006, typer copies it
     machine: MachineOptions,
     image_size: ImageSize = None,
     jobs: Jobs = None,
@@ -96,6 +97,7 @@ def images(
     from linattn.compare.settings import PYRAMID, CompareConfig, HostConfig
     from linattn.compare.workers import default_jobs
     from linattn.support.options import OptionError
+    from linattn.train.mechanism_options import parse_options
     from linattn.train.recipes import configure
 
     lrs = numbers("lr", lr)
@@ -107,6 +109,7 @@ def images(
         host_config = HostConfig(
             size or ("xt" if host == PYRAMID else "digits" if data == "digits" else "nano"),
             patch_size, depth, global_pool, preset or None, local or None, host, stages or "llss",
+            parse_options(option),
         )  # fmt: skip
         folder = output or Path("runs") / f"compare-{Path(data).stem}"
         config = CompareConfig(

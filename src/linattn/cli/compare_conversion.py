@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from linattn.cli.image_options import ImageData, ImageOptions, ImageRecipe, ImageSize, recipe_or_default
-from linattn.cli.options import Jobs, names, numbers, option_errors
+from linattn.cli.options import Jobs, MechanismOptions, names, numbers, option_errors
 from linattn.cli.shared_options import MachineOptions, takes_shared_options
 
 
@@ -35,6 +35,7 @@ def conversion(
     size: Annotated[str, typer.Option(help="Of timm's DeiT: tiny, small or base.")] = "tiny",
     patch_size: Annotated[int | None, typer.Option(help="Pixels of a token's side.  [default: 4; of digits 2]")] = None,
     depth: Annotated[int | None, typer.Option(help="Blocks.  [default: 12]")] = None,
+    option: MechanismOptions = [],  # noqa: B006, typer copies it
     machine: MachineOptions,
     image_size: ImageSize = None,
     jobs: Jobs = None,
@@ -47,8 +48,9 @@ def conversion(
     Exit code: 0 all right, 1 a run failed, 2 a bad option, 130 interrupted (finished runs are kept).
     """
     from linattn.compare.compare import compare
-    from linattn.compare.conversion.settings import ConversionConfig
+    from linattn.compare.conversion.settings import ConversionConfig, with_start_options
     from linattn.compare.workers import default_jobs
+    from linattn.train.mechanism_options import parse_options
     from linattn.train.recipes import configure
 
     budget = {"epochs": epochs, "batch_size": batch_size, "lr": lr}
@@ -64,6 +66,7 @@ def conversion(
             share,
             seeds,
             numbers("finetune-lr", finetune_lr),
+            with_start_options(names(mechanisms), parse_options(option)),
             image_size=image_size,
             output=output or Path("runs") / f"conversion-{Path(data).stem}",
             jobs=default_jobs(train.device) if jobs is None else jobs,

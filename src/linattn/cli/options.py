@@ -13,6 +13,9 @@ Precision = Annotated[str, typer.Option(help="fp32 or bf16.  [default: bf16 on c
 Compile = Annotated[bool | None, typer.Option(help="Compile the blocks.  [default: on cuda]")]
 Graphs = Annotated[bool | None, typer.Option(help="Replay steps as CUDA graphs.  [default: no]")]
 Jobs = Annotated[int | None, typer.Option(help="Runs at a time.  [default: one a core on a cpu, else 1]")]
+MechanismOptions = Annotated[
+    list[str], typer.Option(help="Of a mechanism: key=value or mechanism.key=value; may be given again.")
+]
 Threads = Annotated[int, typer.Option(help="CPU threads; 0 leaves the choice to PyTorch.")]
 
 

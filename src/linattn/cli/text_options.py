@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from linattn.cli.options import Compile, Device, Graphs, Precision
+from linattn.cli.options import Compile, Device, Graphs, MechanismOptions, Precision
 from linattn.cli.shared_options import MachineOptions
 
 
@@ -19,9 +19,7 @@ class TextOptions:
         str, typer.Option(help="Mechanisms by layer, over and over, such as gated*3,softmax; in place of the above.")
     ] = ""
     canon: Annotated[str, typer.Option(help="Canon layers: ABCD, AbCD, other letters of these, or none.")] = "none"
-    option: Annotated[
-        list[str], typer.Option(help="Of a mechanism: key=value or mechanism.key=value; may be given again.")
-    ] = field(default_factory=list)
+    option: MechanismOptions = field(default_factory=list)
     size: Annotated[str, typer.Option(help="Host: pico, mqar, lra, mad, small, base or 135m.  [default: by task]")] = ""
     width: Annotated[int | None, typer.Option(help="Channels of the host.")] = None
     depth: Annotated[int | None, typer.Option(help="Blocks of the host.")] = None

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from linattn.cli.image_options import ImageData, ImageOptions, ImageSize
-from linattn.cli.options import DefaultGroup, option_errors
+from linattn.cli.options import DefaultGroup, MechanismOptions, option_errors
 from linattn.cli.shared_options import MachineOptions, takes_shared_options
 from linattn.cli.train_text import lm, mlm, task
 
@@ -41,6 +41,7 @@ def images(
     patch_size: Annotated[int | None, typer.Option(help="Pixels of a token's side.")] = None,
     global_pool: Annotated[str, typer.Option(help="avg, or token for a class token.")] = "avg",
     preset: Annotated[str, typer.Option(help="A paper's block around the mechanism.")] = "",
+    option: MechanismOptions = [],  # noqa: B006, typer copies it
     drop_path: Annotated[float, typer.Option(help="Rate at which an image skips a branch in training.")] = 0.0,
     image_size: ImageSize = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
@@ -62,6 +63,7 @@ def images(
 
     from linattn.mechanisms.registry import list_mechanisms
     from linattn.support.options import check_option
+    from linattn.train.mechanism_options import parse_options
     from linattn.train.screen import TrainJob, train_on_screen
 
     budget = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "min_lr": min_lr}
@@ -74,5 +76,7 @@ def images(
     with option_errors():
         check_option("mechanism", mechanism, list_mechanisms(bidirectional=True))
         check_option("global_pool", global_pool, ("avg", "token"))
-        code = train_on_screen(TrainJob(data, mechanism, folder, image_size, recipe, changes, size, host), Console())
+        own = parse_options(option)
+        job = TrainJob(data, mechanism, folder, image_size, recipe, changes, size, host, own)
+        code = train_on_screen(job, Console())
     raise typer.Exit(code)

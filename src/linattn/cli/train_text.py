@@ -93,8 +93,8 @@ def task_settings(data: Path | None, changed: list[str], **own: Any) -> dict[str
 def host_of(shared: TextOptions, made: Any) -> "HostOptions":
     """The host that the options describe, for a task; what they leave open is as a recipe that they name has it."""
     from linattn.models.language.options import ATTENTION_GATES, ATTENTION_NORMS
+    from linattn.train.mechanism_options import parse_options
     from linattn.train.text.hosts import AUTOMATIC, HostOptions
-    from linattn.train.text.pattern import parse_options
     from linattn.train.text.recipes import host_of_recipe, size_of
 
     published = {} if shared.size else host_of_recipe(shared.recipe)

@@ -9,8 +9,8 @@ from linattn.compare.settings import PYRAMID, HostConfig
 from linattn.models.vision import Pyramid, VisionTransformer, create_pyramid, create_vit
 from linattn.models.vision.backbone import stage_grid
 from linattn.models.vision.stems import STEM_STRIDES
-from linattn.support.options import OptionError
 from linattn.tasks.images import ImageData, ImageFolders
+from linattn.train.mechanism_options import option_or, own_options
 
 Host = VisionTransformer | Pyramid
 DEFAULT_PRESET = "nala"  # of a pyramid
@@ -28,8 +28,14 @@ def create_host(mechanism: str, host: HostConfig, data: ImageData | ImageFolders
         "num_classes": data.num_classes,
         "global_pool": host.global_pool,
     }
-    if host.local is not None:
-        options["attention"] = {"local": host.local}
+    attention: dict[str, Any] = {} if host.local is None else {"local": host.local}
+    own = own_options(mechanism, host.options)
+    if own and host.family == PYRAMID:
+        options["mechanism_options"] = {mechanism: own}
+    elif own:
+        attention["mechanism_options"] = own
+    if attention:
+        options["attention"] = attention
     model: Host
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -61,8 +67,9 @@ def check_hosts(mechanisms: tuple[str, ...], host: HostConfig, data: ImageData |
     for name in mechanisms:
         try:
             create_host(name, host, data, 0)
-        except ValueError as error:
-            raise OptionError("mechanisms", f"{name} does not fit this host: {error}") from error
+        except (ValueError, TypeError) as error:
+            own = own_options(name, host.options)
+            raise option_or("mechanisms", error, name, own) from error
 
 
 def describe_host(model: Host, image_size: tuple[int, int]) -> dict[str, Any]:

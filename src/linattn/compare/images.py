@@ -15,6 +15,7 @@ from linattn.report.numbers import counted
 from linattn.support.machine import describe_run
 from linattn.support.telling import OnWork
 from linattn.tasks.images import ImageData, ImageFolders
+from linattn.train.mechanism_options import own_options
 
 
 class Images(Subject):
@@ -46,6 +47,10 @@ class Images(Subject):
     def attention(self, cells: list[Cell], on_work: OnWork) -> tuple[dict[str, dict[str, Any]], dict[str, Any] | None]:
         return measure_attention(self.config, self.data, cells, on_work)
 
+    def details(self, mechanism: str) -> dict[str, Any]:
+        own = own_options(mechanism, self.config.host.options)
+        return {"options": own} if own else {}
+
     def step_words(self, epoch: int, step: int) -> str:
         return f"epoch {epoch + 1} of {self.rounds}"
 
@@ -54,6 +59,8 @@ def describe(config: CompareConfig, data: ImageData | ImageFolders) -> dict[str,
     """The ``meta`` of results: machine, command, data, host, budget."""
     model = create_host(config.mechanisms[0], config.host, data, 0)
     host = config.host.fingerprint() | describe_host(model, data.image_size)
+    options = config.host.options_by_name(config.mechanisms)
+    host |= {"options": options} if options else {}
     train = {name: value for name, value in asdict(config.train).items() if name not in ("seed", "lr")}
     return {
         **describe_run(torch.device(config.train.device)),

@@ -12,6 +12,7 @@ from linattn.support.options import OptionError
 from linattn.tasks.images import ImageData, ImageFolders
 from linattn.train.batches import create_batches
 from linattn.train.loop import train
+from linattn.train.mechanism_options import own_options
 
 VALIDATION_SHARE = 0.1  # of the training images, held out while learning rates are chosen
 
@@ -37,6 +38,7 @@ class Runner(Trainer):
             create_batches(data, config, device),
             config,
             cell.folder(self.config.output),
+            options=own_options(cell.mechanism, self.config.host.options),
             on_step=lambda epoch, step, loss, top1: self.on_step(cell, epoch, step, loss, top1),
             on_epoch=lambda record: self.on_record(cell, record.top1, record.epoch + 1),
         )

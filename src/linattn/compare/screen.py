@@ -15,6 +15,7 @@ from linattn.compare.cells import Cell, CellResult
 from linattn.compare.results import Results
 from linattn.report.metric import Metric, Words
 from linattn.report.numbers import counted
+from linattn.report.read import Comparison
 from linattn.train.checkpoint import RunFolder
 
 
@@ -126,7 +127,7 @@ def final_table(results: dict[str, Any]) -> Table:
         ("peak MiB", "peak_bytes_train", lambda value: _number(value, 2**20, ".1f")),
         ("entropy gap", "entropy_gap", lambda value: _number(value, 1, "+.2f")),
     ]
-    rows = results["mechanisms"]
+    rows, comparison = results["mechanisms"], Comparison(results)
     columns = [column for column in columns if any(row.get(column[1]) is not None for row in rows)]
     table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
     table.add_column("mechanism", no_wrap=True)
@@ -135,7 +136,8 @@ def final_table(results: dict[str, Any]) -> Table:
         table.add_column(title, justify="right")
     for row in rows:
         cells = [show(row.get(name)) for _, name, show in columns]
-        table.add_row(row["mechanism"], score_text(row, metric), *cells)
+        name = f"{row['mechanism']} {comparison.options(row['mechanism'])}".strip()
+        table.add_row(name, score_text(row, metric), *cells)
     return table
 
 

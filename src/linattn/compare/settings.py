@@ -1,5 +1,6 @@
 """What a comparison is: every choice, checked before any work is done."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from linattn.models.vision.stems import STEM_STRIDES
 from linattn.models.vision.vit import POOLS
 from linattn.support.options import OptionError, check_option
 from linattn.train.config import TrainConfig
+from linattn.train.mechanism_options import check_compared, own_options
 
 REFERENCE = "softmax"  # what entropies are compared with
 VIT, PYRAMID = "vit", "pyramid"
@@ -40,6 +42,8 @@ class HostConfig:
     ``preset`` names no others."""
     stages: str = "llss"
     """Of a pyramid, a letter each: l, the mechanism; s, softmax."""
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Of mechanisms, by name; of all of them under the empty one."""
 
     def check(self) -> None:
         check_option("host", self.family, (VIT, PYRAMID))
@@ -63,7 +67,12 @@ class HostConfig:
             raise OptionError("stages", f"must be four letters, l (mechanism) or s (softmax), got {self.stages!r}")
 
     def fingerprint(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if self.family != VIT or name not in OF_PYRAMIDS}
+        left_out = ("options", *(OF_PYRAMIDS if self.family == VIT else ()))
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
+
+    def options_by_name(self, mechanisms: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """The options of each mechanism that has some."""
+        return {name: own for name in mechanisms if (own := own_options(name, self.options))}
 
 
 @dataclass(frozen=True)
@@ -98,10 +107,20 @@ class CompareConfig:
         if any(not lr > 0 for lr in self.lrs):
             raise OptionError("lr", f"must be greater than 0, got {', '.join(map(str, self.lrs))}")
         self.host.check()
+        check_compared(self.host.options, self.mechanisms)
         self.train.check()
 
     def fingerprint(self) -> dict[str, Any]:
         """What all runs of a folder have in common; mechanisms and seeds may be added to a folder later."""
         train = {name: value for name, value in self.train.fingerprint().items() if name not in ("seed", "lr")}
         sweep = sorted(set(self.lrs)) if self.lrs else [self.train.lr]
-        return {"data": self.data, "image_size": self.image_size, "lr": sweep, **self.host.fingerprint(), **train}
+        # None where there are none: settings of folders that are older than options do not name them.
+        options = self.host.options_by_name(self.mechanisms) or None
+        return {
+            "data": self.data,
+            "image_size": self.image_size,
+            "lr": sweep,
+            "options": options,
+            **self.host.fingerprint(),
+            **train,
+        }

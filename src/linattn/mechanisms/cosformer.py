@@ -61,7 +61,7 @@ class Cosformer(LinearBase):
         self, num_heads: int, head_dim: int, *, max_length: int | None = None, **common: Unpack[CommonOptions]
     ) -> None:
         super().__init__(num_heads, head_dim, **common)
-        if max_length is not None and (not isinstance(max_length, int) or max_length < 1):
+        if max_length is not None and (type(max_length) is not int or max_length < 1):
             raise ValueError(f"max_length must be an integer >= 1 or None, got {max_length!r}")
         self.max_length = CAUSAL_MAX_LENGTH if max_length is None and self.causal else max_length
 

@@ -47,6 +47,8 @@ def write_csv(results: Mapping[str, Any], path: Path) -> list[Path]:
     measured: tuple[str, ...] = MEASURED if comparison.words.unit == "images" else OF_TEXT
     if any(comparison.value(name, OF_CONVERSION[0]) is not None for name in comparison.names):
         measured = OF_CONVERSION + measured
+    if any(comparison.options(name) for name in comparison.names):
+        measured = ("options", *measured)
     of_run = ("mechanism", "seed", "lr", "status", field, "train_seconds", "reason")
     mechanisms = [_mechanism(comparison, name, measured) for name in comparison.names]
     runs = [{column: row.get(column) for column in of_run} for row in comparison.rows]
@@ -64,7 +66,8 @@ def _mechanism(comparison: Comparison, name: str, measured: Sequence[str]) -> di
         parts = {"mean": "mean", "std": "std", "low": "min", "high": "max"}
         field = comparison.metric.field
         line |= {f"{field}_{parts[part]}" if part in parts else part: value for part, value in asdict(accuracy).items()}
-    return line | {column: comparison.entry(name).get(column) for column in measured}
+    found = {column: comparison.entry(name).get(column) for column in measured}
+    return line | found | ({"options": comparison.options(name)} if "options" in found else {})
 
 
 def _write(path: Path, header: Sequence[str], lines: list[dict[str, Any]]) -> None:

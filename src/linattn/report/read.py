@@ -9,7 +9,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from linattn.report.metric import Metric, Words
-from linattn.support.options import OptionError
+from linattn.support.options import OptionError, options_words
 
 REFERENCE = "softmax"
 
@@ -68,6 +68,10 @@ class Comparison:
 
     def entry(self, name: str) -> dict[str, Any]:
         return self._entries.get(name, {})
+
+    def options(self, name: str) -> str:
+        """What its mechanism was told, as it is typed; models of graphs have recipes instead."""
+        return "" if self.meta.get("kind") == "graph" else options_words(self.entry(name).get("options") or {})
 
     def value(self, name: str, field: str) -> float | None:
         return number(self.entry(name).get(field))

@@ -33,7 +33,7 @@ class Column:
 def results_table(comparison: Comparison) -> Markup:
     """Sortable where scripts run, and the same numbers where none do."""
     look = styles(comparison.names)
-    heads = [_name(name, look[name]) for name in comparison.names]
+    heads = [_name(name, look[name], comparison.options(name)) for name in comparison.names]
     numbers = [_accuracy_column(comparison), *(make(comparison) for make in MEASURED)]
     numbers = [column for column in numbers if not column.unasked]
     return table("Results", "mechanism", heads, comparison.names, numbers)
@@ -59,9 +59,10 @@ def _plain(value: float | str | None) -> str | None:
     return None if value is None else str(value)
 
 
-def _name(name: str, style: Style) -> Markup:
+def _name(name: str, style: Style, options: str) -> Markup:
     tag = [element("span", "reference", class_="tag")] if style.emphasised else []
-    return join(key(name, style, OUTLINES[style.marker]), *tag)
+    said = [element("small", options)] if options else []
+    return join(key(name, style, OUTLINES[style.marker]), *tag, *said)
 
 
 def _accuracy_column(comparison: Comparison) -> Column:

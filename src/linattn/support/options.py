@@ -1,6 +1,7 @@
 """Options of commands: a wrong one is named with what is allowed."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -21,6 +22,16 @@ def check_option(option: str, value: object, allowed: Iterable[object]) -> None:
     allowed = list(allowed)
     if value not in allowed:
         raise OptionError(option, f"must be one of {', '.join(map(str, allowed))}, got {value!r}")
+
+
+def options_words(options: Mapping[str, Any]) -> str:
+    """As they are typed, with commas between them.
+
+    Example:
+        >>> options_words({"alpha": 4, "form": "normalized"})
+        'alpha=4, form=normalized'
+    """
+    return ", ".join(f"{key}={value}" for key, value in options.items())
 
 
 def check_device(device: str) -> None:

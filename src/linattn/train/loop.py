@@ -1,7 +1,8 @@
 """The training loop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -29,6 +30,7 @@ def train(
     config: TrainConfig,
     folder: Path,
     *,
+    options: Mapping[str, Any] = MappingProxyType({}),
     on_step: OnStep | None = None,
     on_epoch: Callable[[EpochRecord], None] | None = None,
     accelerator: "Accelerator | None" = None,
@@ -48,6 +50,7 @@ def train(
         model: images ``(b, C, H, W)`` to logits ``(b, classes)``.
         batches: of ``linattn.train.batches.create_batches``, on the device of the config, this process's share.
         folder: of this run alone.
+        options: that the model's mechanism was given: a run with others is not gone on with.
         on_step: called with epoch, steps done in it, mean loss and accuracy (percent) of the epoch so far; at most
             ten times a second, as the numbers must be waited for, and at the end of each epoch.
         on_epoch: called with each finished epoch's record, when it is on disk.
@@ -64,6 +67,7 @@ def train(
     check_accelerator(accelerator, config)
     files = RunFolder(Path(folder))
     fingerprint = run_fingerprint(model, config, batches.steps_per_epoch, accelerator.num_processes)
+    fingerprint |= {"options": dict(options)} if options else {}  # runs that are older than options do not name them
     finished = files.load_result(fingerprint)
     if finished is not None:
         model.to(accelerator.device).load_state_dict(files.load_weights())

@@ -9,13 +9,14 @@ import torch
 from rich.console import Console
 
 from linattn.models.vision import SIZES, VisionTransformer, create_vit
-from linattn.support.options import OptionError, check_option
+from linattn.support.options import OptionError, check_option, options_words
 from linattn.tasks.images import ImageData, ImageFolders
 from linattn.tasks.load import load_images
 from linattn.train.accelerator import create_accelerator
 from linattn.train.attempt import attempt
 from linattn.train.batches import create_batches
 from linattn.train.loop import train
+from linattn.train.mechanism_options import layer_options, option_or
 from linattn.train.progress import train_bar
 from linattn.train.recipes import configure, default_recipe
 from linattn.train.records import TrainResult
@@ -35,6 +36,12 @@ class TrainJob:
     size: str = ""
     host: Mapping[str, Any] = field(default_factory=dict)
     """Options of the vision transformer."""
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Of the mechanism, under its name or the empty one."""
+
+    @property
+    def own_options(self) -> dict[str, Any]:
+        return layer_options([self.mechanism], self.options)[0]
 
 
 def train_on_screen(job: TrainJob, console: Console) -> int:
@@ -54,6 +61,7 @@ def train_on_screen(job: TrainJob, console: Console) -> int:
                 batches,
                 config,
                 job.folder,
+                options=job.own_options,
                 on_step=bar.on_step,
                 on_epoch=bar.on_epoch,
                 accelerator=accelerator,
@@ -70,18 +78,23 @@ def _create_host(job: TrainJob, data: ImageData | ImageFolders, seed: int) -> Vi
     check_option("size", size, SIZES)
     shape = {"img_size": data.image_size, "in_chans": data.channels, "num_classes": data.num_classes}
     options: dict[str, Any] = shape | dict(job.host)
+    own = job.own_options
+    options |= {"attention": {"mechanism_options": own}} if own else {}
     torch.manual_seed(seed)
     try:
         return create_vit(size, job.mechanism, **options)
-    except ValueError as error:  # "patch_size must be ...": the model names its argument, here it is an option
+    except (ValueError, TypeError) as error:  # "patch_size must be ...": the model names its argument, an option here
         option, _, message = str(error).partition(" ")
-        raise OptionError(option, message) if option in options else error from error
+        if option in options:
+            raise OptionError(option, message) from error
+        raise option_or("mechanism", error, job.mechanism, own) from error
 
 
 def _show(job: TrainJob, model: VisionTransformer, result: TrainResult, console: Console) -> None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    name = f"{job.mechanism} {options_words(job.own_options)}".strip()
     console.print(
-        f"{job.mechanism}: [bold]{result.top1:.2f} %[/] of the test images after {len(result.epochs)} epochs, "
+        f"{name}: [bold]{result.top1:.2f} %[/] of the test images after {len(result.epochs)} epochs, "
         f"{parameters:,} parameters, {result.seconds:.1f} s of training",
         soft_wrap=True,
     )

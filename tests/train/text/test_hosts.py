@@ -8,9 +8,10 @@ from tests.train.text.small_text import HOST, TASK
 
 from linattn.support.options import OptionError
 from linattn.tasks.text import text_task
+from linattn.train.mechanism_options import parse_options
 from linattn.train.text.ahead import ahead
 from linattn.train.text.hosts import HostOptions, count_parameters, create_host, with_parameters
-from linattn.train.text.pattern import layer_names, parse_options
+from linattn.train.text.pattern import layer_names
 from linattn.train.text.start import take_weights
 
 

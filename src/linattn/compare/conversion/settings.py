@@ -1,18 +1,37 @@
 """A comparison of conversions: every choice, checked before any work is done."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from linattn.mechanisms.registry import list_mechanisms
+from linattn.layers.attention_options import LAYER_SETS
+from linattn.mechanisms.registry import list_mechanisms, mechanism_info, mechanism_options
 from linattn.support.options import OptionError, check_option
 from linattn.train.checks import check_number
 from linattn.train.config import TrainConfig
+from linattn.train.mechanism_options import check_compared, own_options
 
 SIZES = ("tiny", "small", "base")  # of DeiT
 # What lets a mechanism start where softmax left the model, as closely as its math allows.
 START_OPTIONS: dict[str, dict[str, Any]] = {"mirror": {"reflections": 2}}
+
+
+def with_start_options(
+    mechanisms: Sequence[str], given: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Mapping[str, Any]]:
+    """``START_OPTIONS`` with what else was given for the mechanisms that are compared.
+
+    Example:
+        >>> with_start_options(("mirror", "pola"), {"pola": {"alpha": 3.0}, "mirror": {"modulation": "none"}})
+        {'mirror': {'reflections': 2, 'modulation': 'none'}, 'pola': {'alpha': 3.0}}
+    """
+    check_compared(given, mechanisms)
+    found: dict[str, Mapping[str, Any]] = dict(START_OPTIONS)
+    for name in mechanisms:
+        if own := own_options(name, given):
+            found[name] = {**START_OPTIONS.get(name, {}), **own}
+    return found
 
 
 @dataclass(frozen=True)
@@ -57,7 +76,17 @@ class ConversionConfig:
         check_number("share", self.share, above=0, most=1)
         if any(not lr > 0 for lr in self.lrs):
             raise OptionError("finetune_lr", f"must be greater than 0, got {', '.join(map(str, self.lrs))}")
+        for name in self.mechanisms:
+            self._check_options(name)
         self.train.check()
+
+    def _check_options(self, name: str) -> None:
+        """A conversion has options of its own, which are none of a mechanism's."""
+        known = [option for option in mechanism_options(mechanism_info(name).cls) if option not in LAYER_SETS]
+        for option in self.options.get(name, {}):
+            if option not in known:
+                takes = ", ".join(known) or "none"
+                raise OptionError("option", f"mechanism {name!r} has no option {option!r}; it takes {takes}")
 
     def source(self, seed: int) -> TrainConfig:
         """How the softmax model is trained."""

@@ -13,9 +13,9 @@ from linattn.compare.measure import measure_costs
 from linattn.compare.subject import OnRecord, OnStep, Subject
 from linattn.report.numbers import counted
 from linattn.support.machine import describe_run
-from linattn.support.options import OptionError
 from linattn.support.telling import OnWork
 from linattn.tasks.images import ImageData, ImageFolders
+from linattn.train.mechanism_options import option_or
 
 
 class Conversions(Subject):
@@ -33,7 +33,8 @@ class Conversions(Subject):
             try:
                 self.create(name)
             except (ValueError, TypeError) as error:
-                raise OptionError("mechanisms", f"{name} does not fit this model: {error}") from error
+                own = self.config.options.get(name, {})
+                raise option_or("mechanisms", error, name, own, "model") from error
 
     def describe(self) -> dict[str, Any]:
         config = self.config

@@ -10,6 +10,7 @@ from typing import Any
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.support.options import OptionError, check_option
 from linattn.tasks.text.task import PLACES
+from linattn.train.mechanism_options import check_compared
 from linattn.train.text.config import TextConfig
 from linattn.train.text.hosts import HostOptions
 
@@ -105,9 +106,7 @@ class TextCompareConfig:
             for mechanism in self.host_of(name).names:
                 check_option("mechanisms", mechanism, list_mechanisms())
         used = {mechanism for name in self.contenders for mechanism in self.host_of(name).names}
-        for name in self.host.options:
-            if name and name not in used:
-                raise OptionError("option", f"{name}.* is given, but {name} is not compared")
+        check_compared(self.host.options, used)
         self.train.check()
 
     def fingerprint(self) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from torch import nn
 from linattn.models.language.output_norm import norm_behind
 from linattn.support.options import OptionError, check_option
 from linattn.tasks.text import SequenceTask
-from linattn.train.text.pattern import layer_names, layer_options
+from linattn.train.mechanism_options import layer_options
+from linattn.train.text.pattern import layer_names
 from linattn.train.text.sizes import SIZES
 
 AUTOMATIC = "auto"
