@@ -120,6 +120,12 @@ def test_results_become_tables(tmp_path):
     assert json.loads((folder / "attention-causal.json").read_text())["rows"][0] == asdict(result.rows[0])
 
 
+def test_a_wrong_kernel_is_told_with_its_reason():
+    results = json.loads((ROOT / "results/h200/kernels.json").read_text())
+    noted = {row["note"] for row in results["rows"] if row["status"] == "WRONG"}
+    assert all(f"({note})" in (ROOT / "docs/speed.md").read_text() for note in noted)
+
+
 def test_no_results_is_said(tmp_path):
     parts = tool.generated_parts(tmp_path) | tool.speed_parts(tmp_path)
     commands = {

@@ -94,8 +94,13 @@ def _checked(rows: list[dict[str, Any]]) -> str:
     ours = [row for row in rows if row["contender"].startswith("linattn") and row["error"] is not None]
     right = [row for row in ours if row["status"] == "ok"]
     worst = max((row["error"] / row["budget"] for row in right), default=0)
-    wrong = [f"{row['contender']} in {row['case']}" for row in rows if row["status"] == "WRONG"]
-    said = f" Wrong: {', '.join(dict.fromkeys(wrong))}." if wrong else ""
+    wrong: dict[tuple[str, str], list[str]] = {}  # the cases of a contender, with what is known of it
+    for row in rows:
+        if row["status"] == "WRONG":
+            cases = wrong.setdefault((row["contender"], row["note"]), [])
+            cases += [row["case"]] if row["case"] not in cases else []
+    texts = [f"{name} in {', '.join(cases)}{f' ({note})' if note else ''}" for (name, note), cases in wrong.items()]
+    said = f" Wrong: {'; '.join(texts)}." if texts else ""
     return (
         f"{len(right)} of {len(ours)} rows of this library were right against fp64 in the same run, and used at most "
         f"{worst:.0%} of their error budget.{said}"

@@ -71,6 +71,15 @@ def test_compact_is_the_series_in_one_dimension():
     torch.testing.assert_close(scores(mechanism.features(q), mechanism.features(k)), 1 + z + z**2 / 2, **TOLERANCE)
 
 
+def test_squares_of_the_compact_form_weigh_as_many_times_as_there_are_channels():
+    q, k, _ = draw()
+    mechanism, z = build(linear_term=True), scores(q, k) / 6**0.5
+    mechanism.reset_parameters()
+    squares = scores(q.square() / 6**0.5, k.square() / 6**0.5)  # those of z^2, without its mixed products
+    expected = 1 + z + 6 * squares / 2
+    torch.testing.assert_close(scores(mechanism.features(q), mechanism.features(k)), expected, **TOLERANCE)
+
+
 def test_normalized_does_not_see_lengths():
     q, k, v = draw()
     mechanism = build(form="normalized")

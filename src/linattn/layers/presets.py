@@ -43,7 +43,9 @@ _PRESETS = {
         {"local": "channel", "rotary": "blocks", "norm": "layer", "gate": "silu"},
         {"cpe": 2, "mlp_conv": True},
     ),
-    # Its paper's figure shows the mechanism alone; these are the parts of its authors' other models.
+    # Its paper's figure shows the mechanism alone, and no code is public: a choice of this library. Local branch, gate
+    # and convolutions are those that its authors' other models share; the rotary positions of these are not here, as
+    # nothing says where they would stand beside the reflections.
     "mirror": Preset("mirror", {"local": "channel", "gate": "linear"}, _RALA_BLOCK),
     "agent": Preset("agent", {"local": "channel", "local_kernel": 3}),
 }

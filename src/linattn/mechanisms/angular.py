@@ -22,7 +22,9 @@ class Angular(LinearBase):
 
     These are the first two terms of ``1 - angle / pi``, and never below 0.18. q ``(B, H, T, D)``, k and v
     ``(B, H_kv, T, D)``, output ``(B, H, T, D)``; features ``[1 / sqrt(2), d(x) / sqrt(pi)]``, nothing is learned. A
-    zero vector has the direction 0. The paper's convolution of v belongs to the layer, its softmax branch to training.
+    zero vector has the direction 0. Two branches of the paper are not here: softmax while training, and a convolution
+    of v over 9 tokens in a row with one kernel for each head; ``local`` of the layer is another one, over the plane
+    and with kernels for channels.
 
     Paper: You et al., Castling-ViT. Its code writes ``v_t / 2`` where the formula has ``sum_s v_s / 2``; here it is the
     formula. State per kv head: ``(D + 1)^2`` numbers.

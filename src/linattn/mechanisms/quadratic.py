@@ -75,7 +75,10 @@ class Quadratic(WideLinear):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """At 1 the compact form has the weights of the series, its mixed products left out."""
+        """All numbers 1. The compact form then is no series: its squares weigh D times those of ``z^2/2``.
+
+        They stand in for the mixed products, which it has not; z itself is there with ``linear_term`` alone.
+        """
         for parameter in self.parameters():
             nn.init.ones_(parameter)
 

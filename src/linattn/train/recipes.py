@@ -30,7 +30,8 @@ def small_images() -> TrainConfig:
 def deit() -> TrainConfig:
     """DeiT's recipe for ImageNet, as the vision papers use it: 1024 images a step, ``lr = 5e-4 batch / 512``.
 
-    Two parts of theirs are left out: repeated augmentation, and ten more epochs at the lowest rate.
+    Three parts of theirs are left out: repeated augmentation, ten more epochs at the lowest rate, and batch norms over
+    all processes (NaLaFormer): each norms what is its own.
     """
     return TrainConfig(
         epochs=300,
