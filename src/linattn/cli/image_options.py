@@ -23,6 +23,10 @@ class ImageOptions:
     weight_decay: Annotated[float | None, typer.Option(help="On weight matrices.")] = None
     clip_norm: Annotated[float | None, typer.Option(help="Longest gradient; 0: not clipped.")] = None
     label_smoothing: Annotated[float | None, typer.Option(help="Share of a target spread over all classes.")] = None
+    energy_loss: Annotated[
+        float | None,
+        typer.Option(help="Weight of the energy that mechanisms cut off, as a further loss; 0: off."),
+    ] = None
     ema_decay: Annotated[float | None, typer.Option(help="Average the weights with this decay; 0: do not.")] = None
     mixup: _Mixing = None
     cutmix: _Mixing = None

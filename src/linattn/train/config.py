@@ -40,6 +40,8 @@ class TrainConfig:
     clip_norm: float | None = 1.0
     """Longest gradient, over all parameters; None: not clipped."""
     label_smoothing: float = 0.1
+    energy_loss: float = 0.0
+    """Weight of the share of energy that mechanisms cut off (``mirror`` tells it), added to the loss; 0: off."""
     ema_decay: float | None = None
     """Evaluate and keep the average ``a <- d a + (1 - d) w`` of the weights, one step at a time; None: off."""
     mixup: float = 0.0
@@ -77,7 +79,7 @@ class TrainConfig:
         check_number("warmup_epochs", self.warmup_epochs, least=0)
         if self.warmup_epochs > self.epochs:
             raise OptionError("warmup_epochs", f"must not exceed epochs = {self.epochs}, got {self.warmup_epochs:g}")
-        for name in ("weight_decay", "mixup", "cutmix"):
+        for name in ("weight_decay", "energy_loss", "mixup", "cutmix"):
             check_number(name, getattr(self, name), least=0)
         if not isinstance(self.betas, tuple) or len(self.betas) != 2:
             raise OptionError("betas", f"must be two numbers, got {self.betas!r}")
@@ -102,4 +104,5 @@ class TrainConfig:
         Of the device only its kind counts: another GPU of the machine goes on all right, a CPU rounds differently.
         """
         fields = {name: value for name, value in asdict(self).items() if name not in _WITHOUT_EFFECT}
+        fields["energy_loss"] = self.energy_loss or None  # runs that are older than it do not name it
         return {**fields, "betas": list(self.betas), "device": self.device.split(":")[0]}

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from linattn.train.config import TrainConfig
 from linattn.train.ema import WeightAverage
+from linattn.train.energy import EnergyLoss
 from linattn.train.evaluate import evaluate
 from linattn.train.loss import training_loss
 from linattn.train.meter import Reading
@@ -31,6 +32,7 @@ class Run(Rounds[EpochRecord]):
     def __init__(self, model: nn.Module, batches: "Batches", config: TrainConfig, accelerator: "Accelerator") -> None:
         super().__init__(model, config, accelerator)
         self.batches, self.config = batches, config
+        self.energy = EnergyLoss(model) if config.energy_loss else None
         self.average = None if config.ema_decay is None else WeightAverage(model, config.ema_decay)
 
     @property
@@ -53,6 +55,8 @@ class Run(Rounds[EpochRecord]):
         config = self.config
         logits = self.network(images)
         loss = training_loss(logits, targets, config.label_smoothing)
+        if self.energy is not None:
+            loss = loss + config.energy_loss * self.energy.take()
         self.accelerator.backward(loss)
         if config.clip_norm is not None:
             self.accelerator.clip_grad_norm_(self.network.parameters(), config.clip_norm)
@@ -83,6 +87,11 @@ class Run(Rounds[EpochRecord]):
         if self.average is not None:
             self.average.copy_to(self.model)
         super().finish()
+
+    def close(self) -> None:
+        if self.energy is not None:
+            self.energy.remove()
+        super().close()
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"average": None if self.average is None else self.average.state_dict()}

@@ -1,0 +1,41 @@
+"""The energy that mechanisms cut off while a model is trained, as a loss beside that of the task."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class EnergyLoss:
+    """The mean of ``energy_loss(q, k)`` over all mechanisms of a model that have one, such as ``mirror``.
+
+    Filled by every forward pass in training, until :meth:`take` empties it.
+
+    Example:
+        >>> from linattn.models.vision import create_vit
+        >>> model = create_vit("digits", "mirror")
+        >>> energy, _ = EnergyLoss(model), model(torch.randn(2, 1, 8, 8))
+        >>> loss = energy.take()
+        >>> 0 < loss.item() < 1, loss.requires_grad
+        (True, True)
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._found: list[Tensor] = []
+        having = [module for module in model.modules() if hasattr(module, "energy_loss")]
+        self._hooks = [module.register_forward_pre_hook(self._add, with_kwargs=True) for module in having]
+
+    def take(self) -> Tensor | float:
+        """What was found since the last time; 0 where no mechanism has such a loss."""
+        found, self._found[:] = self._found[:], []
+        return torch.stack(found).mean() if found else 0.0
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _add(self, mechanism: Any, inputs: tuple[Tensor, ...], options: Mapping[str, Any]) -> None:
+        if mechanism.training and torch.is_grad_enabled():
+            given = {name: options.get(name) for name in ("key_mask", "cu_seqlens")}
+            self._found.append(mechanism.energy_loss(*inputs[:2], **given))
