@@ -76,3 +76,17 @@ def test_its_weight_in_training_keeps_more_energy(tmp_path):
     config = TrainConfig()
     assert config.fingerprint()["energy_loss"] is None, "as in runs from before"
     assert replace(config, energy_loss=0.5).fingerprint()["energy_loss"] == 0.5
+
+
+def test_blocks_that_backward_runs_again_are_counted_once():
+    losses = {}
+    for checkpointing in (False, True):
+        model = build()
+        model.set_grad_checkpointing(checkpointing)
+        energy, images = EnergyLoss(model), torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+        losses[checkpointing] = []
+        for _ in range(3):
+            model(images)
+            losses[checkpointing].append(energy.take())
+            losses[checkpointing][-1].backward()
+    torch.testing.assert_close(losses[True], losses[False])

@@ -23,17 +23,25 @@ class EnergyLoss:
 
     def __init__(self, model: nn.Module) -> None:
         self._found: list[Tensor] = []
+        self._taken = False
         having = [module for module in model.modules() if hasattr(module, "energy_loss")]
         self._hooks = [module.register_forward_pre_hook(self._add, with_kwargs=True) for module in having]
+        self._hooks.append(model.register_forward_pre_hook(self._begin))
 
     def take(self) -> Tensor | float:
         """What was found since the last time; 0 where no mechanism has such a loss."""
-        found, self._found[:] = self._found[:], []
+        found, self._found[:], self._taken = self._found[:], [], True
         return torch.stack(found).mean() if found else 0.0
 
     def remove(self) -> None:
         for hook in self._hooks:
             hook.remove()
+
+    def _begin(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
+        # Backward under gradient checkpointing runs the blocks again: what these add belongs to a graph that is gone.
+        if self._taken:
+            self._found.clear()
+            self._taken = False
 
     def _add(self, mechanism: Any, inputs: tuple[Tensor, ...], options: Mapping[str, Any]) -> None:
         if mechanism.training and torch.is_grad_enabled():
