@@ -203,6 +203,7 @@ def test_options_join_those_a_conversion_starts_with():
             "--option: mechanism 'relu' has no option",
         ),
         (["--mechanisms", "relu", "--option", "pola.alpha=2"], "--option: pola.* is given"),
+        (["--mechanisms", "relu", "--energy-loss", "0.1"], "--energy-loss: needs a mechanism"),
     ],
 )
 def test_a_wrong_option_is_named_before_anything_is_written(tmp_path, arguments, option):

@@ -7,13 +7,14 @@ from typing import Any
 
 from linattn.layers.local import KERNELS
 from linattn.layers.presets import list_presets
-from linattn.mechanisms.registry import list_mechanisms
+from linattn.mechanisms.registry import list_mechanisms, mechanism_info
 from linattn.models.vision.pyramid_sizes import PYRAMID_SIZES
 from linattn.models.vision.sizes import SIZES
 from linattn.models.vision.stems import STEM_STRIDES
 from linattn.models.vision.vit import POOLS
 from linattn.support.options import OptionError, check_option
 from linattn.train.config import TrainConfig
+from linattn.train.energy import check_energy
 from linattn.train.mechanism_options import check_compared, own_options
 
 REFERENCE = "softmax"  # what entropies are compared with
@@ -109,6 +110,7 @@ class CompareConfig:
         self.host.check()
         check_compared(self.host.options, self.mechanisms)
         self.train.check()
+        check_energy(self.train.energy_loss, (mechanism_info(name).cls for name in self.mechanisms))
 
     def fingerprint(self) -> dict[str, Any]:
         """What all runs of a folder have in common; mechanisms and seeds may be added to a folder later."""

@@ -1,10 +1,24 @@
 """The energy that mechanisms cut off while a model is trained, as a loss beside that of the task."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from linattn.support.options import OptionError
+
+
+def check_energy(weight: float, among: Iterable[object]) -> None:
+    """Raise an OptionError where ``weight`` is not 0 and none ``among`` mechanisms, or modules, tells what it cuts off.
+
+    Example:
+        >>> from linattn.models.vision import create_vit
+        >>> check_energy(0.1, create_vit("digits", "mirror").modules())
+    """
+    if weight and not any(hasattr(each, "energy_loss") for each in among):
+        needed = "needs a mechanism that tells what it cuts off, such as mirror"
+        raise OptionError("energy_loss", f"{needed}, got {weight:g}")
 
 
 class EnergyLoss:

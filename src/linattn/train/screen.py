@@ -15,6 +15,7 @@ from linattn.tasks.load import load_images
 from linattn.train.accelerator import create_accelerator
 from linattn.train.attempt import attempt
 from linattn.train.batches import create_batches
+from linattn.train.energy import check_energy
 from linattn.train.loop import train
 from linattn.train.mechanism_options import layer_options, option_or
 from linattn.train.progress import train_bar
@@ -51,6 +52,7 @@ def train_on_screen(job: TrainJob, console: Console) -> int:
     config.check()
     accelerator = create_accelerator(config)
     model = _create_host(job, data, config.seed)
+    check_energy(config.energy_loss, model.modules())
     rank, processes = accelerator.process_index, accelerator.num_processes
     batches = create_batches(data, config, accelerator.device, rank=rank, processes=processes)
 

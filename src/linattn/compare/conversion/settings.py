@@ -10,6 +10,7 @@ from linattn.mechanisms.registry import list_mechanisms, mechanism_info, mechani
 from linattn.support.options import OptionError, check_option
 from linattn.train.checks import check_number
 from linattn.train.config import TrainConfig
+from linattn.train.energy import check_energy
 from linattn.train.mechanism_options import check_compared, own_options
 
 SIZES = ("tiny", "small", "base")  # of DeiT
@@ -79,6 +80,7 @@ class ConversionConfig:
         for name in self.mechanisms:
             self._check_options(name)
         self.train.check()
+        check_energy(self.train.energy_loss, (mechanism_info(name).cls for name in self.mechanisms))
 
     def _check_options(self, name: str) -> None:
         """A conversion has options of its own, which are none of a mechanism's."""
