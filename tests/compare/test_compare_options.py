@@ -70,6 +70,16 @@ def test_options_reach_the_mechanism_of_either_host():
     assert [getattr(stage.blocks[0].attn.mechanism, "alpha", None) for stage in stages] == [2.0, 2.0, None, None]
 
 
+@pytest.mark.parametrize("host", [["--preset", "nala"], ["--host", "pyramid"]])
+@pytest.mark.parametrize("name", ["head_dim", "num_heads", "causal"])
+def test_what_layers_set_is_told_in_blocks_with_rotary_positions_too(tmp_path, host, name):
+    arguments = ["compare", "--mechanisms", "pola", "--device", "cpu", *host, "--option", f"{name}=1"]
+    arguments += ["--output", str(tmp_path / "c")]
+    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "TERM": "dumb"})
+    assert done.exit_code == 2, done.output
+    assert f"--option: mechanism_options must not hold '{name}': the layer sets it" in done.output
+
+
 @pytest.mark.parametrize(
     ("option", "words"),
     [

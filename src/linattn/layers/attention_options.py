@@ -1,6 +1,6 @@
 """The options of an attention layer: checked together, before anything is built."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,13 @@ from linattn.mechanisms.registry import mechanism_info
 from linattn.ops.checks import check_choice
 
 LAYER_SETS = ("num_heads", "head_dim", "num_kv_heads", "causal", "impl", "input_dim")
+
+
+def check_mechanism_options(options: Iterable[str]) -> None:
+    """Raise for an option of a mechanism that its layer decides."""
+    for name in options:
+        if name in LAYER_SETS:
+            raise TypeError(f"mechanism_options must not hold {name!r}: the layer sets it")
 
 
 @dataclass(frozen=True)
@@ -50,9 +57,7 @@ class AttentionOptions:
                               ("gate", ACTIVATIONS)):  # fmt: skip
             check_choice(name, getattr(self, name), (None, *allowed))
         self._check_grid()
-        for name in self.mechanism_options:
-            if name in LAYER_SETS:
-                raise TypeError(f"mechanism_options must not hold {name!r}: the layer sets it")
+        check_mechanism_options(self.mechanism_options)
         self._check_parts()
 
     def _check_grid(self) -> None:

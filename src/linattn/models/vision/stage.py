@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from linattn.layers.attention_options import check_mechanism_options
 from linattn.layers.rotary import makes_pairs, turned_channels
 from linattn.mechanisms.registry import create_mechanism, mechanism_info
 
@@ -77,8 +78,10 @@ def fitting_parts(parts: Mapping[str, Any], own: StageAttention, dim: int, num_h
 def _turns(rotary: str, own: StageAttention, head_dim: int) -> bool:
     if mechanism_info(own.mechanism).cls.rotates is None:
         return False
+    named = own.options["mechanism_options"]
+    check_mechanism_options(named)
     with torch.random.fork_rng(devices=[]), torch.device("meta"):  # built to be asked, no more
-        mechanism = create_mechanism(own.mechanism, num_heads=1, head_dim=head_dim, **own.options["mechanism_options"])
+        mechanism = create_mechanism(own.mechanism, num_heads=1, head_dim=head_dim, **named)
     return makes_pairs(*turned_channels(rotary, mechanism))
 
 
