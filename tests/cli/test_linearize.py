@@ -229,6 +229,17 @@ def test_a_wrong_folder_is_named_before_any_work(folder, text, tmp_path):
     assert "--output" in written.output
 
 
+def test_a_config_that_asks_for_attention_weights_is_told_before_any_work(folder, text, tmp_path):
+    asking = tmp_path / "asking"
+    shutil.copytree(folder, asking)
+    config = json.loads((asking / "config.json").read_text()) | {"output_attentions": True}
+    (asking / "config.json").write_text(json.dumps(config))
+    result = call("linearize", asking, "--text", text, "--out", tmp_path / "out", "--device", "cpu")
+    assert result.exit_code == 2
+    assert "MODEL_DIR: output_attentions=True in the model's config is not possible" in result.output
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_diagnosis_fits_the_screen_and_is_written(folder, text, tmp_path):
     arguments = ["--steps", 1, "--length", 48, "--held-out", 1, "--points", 16, "--window", 8, "--device", "cpu"]
     run = CliRunner().invoke(

@@ -4,7 +4,9 @@ import pytest
 import torch
 from tests.linearize import causal
 from tests.linearize.adapters import families
+from tests.linearize.tiny import Counted
 
+import linattn
 from linattn.linearize.convert import convert, plan_model
 from linattn.linearize.layer.attention import linearized_layers
 
@@ -45,6 +47,10 @@ def test_a_config_that_asks_for_them_is_not_converted():
     chosen = plan_model(model, "lolcats", window=4)
     with pytest.raises(ValueError, match=r"set model\.config\.output_attentions = False"):
         convert(model, chosen)
+    batches = Counted()
+    with pytest.raises(ValueError, match=r"set model\.config\.output_attentions = False"):
+        linattn.linearize(model, method="dof", batches=batches)
+    assert not batches.asked  # nothing was measured before
     assert not linearized_layers(model)
     model.config.output_attentions = False
     convert(model, chosen)

@@ -50,13 +50,8 @@ def plan_model(model: nn.Module, method: str, *, layers: Sequence[int] | None = 
     return plan(method, [by_number[index].shape for index in sorted(by_number)], layers=chosen, **options)
 
 
-def convert(model: nn.Module, plan: Plan) -> Conversion:
-    """Replace the attention of the layers that ``plan`` names, in place.
-
-    The projections stay the same modules under the same names; what is new is ``core`` beside them, in fp32. The model
-    is still one of transformers: ``generate``, ``save_pretrained`` and ``state_dict`` work as before.
-    """
-    adapter = find_adapter(model)
+def check_model(model: nn.Module) -> None:
+    """Raise for a model that is converted already, or whose config asks for what a converted layer does not have."""
     if linearized_layers(model):
         raise ValueError("the model is converted already; load it anew to convert it in another way")
     if getattr(getattr(model, "config", None), "output_attentions", False):
@@ -64,6 +59,16 @@ def convert(model: nn.Module, plan: Plan) -> Conversion:
             "output_attentions=True in the model's config is not possible: a converted layer never has its weights; "
             "set model.config.output_attentions = False"
         )
+
+
+def convert(model: nn.Module, plan: Plan) -> Conversion:
+    """Replace the attention of the layers that ``plan`` names, in place.
+
+    The projections stay the same modules under the same names; what is new is ``core`` beside them, in fp32. The model
+    is still one of transformers: ``generate``, ``save_pretrained`` and ``state_dict`` work as before.
+    """
+    adapter = find_adapter(model)
+    check_model(model)
     sites = {site.layer_idx: site for site in adapter.sites(model)}
     missing = plan.layers.keys() - sites.keys()
     if missing:

@@ -21,7 +21,7 @@ from linattn.linearize.arguments import (
     check_steps,
     check_targets,
 )
-from linattn.linearize.convert import convert, plan_model
+from linattn.linearize.convert import check_model, convert, plan_model
 from linattn.linearize.degrees.split import taken
 from linattn.linearize.degrees.start import measured, start_features
 from linattn.linearize.evaluate.quality import Quality
@@ -140,6 +140,7 @@ def linearize(
     taken(method, method_options)
     check_accelerator(accelerator)
     find_adapter(model)  # a family that is not known is said before a text is read
+    check_model(model)
     data = None if batches is None else Data.of_batches(batches, held_out)
     if text is not None:
         data = Data.of_text(model, text, tokenizer, stages)

@@ -131,6 +131,10 @@ def test_what_linear_attention_cannot_do_is_refused():
         model(ids, position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]]), use_cache=False)
     with pytest.raises(ValueError, match="linattn_elu never has its weights"):
         named(build(), "elu")(ids, output_attentions=True)
+    asked = named(build(output_attentions=True), "elu")
+    with pytest.raises(ValueError, match="linattn_elu never has its weights"):
+        asked(ids)
+    assert asked(ids, output_attentions=False).attentions is None
     with pytest.raises(ValueError, match="2-D attention_mask"):
         model(ids, attention_mask=torch.ones(1, 1, 9, 9, dtype=torch.bool))
     with pytest.raises(ValueError, match="dropout to 0"):

@@ -86,7 +86,7 @@ class MechanismAttention:
         is_causal: bool | None = None,
         **others: Any,
     ) -> tuple[Tensor, None]:
-        self._refuse(dropout, attention_mask, others)
+        self._refuse(module, dropout, attention_mask, others)
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
         mechanism = self._mechanism(module, query, key, causal)
         key_mask = None
@@ -116,7 +116,7 @@ class MechanismAttention:
             mechanism = self.built[module] = mechanism.requires_grad_(False).eval()
         return mechanism.to(device=query.device, dtype=query.dtype)
 
-    def _refuse(self, dropout: float, mask: Tensor | None, others: dict[str, Any]) -> None:
+    def _refuse(self, module: nn.Module, dropout: float, mask: Tensor | None, others: dict[str, Any]) -> None:
         name = PREFIX + self.mechanism
         if mechanism_info(self.mechanism).uses_input:
             raise ValueError(
@@ -126,7 +126,8 @@ class MechanismAttention:
             )
         if dropout:
             raise ValueError(f"{name} has no attention weights to drop: set the model's attention dropout to 0")
-        if others.get("output_attentions"):
+        weights = others.get("output_attentions")
+        if getattr(getattr(module, "config", None), "output_attentions", False) if weights is None else weights:
             raise ValueError(f"output_attentions=True is not possible: {name} never has its weights")
         if mask is not None and mask.ndim != 2:
             raise ValueError(f"{name} needs a 2-D attention_mask (B, T), True = real token, got {tuple(mask.shape)}")

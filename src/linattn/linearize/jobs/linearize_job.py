@@ -9,7 +9,7 @@ from typing import Any
 
 from linattn.linearize.adapters import find_adapter
 from linattn.linearize.arguments import check_loss, check_objective, check_targets
-from linattn.linearize.convert import plan_model
+from linattn.linearize.convert import check_model, plan_model
 from linattn.linearize.degrees.split import taken
 from linattn.linearize.evaluate.options import EvaluationOptions
 from linattn.linearize.finetune import FinetuneOptions
@@ -85,6 +85,10 @@ class Job:
         check_out(self.out, self.settings())
         check_results(self.results)
         model = sketch(self.model)
+        try:
+            check_model(model)
+        except ValueError as error:
+            raise OptionError("model", str(error)) from error
         self._check_plan(model)
         for option, sources in (("text", self.text), ("eval_text", self.eval_text)):
             for source in sources:
