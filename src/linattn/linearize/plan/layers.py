@@ -108,10 +108,10 @@ class LayerPlan:
             raise ValueError("ratio and cap choose tokens that leave a window: they need window > 0")
         if self.ratio is not None and not _is_number(self.ratio):
             raise ValueError(f"ratio must be a number from 0 to 1, got {self.ratio!r}")
-        chooses = self.budget is not None  # SalientBudget checks ratio, cap and sinks
+        chooses = self.budget is not None and self.budget.per_chunk > 0  # SalientBudget checks ratio, cap and sinks
         for name, value, usual in (("score", self.score, "log_prob"), ("reduce", self.reduce, "mean")):
             if value != usual and not chooses:
-                raise ValueError(f"{name} ranks tokens that stay exact, got {value!r}: it needs a ratio or a cap")
+                raise ValueError(f"{name} ranks tokens that stay exact, got {value!r}: it needs a ratio > 0 or a cap")
 
     @property
     def budget(self) -> SalientBudget | None:
