@@ -13,6 +13,7 @@ from linattn.models.graph import (
     graph_models,
     read_graph,
 )
+from linattn.models.graph.split_layers import SplitNorm
 from models.graph.graphs import CHANNELS, check_on_manifold, close, inner, random_graph, side_by_side
 
 HIDDEN, CLASSES = 8, 3
@@ -47,6 +48,18 @@ def build(name, task="nodes", **options):
     return create_graph_model(
         name, in_channels=CHANNELS, hidden=HIDDEN, out_channels=out_channels, task=task, **options
     )
+
+
+def test_weights_are_dropped_where_the_authors_drop_them_and_norms_stand_between_convolutions():
+    """Before and after the blocks and to q, k and v, at the rates of time and of space; not behind the residual."""
+    sizes = {"num_layers": 2, "graph_layers": 3, "dropout": (0.3, 0.1)}
+    model = build("pseudo_riemannian", weight_dropout=True, graph_norm=True, **sizes)
+    dropped = {name for name, module in model.named_modules() if getattr(module, "weight_rates", None) == (0.3, 0.1)}
+    assert dropped == {"stem.1", "blocks.0.attention.qkv", "blocks.1.attention.qkv", "last"}
+    assert [isinstance(block.norm, SplitNorm) for block in model.convolutions] == [True, True, False]
+    plain = build("pseudo_riemannian", **sizes)
+    assert not any(any(getattr(module, "weight_rates", ())) for module in plain.modules())
+    assert not any(isinstance(block.norm, SplitNorm) for block in plain.convolutions)
 
 
 def results(model, data):
