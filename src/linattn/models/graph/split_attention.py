@@ -35,8 +35,9 @@ class SplitAttention(nn.Module):
         temperature: learn a factor of q and k for every head and part, 1 at the start.
         value_path: add a linear map of v to the output, which keeps its rank (Hypformer).
         centroid: make the space part that of the Lorentz centroid ``r m / sqrt(-<m, m>)`` of the heads' v on the
-            hyperboloid, ``m_i = sum_j w_ij v_j`` with the mechanism's weights, which must not be negative, instead of
-            the mean of space coordinates. Costs a second call of the mechanism for the heights of v.
+            hyperboloid, ``m_i = sum_j w_ij v_j`` with the mechanism's weights, in place of the mean of space parts.
+            These must not be negative, and be the same for all channels of v: those of ``pola`` and ``hydra`` are not.
+            Costs a second call of the mechanism for the heights of v.
         weight_rates: dropout of the weights of the maps to q, k and v: rates of time and of space.
         mechanism_options: options of the mechanism's own.
     """
