@@ -1,13 +1,21 @@
 """Derivatives other than those of one ``backward()``: forward mode, transforms of torch.func, second ones."""
 
+import importlib
+
 import pytest
 import torch
+from torch._library.custom_ops import OPDEFS
 from torch.func import grad, hessian, jvp, vmap
 
 from linattn import create_mechanism, explain, exponential_attention, linear_attention, list_mechanisms, mechanism_info
 
 # The window is softmax of PyTorch inside, which has no forward mode on a CPU, and says so.
 LINEAR = [name for name in list_mechanisms(cost="linear") if name != "window"]
+
+
+LIBRARIES = ("bidirectional.library", "causal.library", "channel_decay.library", "convolution.library",
+             "exponential.library", "hybrid.library", "maps.library", "maps.turned_library", "reflection.library",
+             "reflection.pairs_library")  # fmt: skip
 
 
 def inputs(seed=0):
@@ -107,3 +115,14 @@ def test_second_derivatives_are_there_or_refused_with_a_way_out(causal):
     (first,) = torch.autograd.grad(loss(turned), turned, create_graph=True)
     with pytest.raises(NotImplementedError, match="impl='reference' and impl='recurrent' have second derivatives"):
         torch.autograd.grad(first.sum(), turned)
+
+
+def test_every_operator_of_gradients_says_what_has_second_ones():
+    """Without a word of its own it would be torch's, which tells the user to register a formula."""
+    for name in LIBRARIES:
+        importlib.import_module(f"linattn.ops.triton.{name}")
+    found = [op for name, op in OPDEFS.items() if name.startswith("linattn::") and name.endswith("_backward")]
+    assert len(found) == len(LIBRARIES) + 2
+    for op in found:
+        with pytest.raises(NotImplementedError, match="impl='reference' and impl='recurrent' have second derivatives"):
+            op._backward_fn(None)

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from linattn.ops.chunked import scan, scan_backward, total
 from linattn.ops.chunked.blocks import Scan
+from linattn.ops.derivatives import refuse_second_derivatives
 
 
 @torch.library.custom_op("linattn::chunk_scan", mutates_args=())
@@ -107,17 +108,10 @@ def _total_gradients(ctx, d_num, d_den, d_kv, d_z):  # type: ignore[no-untyped-d
     return *total_backward(d_num, d_den, d_kv, d_z, *ctx.saved_tensors), None
 
 
-def _no_second_derivative(ctx, *gradients):  # type: ignore[no-untyped-def]
-    raise NotImplementedError(
-        "gradients of the chunked form cannot be differentiated again (create_graph=True); "
-        "impl='reference' and impl='recurrent' have second derivatives"
-    )
-
-
 chunk_scan.register_autograd(_scan_gradients, setup_context=_remember_scan)
 total_sums.register_autograd(_total_gradients, setup_context=_remember_total)
-chunk_scan_backward.register_autograd(_no_second_derivative)
-total_backward.register_autograd(_no_second_derivative)
+for gradients in (chunk_scan_backward, total_backward):
+    refuse_second_derivatives(gradients, "the chunked form")
 
 
 def _grouped(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

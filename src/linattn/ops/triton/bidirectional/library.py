@@ -6,6 +6,7 @@ Maps travel as the six tensors of their two sides, two codes (-1: no maps), part
 import torch
 from torch import Tensor
 
+from linattn.ops.derivatives import refuse_second_derivatives
 from linattn.ops.triton.bidirectional import launch
 from linattn.ops.triton.bidirectional.config import Inputs, Maps, Side, fits_one_program
 from linattn.ops.triton.direct import shortest
@@ -112,4 +113,5 @@ def _gradients(ctx, d_output, d_state, run=bidirectional_backward):  # type: ign
 
 
 bidirectional.register_autograd(_gradients, setup_context=_remember)
+refuse_second_derivatives(bidirectional_backward, "kernels")
 attend = shortest(bidirectional, _forward, _backward, _remember, _gradients)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from linattn.ops.derivatives import refuse_second_derivatives
 from linattn.ops.triton.causal import both_ways
 from linattn.ops.triton.causal.config import is_tried
 from linattn.ops.triton.causal.passes import Border, Gates, Marks, Passes, State
@@ -180,6 +181,7 @@ def _gradients(ctx, d_out, d_den, d_kv, d_z, run=triton_causal_backward):  # typ
 
 
 triton_causal.register_autograd(_gradients, setup_context=_remember)
+refuse_second_derivatives(triton_causal_backward, "kernels")
 causal_directly = shortest(triton_causal, _forward, _backward, _remember, _gradients)
 
 

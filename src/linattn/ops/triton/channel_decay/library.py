@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from linattn.ops.derivatives import refuse_second_derivatives
 from linattn.ops.triton.causal.widths import reachable, reachable_gradient
 from linattn.ops.triton.direct import shortest
 from linattn.ops.triton.replaying import replayed
@@ -82,6 +83,7 @@ def _gradients(ctx, d_o, d_den, d_kv, d_z, run=channel_decay_backward):  # type:
 
 
 channel_decay.register_autograd(_gradients, setup_context=_remember)
+refuse_second_derivatives(channel_decay_backward, "kernels")
 channel_decay_directly = shortest(channel_decay, _forward, _backward, _remember, _gradients)
 
 

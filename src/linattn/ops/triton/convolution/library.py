@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from linattn.ops.derivatives import refuse_second_derivatives
 from linattn.ops.triton.direct import shortest
 from linattn.ops.triton.launching import launch
 
@@ -91,6 +92,7 @@ def _gradients(ctx, dy, run=convolution_backward):  # type: ignore[no-untyped-de
 
 
 convolution.register_autograd(_gradients, setup_context=_remember)
+refuse_second_derivatives(convolution_backward, "kernels")
 convolve_directly = shortest(convolution, _forward, _backward, _remember, _gradients)
 
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from linattn.ops.derivatives import refuse_second_derivatives
 from linattn.ops.triton.causal.widths import reachable, reachable_gradient
 from linattn.ops.triton.direct import shortest
 from linattn.ops.triton.exponential.config import D_K, D_Q, D_V, OUTPUT, is_tried
@@ -117,6 +118,7 @@ def _gradients(ctx, d_out, d_kv, d_z, *_, run=triton_exponential_backward):  # t
 
 
 triton_exponential.register_autograd(_gradients, setup_context=_remember)
+refuse_second_derivatives(triton_exponential_backward, "kernels")
 exponential_directly = shortest(triton_exponential, _forward, _backward, _remember, _gradients)
 
 

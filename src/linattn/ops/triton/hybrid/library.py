@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from linattn.ops.derivatives import refuse_second_derivatives
 from linattn.ops.hybrid_layout import take
 from linattn.ops.triton.causal.widths import reachable_gradient
 from linattn.ops.triton.direct import shortest
@@ -96,6 +97,7 @@ def _gradients(ctx, d_out, *_, run=triton_hybrid_backward):  # type: ignore[no-u
 
 
 triton_hybrid.register_autograd(_gradients, setup_context=_remember)
+refuse_second_derivatives(triton_hybrid_backward, "kernels")
 hybrid_directly = shortest(triton_hybrid, _forward, _backward, _remember, _gradients)
 
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from linattn.ops.derivatives import refuse_second_derivatives
 from linattn.ops.triton.direct import shortest
 from linattn.ops.triton.launching import launch
 from linattn.ops.triton.support import MAP_CODES
@@ -101,6 +102,7 @@ def _gradients(ctx, d_out, run=mapped_backward):  # type: ignore[no-untyped-def]
 
 
 mapped.register_autograd(_gradients, setup_context=_remember)
+refuse_second_derivatives(mapped_backward, "kernels")
 map_directly = shortest(mapped, _forward, _backward, _remember, _gradients)
 
 

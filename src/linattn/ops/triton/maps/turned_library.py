@@ -7,6 +7,7 @@ with those sums, so that attention without a normaliser is all that is left to d
 import torch
 from torch import Tensor
 
+from linattn.ops.derivatives import refuse_second_derivatives
 from linattn.ops.triton.direct import shortest
 from linattn.ops.triton.gradients import or_zeros
 from linattn.ops.triton.layout import like_tokens
@@ -108,4 +109,5 @@ def _gradients(ctx, d_out, d_total, run=turned_backward):  # type: ignore[no-unt
 
 
 turned.register_autograd(_gradients, setup_context=_remember)
+refuse_second_derivatives(turned_backward, "kernels")
 turn_directly = shortest(turned, _forward, _backward, _remember, _gradients)

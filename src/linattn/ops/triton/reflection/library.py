@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from linattn.ops.derivatives import refuse_second_derivatives
 from linattn.ops.triton.direct import shortest
 from linattn.ops.triton.gradients import or_zeros
 from linattn.ops.triton.launching import launch
@@ -101,6 +102,7 @@ def _gradients(ctx, gq, gk, d_variance, *unused, run=reflected_backward):  # typ
 
 
 reflected.register_autograd(_gradients, setup_context=_remember)
+refuse_second_derivatives(reflected_backward, "kernels")
 reflect_directly = shortest(reflected, _forward, _backward, _remember, _gradients)
 
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from linattn.ops.derivatives import refuse_second_derivatives
 from linattn.ops.triton.direct import shortest
 from linattn.ops.triton.launching import launch as launch_kernel
 from linattn.ops.triton.replaying import replayed
@@ -62,6 +63,7 @@ def _gradients(ctx, d_table, run=pair_table_backward):  # type: ignore[no-untype
 
 
 pair_table.register_autograd(_gradients, setup_context=_remember)
+refuse_second_derivatives(pair_table_backward, "kernels")
 pair_table_directly = shortest(pair_table, _forward, _backward, _remember, _gradients)
 
 
