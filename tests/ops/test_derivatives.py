@@ -126,3 +126,23 @@ def test_every_operator_of_gradients_says_what_has_second_ones():
     for op in found:
         with pytest.raises(NotImplementedError, match="impl='reference' and impl='recurrent' have second derivatives"):
             op._backward_fn(None)
+
+
+def test_compiled_transforms_agree_with_plain_ones():
+    """The tracer goes into a transform: an operator that it cannot differentiate would leave a tangent of 0 there."""
+    q, k, v, t, _ = inputs()
+
+    def f(q):
+        return linear_attention(q, k, v, causal=True)
+
+    def around(q, t):
+        return f(q), jvp(f, (q,), (t,))[1], f(q)
+
+    torch._dynamo.reset()
+    for ours, plain in zip(torch.compile(around, backend="eager", fullgraph=True)(q, t), around(q, t), strict=True):
+        torch.testing.assert_close(ours, plain)
+    slope = grad(lambda q: f(q).square().sum())
+    torch.testing.assert_close(torch.compile(slope, backend="aot_eager", fullgraph=True)(q), slope(q))
+    compiled = torch.compile(f, backend="eager")
+    compiled(q)  # and what was compiled outside of a transform is not taken inside of one
+    torch.testing.assert_close(jvp(compiled, (q,), (t,)), jvp(f, (q,), (t,)))

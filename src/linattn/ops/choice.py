@@ -71,15 +71,14 @@ def differentiated_otherwise() -> bool:
     """Whether forward mode, or a transform of ``torch.func`` other than ``vmap``, differentiates what is computed now.
 
     Operators with a formula of their own for gradients would give it a derivative of 0 without a word, or an error
-    about themselves.
+    about themselves. ``torch.compile`` asks while it traces, where a transform that is inside of what it compiles is
+    active too, and guards what it made by the transforms around it.
 
     Example:
         >>> derivative = torch.func.grad(lambda x: x * differentiated_otherwise())(torch.tensor(2.0))
         >>> differentiated_otherwise(), derivative.item()
         (False, 1.0)
     """
-    if torch.compiler.is_compiling():
-        return False
     if forward_ad._current_level >= 0:
         return True
     if not torch._C._are_functorch_transforms_active():
@@ -87,3 +86,7 @@ def differentiated_otherwise() -> bool:
     transforms = torch._C._functorch.TransformType
     active = torch._C._functorch.get_interpreter_stack() or ()
     return any(level.key() in (transforms.Grad, transforms.Jvp) for level in active)
+
+
+# As torch.compiler.assume_constant_result marks it, without the import of torch._dynamo, which takes a second.
+differentiated_otherwise._dynamo_marked_constant = True  # type: ignore[attr-defined]
