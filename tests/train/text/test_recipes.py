@@ -167,6 +167,23 @@ def test_rates_fall_and_adam_divides_as_in_the_source(recipe, schedule, eps):
     config.check()
 
 
+@pytest.mark.parametrize(
+    ("recipe", "taken_off"),
+    [("masked-text", 1e-5), ("glue", 5e-6), ("glue-mrpc", 8e-5), ("glue-large", 5e-6), ("glue-large-stsb", 3e-6),
+     # with PyTorch's own AdamW in the source
+     ("glue-cola", 8e-5 * 5e-6), ("glue-large-rte", 1e-5 * 1e-6)],
+)  # fmt: skip
+def test_a_step_at_the_highest_rate_takes_off_as_much_as_in_the_source(recipe, taken_off):
+    """Its optimizer does not multiply weight decay by the learning rate, PyTorch's does."""
+    config = published(STANDARDS[recipe], 1000)
+    assert config.lr * config.weight_decay == pytest.approx(taken_off)
+
+
+def test_masked_text_ends_at_two_percent_of_its_rate():
+    assert published(STANDARDS["masked-text"]).min_lr == pytest.approx(0.02 * 8e-4)
+    assert published(STANDARDS["glue"], 1000).min_lr == 0
+
+
 def test_every_recipe_makes_a_config_and_a_host():
     for name, standard in STANDARDS.items():
         published(standard, 1000).check()

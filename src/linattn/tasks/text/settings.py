@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from linattn.support.options import check_option
 from linattn.tasks.synthetic.published import PUBLISHED
-from linattn.tasks.text.glue_settings import GLUE
+from linattn.tasks.text.glue_settings import GLUE, of_rate
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class Standard:
     Attributes:
         task: name for ``text_task``; ``settings`` are those that differ from its defaults.
         batch_size, steps, epochs: of training; steps or epochs, the other is None.
+        weight_decays: of PyTorch's AdamW, which multiplies them by the learning rate.
         learning_rates: all that were tried for every model alike; ``lr_schedule`` says how they fall.
         warmup: steps, or a share of them if below 1.
         layers, width, heads: of the model, a layer being a mixer and what follows it; None and () where the source
@@ -123,8 +124,8 @@ STANDARDS: Mapping[str, Standard] = MappingProxyType({
     "pathfinder-s5": _s5("pathfinder", 6, 192, 64, 200, train_examples=160_000, test_examples=20_000),
     "path-x-s5": _s5("pathfinder", 6, 128, 32, 75, train_examples=160_000, test_examples=20_000, **PATH_X),
     "masked-text": Standard(
-        "masked-text", "LION (NeurIPS 2025) after M2-BERT base", 4096, (8e-4,), (1e-5,), steps=70_000, warmup=0.06,
-        lr_schedule="linear", layers=12, width=(768,), heads=12, betas=(0.9, 0.98), eps=1e-6,
+        "masked-text", "LION (NeurIPS 2025) after M2-BERT base", 4096, (8e-4,), (of_rate(1e-5, 8e-4),), steps=70_000,
+        warmup=0.06, lr_schedule="linear", floor=0.02, layers=12, width=(768,), heads=12, betas=(0.9, 0.98), eps=1e-6,
         settings={"length": 128, "share": 0.3, "test_share": 0.15},
     ),
     **{name: Standard(**fields) for name, fields in (GLUE | PUBLISHED).items()},
