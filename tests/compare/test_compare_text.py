@@ -73,8 +73,18 @@ def test_a_folder_of_an_earlier_version_goes_on(tmp_path):
     known = {n: v for n, v in config.fingerprint().items() if n not in ("schedule", "eps", "head_dim", "tied")}
     (tmp_path / "settings.json").write_text(json.dumps(known))
     main.same_settings(config)
+    linear = replace(config, train=replace(config.train, schedule="linear"))
     with pytest.raises(OptionError, match="schedule was None, now linear"):
-        main.same_settings(replace(config, train=replace(config.train, schedule="linear")))
+        main.same_settings(linear)
+    begun = tmp_path / "linear"
+    begun.mkdir()
+    main.same_settings(replace(linear, output=begun))
+    with pytest.raises(OptionError, match="schedule was linear, now None"):
+        main.same_settings(replace(config, output=begun))
+    # a recipe's fixed set that is switched off is what was there before; where the task itself has one it is not
+    for task, known in (("mqar", {}), ("regbench", {"train_examples": "None"})):
+        endless = TextCompareConfig(task, {"train_examples": None}, host=config.host)
+        assert endless.fingerprint()["settings"] == known
     texts, train = Texts(config), {"steps": 2}
     meta = {"train": train | {"schedule": "cosine", "eps": 1e-8}, "device": "cpu"}
     names = ["softmax 16"]

@@ -11,8 +11,9 @@ from linattn.mechanisms.registry import list_mechanisms
 from linattn.support.options import OptionError, check_option
 from linattn.tasks.text.task import PLACES
 from linattn.train.mechanism_options import check_compared
-from linattn.train.text.config import TextConfig
+from linattn.train.text.config import AS_EVER, TextConfig
 from linattn.train.text.hosts import HostOptions
+from linattn.train.text.recipes import usual_settings
 
 # What a single run is told by another option than many.
 OF_MANY = {"mechanism": "mechanisms", "hybrid": "mechanisms", "width": "widths"}
@@ -111,11 +112,16 @@ class TextCompareConfig:
 
     def fingerprint(self) -> dict[str, Any]:
         """What all runs of a folder have in common; mechanisms, widths and seeds may be added to a folder later."""
-        train = {name: value for name, value in self.train.fingerprint().items() if name not in ("seed", "lr")}
+        # None where it is as ever: settings of folders that are older than these fields do not name them.
+        train = dict.fromkeys(AS_EVER) | self.train.fingerprint()
+        train = {name: value for name, value in train.items() if name not in ("seed", "lr")}
         sweep = sorted(set(self.lrs)) if self.lrs else [self.train.lr]
         left_out = ("mechanism", "canon", "width", "options")
         host = {name: value for name, value in asdict(self.host).items() if name not in left_out}
-        settings = {name: str(value) for name, value in sorted(self.settings.items()) if name not in PLACES}
+        given = {name: value for name, value in sorted(self.settings.items()) if name not in PLACES}
+        # What a recipe brings may be switched off by None. Where the task has none either, nobody named it before.
+        usual = usual_settings(self.task)
+        settings = {n: str(value) for n, value in given.items() if value is not None or usual.get(n) is not None}
         return {
             "task": self.task,
             "settings": settings,

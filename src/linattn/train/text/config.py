@@ -11,7 +11,7 @@ from linattn.train.schedule import Schedule
 # Fields that leave every weight as it is: a run may be resumed with others.
 _WITHOUT_EFFECT = ("checkpoint_seconds", "graphs")
 # Fields that runs of earlier versions do not know, with what held there: it is left out, so that these go on.
-_AS_EVER = {"schedule": "cosine", "eps": 1e-8}
+AS_EVER = {"schedule": "cosine", "eps": 1e-8}
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,6 @@ class TextConfig:
         fields = {
             name: value
             for name, value in asdict(self).items()
-            if name not in _WITHOUT_EFFECT and not (name in _AS_EVER and value == _AS_EVER[name])
+            if name not in _WITHOUT_EFFECT and not (name in AS_EVER and value == AS_EVER[name])
         }
         return {**fields, "betas": list(self.betas), "device": self.device.split(":")[0]}

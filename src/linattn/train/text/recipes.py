@@ -75,13 +75,13 @@ def _recipe_by_shape(task: str, given: Mapping[str, Any]) -> str:
     known = [name for name, standard in STANDARDS.items() if standard.task == task]
     if not known:
         return LANGUAGE
-    usual = _usual(task)
+    usual = usual_settings(task)
     wanted = {name: given.get(name, usual[name]) for name in SHAPE if name in usual}
     fit = [name for name in known if wanted == {n: STANDARDS[name].settings.get(n, usual[n]) for n in wanted}]
     return next(iter([*fit, *known]))
 
 
-def _usual(task: str) -> dict[str, Any]:
+def usual_settings(task: str) -> dict[str, Any]:
     """The settings of a task that have a default."""
     own: Any = task_class(task)
     return {field.name: field.default for field in fields(own) if field.init and field.default is not MISSING}
@@ -135,7 +135,7 @@ def task_with_settings(name: str, settings: Mapping[str, Any], recipe: str = "")
     if recipe:
         given = recipe_settings(recipe, name) | given
         return text_task(name, **given), given
-    usual = _usual(name)
+    usual = usual_settings(name)
     # What the task has anyway is not written down: comparisons are told apart by what is.
     own = {n: v for n, v in recipe_settings(_recipe_by_shape(name, given), name).items() if usual.get(n) != v}
     sizes = {n: v for n, v in own.items() if n.endswith("_examples")}
