@@ -1,6 +1,8 @@
 """Derivatives other than those of one ``backward()``: forward mode, transforms of torch.func, second ones."""
 
 import importlib
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +10,8 @@ from torch._library.custom_ops import OPDEFS
 from torch.func import grad, hessian, jvp, vmap
 
 from linattn import create_mechanism, explain, exponential_attention, linear_attention, list_mechanisms, mechanism_info
+from linattn.ops.choice import choose
+from linattn.ops.triton.support import switched_off
 
 # The window is softmax of PyTorch inside, which has no forward mode on a CPU, and says so.
 LINEAR = [name for name in list_mechanisms(cost="linear") if name != "window"]
@@ -98,6 +102,20 @@ def test_the_choice_follows_what_differentiates():
     with pytest.raises(ValueError, match="impl='triton' has gradients of plain"):
         jvp(lambda q: linear_attention(q, k, v, impl="triton"), (q,), (t,))
     assert grad(lambda q: linear_attention(q, k, v, impl="recurrent").sum())(q).abs().sum() > 0
+
+
+def test_no_kernel_is_taken_where_it_would_lose_a_tangent():
+    on_gpu: Any = SimpleNamespace(device=torch.device("cuda"))  # all that is looked at
+
+    def taken(x):
+        seen.extend(choose("auto", on_gpu, lambda: "", own_gradients=own).impl for own in (True, False))
+        return x.sum()
+
+    seen: list[str] = []
+    taken(torch.ones(2))
+    grad(taken)(torch.ones(2))
+    assert seen[2:] == ["reference", "chunked"]
+    assert seen[:2] == ["triton", "triton"] or switched_off()
 
 
 @pytest.mark.parametrize("causal", [True, False])
