@@ -187,7 +187,9 @@ def test_crossovers_and_the_chart_of_made_up_rows(tmp_path):
     time_lines = {line.get_label(): line for line in figure.axes[0].lines}
     assert list(time_lines["gated"].get_ydata()) == [flat] * 4  # the wrong row is not drawn
     assert any("out of memory" in text.get_text() for text in figure.axes[0].texts)
-    assert {" 2,896", " 1,024"} <= {text.get_text() for text in figure.axes[0].texts}
+    marked = {text.get_text() for text in figure.axes[0].texts}
+    assert " 2,896" in marked
+    assert " 1,024" not in marked  # faster wherever it was measured: nothing to mark
     path = tmp_path / "chart.png"
     assert draw_decoding_chart(result, path)
     assert path.read_bytes()[:4] == b"\x89PNG"

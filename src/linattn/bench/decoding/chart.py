@@ -55,7 +55,7 @@ def _times(panel: Any, result: DecodingResult, batch: int, modes: list[str]) -> 
     if modes:
         setting = f"batch {batch}, {modes[0]}"
         found = [(names.index(c.mechanism), c.length) for c in result.crossovers() if c.setting == setting and c.length]
-        draw_crossovers(panel, found)
+        draw_crossovers(panel, found, min(_contexts(result)))
         for i, name in enumerate(names):
             draw_missing(panel, *_missing(result, name, batch, modes[0]), i)
     title = f"batch {batch}; dotted: faster than softmax from there on"

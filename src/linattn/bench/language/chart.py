@@ -37,15 +37,20 @@ def draw_missing(panel: Any, lengths: Sequence[int], words: str, index: int) -> 
     at_top, height = panel.get_xaxis_transform(), 0.96 - 0.05 * index
     color = style_of(index)["color"]
     panel.plot(lengths, [height] * len(lengths), "x", color=color, markersize=8, markeredgewidth=2, transform=at_top)
+    panel.set_ymargin(0.15)  # room for both above what was measured
     panel.annotate(
         words, (min(lengths), height), xycoords=at_top, xytext=(-8, 0), textcoords="offset points", ha="right",
         va="center", color=color, fontsize=8,
     )  # fmt: skip
 
 
-def draw_crossovers(panel: Any, found: Sequence[tuple[int, float]]) -> None:
-    """A dotted line where each becomes faster than softmax; ``found``: place of the mechanism, and length."""
-    for place, (index, length) in enumerate(sorted(found, key=lambda item: item[1])):
+def draw_crossovers(panel: Any, found: Sequence[tuple[int, float]], shortest: float) -> None:
+    """A dotted line where each becomes faster than softmax; ``found``: place of the mechanism, and length.
+
+    One that is so from the ``shortest`` length on needs none: it would lie on the others there.
+    """
+    later = sorted((item for item in found if item[1] > shortest), key=lambda item: item[1])
+    for place, (index, length) in enumerate(later):
         color = style_of(index)["color"]
         panel.axvline(length, color=color, linestyle=":", linewidth=1)
         panel.annotate(

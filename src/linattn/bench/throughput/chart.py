@@ -35,8 +35,9 @@ def throughput_figure(result: ThroughputResult) -> Any:
         draw_line(memory, {r.length: r.peak_bytes / 2**30 for r in rows if r.peak_bytes}, "", i)
         missing = [row for row in result.rows if row.mechanism == name and row.status in NOT_MEASURED]
         draw_missing(speed, [r.length for r in missing], f"{name}: {missing[0].status}" if missing else "", i)
-    draw_crossovers(speed, [(names.index(c.mechanism), c.length) for c in result.crossovers() if c.length])
     lengths = sorted({row.length for row in result.rows})
+    found = [(names.index(c.mechanism), c.length) for c in result.crossovers() if c.length]
+    draw_crossovers(speed, found, min(lengths))
     title = "dotted: faster than softmax from there on"
     finish_panel(speed, lengths, title, "length of sequences", "thousand tokens per second", log=False)
     finish_panel(memory, lengths, "a step, beyond weights and optimiser", "length of sequences", "peak GiB", log=False)
