@@ -29,15 +29,16 @@ def bench(
     memory: Annotated[bool, typer.Option(help="Measure peak memory too.")] = True,
     chart: Annotated[bool, typer.Option(help="Draw a PNG beside the JSON (needs the extra report).")] = True,
     output: Annotated[
-        Path | None, typer.Option(help="Folder of the results.  [default: results/<device>, with --quick runs/bench]")
+        Path | None,
+        typer.Option(help="Folder of the results.", show_default="results/<device>, with --quick runs/bench"),
     ] = None,
-    name: Annotated[str, typer.Option(help="Name of the files.  [default: says what was measured]")] = "",
+    name: Annotated[str, typer.Option(help="Name of the files.", show_default="says what was measured")] = "",
     seed: Annotated[int, typer.Option(help="Of the inputs.")] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves the choice to PyTorch.")] = 0,
     max_seconds: Annotated[float, typer.Option(help="Leave out what is predicted to take longer per call.")] = 5.0,
     max_gib: Annotated[
         float | None,
-        typer.Option(help="Leave out what is predicted to need more memory.  [default: half of what is free]"),
+        typer.Option(help="Leave out what is predicted to need more memory.", show_default="half of what is free"),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help=f"A short run: lengths {QUICK_LENGTHS}, few repeats.")] = False,
 ) -> None:

@@ -12,10 +12,10 @@ from linattn.cli.options import names, option_errors
 def kernels(
     device: Annotated[str, typer.Option(help="cuda or cuda:N; cpu with --quick.")] = "cuda",
     cases: Annotated[
-        str, typer.Option(help="Names with commas; causal-* takes all that start so.  [default: all]")
+        str, typer.Option(help="Names with commas; causal-* takes all that start so.", show_default="all")
     ] = "",
     contenders: Annotated[
-        str, typer.Option(help="Only contenders whose names start with these, with commas.  [default: all]")
+        str, typer.Option(help="Only contenders whose names start with these, with commas.", show_default="all")
     ] = "",
     rivals: Annotated[
         str,
@@ -25,25 +25,29 @@ def kernels(
     ] = "torch,softmax,fla,mlstm_kernels",
     seconds: Annotated[float, typer.Option(help="Begin nothing after that; --resume goes on.")] = 540.0,
     dtype: Annotated[
-        str, typer.Option(help="bfloat16, float16 or float32.  [default: bfloat16, on a CPU float32]")
+        str, typer.Option(help="bfloat16, float16 or float32.", show_default="bfloat16, on a CPU float32")
     ] = "",
     milliseconds: Annotated[float, typer.Option(help="Of measured calls per row.")] = 60.0,
     processes: Annotated[
         int | None,
-        typer.Option(help="That compile everything beforehand; 0: none.  [default: one a core but two, on a CPU 0]"),
+        typer.Option(
+            help="That compile everything beforehand; 0: none.", show_default="one a core but two, on a CPU 0"
+        ),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep the rows of the file that is there, measure what it lacks.")
     ] = False,
     cold: Annotated[
-        bool, typer.Option(help="Time first calls in fresh processes with empty caches too.  [default: not on a CPU]")
+        bool,
+        typer.Option(help="Time first calls in fresh processes with empty caches too.", show_default="not on a CPU"),
     ] = True,
     quick: Annotated[
         bool, typer.Option("--quick", help="Tiny shapes: shows that everything runs, times nothing.")
     ] = False,
     chart: Annotated[bool, typer.Option(help="Draw a PNG beside the JSON (needs the extra report).")] = True,
     output: Annotated[
-        Path | None, typer.Option(help="Folder of the results.  [default: results/<device>, with --quick runs/bench]")
+        Path | None,
+        typer.Option(help="Folder of the results.", show_default="results/<device>, with --quick runs/bench"),
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the files.")] = "kernels",
     seed: Annotated[int, typer.Option(help="Of the inputs.")] = 0,

@@ -21,7 +21,7 @@ def models(
         ),
     ] = "",
     mechanisms: Annotated[
-        str, typer.Option(help="With commas; softmax is there anyway.  [default: those of each case]")
+        str, typer.Option(help="With commas; softmax is there anyway.", show_default="those of each case")
     ] = "",
     modes: Annotated[
         str,
@@ -35,12 +35,13 @@ def models(
     processes: Annotated[
         int | None,
         typer.Option(
-            help="That compile everything, and check the rows of eager-graph, beforehand; 0: none.  "
-            "[default: one a core but two, on a CPU 0]"
+            help="That compile everything, and check the rows of eager-graph, beforehand; 0: none.",
+            show_default="one a core but two, on a CPU 0",
         ),
     ] = None,
     backend: Annotated[
-        str, typer.Option(help="Of torch.compile: inductor, aot_eager or eager.  [default: inductor, on a CPU eager]")
+        str,
+        typer.Option(help="Of torch.compile: inductor, aot_eager or eager.", show_default="inductor, on a CPU eager"),
     ] = "",
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep the rows of the file that is there, measure what it lacks.")
@@ -49,7 +50,8 @@ def models(
         bool, typer.Option("--quick", help="Tiny models: shows that everything runs, times nothing.")
     ] = False,
     output: Annotated[
-        Path | None, typer.Option(help="Folder of the results.  [default: results/<device>, with --quick runs/bench]")
+        Path | None,
+        typer.Option(help="Folder of the results.", show_default="results/<device>, with --quick runs/bench"),
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the file.")] = "models",
     seed: Annotated[int, typer.Option(help="Of weights and inputs.")] = 0,

@@ -62,31 +62,31 @@ def images(
     size: Annotated[
         str,
         typer.Option(
-            help="Of the host: digits, pico, nano, tiny, small or base; of a pyramid xt, t, s, b or l.  "
-            "[default: by data; xt]"
+            help="Of the host: digits, pico, nano, tiny, small or base; of a pyramid xt, t, s, b or l.",
+            show_default="by data; xt",
         ),
     ] = "",
     stages: Annotated[
-        str, typer.Option(help="Of a pyramid, a letter each: l, the mechanism; s, softmax.  [default: llss]")
+        str, typer.Option(help="Of a pyramid, a letter each: l, the mechanism; s, softmax.", show_default="llss")
     ] = "",
     patch_size: Annotated[
         int | None,
         typer.Option(
-            help="Pixels of a token's side; in the first stage of a pyramid 4, 2 or 1.  [default: by size; of a "
-            "pyramid 4, less where the last stage would be one token]"
+            help="Pixels of a token's side; in the first stage of a pyramid 4, 2 or 1.",
+            show_default="by size; of a pyramid 4, less where the last stage would be one token",
         ),
     ] = None,
     depth: Annotated[int | None, typer.Option(help="Blocks of the host.")] = None,
     global_pool: Annotated[str, typer.Option(help="avg, or token for a class token.")] = "avg",
     preset: Annotated[
-        str, typer.Option(help="A paper's block around every mechanism alike.  [default: none; of a pyramid nala]")
+        str, typer.Option(help="A paper's block around every mechanism alike.", show_default="none; of a pyramid nala")
     ] = "",
     local: Annotated[str, typer.Option(help="shared or channel: a convolution of the values beside each.")] = "",
     option: MechanismOptions = [],  # noqa: B006, typer copies it
     machine: MachineOptions,
     image_size: ImageSize = None,
     jobs: Jobs = None,
-    output: Annotated[Path | None, typer.Option(help="Folder.  [default: runs/compare-<data>]")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder.", show_default="runs/compare-<data>")] = None,
 ) -> None:
     """Train mechanisms in one host with one budget; table, CSV, charts and report.html. Started again, it goes on.
 

@@ -25,21 +25,23 @@ def conversion(
     finetune_lr: Annotated[
         str,
         typer.Option(
-            help="After the conversion; of several, each mechanism takes its best on held-out training images.  "
-            "[default: as before]"
+            help="After the conversion; of several, each mechanism takes its best on held-out training images.",
+            show_default="as before",
         ),
     ] = "",
     batch_size: Annotated[int | None, typer.Option(help="Images of a step.")] = None,
     training: ImageOptions,
     recipe: ImageRecipe = "",
     size: Annotated[str, typer.Option(help="Of timm's DeiT: tiny, small or base.")] = "tiny",
-    patch_size: Annotated[int | None, typer.Option(help="Pixels of a token's side.  [default: 4; of digits 2]")] = None,
-    depth: Annotated[int | None, typer.Option(help="Blocks.  [default: 12]")] = None,
+    patch_size: Annotated[
+        int | None, typer.Option(help="Pixels of a token's side.", show_default="4; of digits 2")
+    ] = None,
+    depth: Annotated[int | None, typer.Option(help="Blocks.", show_default="12")] = None,
     option: MechanismOptions = [],  # noqa: B006, typer copies it
     machine: MachineOptions,
     image_size: ImageSize = None,
     jobs: Jobs = None,
-    output: Annotated[Path | None, typer.Option(help="Folder.  [default: runs/conversion-<data>]")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder.", show_default="runs/conversion-<data>")] = None,
 ) -> None:
     """Train a softmax DeiT, convert it to other mechanisms, train each on; accuracy before, right after, at the end.
 

@@ -22,14 +22,30 @@ def text(
     data: Annotated[Path | None, DATA] = None,
     changed: Annotated[list[str], SET] = [],  # noqa: B006, typer copies it
     mechanisms: Annotated[
-        str, typer.Option(help="With commas; layers that differ with slashes: gated*3/softmax.")
+        str,
+        typer.Option(
+            help="Mechanisms, with commas; a model whose layers differ is written with slashes: gated*3/softmax."
+        ),
     ] = "softmax,elu,gated,mlstm,zeros",
-    canon: Annotated[str, typer.Option(help="With commas: none, ABCD, AbCD; each mechanism with each.")] = "none",
-    widths: Annotated[str, typer.Option(help="Channels of the host, with commas; each mechanism in each.")] = "",
-    seeds: Annotated[int, typer.Option(help="Runs of each.")] = 2,
-    lr: Annotated[str, typer.Option(help="Learning rate; of several, each takes its best on held-out data.")] = "",
+    canon: Annotated[
+        str, typer.Option(help="Canon layers, with commas: none, ABCD, AbCD; each mechanism is trained with each.")
+    ] = "none",
+    widths: Annotated[
+        str,
+        typer.Option(
+            help="Channels of the model, with commas; each mechanism is trained in each.", show_default="by --size"
+        ),
+    ] = "",
+    seeds: Annotated[int, typer.Option(help="Seeds: so many runs of each.")] = 2,
+    lr: Annotated[
+        str,
+        typer.Option(
+            help="Learning rates, with commas; of several, each model takes its best on held-out data.",
+            show_default="by --recipe",
+        ),
+    ] = "",
     equal_parameters: Annotated[
-        bool, typer.Option(help="Make feed-forward parts as wide as it takes to have the parameters of the first.")
+        bool, typer.Option(help="Widen or narrow feed-forward parts until all have the parameters of the first.")
     ] = False,
     jobs: Jobs = None,
     weights: Annotated[bool, typer.Option(help="Keep the weights of every run.")] = True,

@@ -18,16 +18,17 @@ def decoding(
     contexts: Annotated[
         str,
         typer.Option(
-            help="Tokens before the one that is decoded, with commas.  "
-            "[default: 1024 to 131072 by factors of two, with --quick 24,48,96]"
+            help="Tokens before the one that is decoded, with commas.",
+            show_default="1024 to 131072 by factors of two, with --quick 24,48,96",
         ),
     ] = "",
     batch: Annotated[str, typer.Option(help="Sequences that are decoded together, with commas.")] = "1,16",
     modes: Annotated[
-        str, typer.Option(help="With commas: eager, cuda-graph (the step captured).  [default: both, on a CPU eager]")
+        str,
+        typer.Option(help="With commas: eager, cuda-graph (the step captured).", show_default="both, on a CPU eager"),
     ] = "",
     dtype: Annotated[
-        str, typer.Option(help="Of the weights: bfloat16 or float32.  [default: bfloat16, on a CPU float32]")
+        str, typer.Option(help="Of the weights: bfloat16 or float32.", show_default="bfloat16, on a CPU float32")
     ] = "",
     kv_heads: Annotated[
         int, typer.Option(help="Heads of keys and values; 0: as many as of queries, 9. Fewer make a smaller cache.")

@@ -12,14 +12,18 @@ def generate(
     checkpoint: Annotated[
         Path, typer.Argument(metavar="MODEL_DIR", help="Folder of a language model, as save_pretrained writes it.")
     ],
-    prompt: Annotated[list[str], typer.Option(help="Text to go on from; give it again for several, one batch.")],
+    prompt: Annotated[
+        list[str], typer.Option(help="Text to go on from; may be given again: all are continued in one batch.")
+    ],
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to add.")] = 200,
-    temperature: Annotated[float, typer.Option(help="0: always the likeliest token.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Draw from so many of the likeliest tokens; 0: from all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that have this share together.")] = 1.0,
-    beams: Annotated[int, typer.Option(help="Beams of a beam search.")] = 1,
-    prefill_chunk: Annotated[int, typer.Option(help="Read a long prompt in pieces of so many tokens; 0: whole.")] = 0,
-    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    temperature: Annotated[float, typer.Option(help="Temperature of the draws; 0: always the likeliest token.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Draw from this many of the likeliest tokens; 0: from all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Draw from the likeliest tokens that make up this probability together.")
+    ] = 1.0,
+    beams: Annotated[int, typer.Option(help="Beams of a beam search; 1: none.")] = 1,
+    prefill_chunk: Annotated[int, typer.Option(help="Read a long prompt in pieces of this many tokens; 0: whole.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
     device: Device = "",
     precision: Precision = "",
 ) -> None:

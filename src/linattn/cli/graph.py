@@ -54,23 +54,23 @@ def compare(
     task: Annotated[str, typer.Option(help="nodes (their classes) or links.")] = "nodes",
     seeds: Annotated[int, typer.Option(help="Runs of each model.")] = 5,
     epochs: Annotated[
-        int | None, typer.Option(help="Steps over the whole graph.  [default: 300; with --paper 1000]")
+        int | None, typer.Option(help="Steps over the whole graph.", show_default="300; with --paper 1000")
     ] = None,
     lr: Annotated[
-        str, typer.Option(help="Learning rate; of several, each takes its best on validation.  [default: by model]")
+        str, typer.Option(help="Learning rate; of several, each takes its best on validation.", show_default="by model")
     ] = "",
-    hidden: Annotated[int | None, typer.Option(help="Width of all models.  [default: by model]")] = None,
+    hidden: Annotated[int | None, typer.Option(help="Width of all models.", show_default="by model")] = None,
     weight_decay: Annotated[
-        str, typer.Option(help="Of all parameters; several: a grid with --lr and --dropout.  [default: by model]")
+        str, typer.Option(help="Of all parameters; several: a grid with --lr and --dropout.", show_default="by model")
     ] = "",
-    dropout: Annotated[str, typer.Option(help="Of the features; several: a grid.  [default: by model]")] = "",
+    dropout: Annotated[str, typer.Option(help="Of the features; several: a grid.", show_default="by model")] = "",
     grid_seeds: Annotated[int, typer.Option(help="Runs at each point of a grid of several settings.")] = 1,
     patience: Annotated[
         int | None, typer.Option(help="Evaluations without a better one before it stops; 0: never.")
     ] = None,
-    eval_every: Annotated[int | None, typer.Option(help="Epochs between evaluations.  [default: 1]")] = None,
+    eval_every: Annotated[int | None, typer.Option(help="Epochs between evaluations.", show_default="1")] = None,
     split: Annotated[
-        str, typer.Option(help="Of nodes: given, stratified, per-class.  [default: given, else stratified]")
+        str, typer.Option(help="Of nodes: given, stratified, per-class.", show_default="given, else stratified")
     ] = "auto",
     paper: Annotated[
         bool, typer.Option(help="pseudo_riemannian as its paper's scripts have it: citation graphs, links of tree:4:6.")
@@ -80,7 +80,7 @@ def compare(
     ] = [],  # noqa: B006, typer copies it
     device: Device = "",
     threads: Threads = 0,
-    output: Annotated[Path | None, typer.Option(help="Folder.  [default: runs/graph-<data>-<task>]")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder.", show_default="runs/graph-<data>-<task>")] = None,
 ) -> None:
     """Train models on one graph; table, JSON, CSV and a page. Started again, it goes on.
 
@@ -125,14 +125,14 @@ def scaling(
     nodes: Annotated[
         str, typer.Option(help="Sizes of the generated graphs, with commas.")
     ] = "1000,10000,100000,1000000",
-    hidden: Annotated[int | None, typer.Option(help="Width of all models.  [default: by model]")] = None,
+    hidden: Annotated[int | None, typer.Option(help="Width of all models.", show_default="by model")] = None,
     device: Device = "",
     repeats: Annotated[int, typer.Option(help="Steps timed, at least.")] = 5,
     max_seconds: Annotated[float, typer.Option(help="Leave out sizes whose step is predicted to take longer.")] = 60.0,
     chart: Annotated[bool, typer.Option(help="Draw a PNG beside the JSON (needs the extra report).")] = True,
     threads: Threads = 0,
     seed: Annotated[int, typer.Option(help="Of graphs and weights.")] = 0,
-    output: Annotated[Path | None, typer.Option(help="Folder of the results.  [default: results/<device>]")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder of the results.", show_default="results/<device>")] = None,
     name: Annotated[str, typer.Option(help="Name of the files.")] = "graph-scaling",
 ) -> None:
     """Time and memory of one training step against the number of nodes, each model checked against fp64.

@@ -10,7 +10,7 @@ ImageData = Annotated[
 ]
 ImageSize = Annotated[int | None, typer.Option(help="Of images in folders.")]
 ImageRecipe = Annotated[
-    str, typer.Option(help="digits, small_images or deit.  [default: digits for digits, else small_images]")
+    str, typer.Option(help="digits, small_images or deit.", show_default="digits for digits, else small_images")
 ]
 _Mixing = Annotated[float | None, typer.Option(help="Alpha; 0: off.")]
 

@@ -28,14 +28,16 @@ def inspect(
     window: Annotated[int, typer.Option(help="Tokens that count as near.")] = 64,
     steps: Annotated[int, typer.Option(help="That each candidate is trained for; 0: compared as it starts.")] = 20,
     lr: Annotated[float, typer.Option(help="Highest learning rate of these.")] = 1e-2,
-    candidates: Annotated[str, typer.Option(help="With commas; a wrong one lists all.  [default: all that suit]")] = "",
+    candidates: Annotated[
+        str, typer.Option(help="With commas; a wrong one lists all.", show_default="all that suit")
+    ] = "",
     tolerance: Annotated[float, typer.Option(help="Of degrees of freedom; smaller counts more.")] = 2**-8,
     points: Annotated[int, typer.Option(help="Queries and keys that these are measured on.")] = 512,
-    cost: Annotated[int | None, typer.Option(help="Mean dimension to split.  [default: the head's]")] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder.  [default: runs/inspect/<model>]")] = None,
+    cost: Annotated[int | None, typer.Option(help="Mean dimension to split.", show_default="the head's")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder.", show_default="runs/inspect/<model>")] = None,
     page: Annotated[bool, typer.Option(help="Write inspect.html (extra report).")] = True,
     device: Device = "",
-    precision: Annotated[str, typer.Option(help="Of the weights: fp32 or bf16.  [default: bf16 on cuda]")] = "",
+    precision: Annotated[str, typer.Option(help="Of the weights: fp32 or bf16.", show_default="bf16 on cuda")] = "",
     threads: Threads = 0,
     seed: Annotated[int, typer.Option(help="Of draws.")] = 0,
 ) -> None:

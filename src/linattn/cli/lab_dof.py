@@ -13,26 +13,27 @@ from linattn.cli.options import Threads, integers, option_errors, set_threads
 def dof(
     counts: Annotated[
         str,
-        typer.Option(help="Numbers of features, with commas.  [default: 16 to 1024, with --quick 16,64]"),
+        typer.Option(help="Numbers of features, with commas.", show_default="16 to 1024, with --quick 16,64"),
     ] = "",
     seeds: Annotated[
         int | None,
-        typer.Option(help="Draws of the features for each number.  [default: 5, with --quick 2, with --large 10]"),
+        typer.Option(help="Draws of the features for each number.", show_default="5, with --quick 2, with --large 10"),
     ] = None,
     points: Annotated[
         int | None,
         typer.Option(
-            help="Queries and keys that the kernel is looked at on.  [default: 384, with --quick 48, with --large 1024]"
+            help="Queries and keys that the kernel is looked at on.",
+            show_default="384, with --quick 48, with --large 1024",
         ),
     ] = None,
     tolerance: Annotated[float, typer.Option(help="In units of the kernel's largest eigenvalue.")] = 2**-4,
     heads: Annotated[
         int | None,
-        typer.Option(help="Heads looked at of each source.  [default: 4, with --quick 1, with --large 12]"),
+        typer.Option(help="Heads looked at of each source.", show_default="4, with --quick 1, with --large 12"),
     ] = None,
     dim: Annotated[
         int | None,
-        typer.Option(help="Width of random activations.  [default: 32, with --quick 8]"),
+        typer.Option(help="Width of random activations.", show_default="32, with --quick 8"),
     ] = None,
     norm: Annotated[float, typer.Option(help="Of random activations: the mean of |x|^2 / sqrt(dim).")] = 1.5,
     activations: Annotated[
@@ -40,7 +41,7 @@ def dof(
         typer.Option(help="Real ones: a file with q and k (.npz, .pt, .safetensors), or a folder of a language model."),
     ] = None,
     text: Annotated[
-        Path | None, typer.Option(help="File that the model reads.  [default: what it writes itself]")
+        Path | None, typer.Option(help="File that the model reads.", show_default="what it writes itself")
     ] = None,
     delta: Annotated[float, typer.Option(help="The bound holds with probability 1 - 2 delta.")] = 0.05,
     seed: Annotated[int, typer.Option(help="Of activations and features.")] = 0,

@@ -11,20 +11,22 @@ from linattn.cli.options import Device, Threads, device_or_default, names, numbe
 
 
 def entropy(
-    mechanisms: Annotated[str, typer.Option(help="Names, with commas.  [default: all that are registered]")] = "",
+    mechanisms: Annotated[str, typer.Option(help="Names, with commas.", show_default="all that are registered")] = "",
     hosts: Annotated[
         str,
         typer.Option(
             help="Mechanisms to train a small vision transformer with, commas between them; all mechanisms get the "
-            "activations of the first one. all: every mechanism; none: random activations alone.  "
-            "[default: softmax,relu,pola,nala,mirror, with --quick softmax]"
+            "activations of the first one. all: every mechanism; none: random activations alone.",
+            show_default="softmax,relu,pola,nala,mirror, with --quick softmax",
         ),
     ] = "",
     data: Annotated[str, typer.Option(help="Of the hosts: as for `linattn train images`.")] = "digits",
     size: Annotated[str, typer.Option(help="Of the hosts: digits, pico, nano, tiny, small or base.")] = "digits",
     patch_size: Annotated[int, typer.Option(help="Pixels of a token's side.")] = 2,
-    epochs: Annotated[int | None, typer.Option(help="Of training a host.  [default: 10, with --quick 1]")] = None,
-    images: Annotated[int | None, typer.Option(help="Test images to look at.  [default: 32, with --quick 4]")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Of training a host.", show_default="10, with --quick 1")] = None,
+    images: Annotated[
+        int | None, typer.Option(help="Test images to look at.", show_default="32, with --quick 4")
+    ] = None,
     checkpoint: Annotated[
         Path | None,
         typer.Option(help="In place of training: a folder of `linattn train`, or a language model for transformers."),
@@ -33,16 +35,16 @@ def entropy(
     scales: Annotated[str, typer.Option(help="Factors of all queries, with commas, 1 among them.")] = "",
     batch: Annotated[
         int | None,
-        typer.Option(help="Sequences of random activations, or of text.  [default: 2, with --quick 1]"),
+        typer.Option(help="Sequences of random activations, or of text.", show_default="2, with --quick 1"),
     ] = None,
-    heads: Annotated[int | None, typer.Option(help="Of random activations.  [default: 4, with --quick 2]")] = None,
+    heads: Annotated[int | None, typer.Option(help="Of random activations.", show_default="4, with --quick 2")] = None,
     head_dim: Annotated[
         int | None,
-        typer.Option(help="Width of a head of random activations.  [default: 32, with --quick 16]"),
+        typer.Option(help="Width of a head of random activations.", show_default="32, with --quick 16"),
     ] = None,
     tokens: Annotated[
         int | None,
-        typer.Option(help="Of random activations, or of text.  [default: 64, with --quick 32]"),
+        typer.Option(help="Of random activations, or of text.", show_default="64, with --quick 32"),
     ] = None,
     device: Device = "",
     seed: Annotated[int, typer.Option(help="Of activations, weights and training.")] = 0,

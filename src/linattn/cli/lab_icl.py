@@ -14,29 +14,33 @@ def icl(
     families: Annotated[
         str,
         typer.Option(
-            help="With commas: independent, retrieval, alignment, low-rank, low-rank-update, drift.  [default: all]"
+            help="With commas: independent, retrieval, alignment, low-rank, low-rank-update, drift.", show_default="all"
         ),
     ] = "",
     models: Annotated[
         str,
         typer.Option(
-            help="With commas: linear, h3, gated, canon, or any causal mechanism by its name.  "
-            "[default: linear and h3; all of them on independent examples and drifting tasks]"
+            help="With commas: linear, h3, gated, canon, or any causal mechanism by its name.",
+            show_default="linear and h3; all of them on independent examples and drifting tasks",
         ),
     ] = "",
-    d: Annotated[int | None, typer.Option("--dimension", help="Of features.  [default: 20, with --quick 5]")] = None,
+    d: Annotated[
+        int | None, typer.Option("--dimension", help="Of features.", show_default="20, with --quick 5")
+    ] = None,
     lengths: Annotated[
-        str, typer.Option(help="Numbers of examples, with commas.  [default: 5,10,20,40,60, with --quick 3,6,12]")
+        str, typer.Option(help="Numbers of examples, with commas.", show_default="5,10,20,40,60, with --quick 3,6,12")
     ] = "",
-    seeds: Annotated[int | None, typer.Option(help="Models of each kind.  [default: 2, with --quick 1]")] = None,
-    steps: Annotated[int | None, typer.Option(help="Of training.  [default: 2000, with --quick 400]")] = None,
-    batch: Annotated[int | None, typer.Option(help="Tasks of a step.  [default: 512, with --quick 256]")] = None,
-    lr: Annotated[float | None, typer.Option(help="Largest learning rate.  [default: 0.01, with --quick 0.03]")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Models of each kind.", show_default="2, with --quick 1")] = None,
+    steps: Annotated[int | None, typer.Option(help="Of training.", show_default="2000, with --quick 400")] = None,
+    batch: Annotated[int | None, typer.Option(help="Tasks of a step.", show_default="512, with --quick 256")] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Largest learning rate.", show_default="0.01, with --quick 0.03")
+    ] = None,
     tests: Annotated[
-        int | None, typer.Option(help="Tasks that the risk is measured on.  [default: 262144, with --quick 32768]")
+        int | None, typer.Option(help="Tasks that the risk is measured on.", show_default="262144, with --quick 32768")
     ] = None,
     tolerance: Annotated[
-        float | None, typer.Option(help="Relative distance to the formula.  [default: 0.02, with --quick 0.05]")
+        float | None, typer.Option(help="Relative distance to the formula.", show_default="0.02, with --quick 0.05")
     ] = None,
     device: Device = "",
     threads: Threads = 0,

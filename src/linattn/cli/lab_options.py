@@ -7,7 +7,7 @@ import typer
 
 Chart = Annotated[bool, typer.Option(help="Draw PNGs and write a page beside the JSON (extra report).")]
 Output = Annotated[
-    Path | None, typer.Option(help="Folder of the results.  [default: results/<device>, with --quick runs/lab]")
+    Path | None, typer.Option(help="Folder of the results.", show_default="results/<device>, with --quick runs/lab")
 ]
 Name = Annotated[str, typer.Option(help="Name of the files.")]
 

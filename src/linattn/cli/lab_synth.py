@@ -21,7 +21,7 @@ def synth(
     task: Annotated[str, typer.Argument(metavar="TASK", help="depo, brevo, capo, mano or lano.")],
     scale: Annotated[
         str,
-        typer.Option(help="Of task, model and training: cpu or gpu, both minutes, or paper.  [default: by device]"),
+        typer.Option(help="Of task, model and training: cpu or gpu, both minutes, or paper.", show_default="by device"),
     ] = "",
     changed: Annotated[list[str], SET] = [],  # noqa: B006, typer copies it
     mechanisms: Annotated[
@@ -31,9 +31,9 @@ def synth(
     positions: Annotated[
         str, typer.Option(help="With commas: rotary, quarter (of a head's channels), none.")
     ] = "rotary,none",
-    widths: Annotated[str, typer.Option(help="Channels of the host, with commas.  [default: by scale]")] = "",
+    widths: Annotated[str, typer.Option(help="Channels of the host, with commas.", show_default="by scale")] = "",
     lr: Annotated[
-        str, typer.Option(help="Learning rates; each model takes its best on held-out data.  [default: by scale]")
+        str, typer.Option(help="Learning rates; each model takes its best on held-out data.", show_default="by scale")
     ] = "",
     seeds: Annotated[int, typer.Option(help="Runs of each.")] = 1,
     final: Annotated[
@@ -50,9 +50,8 @@ def synth(
         bool | None,
         typer.Option(
             "--plan/--no-plan",
-            help="Say how many runs and seconds it would be, and stop; or do not measure it at all.  "
-            "[default: say it and begin]",
-            show_default=False,
+            help="Say how many runs and seconds it would be, and stop; or do not measure it at all.",
+            show_default="say it and begin",
         ),
     ] = None,
     jobs: Jobs = None,

@@ -35,12 +35,15 @@ def linearize(
         list[str],
         typer.Option(help="Of the method: key=value, such as window=128, mechanism=mirror; again for more."),
     ] = [],  # noqa: B006
-    layers: Annotated[str, typer.Option(help="Numbers of the layers to convert, with commas.  [default: all]")] = "",
+    layers: Annotated[
+        str, typer.Option(help="Numbers of the layers to convert, with commas.", show_default="all")
+    ] = "",
     recipe: Annotated[
         str,
         typer.Option(
             help="paper: both stages as the paper of still, lolcats or dof trains them; options that are given count "
-            "instead of its own.  [default: none]",
+            "instead of its own.",
+            show_default="none",
             rich_help_panel=TRAINING,
         ),
     ] = "",
@@ -51,18 +54,20 @@ def linearize(
     batch_size: Annotated[int | None, typer.Option(help="Sequences of a step.", rich_help_panel=TRAINING)] = None,
     length: Annotated[
         int | None,
-        typer.Option(help="Tokens of a sequence.  [default: up to 1024]", rich_help_panel=TRAINING),
+        typer.Option(help="Tokens of a sequence.", show_default="up to 1024", rich_help_panel=TRAINING),
     ] = None,
     recall_share: Annotated[
         float | None,
         typer.Option(
-            help="Share of sequences that end with passages of their own text.  [default: 0]", rich_help_panel=TRAINING
+            help="Share of sequences that end with passages of their own text.",
+            show_default="0",
+            rich_help_panel=TRAINING,
         ),
     ] = None,
     lr: Annotated[float | None, typer.Option(help="Highest learning rate.", rich_help_panel=TRAINING)] = None,
     loss: Annotated[str | None, typer.Option(help="mse or cross_entropy.", rich_help_panel=TRAINING)] = None,
     layers_per_round: Annotated[
-        int | None, typer.Option(help="Layers that learn at a time.  [default: all]", rich_help_panel=TRAINING)
+        int | None, typer.Option(help="Layers that learn at a time.", show_default="all", rich_help_panel=TRAINING)
     ] = None,
     transfer: Annotated[bool, typer.Option(help="Do this stage.", rich_help_panel=TRAINING)] = True,
     finetune_steps: Annotated[int | None, typer.Option(help="Updates.", rich_help_panel=TUNING)] = None,
@@ -73,10 +78,10 @@ def linearize(
         int | None, typer.Option(help="Sequences of a step.", rich_help_panel=TUNING)
     ] = None,
     finetune_length: Annotated[
-        int | None, typer.Option(help="Tokens of a sequence.  [default: as above]", rich_help_panel=TUNING)
+        int | None, typer.Option(help="Tokens of a sequence.", show_default="as above", rich_help_panel=TUNING)
     ] = None,
     finetune_recall_share: Annotated[
-        float | None, typer.Option(help="Share of such sequences.  [default: as above]", rich_help_panel=TUNING)
+        float | None, typer.Option(help="Share of such sequences.", show_default="as above", rich_help_panel=TUNING)
     ] = None,
     finetune_lr: Annotated[float | None, typer.Option(help="Highest learning rate.", rich_help_panel=TUNING)] = None,
     rank: Annotated[int | None, typer.Option(help="Of the low-rank updates.", rich_help_panel=TUNING)] = None,
@@ -85,7 +90,8 @@ def linearize(
     targets: Annotated[
         str,
         typer.Option(
-            help="Names of the projections that get them, with commas.  [default: those of the attention]",
+            help="Names of the projections that get them, with commas.",
+            show_default="those of the attention",
             rich_help_panel=TUNING,
         ),
     ] = "",
@@ -93,7 +99,7 @@ def linearize(
         float | None, typer.Option(help="Of encoders: of the mean over tokens.", rich_help_panel=TUNING)
     ] = None,
     hidden_weight: Annotated[
-        float | None, typer.Option(help="Of hidden states after every layer.  [default: 0]", rich_help_panel=TUNING)
+        float | None, typer.Option(help="Of hidden states after every layer.", show_default="0", rich_help_panel=TUNING)
     ] = None,
     train_cores: Annotated[
         bool, typer.Option(help="Go on training what stage 1 has trained.", rich_help_panel=TUNING)
@@ -101,7 +107,8 @@ def linearize(
     scale_factor: Annotated[
         float | None,
         typer.Option(
-            help="With --train-cores: of the learning rate of the linear part's scale.  [default: 1]",
+            help="With --train-cores: of the learning rate of the linear part's scale.",
+            show_default="1",
             rich_help_panel=TUNING,
         ),
     ] = None,
@@ -111,7 +118,7 @@ def linearize(
     finetune: Annotated[bool, typer.Option(help="Do this stage.", rich_help_panel=TUNING)] = True,
     eval_text: Annotated[
         list[str],
-        typer.Option(help="Texts to measure on.  [default: what is held out of --text]", rich_help_panel=FIGURES),
+        typer.Option(help="Texts to measure on.", show_default="what is held out of --text", rich_help_panel=FIGURES),
     ] = [],  # noqa: B006
     lengths: Annotated[
         str,
@@ -127,8 +134,8 @@ def linearize(
     needle_haystacks: Annotated[
         str,
         typer.Option(
-            help="What they are made of, with commas: noise (five sentences that repeat), text (that measured on).  "
-            "[default: noise]",
+            help="What they are made of, with commas: noise (five sentences that repeat), text (that measured on).",
+            show_default="noise",
             rich_help_panel=FIGURES,
         ),
     ] = "",
@@ -145,7 +152,7 @@ def linearize(
         typer.Option(help="Of encoders: folder with labelled train.jsonl, test.jsonl.", rich_help_panel=FIGURES),
     ] = None,
     probe_texts: Annotated[
-        int | None, typer.Option(help="Of each class, at most.  [default: all]", rich_help_panel=FIGURES)
+        int | None, typer.Option(help="Of each class, at most.", show_default="all", rich_help_panel=FIGURES)
     ] = None,
     evaluate: Annotated[bool, typer.Option(help="Measure the teacher and each stage.", rich_help_panel=FIGURES)] = True,
     page: Annotated[bool, typer.Option(help="Write report.html (extra report).", rich_help_panel=FIGURES)] = True,
@@ -153,7 +160,7 @@ def linearize(
         Path | None, typer.Option(help="JSON file that gets all figures, as OUT/report.json.", rich_help_panel=FIGURES)
     ] = None,
     device: Device = "",
-    precision: Annotated[str, typer.Option(help="Of the weights: fp32 or bf16.  [default: bf16 on cuda]")] = "",
+    precision: Annotated[str, typer.Option(help="Of the weights: fp32 or bf16.", show_default="bf16 on cuda")] = "",
     threads: Threads = 0,
     seed: Annotated[int, typer.Option(help="Of first weights, order and draws.")] = 0,
 ) -> None:

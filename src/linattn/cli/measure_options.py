@@ -12,7 +12,7 @@ Resume = Annotated[
 Quick = Annotated[bool, typer.Option("--quick", help="A tiny model: shows that everything runs.")]
 Chart = Annotated[bool, typer.Option(help="Draw a PNG beside the JSON (needs the extra report).")]
 Output = Annotated[
-    Path | None, typer.Option(help="Folder of the results.  [default: results/<device>, with --quick runs/bench]")
+    Path | None, typer.Option(help="Folder of the results.", show_default="results/<device>, with --quick runs/bench")
 ]
 Name = Annotated[str, typer.Option(help="Name of the files.")]
 Seed = Annotated[int, typer.Option(help="Of weights and text.")]

@@ -22,7 +22,7 @@ def memory(
     batch: Annotated[int, typer.Option(help="Batch size.")] = 1,
     precision: Annotated[str, typer.Option(help="fp32, bf16 (autocast), or auto: bf16 on a GPU.")] = "auto",
     chart: Annotated[bool, typer.Option(help="Draw a PNG beside the JSON (needs the extra report).")] = True,
-    output: Annotated[Path | None, typer.Option(help="Folder of the results.  [default: results/<device>]")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder of the results.", show_default="results/<device>")] = None,
     name: Annotated[str, typer.Option(help="Name of the files.")] = "block-memory",
     seed: Annotated[int, typer.Option(help="Of the weights and the tokens.")] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves the choice to PyTorch.")] = 0,
@@ -30,7 +30,8 @@ def memory(
     max_gib: Annotated[
         float | None,
         typer.Option(
-            help="Leave out what is predicted to need more.  [default: half of what is free on a CPU, a GPU tries all]"
+            help="Leave out what is predicted to need more.",
+            show_default="half of what is free on a CPU, a GPU tries all",
         ),
     ] = None,
 ) -> None:

@@ -8,13 +8,16 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.  [default: cuda where there is one]")]
-Precision = Annotated[str, typer.Option(help="fp32 or bf16.  [default: bf16 on cuda]")]
-Compile = Annotated[bool | None, typer.Option(help="Compile the blocks.  [default: on cuda]")]
-Graphs = Annotated[bool | None, typer.Option(help="Replay steps as CUDA graphs.  [default: no]")]
-Jobs = Annotated[int | None, typer.Option(help="Runs at a time.  [default: one a core on a cpu, else 1]")]
+Device = Annotated[str, typer.Option(help="Device: cpu, cuda or cuda:N.", show_default="cuda where there is one")]
+Precision = Annotated[
+    str, typer.Option(help="Precision of what is computed: fp32 or bf16.", show_default="bf16 on cuda")
+]
+Compile = Annotated[bool | None, typer.Option(help="Compile the blocks.", show_default="on cuda alone")]
+Graphs = Annotated[bool | None, typer.Option(help="Replay steps as CUDA graphs.", show_default="no")]
+Jobs = Annotated[int | None, typer.Option(help="Runs at a time.", show_default="one a core on a cpu, else 1")]
 MechanismOptions = Annotated[
-    list[str], typer.Option(help="Of a mechanism: key=value or mechanism.key=value; may be given again.")
+    list[str],
+    typer.Option(help="Option of a mechanism: key=value for all, mechanism.key=value for one; may be given again."),
 ]
 Threads = Annotated[int, typer.Option(help="CPU threads; 0 leaves the choice to PyTorch.")]
 

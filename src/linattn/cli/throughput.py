@@ -16,19 +16,22 @@ def throughput(
         str, typer.Option(help="With commas; softmax is there anyway.")
     ] = "gated,mlstm,retention,elu",
     lengths: Annotated[
-        str, typer.Option(help="Of sequences, with commas.  [default: 2048,8192,32768, with --quick 16,32,64]")
+        str, typer.Option(help="Of sequences, with commas.", show_default="2048,8192,32768, with --quick 16,32,64")
     ] = "",
     tokens: Annotated[
         int, typer.Option(help="Of a step, a multiple of every length; 0: as many as the longest has.")
     ] = 0,
     dtype: Annotated[
         str,
-        typer.Option(help="bfloat16 (autocast around fp32 weights) or float32.  [default: bfloat16, on a CPU float32]"),
+        typer.Option(
+            help="bfloat16 (autocast around fp32 weights) or float32.", show_default="bfloat16, on a CPU float32"
+        ),
     ] = "",
     kv_heads: Annotated[int, typer.Option(help="Heads of keys and values; 0: as many as of queries, 9.")] = 0,
     steps: Annotated[int, typer.Option(help="That are timed for a row.")] = 6,
     backend: Annotated[
-        str, typer.Option(help="Of torch.compile: inductor, aot_eager or eager.  [default: inductor, on a CPU eager]")
+        str,
+        typer.Option(help="Of torch.compile: inductor, aot_eager or eager.", show_default="inductor, on a CPU eager"),
     ] = "",
     seconds: Seconds = 540.0,
     resume: Resume = False,

@@ -35,9 +35,11 @@ def images(
     mechanism: Annotated[str, typer.Option(help="A name from `linattn mechanisms`.")] = "softmax",
     recipe: Annotated[
         str,
-        typer.Option(help="digits, small_images or deit: what is not given below.  [default: by data]"),
+        typer.Option(help="digits, small_images or deit: what is not given below.", show_default="by data"),
     ] = "",
-    size: Annotated[str, typer.Option(help="Host: digits, pico, nano, tiny, small or base.  [default: by data]")] = "",
+    size: Annotated[
+        str, typer.Option(help="Host: digits, pico, nano, tiny, small or base.", show_default="by data")
+    ] = "",
     patch_size: Annotated[int | None, typer.Option(help="Pixels of a token's side.")] = None,
     global_pool: Annotated[str, typer.Option(help="avg, or token for a class token.")] = "avg",
     preset: Annotated[str, typer.Option(help="A paper's block around the mechanism.")] = "",
@@ -53,7 +55,7 @@ def images(
     seed: Annotated[int, typer.Option(help="Of first weights, order and augmentation.")] = 0,
     checkpoint_seconds: Annotated[float | None, typer.Option(help="Longest time between two checkpoints.")] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder.  [default: runs/train/<data>-<mechanism>-seed<seed>]")
+        Path | None, typer.Option(help="Folder.", show_default="runs/train/<data>-<mechanism>-seed<seed>")
     ] = None,
 ) -> None:
     """Train one mechanism in a vision transformer. Started again with the same options, it goes on where it stopped.

@@ -14,8 +14,10 @@ from linattn.cli.text_options import TextOptions
 if TYPE_CHECKING:
     from linattn.train.text.hosts import HostOptions
 
-DATA = typer.Option(help="Text file, .gz, folder of .txt, .jsonl; for tasks what each of them says.")
-SET = typer.Option("--set", help="A setting of the task: key=value; may be given again.")
+DATA = typer.Option(
+    help="What to read: a text file, also .gz or .jsonl, a folder of .txt files, or what the task asks for."
+)
+SET = typer.Option("--set", help="Setting of the task: key=value; may be given again. A wrong one lists all.")
 OWN_OPTIONS = ("data",)  # of a task; other settings are given by --set
 
 
@@ -23,8 +25,8 @@ OWN_OPTIONS = ("data",)  # of a task; other settings are given by --set
 def lm(
     *,
     data: Annotated[Path, DATA],
-    length: Annotated[int | None, typer.Option(help="Tokens of a training window.")] = None,
-    tokenizer: Annotated[str, typer.Option(help="Folder of a tokenizer of transformers.  [default: bytes]")] = "",
+    length: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
+    tokenizer: Annotated[str, typer.Option(help="Folder of a tokenizer of transformers.", show_default="bytes")] = "",
     changed: Annotated[list[str], SET] = [],  # noqa: B006, typer copies it
     shared: TextOptions,
 ) -> None:
@@ -40,8 +42,8 @@ def lm(
 def mlm(
     *,
     data: Annotated[Path, DATA],
-    length: Annotated[int | None, typer.Option(help="Tokens of a training window.")] = None,
-    tokenizer: Annotated[str, typer.Option(help="Folder of a tokenizer of transformers.  [default: bytes]")] = "",
+    length: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
+    tokenizer: Annotated[str, typer.Option(help="Folder of a tokenizer of transformers.", show_default="bytes")] = "",
     changed: Annotated[list[str], SET] = [],  # noqa: B006
     shared: TextOptions,
 ) -> None:
