@@ -12,7 +12,7 @@ QUICK_LENGTHS = "256,512,1024"
 
 
 def bench(
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda or cuda:N.")] = "cpu",
     lengths: Annotated[str, typer.Option(help="Sequence lengths, with commas.")] = "1024,2048,4096,8192,16384,32768",
     impl: Annotated[
         str,
@@ -22,7 +22,9 @@ def bench(
     batch: Annotated[int, typer.Option(help="Batch size.")] = 1,
     heads: Annotated[int, typer.Option(help="Number of heads.")] = 8,
     head_dim: Annotated[int, typer.Option(help="Width of a head.")] = 64,
-    causal: Annotated[bool, typer.Option("--causal/--bidirectional", help="What a token sees.")] = True,
+    causal: Annotated[
+        bool, typer.Option("--causal/--bidirectional", help="Whether a token sees all tokens, or none that follow.")
+    ] = True,
     decay: Annotated[str, typer.Option(help="none, head, token or channel.")] = "none",
     dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
     backward: Annotated[bool, typer.Option(help="Measure forward with backward too.")] = True,
@@ -33,7 +35,7 @@ def bench(
         typer.Option(help="Folder of the results.", show_default="results/<device>, with --quick runs/bench"),
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the files.", show_default="says what was measured")] = "",
-    seed: Annotated[int, typer.Option(help="Of the inputs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the inputs.")] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves the choice to PyTorch.")] = 0,
     max_seconds: Annotated[float, typer.Option(help="Leave out what is predicted to take longer per call.")] = 5.0,
     max_gib: Annotated[

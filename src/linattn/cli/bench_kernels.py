@@ -12,7 +12,7 @@ from linattn.cli.options import names, option_errors
 def kernels(
     device: Annotated[str, typer.Option(help="cuda or cuda:N; cpu with --quick.")] = "cuda",
     cases: Annotated[
-        str, typer.Option(help="Names with commas; causal-* takes all that start so.", show_default="all")
+        str, typer.Option(help="Cases, with commas; causal-* takes all that start so.", show_default="all")
     ] = "",
     contenders: Annotated[
         str, typer.Option(help="Only contenders whose names start with these, with commas.", show_default="all")
@@ -25,13 +25,16 @@ def kernels(
     ] = "torch,softmax,fla,mlstm_kernels",
     seconds: Annotated[float, typer.Option(help="Begin nothing after that; --resume goes on.")] = 540.0,
     dtype: Annotated[
-        str, typer.Option(help="bfloat16, float16 or float32.", show_default="bfloat16, on a CPU float32")
+        str,
+        typer.Option(
+            help="Type of the inputs: bfloat16, float16 or float32.", show_default="bfloat16, on a CPU float32"
+        ),
     ] = "",
-    milliseconds: Annotated[float, typer.Option(help="Of measured calls per row.")] = 60.0,
+    milliseconds: Annotated[float, typer.Option(help="Milliseconds of measured calls for a row.")] = 60.0,
     processes: Annotated[
         int | None,
         typer.Option(
-            help="That compile everything beforehand; 0: none.", show_default="one a core but two, on a CPU 0"
+            help="Processes that compile everything beforehand; 0: none.", show_default="one a core but two, on a CPU 0"
         ),
     ] = None,
     resume: Annotated[
@@ -50,7 +53,7 @@ def kernels(
         typer.Option(help="Folder of the results.", show_default="results/<device>, with --quick runs/bench"),
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the files.")] = "kernels",
-    seed: Annotated[int, typer.Option(help="Of the inputs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the inputs.")] = 0,
 ) -> None:
     """Time of kernels on a GPU beside rivals and the floor.
 

@@ -14,34 +14,40 @@ def models(
     cases: Annotated[
         str,
         typer.Option(
-            help="With commas: vit-224, vit-512, language-8192-b1, language-8192-b4 (the default: these four); "
+            help="Cases, with commas: vit-224, vit-512, language-8192-b1, language-8192-b4 (the default: these four); "
             "backbones, the smallest of every family at 224, 384, 512 and 1024 pixels, backbones-224 at one of these; "
             "presets and presets-224, all models of all families; "
             "any model of timm's linattn_* by name and size, such as nalaformer_small-512."
         ),
     ] = "",
     mechanisms: Annotated[
-        str, typer.Option(help="With commas; softmax is there anyway.", show_default="those of each case")
+        str,
+        typer.Option(
+            help="Mechanisms, with commas; softmax is measured in any case.", show_default="those of each case"
+        ),
     ] = "",
     modes: Annotated[
         str,
         typer.Option(
-            help="With commas: compiled, cuda-graph (of the compiled step), reduce-overhead (PyTorch's own), "
-            "eager-graph (a CUDA graph of the step without torch.compile: the shortest to prepare, for many models)."
+            help="How a step runs, with commas: compiled, cuda-graph (of the compiled step), reduce-overhead "
+            "(PyTorch's own), eager-graph (a CUDA graph of the step without torch.compile: the "
+            "shortest to prepare, for many models)."
         ),
     ] = "compiled,cuda-graph",
     seconds: Annotated[float, typer.Option(help="Begin nothing after that; --resume goes on.")] = 540.0,
-    milliseconds: Annotated[float, typer.Option(help="Of measured steps per row.")] = 500.0,
+    milliseconds: Annotated[float, typer.Option(help="Milliseconds of measured steps for a row.")] = 500.0,
     processes: Annotated[
         int | None,
         typer.Option(
-            help="That compile everything, and check the rows of eager-graph, beforehand; 0: none.",
+            help="Processes that compile everything, and check the rows of eager-graph, beforehand; 0: none.",
             show_default="one a core but two, on a CPU 0",
         ),
     ] = None,
     backend: Annotated[
         str,
-        typer.Option(help="Of torch.compile: inductor, aot_eager or eager.", show_default="inductor, on a CPU eager"),
+        typer.Option(
+            help="Backend of torch.compile: inductor, aot_eager or eager.", show_default="inductor, on a CPU eager"
+        ),
     ] = "",
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep the rows of the file that is there, measure what it lacks.")
@@ -54,7 +60,7 @@ def models(
         typer.Option(help="Folder of the results.", show_default="results/<device>, with --quick runs/bench"),
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the file.")] = "models",
-    seed: Annotated[int, typer.Option(help="Of weights and inputs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 0,
 ) -> None:
     """Training steps of whole models beside the same models on softmax.
 

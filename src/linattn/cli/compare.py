@@ -47,13 +47,15 @@ app.command(name="graph")(graph)
 def images(
     *,
     data: ImageData = "digits",
-    mechanisms: Annotated[str, typer.Option(help="With commas.")] = "softmax,relu,pola,nala,mirror",
+    mechanisms: Annotated[
+        str, typer.Option(help="Names from `linattn mechanisms`, with commas.")
+    ] = "softmax,relu,pola,nala,mirror",
     seeds: Annotated[int, typer.Option(help="Runs of each mechanism.")] = 2,
     lr: Annotated[
         str, typer.Option(help="Learning rate; of several, each mechanism takes its best on held-out training images.")
     ] = "",
-    epochs: Annotated[int | None, typer.Option(help="Of each run.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images of a step.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs of each run.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images in a training step.")] = None,
     training: ImageOptions,
     recipe: ImageRecipe = "",
     host: Annotated[
@@ -62,12 +64,12 @@ def images(
     size: Annotated[
         str,
         typer.Option(
-            help="Of the host: digits, pico, nano, tiny, small or base; of a pyramid xt, t, s, b or l.",
+            help="Size of the host: digits, pico, nano, tiny, small or base; of a pyramid xt, t, s, b or l.",
             show_default="by data; xt",
         ),
     ] = "",
     stages: Annotated[
-        str, typer.Option(help="Of a pyramid, a letter each: l, the mechanism; s, softmax.", show_default="llss")
+        str, typer.Option(help="Stages of a pyramid, a letter each: l, the mechanism; s, softmax.", show_default="llss")
     ] = "",
     patch_size: Annotated[
         int | None,
@@ -86,7 +88,9 @@ def images(
     machine: MachineOptions,
     image_size: ImageSize = None,
     jobs: Jobs = None,
-    output: Annotated[Path | None, typer.Option(help="Folder.", show_default="runs/compare-<data>")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the comparison.", show_default="runs/compare-<data>")
+    ] = None,
 ) -> None:
     """Train mechanisms in one host with one budget; table, CSV, charts and report.html. Started again, it goes on.
 

@@ -16,10 +16,10 @@ def conversion(
     *,
     data: ImageData = "digits",
     mechanisms: Annotated[
-        str, typer.Option(help="With commas; softmax is the same model, trained on as long as the others.")
+        str, typer.Option(help="Mechanisms, with commas; softmax is the same model, trained on as long as the others.")
     ] = "softmax,relu,nala,mirror",
     seeds: Annotated[int, typer.Option(help="Softmax models, each converted to every mechanism.")] = 3,
-    epochs: Annotated[int | None, typer.Option(help="Of the softmax model.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs of the softmax model.")] = None,
     share: Annotated[float, typer.Option(help="Epochs after the conversion over those before it.")] = 0.1,
     lr: Annotated[float | None, typer.Option(help="Highest learning rate of the softmax model.")] = None,
     finetune_lr: Annotated[
@@ -29,19 +29,21 @@ def conversion(
             show_default="as before",
         ),
     ] = "",
-    batch_size: Annotated[int | None, typer.Option(help="Images of a step.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images in a training step.")] = None,
     training: ImageOptions,
     recipe: ImageRecipe = "",
-    size: Annotated[str, typer.Option(help="Of timm's DeiT: tiny, small or base.")] = "tiny",
+    size: Annotated[str, typer.Option(help="Size of timm's DeiT: tiny, small or base.")] = "tiny",
     patch_size: Annotated[
         int | None, typer.Option(help="Pixels of a token's side.", show_default="4; of digits 2")
     ] = None,
-    depth: Annotated[int | None, typer.Option(help="Blocks.", show_default="12")] = None,
+    depth: Annotated[int | None, typer.Option(help="Blocks of the model.", show_default="12")] = None,
     option: MechanismOptions = [],  # noqa: B006, typer copies it
     machine: MachineOptions,
     image_size: ImageSize = None,
     jobs: Jobs = None,
-    output: Annotated[Path | None, typer.Option(help="Folder.", show_default="runs/conversion-<data>")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the comparison.", show_default="runs/conversion-<data>")
+    ] = None,
 ) -> None:
     """Train a softmax DeiT, convert it to other mechanisms, train each on; accuracy before, right after, at the end.
 

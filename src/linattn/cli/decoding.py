@@ -11,9 +11,9 @@ from linattn.cli.options import integers, names, option_errors
 
 
 def decoding(
-    device: Annotated[str, typer.Option(help="cuda, cuda:N or cpu.")] = "cuda",
+    device: Annotated[str, typer.Option(help="Device: cuda, cuda:N or cpu.")] = "cuda",
     mechanisms: Annotated[
-        str, typer.Option(help="With commas; softmax is there anyway.")
+        str, typer.Option(help="Mechanisms, with commas; softmax is measured in any case.")
     ] = "gated,mlstm,retention,elu",
     contexts: Annotated[
         str,
@@ -25,10 +25,13 @@ def decoding(
     batch: Annotated[str, typer.Option(help="Sequences that are decoded together, with commas.")] = "1,16",
     modes: Annotated[
         str,
-        typer.Option(help="With commas: eager, cuda-graph (the step captured).", show_default="both, on a CPU eager"),
+        typer.Option(
+            help="How a step runs, with commas: eager, cuda-graph (captured and replayed).",
+            show_default="both, on a CPU eager",
+        ),
     ] = "",
     dtype: Annotated[
-        str, typer.Option(help="Of the weights: bfloat16 or float32.", show_default="bfloat16, on a CPU float32")
+        str, typer.Option(help="Type of the weights: bfloat16 or float32.", show_default="bfloat16, on a CPU float32")
     ] = "",
     kv_heads: Annotated[
         int, typer.Option(help="Heads of keys and values; 0: as many as of queries, 9. Fewer make a smaller cache.")

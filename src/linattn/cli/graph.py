@@ -33,7 +33,7 @@ def search(
     dimension: Annotated[int, typer.Option(help="q + p, even.")] = 16,
     references: Annotated[int, typer.Option(help="Nodes that distances are measured from.")] = 50,
     pairs: Annotated[int, typer.Option(help="Pairs of neighbours looked at around a node.")] = 50,
-    seed: Annotated[int, typer.Option(help="Of both draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of both draws.")] = 0,
 ) -> None:
     """Print the signature (q, p) = (time, space) that suits a graph, with a histogram of its curvature.
 
@@ -49,7 +49,7 @@ def search(
 def compare(
     data: Annotated[str, typer.Option(help=DATA)],
     models: Annotated[
-        str, typer.Option(help="With commas; with another mechanism: euclidean+relu. A wrong one lists all.")
+        str, typer.Option(help="Models, with commas; with another mechanism: euclidean+relu. A wrong one lists all.")
     ] = "sgc,gcn,euclidean,pseudo_riemannian",
     task: Annotated[str, typer.Option(help="nodes (their classes) or links.")] = "nodes",
     seeds: Annotated[int, typer.Option(help="Runs of each model.")] = 5,
@@ -61,26 +61,37 @@ def compare(
     ] = "",
     hidden: Annotated[int | None, typer.Option(help="Width of all models.", show_default="by model")] = None,
     weight_decay: Annotated[
-        str, typer.Option(help="Of all parameters; several: a grid with --lr and --dropout.", show_default="by model")
+        str,
+        typer.Option(
+            help="Weight decay of all parameters; several: a grid with --lr and --dropout.", show_default="by model"
+        ),
     ] = "",
-    dropout: Annotated[str, typer.Option(help="Of the features; several: a grid.", show_default="by model")] = "",
+    dropout: Annotated[
+        str, typer.Option(help="Dropout of the features; several: a grid.", show_default="by model")
+    ] = "",
     grid_seeds: Annotated[int, typer.Option(help="Runs at each point of a grid of several settings.")] = 1,
     patience: Annotated[
         int | None, typer.Option(help="Evaluations without a better one before it stops; 0: never.")
     ] = None,
     eval_every: Annotated[int | None, typer.Option(help="Epochs between evaluations.", show_default="1")] = None,
     split: Annotated[
-        str, typer.Option(help="Of nodes: given, stratified, per-class.", show_default="given, else stratified")
+        str,
+        typer.Option(
+            help="How nodes are split: given, stratified or per-class.", show_default="given, else stratified"
+        ),
     ] = "auto",
     paper: Annotated[
         bool, typer.Option(help="pseudo_riemannian as its paper's scripts have it: citation graphs, links of tree:4:6.")
     ] = False,
     option: Annotated[
-        list[str], typer.Option(help="Of models: key=value or model.key=value; may be given again.")
+        list[str],
+        typer.Option(help="Option of models: key=value for all, model.key=value for one; may be given again."),
     ] = [],  # noqa: B006, typer copies it
     device: Device = "",
     threads: Threads = 0,
-    output: Annotated[Path | None, typer.Option(help="Folder.", show_default="runs/graph-<data>-<task>")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the comparison.", show_default="runs/graph-<data>-<task>")
+    ] = None,
 ) -> None:
     """Train models on one graph; table, JSON, CSV and a page. Started again, it goes on.
 
@@ -121,7 +132,7 @@ def compare(
 
 @app.command()
 def scaling(
-    models: Annotated[str, typer.Option(help="With commas.")] = "gcn,euclidean,pseudo_riemannian",
+    models: Annotated[str, typer.Option(help="Models, with commas.")] = "gcn,euclidean,pseudo_riemannian",
     nodes: Annotated[
         str, typer.Option(help="Sizes of the generated graphs, with commas.")
     ] = "1000,10000,100000,1000000",
@@ -131,7 +142,7 @@ def scaling(
     max_seconds: Annotated[float, typer.Option(help="Leave out sizes whose step is predicted to take longer.")] = 60.0,
     chart: Annotated[bool, typer.Option(help="Draw a PNG beside the JSON (needs the extra report).")] = True,
     threads: Threads = 0,
-    seed: Annotated[int, typer.Option(help="Of graphs and weights.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of graphs and weights.")] = 0,
     output: Annotated[Path | None, typer.Option(help="Folder of the results.", show_default="results/<device>")] = None,
     name: Annotated[str, typer.Option(help="Name of the files.")] = "graph-scaling",
 ) -> None:

@@ -8,11 +8,10 @@ import typer
 ImageData = Annotated[
     str, typer.Option(help="digits, a folder of idx files (MNIST), an .npz file, a folder with train/ and test/.")
 ]
-ImageSize = Annotated[int | None, typer.Option(help="Of images in folders.")]
+ImageSize = Annotated[int | None, typer.Option(help="Pixels that images in folders are brought to, on a side.")]
 ImageRecipe = Annotated[
     str, typer.Option(help="digits, small_images or deit.", show_default="digits for digits, else small_images")
 ]
-_Mixing = Annotated[float | None, typer.Option(help="Alpha; 0: off.")]
 
 
 @dataclass(kw_only=True)
@@ -20,17 +19,19 @@ class ImageOptions:
     """How images are trained on, beside epochs, batch and learning rates, which each command explains for itself."""
 
     warmup_epochs: Annotated[float | None, typer.Option(help="Epochs in which the learning rate rises.")] = None
-    weight_decay: Annotated[float | None, typer.Option(help="On weight matrices.")] = None
-    clip_norm: Annotated[float | None, typer.Option(help="Longest gradient; 0: not clipped.")] = None
+    weight_decay: Annotated[float | None, typer.Option(help="Weight decay, on matrices alone.")] = None
+    clip_norm: Annotated[
+        float | None, typer.Option(help="Gradients longer than this are scaled down; 0: not clipped.")
+    ] = None
     label_smoothing: Annotated[float | None, typer.Option(help="Share of a target spread over all classes.")] = None
     energy_loss: Annotated[
         float | None,
         typer.Option(help="Weight of the energy that mechanisms cut off, as a further loss; 0: off."),
     ] = None
     ema_decay: Annotated[float | None, typer.Option(help="Average the weights with this decay; 0: do not.")] = None
-    mixup: _Mixing = None
-    cutmix: _Mixing = None
-    rand_augment: Annotated[str | None, typer.Option(help="Such as m9-n2; empty: off.")] = None
+    mixup: Annotated[float | None, typer.Option(help="Alpha of mixup; 0: off.")] = None
+    cutmix: Annotated[float | None, typer.Option(help="Alpha of cutmix; 0: off.")] = None
+    rand_augment: Annotated[str | None, typer.Option(help="RandAugment, such as m9-n2; empty: off.")] = None
     erasing: Annotated[float | None, typer.Option(help="Probability to erase a part of an image.")] = None
     crop_padding: Annotated[int | None, typer.Option(help="Pixels an image may be shifted by.")] = None
     flip: Annotated[bool | None, typer.Option(help="Mirror half of the images.")] = None

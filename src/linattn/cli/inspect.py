@@ -23,23 +23,34 @@ def inspect(
         list[str], typer.Option(help="Text to read: a file, a folder of .txt files, .jsonl; may be given again.")
     ],
     length: Annotated[int, typer.Option(help="Tokens of a sequence; 0: the model's, to 512.")] = 0,
-    batch_size: Annotated[int, typer.Option(help="Sequences of a step.")] = 2,
+    batch_size: Annotated[int, typer.Option(help="Sequences read at a time.")] = 2,
     held_out: Annotated[int, typer.Option(help="Sequences that figures are measured on.")] = 4,
     window: Annotated[int, typer.Option(help="Tokens that count as near.")] = 64,
-    steps: Annotated[int, typer.Option(help="That each candidate is trained for; 0: compared as it starts.")] = 20,
+    steps: Annotated[
+        int, typer.Option(help="Steps that each candidate is trained for; 0: compared as it starts.")
+    ] = 20,
     lr: Annotated[float, typer.Option(help="Highest learning rate of these.")] = 1e-2,
     candidates: Annotated[
-        str, typer.Option(help="With commas; a wrong one lists all.", show_default="all that suit")
+        str,
+        typer.Option(
+            help="Candidates to take softmax's place, with commas; a wrong one lists all.", show_default="all that suit"
+        ),
     ] = "",
-    tolerance: Annotated[float, typer.Option(help="Of degrees of freedom; smaller counts more.")] = 2**-8,
+    tolerance: Annotated[
+        float, typer.Option(help="Tolerance of the degrees of freedom; a smaller one counts more of them.")
+    ] = 2**-8,
     points: Annotated[int, typer.Option(help="Queries and keys that these are measured on.")] = 512,
     cost: Annotated[int | None, typer.Option(help="Mean dimension to split.", show_default="the head's")] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder.", show_default="runs/inspect/<model>")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the report.", show_default="runs/inspect/<model>")
+    ] = None,
     page: Annotated[bool, typer.Option(help="Write inspect.html (extra report).")] = True,
     device: Device = "",
-    precision: Annotated[str, typer.Option(help="Of the weights: fp32 or bf16.", show_default="bf16 on cuda")] = "",
+    precision: Annotated[
+        str, typer.Option(help="Type of the weights: fp32 or bf16.", show_default="bf16 on cuda")
+    ] = "",
     threads: Threads = 0,
-    seed: Annotated[int, typer.Option(help="Of draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
 ) -> None:
     """Look at a pretrained model's attention: how sharp it is, how far it looks, what could take its place.
 

@@ -26,7 +26,9 @@ def dof(
             show_default="384, with --quick 48, with --large 1024",
         ),
     ] = None,
-    tolerance: Annotated[float, typer.Option(help="In units of the kernel's largest eigenvalue.")] = 2**-4,
+    tolerance: Annotated[
+        float, typer.Option(help="Tolerance of the degrees of freedom, in units of the kernel's largest eigenvalue.")
+    ] = 2**-4,
     heads: Annotated[
         int | None,
         typer.Option(help="Heads looked at of each source.", show_default="4, with --quick 1, with --large 12"),
@@ -35,7 +37,7 @@ def dof(
         int | None,
         typer.Option(help="Width of random activations.", show_default="32, with --quick 8"),
     ] = None,
-    norm: Annotated[float, typer.Option(help="Of random activations: the mean of |x|^2 / sqrt(dim).")] = 1.5,
+    norm: Annotated[float, typer.Option(help="Size of random activations: the mean of |x|^2 / sqrt(dim).")] = 1.5,
     activations: Annotated[
         Path | None,
         typer.Option(help="Real ones: a file with q and k (.npz, .pt, .safetensors), or a folder of a language model."),
@@ -44,7 +46,7 @@ def dof(
         Path | None, typer.Option(help="File that the model reads.", show_default="what it writes itself")
     ] = None,
     delta: Annotated[float, typer.Option(help="The bound holds with probability 1 - 2 delta.")] = 0.05,
-    seed: Annotated[int, typer.Option(help="Of activations and features.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of activations and features.")] = 0,
     threads: Threads = 0,
     chart: Chart = True,
     output: Output = None,

@@ -11,7 +11,9 @@ from linattn.cli.options import Device, Threads, device_or_default, names, numbe
 
 
 def entropy(
-    mechanisms: Annotated[str, typer.Option(help="Names, with commas.", show_default="all that are registered")] = "",
+    mechanisms: Annotated[
+        str, typer.Option(help="Mechanisms, with commas.", show_default="all that are registered")
+    ] = "",
     hosts: Annotated[
         str,
         typer.Option(
@@ -20,10 +22,12 @@ def entropy(
             show_default="softmax,relu,pola,nala,mirror, with --quick softmax",
         ),
     ] = "",
-    data: Annotated[str, typer.Option(help="Of the hosts: as for `linattn train images`.")] = "digits",
-    size: Annotated[str, typer.Option(help="Of the hosts: digits, pico, nano, tiny, small or base.")] = "digits",
+    data: Annotated[str, typer.Option(help="Data of the hosts, as for `linattn train images`.")] = "digits",
+    size: Annotated[str, typer.Option(help="Size of the hosts: digits, pico, nano, tiny, small or base.")] = "digits",
     patch_size: Annotated[int, typer.Option(help="Pixels of a token's side.")] = 2,
-    epochs: Annotated[int | None, typer.Option(help="Of training a host.", show_default="10, with --quick 1")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Epochs that a host is trained for.", show_default="10, with --quick 1")
+    ] = None,
     images: Annotated[
         int | None, typer.Option(help="Test images to look at.", show_default="32, with --quick 4")
     ] = None,
@@ -37,17 +41,19 @@ def entropy(
         int | None,
         typer.Option(help="Sequences of random activations, or of text.", show_default="2, with --quick 1"),
     ] = None,
-    heads: Annotated[int | None, typer.Option(help="Of random activations.", show_default="4, with --quick 2")] = None,
+    heads: Annotated[
+        int | None, typer.Option(help="Heads of random activations.", show_default="4, with --quick 2")
+    ] = None,
     head_dim: Annotated[
         int | None,
         typer.Option(help="Width of a head of random activations.", show_default="32, with --quick 16"),
     ] = None,
     tokens: Annotated[
         int | None,
-        typer.Option(help="Of random activations, or of text.", show_default="64, with --quick 32"),
+        typer.Option(help="Tokens of random activations, or of text.", show_default="64, with --quick 32"),
     ] = None,
     device: Device = "",
-    seed: Annotated[int, typer.Option(help="Of activations, weights and training.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of activations, weights and training.")] = 0,
     threads: Threads = 0,
     chart: Chart = True,
     output: Output = None,

@@ -14,25 +14,30 @@ def icl(
     families: Annotated[
         str,
         typer.Option(
-            help="With commas: independent, retrieval, alignment, low-rank, low-rank-update, drift.", show_default="all"
+            help="Experiments, with commas: independent, retrieval, alignment, low-rank, low-rank-update, drift.",
+            show_default="all",
         ),
     ] = "",
     models: Annotated[
         str,
         typer.Option(
-            help="With commas: linear, h3, gated, canon, or any causal mechanism by its name.",
+            help="Models, with commas: linear, h3, gated, canon, or any causal mechanism by its name.",
             show_default="linear and h3; all of them on independent examples and drifting tasks",
         ),
     ] = "",
     d: Annotated[
-        int | None, typer.Option("--dimension", help="Of features.", show_default="20, with --quick 5")
+        int | None, typer.Option("--dimension", help="Dimension of the features.", show_default="20, with --quick 5")
     ] = None,
     lengths: Annotated[
         str, typer.Option(help="Numbers of examples, with commas.", show_default="5,10,20,40,60, with --quick 3,6,12")
     ] = "",
     seeds: Annotated[int | None, typer.Option(help="Models of each kind.", show_default="2, with --quick 1")] = None,
-    steps: Annotated[int | None, typer.Option(help="Of training.", show_default="2000, with --quick 400")] = None,
-    batch: Annotated[int | None, typer.Option(help="Tasks of a step.", show_default="512, with --quick 256")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Training steps of a model.", show_default="2000, with --quick 400")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Tasks in a training step.", show_default="512, with --quick 256")
+    ] = None,
     lr: Annotated[
         float | None, typer.Option(help="Largest learning rate.", show_default="0.01, with --quick 0.03")
     ] = None,
@@ -44,7 +49,7 @@ def icl(
     ] = None,
     device: Device = "",
     threads: Threads = 0,
-    seed: Annotated[int, typer.Option(help="Of weights and tasks.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of weights and tasks.")] = 0,
     resume: Resume = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Five dimensions: the whole experiment in minutes on a CPU.")

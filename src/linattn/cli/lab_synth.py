@@ -21,21 +21,26 @@ def synth(
     task: Annotated[str, typer.Argument(metavar="TASK", help="depo, brevo, capo, mano or lano.")],
     scale: Annotated[
         str,
-        typer.Option(help="Of task, model and training: cpu or gpu, both minutes, or paper.", show_default="by device"),
+        typer.Option(
+            help="Size of task, model and training: cpu or gpu, which take minutes, or paper.", show_default="by device"
+        ),
     ] = "",
     changed: Annotated[list[str], SET] = [],  # noqa: B006, typer copies it
     mechanisms: Annotated[
-        str, typer.Option(help="With commas; gated:none has positions of its own, softmax:rotary+none both.")
+        str,
+        typer.Option(help="Mechanisms, with commas; gated:none has positions of its own, softmax:rotary+none both."),
     ] = "softmax,gated:none",
-    canon: Annotated[str, typer.Option(help="With commas: none, ABCD, AbCD; each mechanism with each.")] = "none,ABCD",
+    canon: Annotated[
+        str, typer.Option(help="Canon layers, with commas: none, ABCD, AbCD; each mechanism is trained with each.")
+    ] = "none,ABCD",
     positions: Annotated[
-        str, typer.Option(help="With commas: rotary, quarter (of a head's channels), none.")
+        str, typer.Option(help="Positions, with commas: rotary, quarter (of a head's channels), none.")
     ] = "rotary,none",
     widths: Annotated[str, typer.Option(help="Channels of the host, with commas.", show_default="by scale")] = "",
     lr: Annotated[
         str, typer.Option(help="Learning rates; each model takes its best on held-out data.", show_default="by scale")
     ] = "",
-    seeds: Annotated[int, typer.Option(help="Runs of each.")] = 1,
+    seeds: Annotated[int, typer.Option(help="Seeds: so many runs of each.")] = 1,
     final: Annotated[
         bool,
         typer.Option(

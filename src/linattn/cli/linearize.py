@@ -33,7 +33,9 @@ def linearize(
     ] = [],  # noqa: B006, typer copies it
     option: Annotated[
         list[str],
-        typer.Option(help="Of the method: key=value, such as window=128, mechanism=mirror; again for more."),
+        typer.Option(
+            help="Option of the method: key=value, such as window=128 or mechanism=mirror; may be given again."
+        ),
     ] = [],  # noqa: B006
     layers: Annotated[
         str, typer.Option(help="Numbers of the layers to convert, with commas.", show_default="all")
@@ -47,7 +49,7 @@ def linearize(
             rich_help_panel=TRAINING,
         ),
     ] = "",
-    steps: Annotated[int | None, typer.Option(help="Updates.", rich_help_panel=TRAINING)] = None,
+    steps: Annotated[int | None, typer.Option(help="Updates of the weights.", rich_help_panel=TRAINING)] = None,
     tokens: Annotated[
         int | None, typer.Option(help="Tokens to read, in the place of steps.", rich_help_panel=TRAINING)
     ] = None,
@@ -65,12 +67,14 @@ def linearize(
         ),
     ] = None,
     lr: Annotated[float | None, typer.Option(help="Highest learning rate.", rich_help_panel=TRAINING)] = None,
-    loss: Annotated[str | None, typer.Option(help="mse or cross_entropy.", rich_help_panel=TRAINING)] = None,
+    loss: Annotated[
+        str | None, typer.Option(help="Loss of a layer: mse or cross_entropy.", rich_help_panel=TRAINING)
+    ] = None,
     layers_per_round: Annotated[
         int | None, typer.Option(help="Layers that learn at a time.", show_default="all", rich_help_panel=TRAINING)
     ] = None,
     transfer: Annotated[bool, typer.Option(help="Do this stage.", rich_help_panel=TRAINING)] = True,
-    finetune_steps: Annotated[int | None, typer.Option(help="Updates.", rich_help_panel=TUNING)] = None,
+    finetune_steps: Annotated[int | None, typer.Option(help="Updates of the weights.", rich_help_panel=TUNING)] = None,
     finetune_tokens: Annotated[
         int | None, typer.Option(help="Tokens to read, in the place of steps.", rich_help_panel=TUNING)
     ] = None,
@@ -81,25 +85,37 @@ def linearize(
         int | None, typer.Option(help="Tokens of a sequence.", show_default="as above", rich_help_panel=TUNING)
     ] = None,
     finetune_recall_share: Annotated[
-        float | None, typer.Option(help="Share of such sequences.", show_default="as above", rich_help_panel=TUNING)
+        float | None,
+        typer.Option(
+            help="Share of sequences that end with passages of their own text.",
+            show_default="as above",
+            rich_help_panel=TUNING,
+        ),
     ] = None,
     finetune_lr: Annotated[float | None, typer.Option(help="Highest learning rate.", rich_help_panel=TUNING)] = None,
-    rank: Annotated[int | None, typer.Option(help="Of the low-rank updates.", rich_help_panel=TUNING)] = None,
-    alpha: Annotated[float | None, typer.Option(help="They count alpha / rank times.", rich_help_panel=TUNING)] = None,
-    objective: Annotated[str | None, typer.Option(help="distill, next_token or mix.", rich_help_panel=TUNING)] = None,
+    rank: Annotated[int | None, typer.Option(help="Rank of the low-rank updates.", rich_help_panel=TUNING)] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="Low-rank updates count alpha / rank times.", rich_help_panel=TUNING)
+    ] = None,
+    objective: Annotated[
+        str | None, typer.Option(help="What is learnt: distill, next_token or mix.", rich_help_panel=TUNING)
+    ] = None,
     targets: Annotated[
         str,
         typer.Option(
-            help="Names of the projections that get them, with commas.",
+            help="Projections that get low-rank updates, by name, with commas.",
             show_default="those of the attention",
             rich_help_panel=TUNING,
         ),
     ] = "",
     pooled_weight: Annotated[
-        float | None, typer.Option(help="Of encoders: of the mean over tokens.", rich_help_panel=TUNING)
+        float | None, typer.Option(help="Encoders: weight of the loss on the mean over tokens.", rich_help_panel=TUNING)
     ] = None,
     hidden_weight: Annotated[
-        float | None, typer.Option(help="Of hidden states after every layer.", show_default="0", rich_help_panel=TUNING)
+        float | None,
+        typer.Option(
+            help="Weight of the loss on hidden states after every layer.", show_default="0", rich_help_panel=TUNING
+        ),
     ] = None,
     train_cores: Annotated[
         bool, typer.Option(help="Go on training what stage 1 has trained.", rich_help_panel=TUNING)
@@ -126,10 +142,10 @@ def linearize(
             help="Windows of perplexity, with commas; texts of encoders are cut to them.", rich_help_panel=FIGURES
         ),
     ] = "",
-    windows: Annotated[int | None, typer.Option(help="Of each text, at most.", rich_help_panel=FIGURES)] = None,
-    texts: Annotated[int | None, typer.Option(help="At most.", rich_help_panel=FIGURES)] = None,
+    windows: Annotated[int | None, typer.Option(help="Windows of each text, at most.", rich_help_panel=FIGURES)] = None,
+    texts: Annotated[int | None, typer.Option(help="Texts to measure on, at most.", rich_help_panel=FIGURES)] = None,
     needle_lengths: Annotated[
-        str, typer.Option(help="Texts that hide a number, with commas; none.", rich_help_panel=FIGURES)
+        str, typer.Option(help="Lengths of texts that hide a number, with commas, or none.", rich_help_panel=FIGURES)
     ] = "",
     needle_haystacks: Annotated[
         str,
@@ -140,19 +156,22 @@ def linearize(
         ),
     ] = "",
     needle_count: Annotated[
-        int | None, typer.Option(help="Of them, for each haystack, length and depth.", rich_help_panel=FIGURES)
+        int | None, typer.Option(help="Needles for each haystack, length and depth.", rich_help_panel=FIGURES)
     ] = None,
     contexts: Annotated[
-        str, typer.Option(help="Tokens before those whose decoding is timed; none.", rich_help_panel=FIGURES)
+        str,
+        typer.Option(
+            help="Lengths of the context after which decoding is timed, with commas, or none.", rich_help_panel=FIGURES
+        ),
     ] = "",
-    new_tokens: Annotated[int | None, typer.Option(help="Of each sample.", rich_help_panel=FIGURES)] = None,
+    new_tokens: Annotated[int | None, typer.Option(help="Tokens of each sample.", rich_help_panel=FIGURES)] = None,
     ablate: Annotated[bool, typer.Option(help="Measure with parts switched off too.", rich_help_panel=FIGURES)] = True,
     probe: Annotated[
         Path | None,
-        typer.Option(help="Of encoders: folder with labelled train.jsonl, test.jsonl.", rich_help_panel=FIGURES),
+        typer.Option(help="Encoders: folder with labelled train.jsonl and test.jsonl.", rich_help_panel=FIGURES),
     ] = None,
     probe_texts: Annotated[
-        int | None, typer.Option(help="Of each class, at most.", show_default="all", rich_help_panel=FIGURES)
+        int | None, typer.Option(help="Texts of each class, at most.", show_default="all", rich_help_panel=FIGURES)
     ] = None,
     evaluate: Annotated[bool, typer.Option(help="Measure the teacher and each stage.", rich_help_panel=FIGURES)] = True,
     page: Annotated[bool, typer.Option(help="Write report.html (extra report).", rich_help_panel=FIGURES)] = True,
@@ -160,9 +179,11 @@ def linearize(
         Path | None, typer.Option(help="JSON file that gets all figures, as OUT/report.json.", rich_help_panel=FIGURES)
     ] = None,
     device: Device = "",
-    precision: Annotated[str, typer.Option(help="Of the weights: fp32 or bf16.", show_default="bf16 on cuda")] = "",
+    precision: Annotated[
+        str, typer.Option(help="Type of the weights: fp32 or bf16.", show_default="bf16 on cuda")
+    ] = "",
     threads: Threads = 0,
-    seed: Annotated[int, typer.Option(help="Of first weights, order and draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of first weights, order and draws.")] = 0,
 ) -> None:
     """Make a pretrained model linear: convert its attention, train what is new on text, and report what was lost.
 

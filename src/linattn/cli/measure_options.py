@@ -15,4 +15,4 @@ Output = Annotated[
     Path | None, typer.Option(help="Folder of the results.", show_default="results/<device>, with --quick runs/bench")
 ]
 Name = Annotated[str, typer.Option(help="Name of the files.")]
-Seed = Annotated[int, typer.Option(help="Of weights and text.")]
+Seed = Annotated[int, typer.Option(help="Seed of weights and text.")]

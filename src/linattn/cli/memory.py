@@ -10,7 +10,7 @@ from linattn.cli.options import integers, names, option_errors, set_threads
 
 
 def memory(
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda or cuda:N.")] = "cpu",
     tokens: Annotated[
         str, typer.Option(help="Numbers of tokens, with commas.")
     ] = "196,784,3136,6400,12544,25600,50176,70000",
@@ -24,7 +24,7 @@ def memory(
     chart: Annotated[bool, typer.Option(help="Draw a PNG beside the JSON (needs the extra report).")] = True,
     output: Annotated[Path | None, typer.Option(help="Folder of the results.", show_default="results/<device>")] = None,
     name: Annotated[str, typer.Option(help="Name of the files.")] = "block-memory",
-    seed: Annotated[int, typer.Option(help="Of the weights and the tokens.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the weights and the tokens.")] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves the choice to PyTorch.")] = 0,
     max_seconds: Annotated[float, typer.Option(help="Leave out what is predicted to take longer per pass.")] = 30.0,
     max_gib: Annotated[

@@ -11,15 +11,18 @@ from linattn.cli.options import integers, names, option_errors
 
 
 def throughput(
-    device: Annotated[str, typer.Option(help="cuda, cuda:N or cpu.")] = "cuda",
+    device: Annotated[str, typer.Option(help="Device: cuda, cuda:N or cpu.")] = "cuda",
     mechanisms: Annotated[
-        str, typer.Option(help="With commas; softmax is there anyway.")
+        str, typer.Option(help="Mechanisms, with commas; softmax is measured in any case.")
     ] = "gated,mlstm,retention,elu",
     lengths: Annotated[
-        str, typer.Option(help="Of sequences, with commas.", show_default="2048,8192,32768, with --quick 16,32,64")
+        str,
+        typer.Option(
+            help="Lengths of the sequences, with commas.", show_default="2048,8192,32768, with --quick 16,32,64"
+        ),
     ] = "",
     tokens: Annotated[
-        int, typer.Option(help="Of a step, a multiple of every length; 0: as many as the longest has.")
+        int, typer.Option(help="Tokens of a step, a multiple of every length; 0: as many as the longest sequence has.")
     ] = 0,
     dtype: Annotated[
         str,
@@ -28,10 +31,12 @@ def throughput(
         ),
     ] = "",
     kv_heads: Annotated[int, typer.Option(help="Heads of keys and values; 0: as many as of queries, 9.")] = 0,
-    steps: Annotated[int, typer.Option(help="That are timed for a row.")] = 6,
+    steps: Annotated[int, typer.Option(help="Steps that are timed for a row.")] = 6,
     backend: Annotated[
         str,
-        typer.Option(help="Of torch.compile: inductor, aot_eager or eager.", show_default="inductor, on a CPU eager"),
+        typer.Option(
+            help="Backend of torch.compile: inductor, aot_eager or eager.", show_default="inductor, on a CPU eager"
+        ),
     ] = "",
     seconds: Seconds = 540.0,
     resume: Resume = False,

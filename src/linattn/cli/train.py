@@ -52,10 +52,10 @@ def images(
     min_lr: Annotated[float | None, typer.Option(help="Learning rate of the last step.")] = None,
     training: ImageOptions,
     machine: MachineOptions,
-    seed: Annotated[int, typer.Option(help="Of first weights, order and augmentation.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of first weights, order and augmentation.")] = 0,
     checkpoint_seconds: Annotated[float | None, typer.Option(help="Longest time between two checkpoints.")] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder.", show_default="runs/train/<data>-<mechanism>-seed<seed>")
+        Path | None, typer.Option(help="Folder of the run.", show_default="runs/train/<data>-<mechanism>-seed<seed>")
     ] = None,
 ) -> None:
     """Train one mechanism in a vision transformer. Started again with the same options, it goes on where it stopped.
