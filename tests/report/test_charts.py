@@ -1,13 +1,16 @@
 """What is drawn: numbers, places of labels, colours, pixels."""
 
+import json
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from linattn.report import panel as panels
 from linattn.report import write_charts
 from linattn.report.charts import charts_of
 from linattn.report.charts_learning import seed_curve
@@ -102,6 +105,28 @@ def test_labels_of_a_crowd_cover_neither_one_another_nor_the_points():
     assert all(box.shared(frame) == pytest.approx(box.area) for box in boxes)
     marks = [Box(x - 3, y - 3, x + 3, y + 3) for x, y in points]
     assert sum(box.shared(mark) for box in boxes for mark in marks) == 0
+
+
+def test_labels_of_ticks_stay_inside_of_the_picture():
+    measured = Path(__file__).parents[2] / "results" / "h200" / "compare-mqar.json"
+    results = [make_results(), json.loads(measured.read_text())]
+    charts = [chart for result in results for chart in charts_of(Comparison(result)) if chart.name != "attention-maps"]
+    assert "accuracy-state" in {chart.name for chart in charts}
+    for chart in charts:
+        for panel in chart.panels:
+            with panels.settings("salt"):
+                figure = panels.figure_of(panels.WIDTH, panel.height, "none")
+                axes = panels._axes(figure, panel, 0.0, 0.0)
+                panel.draw(axes)
+                figure.canvas.draw()
+            whole = figure.bbox
+            for axis in (axes.xaxis, axes.yaxis):
+                low, high = axis.get_view_interval()
+                for tick in axis.get_major_ticks():
+                    box = tick.label1.get_window_extent()
+                    if low <= tick.get_loc() <= high and tick.label1.get_text():
+                        inside = box.x0 >= whole.x0 and box.x1 <= whole.x1 and box.y0 >= whole.y0 and box.y1 <= whole.y1
+                        assert inside, (chart.name, tick.label1.get_text())
 
 
 def test_heat_is_laid_over_the_image_token_by_token():

@@ -9,6 +9,8 @@ from linattn.report.panel import Chart, Panel, plot_line
 from linattn.report.read import Comparison
 from linattn.report.style import Style, styles
 
+LABEL = 0.34  # inches at the right, for half of a tick's label at the end of the axis
+
 
 def state_chart(comparison: Comparison) -> Chart | None:
     """Where states were weighed: of text."""
@@ -28,7 +30,7 @@ def state_chart(comparison: Comparison) -> Chart | None:
         "to go on from, over all layers. Each point is a mean over seeds, its bar goes from the lowest seed to the "
         "highest; a line joins the widths of the host. The state of softmax grows with the sequence."
     )
-    panel = Panel(draw, f"{name} against the state of a sequence: {alt}.", height=3.6)
+    panel = Panel(draw, f"{name} against the state of a sequence: {alt}.", height=3.6, right=LABEL)
     return Chart("accuracy-state", f"{name} against state", reading, [panel], look)
 
 

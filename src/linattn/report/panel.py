@@ -25,6 +25,7 @@ class Panel:
     alt: str
     height: float = 3.2
     left: float = 0.56
+    right: float = RIGHT
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def figure_of(width: float, height: float, paper: str) -> Any:
 def _axes(figure: Any, panel: Panel, x: float, y: float) -> Any:
     """Axes with fixed margins: places of labels are known before anything is drawn, and panels line up."""
     width, height = figure.get_size_inches()
-    inner = WIDTH - panel.left - RIGHT, panel.height - TOP - BOTTOM
+    inner = WIDTH - panel.left - panel.right, panel.height - TOP - BOTTOM
     y = height - panel.height + BOTTOM if y else BOTTOM
     axes = figure.add_axes(((x + panel.left) / width, y / height, inner[0] / width, inner[1] / height))
     axes.spines[["top", "right"]].set_visible(False)
