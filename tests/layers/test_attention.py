@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from linattn import create_mechanism, list_mechanisms, mechanism_info
 from linattn.layers import Attention
+from linattn.layers.rotary import plane_rotation
 
 DIM, HEADS, PLANE = 16, 2, (3, 4)
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-12}  # fp64 sums of a few dozen terms, in two orders
@@ -185,14 +186,15 @@ WRONG = [
     ({"causal": True, "local": "shared"}, ValueError, "local='shared' looks at the whole image plane"),
     ({"mechanism": "gated", "spatial_reduction": 2}, ValueError, "takes a gate for every key"),
     ({"mechanism": "agent", "rotary": "features"}, ValueError, "mechanism 'agent' has none to turn"),
-    ({"num_heads": 8, "rotary": "features"}, ValueError, "multiple of 4 and divide them, with head_dim = 2"),
+    ({"num_heads": 8, "rotary": "features"}, ValueError,
+     r"turns 2 of the 2 features .* 2 must be a multiple of 4 and divide 2 \(head_dim = 2\)"),
     ({"mechanism": "softmax", "num_heads": 8, "rotary": "blocks"}, ValueError, "turns 2 of the 2 channels"),
     ({"mechanism": "taylor", "rotary": "features"}, ValueError, "turns 153 of the 153 features of mechanism 'taylor'"),
     ({"mechanism": "performer", "rotary": "blocks"}, ValueError, "turns 8 of the 17 features of mechanism 'performer'"),
     ({"mechanism_options": {"causal": True}}, TypeError, "must not hold 'causal': the layer sets it"),
     ({"mechanism_options": {"wings": 2}}, TypeError, "mechanism 'elu' has no option 'wings'"),
     ({"num_prefix_tokens": 1, "mechanism": "lion", "mechanism_options": {"order": "snake"}}, ValueError,
-     "order='snake' must hold num_prefix_tokens=1, as the layer has it: these tokens stand before the plane, got 0"),
+     "order='snake' must hold num_prefix_tokens=1, the layer's number of tokens before the plane, got 0"),
     ({"mechanism": "lion", "mechanism_options": {"order": "snake", "num_prefix_tokens": 2}}, ValueError,
      "must hold num_prefix_tokens=0, .* got 2"),
 ]  # fmt: skip
@@ -218,12 +220,17 @@ def test_a_mechanism_that_knows_of_prefix_tokens_sees_the_plane_behind_them(deca
 
 @pytest.mark.parametrize("rotary", ["features", "blocks"])
 @pytest.mark.parametrize("name", list_mechanisms(bidirectional=True))
-def test_what_can_be_built_with_rotary_positions_runs(name, rotary):
+def test_rotary_positions_are_refused_only_where_they_could_not_run(name, rotary):
     try:
         layer = build(name, rotary=rotary)
-    except ValueError:  # which of them are refused is told above
-        return
-    assert layer(draw(), spatial_shape=PLANE).isfinite().all()
+    except ValueError:
+        mechanism, x = build(name).mechanism, draw()
+        q, k, v = torch.randn(3, 2, HEADS, 12, DIM // HEADS, dtype=torch.float64)
+        rotation = plane_rotation(PLANE, width=DIM // HEADS if rotary == "blocks" else None)
+        with pytest.raises(ValueError, match=r"no features that rotate could turn|rotary positions turn"):
+            mechanism(q, k, v, x=x if mechanism.info.uses_input else None, spatial_shape=PLANE, rotate=rotation)
+    else:
+        assert layer(draw(), spatial_shape=PLANE).isfinite().all()
 
 
 def test_the_width_that_is_turned_decides():

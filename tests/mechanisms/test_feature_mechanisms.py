@@ -45,15 +45,17 @@ def test_relu_takes_another_eps(impl):
         torch.testing.assert_close(create_mechanism("relu", eps=eps, **options)(q, k, v), expected, **TOLERANCE)
 
 
+@pytest.mark.parametrize("eps", [1e-15, 1e-30])
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("impl", ["chunked", "triton"])
-def test_the_least_eps_leaves_rows_without_features_at_zero(impl, dtype):
+def test_a_small_eps_leaves_rows_without_features_at_zero(impl, dtype, causal, eps):
     q, k, v = (x.to(DEVICE, dtype) for x in draw())
     q[:, :, 3], q[:, :, 4] = 0, -1
     k[..., 5] = -1
     q[:, :, 6, :5], q[:, :, 6, 5] = -1, 1  # its only channel is no key's
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    mechanism = create_mechanism("relu", num_heads=4, num_kv_heads=2, head_dim=6, eps=1e-15, impl=impl)
+    mechanism = create_mechanism("relu", num_heads=4, num_kv_heads=2, head_dim=6, eps=eps, impl=impl, causal=causal)
     out = mechanism(*leaves)
     assert torch.equal(out[:, :, [3, 4, 6]], torch.zeros_like(out[:, :, :3]))
     gradients = torch.autograd.grad(out.float().square().sum() + out.float().sum(), leaves)
@@ -61,10 +63,16 @@ def test_the_least_eps_leaves_rows_without_features_at_zero(impl, dtype):
     assert not gradients[0][:, :, [3, 4, 6]].any()
 
 
-@pytest.mark.parametrize("eps", [0.0, -1e-6, float("inf"), float("nan"), "small", True])
+@pytest.mark.parametrize("eps", [0.0, -1e-6, 1e-31, float("inf"), float("nan"), "small", True])
 def test_bad_eps(eps):
-    with pytest.raises(ValueError, match="eps must be a number > 0"):
+    with pytest.raises(ValueError, match="eps must be a number >= 1e-30"):
         create_mechanism("relu", num_heads=1, head_dim=4, eps=eps)
+
+
+def test_relu_prints_eps_only_if_it_is_not_the_default():
+    """Saved runs compare the text of their model with the one at hand, and older ones have no eps in it."""
+    texts = [repr(create_mechanism("relu", num_heads=1, head_dim=4, **own)) for own in ({}, {"eps": 1e-15})]
+    assert texts == [f"Relu(num_heads=1, head_dim=4, causal=False, impl='auto'{eps})" for eps in ("", ", eps=1e-15")]
 
 
 @pytest.mark.parametrize("causal", [True, False])

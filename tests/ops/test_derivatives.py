@@ -1,6 +1,7 @@
-"""Derivatives other than those of one ``backward()``: forward mode, transforms of torch.func, second ones."""
+"""Derivatives beyond one ``backward()``: forward mode, transforms of torch.func, second derivatives."""
 
 import importlib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,17 +10,25 @@ import torch
 from torch._library.custom_ops import OPDEFS
 from torch.func import grad, hessian, jvp, vmap
 
-from linattn import create_mechanism, explain, exponential_attention, linear_attention, list_mechanisms, mechanism_info
+from linattn import (
+    create_mechanism,
+    explain,
+    exponential_attention,
+    hybrid_attention,
+    linear_attention,
+    list_mechanisms,
+    mechanism_info,
+    short_convolution,
+)
+from linattn.ops import triton
 from linattn.ops.choice import choose
+from linattn.ops.hybrid_types import SalientBudget
 from linattn.ops.triton.support import switched_off
 
-# The window is softmax of PyTorch inside, which has no forward mode on a CPU, and says so.
+# Inside, window is PyTorch's softmax attention, which has no forward mode on a CPU and says so.
 LINEAR = [name for name in list_mechanisms(cost="linear") if name != "window"]
-
-
-LIBRARIES = ("bidirectional.library", "causal.library", "channel_decay.library", "convolution.library",
-             "exponential.library", "hybrid.library", "maps.library", "maps.turned_library", "reflection.library",
-             "reflection.pairs_library")  # fmt: skip
+# The modules with operators of kernels, such as causal/library.py.
+LIBRARIES = sorted(Path(triton.__file__).parent.glob("*/*library.py"))
 
 
 def inputs(seed=0):
@@ -34,7 +43,7 @@ def ways(name):
 
 @pytest.mark.parametrize(("name", "causal"), [(name, causal) for name in LINEAR for causal in ways(name)])
 def test_forward_mode_and_transforms_agree_with_backward(name, causal):
-    """<u, J t> from forward mode is <J' u, t> from backward, which takes another form; a lost tangent would be 0."""
+    """<u, J t> by forward mode equals <J' u, t> by backward, which takes another form; a lost tangent would be 0."""
     torch.manual_seed(0)
     mechanism = create_mechanism(name, num_heads=2, head_dim=4, causal=causal).double()
     q, k, v, t, u = inputs()
@@ -69,6 +78,41 @@ def test_gates_have_tangents(causal):
         torch.testing.assert_close((u * tangent).sum(), (expected * t[..., 1]).sum(), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("impl", ["auto", "reference", "recurrent", "chunked"])
+def test_ops_whose_forms_are_all_plain_pytorch(impl):
+    """Without a kernel they have no gradient formula of their own: even the chunked form is not refused."""
+    q, k, v, t, u = inputs()
+    weight, budget = torch.randn(4, 3, dtype=torch.float64), SalientBudget(1 / 4, 4)
+
+    def convolution(x):
+        return short_convolution(x, weight, impl=impl)
+
+    def hybrid(q):
+        features = q.exp(), k.exp()
+        return hybrid_attention(q, k, v, features=features, window=4, layout="chunks", budget=budget, impl=impl)
+
+    for f, x, along, out in ((convolution, q[:, 0], t[:, 0], u[:, 0]), (hybrid, q, t, u)):
+        turned = x.clone().requires_grad_()
+        (expected,) = torch.autograd.grad(f(turned), turned, out)
+        _, tangent = jvp(f, (x,), (along,))
+        torch.testing.assert_close((out * tangent).sum(), (expected * along).sum(), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(grad(lambda x, f=f, out=out: (out * f(x)).sum())(x), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_vmap_alone_leaves_values_and_backward_as_they_are(causal):
+    q, k, v, _, u = inputs()
+
+    def one(q, k, v):
+        return linear_attention(q[None], k[None], v[None], causal=causal, normalizer=None, impl="chunked")[0]
+
+    turned = q.clone().requires_grad_()
+    found, expected = vmap(one)(turned, k, v), linear_attention(turned, k, v, causal=causal, normalizer=None)
+    torch.testing.assert_close(found, expected)
+    gradients = (torch.autograd.grad(x, turned, u)[0] for x in (found, expected))
+    torch.testing.assert_close(*gradients)
+
+
 def test_gradients_of_single_examples():
     q, k, v, _, u = inputs()
 
@@ -97,9 +141,9 @@ def test_the_choice_follows_what_differentiates():
         f(q)
     f(q)
     assert seen == ["chunked", "reference", "reference", "reference", "chunked"]
-    with pytest.raises(ValueError, match=r"impl='chunked' has gradients of plain backward.*'reference' or"):
+    with pytest.raises(ValueError, match=r"impl='chunked' can only be differentiated by backward.*'reference' or"):
         grad(lambda q: f(q, impl="chunked"))(q)
-    with pytest.raises(ValueError, match="impl='triton' has gradients of plain"):
+    with pytest.raises(ValueError, match="impl='triton' can only be differentiated by backward"):
         jvp(lambda q: linear_attention(q, k, v, impl="triton"), (q,), (t,))
     assert grad(lambda q: linear_attention(q, k, v, impl="recurrent").sum())(q).abs().sum() > 0
 
@@ -136,18 +180,18 @@ def test_second_derivatives_are_there_or_refused_with_a_way_out(causal):
 
 
 def test_every_operator_of_gradients_says_what_has_second_ones():
-    """Without a word of its own it would be torch's, which tells the user to register a formula."""
-    for name in LIBRARIES:
-        importlib.import_module(f"linattn.ops.triton.{name}")
+    """Otherwise the error would be PyTorch's own, which tells the user to register a formula."""
+    for path in LIBRARIES:
+        importlib.import_module(f"linattn.ops.triton.{path.parent.name}.{path.stem}")
     found = [op for name, op in OPDEFS.items() if name.startswith("linattn::") and name.endswith("_backward")]
-    assert len(found) == len(LIBRARIES) + 2
+    assert len(found) == len(LIBRARIES) + 2  # one of each library, and two of the chunked form
     for op in found:
         with pytest.raises(NotImplementedError, match="impl='reference' and impl='recurrent' have second derivatives"):
             op._backward_fn(None)
 
 
 def test_compiled_transforms_agree_with_plain_ones():
-    """The tracer goes into a transform: an operator that it cannot differentiate would leave a tangent of 0 there."""
+    """The compiler traces through a transform, where an operator it cannot differentiate would lose the tangent."""
     q, k, v, t, _ = inputs()
 
     def f(q):
@@ -162,5 +206,5 @@ def test_compiled_transforms_agree_with_plain_ones():
     slope = grad(lambda q: f(q).square().sum())
     torch.testing.assert_close(torch.compile(slope, backend="aot_eager", fullgraph=True)(q), slope(q))
     compiled = torch.compile(f, backend="eager")
-    compiled(q)  # and what was compiled outside of a transform is not taken inside of one
+    compiled(q)  # what was compiled outside of a transform is not reused inside of one
     torch.testing.assert_close(jvp(compiled, (q,), (t,)), jvp(f, (q,), (t,)))

@@ -1,5 +1,7 @@
 """Which tokens are kept exact: scores and choices against plain loops."""
 
+import math
+
 import pytest
 import torch
 
@@ -63,6 +65,18 @@ def test_a_small_share_of_a_short_chunk_is_one_token(chunk):
 def test_usual_chunks_choose_their_share():
     counts = {(64, 1 / 16): 4, (128, 1 / 16): 8, (16, 1 / 16): 1, (32, 1 / 16): 2, (64, 1 / 4): 16, (24, 1 / 16): 2}
     assert {key: SalientBudget(key[1], key[0]).per_chunk for key in counts} == counts
+
+
+@pytest.mark.parametrize("kind", ["log_prob", "kl"])
+@pytest.mark.parametrize("reduce", ["mean", "max"])
+@pytest.mark.parametrize("window", [1, W])
+def test_no_tokens_and_one_token(window, reduce, kind):
+    q, k = torch.ones(2, 4, 1, 5, dtype=F64), torch.ones(2, 2, 1, 5, dtype=F64)
+    alone = {"log_prob": 0.0, "kl": math.log((1 + 1e-8) / 1e-8)}[kind]
+    found = self_saliency(q, k, window=window, kind=kind, reduce=reduce)
+    torch.testing.assert_close(found, torch.full((2, 2, 1), alone, dtype=F64))
+    for no_q, no_k in ((q[:, :, :0], k[:, :, :0]), (q[:0], k[:0])):
+        assert self_saliency(no_q, no_k, window=window, kind=kind, reduce=reduce).shape == no_k.shape[:3]
 
 
 def test_padding_changes_no_score_and_no_choice():

@@ -52,8 +52,9 @@ class Attention(nn.Module):
         norm: of the output, before the gate: ``"layer"``, ``"rms"``, or by head ``"head_layer"``, ``"head_rms"``.
         gate: ``"linear"`` or ``"silu"``, from x.
         spatial_reduction: keys and values from one token for every n x n (PVT).
-        num_prefix_tokens: tokens before those of the plane, such as a class token. A mechanism is told of the plane
-            behind them if it was told of them too (LION's ``num_prefix_tokens``), else it takes all tokens as a line.
+        num_prefix_tokens: tokens before those of the plane, such as a class token. The mechanism learns the shape of
+            the plane only if it knows these tokens too (LION, given the same ``num_prefix_tokens`` in
+            ``mechanism_options``); any other takes all tokens as a line.
         mechanism_options: options of the mechanism's own.
         impl: form of the algebra, as in ``linear_attention``.
 

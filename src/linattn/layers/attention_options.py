@@ -1,4 +1,4 @@
-"""The options of an attention layer: checked together, before anything is built."""
+"""The options of an attention layer, checked together before it is built; what needs its mechanism, right after."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ LAYER_SETS = ("num_heads", "head_dim", "num_kv_heads", "causal", "impl", "input_
 
 
 def check_mechanism_options(options: Iterable[str]) -> None:
-    """Raise for an option of a mechanism that its layer decides."""
+    """Raise if one of ``options``, meant for the mechanism, is decided by its layer."""
     for name in options:
         if name in LAYER_SETS:
             raise TypeError(f"mechanism_options must not hold {name!r}: the layer sets it")
@@ -82,7 +82,7 @@ class AttentionOptions:
             raise ValueError(f"rotary={self.rotary!r} turns features, and mechanism {info.name!r} has none to turn")
 
     def check_rotary(self, mechanism: Mechanism) -> None:
-        """Raise where what ``mechanism`` gives to be turned makes no pairs; its own options decide how wide that is."""
+        """Raise unless ``rotary`` can turn what ``mechanism`` hands it: how wide that is, its own options decide."""
         if self.rotary is None:
             return
         channels, width = turned_channels(self.rotary, mechanism)
@@ -90,17 +90,17 @@ class AttentionOptions:
             kind = "channels" if mechanism.rotates == "inputs" else "features"
             raise ValueError(
                 f"rotary={self.rotary!r} turns {width} of the {channels} {kind} of mechanism {self.mechanism!r} at a "
-                f"time, pairs of them by row and by column: that must be a multiple of 4 and divide them, with "
-                f"head_dim = {mechanism.head_dim}"
+                f"time, half of them by row and half by column, in pairs: {width} must be a multiple of 4 and divide "
+                f"{channels} (head_dim = {mechanism.head_dim})"
             )
 
     def _check_order(self) -> None:
-        """A snake goes over the plane alone: who orders tokens must know how many stand before it."""
+        """The snake order runs over the plane only, so the mechanism must know how many tokens stand before it."""
         told = self.mechanism_options.get("num_prefix_tokens", 0)
         if self.mechanism_options.get("order") == "snake" and told != self.num_prefix_tokens:
             raise ValueError(
-                f"mechanism_options with order='snake' must hold num_prefix_tokens={self.num_prefix_tokens}, as the "
-                f"layer has it: these tokens stand before the plane, got {told!r}"
+                f"mechanism_options with order='snake' must hold num_prefix_tokens={self.num_prefix_tokens}, the "
+                f"layer's number of tokens before the plane, got {told!r}"
             )
 
     @property

@@ -47,8 +47,8 @@ def prefix_option(mechanism: str, num_prefix_tokens: int, given: Any) -> dict[st
 def mechanism_plane(
     mechanism: Mechanism, spatial_shape: tuple[int, int] | None, num_prefix_tokens: int
 ) -> tuple[int, int] | None:
-    """The plane as a mechanism is told of it: None where tokens stand before it that the mechanism takes for others.
+    """What to tell a mechanism of the plane: its shape, or None, which makes it take all tokens as a line.
 
-    It then takes all of them as a line.
+    None if the mechanism expects another number of tokens before the plane, and would take these for a part of it.
     """
     return spatial_shape if getattr(mechanism, "num_prefix_tokens", 0) == num_prefix_tokens else None

@@ -43,9 +43,9 @@ _PRESETS = {
         {"local": "channel", "rotary": "blocks", "norm": "layer", "gate": "silu"},
         {"cpe": 2, "mlp_conv": True},
     ),
-    # Its paper's figure shows the mechanism alone, and no code is public: a choice of this library. Local branch, gate
-    # and convolutions are those that its authors' other models share; the rotary positions of these are not here, as
-    # nothing says where they would stand beside the reflections.
+    # The paper's figure shows the mechanism alone and its code is not public, so the parts around it are this library's
+    # choice: the local branch, gate and convolutions that its authors' other models share. Those models also have
+    # rotary positions, left out because nothing says how these would combine with the reflections.
     "mirror": Preset("mirror", {"local": "channel", "gate": "linear"}, _RALA_BLOCK),
     "agent": Preset("agent", {"local": "channel", "local_kernel": 3}),
 }

@@ -30,7 +30,7 @@ def turned_channels(rotary: str, mechanism: Mechanism) -> tuple[int, int]:
 
 
 def makes_pairs(channels: int, width: int) -> bool:
-    """Whether ``width`` channels at a time are pairs by row and as many by column."""
+    """Whether ``channels`` split into blocks of ``width``, and each block into as many pairs by row as by column."""
     return channels % width == 0 and width % 4 == 0
 
 
@@ -117,8 +117,8 @@ class PlaneRotation(Rotation):
         own = features if self.width is None else self.width
         if not makes_pairs(features, own):
             raise ValueError(
-                f"rotary positions turn {own} channels at a time, pairs of them by row and by column: that must be a "
-                f"multiple of 4 and divide the {features} features of the mechanism"
+                f"rotary positions turn {own} channels at a time, half of them by row and half by column, in pairs: "
+                f"{own} must be a multiple of 4 and divide the {features} features of the mechanism"
             )
         return own
 

@@ -22,9 +22,9 @@ class Angular(LinearBase):
 
     These are the first two terms of ``1 - angle / pi``, and never below 0.18. q ``(B, H, T, D)``, k and v
     ``(B, H_kv, T, D)``, output ``(B, H, T, D)``; features ``[1 / sqrt(2), d(x) / sqrt(pi)]``, nothing is learned. A
-    zero vector has the direction 0. Two branches of the paper are not here: softmax while training, and a convolution
-    of v over 9 tokens in a row with one kernel for each head; ``local`` of the layer is another one, over the plane
-    and with kernels for channels.
+    zero vector has the direction 0. Two branches of the paper are left out: softmax attention while training, and a
+    convolution of v over 9 tokens of the line, with one kernel per head. The layer's ``local`` does not replace the
+    latter: it runs over the plane, with one kernel per channel.
 
     Paper: You et al., Castling-ViT. Its code writes ``v_t / 2`` where the formula has ``sum_s v_s / 2``; here it is the
     formula. State per kv head: ``(D + 1)^2`` numbers.

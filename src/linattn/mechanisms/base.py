@@ -173,7 +173,7 @@ class Mechanism(nn.Module, ABC):
 
     @property
     def turned_width(self) -> int:
-        """Channels of a head that ``rotate`` gets to turn."""
+        """How many channels of each head ``rotate`` is given."""
         return self.head_dim
 
     @property

@@ -16,7 +16,7 @@ from linattn.ops.packing import compute_dtype, num_sequences
 from linattn.ops.positions import sequence_of_tokens
 from linattn.ops.types import LinearState
 
-CAUSAL_MAX_LENGTH = 8192  # where none is named: a past that must not move cannot wait to see how long it becomes
+CAUSAL_MAX_LENGTH = 8192  # the default: how long a causal sequence will be is not known while it is read
 
 
 class CosformerState(NamedTuple):
@@ -40,10 +40,10 @@ class Cosformer(LinearBase):
     Paper: Qin et al., cosFormer. State per kv head: ``2 D (D + 1)`` numbers, and one position.
 
     Args:
-        max_length: M, the longest sequence. None: bidirectional each sequence's own length, as in the paper, which
-            is its real tokens, or the more of queries and keys where these are of two sequences; causal 8192, fixed,
-            so that a token's past does not move when more tokens come. Weights of sequences longer than a fixed one
-            could be negative: an error, where it can be seen without waiting for a GPU.
+        max_length: M, at least the length of the longest sequence; longer ones, whose weights could be negative, are
+            refused where their length can be seen without waiting for a GPU. None: bidirectional, as in the paper,
+            each sequence's own number of real tokens (if queries and keys are two sequences, that of the longer one);
+            causal 8192, a fixed number, so that new tokens do not change what the past gives.
 
     Example:
         >>> import torch
@@ -76,7 +76,7 @@ class Cosformer(LinearBase):
         if call.key_mask is None and call.cu_seqlens is None:
             self._check_length(T)
         self._check_length(Tq if Tq != T else 0)
-        if checks.check_values(position, None):
+        if self.max_length is not None and position.numel() and checks.check_values(position, None):
             self._check_length(int(position.max()))
         # Queries of another sequence (cross-attention) count from its own start, and have no padding to skip.
         own = positions if Tq == T else torch.arange(Tq, device=q.device).unsqueeze(0)
@@ -89,13 +89,15 @@ class Cosformer(LinearBase):
         return MechanismOutput(out.output, CosformerState(out.state.kv, out.state.k, position))
 
     def _length(self, q: Tensor, k: Tensor, call: Call, real: Tensor) -> int | Tensor:
-        """M, one for all or ``(B or 1, 1, T or 1, 1)``; ``real (N,)`` tokens of each sequence stay on their device."""
+        """M: one number, or ``(B or 1, 1, T or 1, 1)`` from ``real (N,)``, the real tokens of each sequence."""
         Tq, T = q.shape[2], k.shape[2]
         if self.max_length is not None:
             return self.max_length
         if call.cu_seqlens is not None:
-            return real.clamp(min=1)[sequence_of_tokens(call.cu_seqlens, T)].view(1, 1, T, 1)
-        if call.key_mask is not None:
+            if Tq == T:
+                return real.clamp(min=1)[sequence_of_tokens(call.cu_seqlens, T)].view(1, 1, T, 1)
+            # Queries of another sequence: linear_attention refuses them beside packed keys.
+        elif call.key_mask is not None:
             return real.clamp(min=1 if Tq == T else max(Tq, 1)).view(-1, 1, 1, 1)
         return max(Tq, T, 1)
 

@@ -17,9 +17,9 @@ class Inline(Centred):
 
     over the N_t visible keys, of which the mean is taken: different queries have different weights (the map is
     injective), and weights may be negative. Causal: the mean over the past, exact through running sums of the keys.
-    q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, output ``(B, H, T, D)``. The paper's local residual,
-    a 3 x 3 convolution of v whose kernels a map of the mean of x makes for each sample, is not here: ``local`` of
-    the layer is a depthwise convolution with learned kernels, the same for all.
+    q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, output ``(B, H, T, D)``. The paper's local residual is left
+    out: a 3 x 3 convolution of v whose kernels are computed for each sample from the mean of x. The layer's ``local``
+    is a depthwise convolution too, but its kernels are learned and the same for all samples.
 
     Paper: Han et al., Bridging the Divide: Reconsidering Softmax and Linear Attention. State per kv head:
     ``(D + 1)^2`` numbers.

@@ -75,9 +75,10 @@ class Quadratic(WideLinear):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """All numbers 1. The compact form then is no series: its squares weigh D times those of ``z^2/2``.
+        """Set every learned number to 1.
 
-        They stand in for the mixed products, which it has not; z itself is there with ``linear_term`` alone.
+        The compact form is then not the Taylor series: its squares ``q_i^2 k_i^2`` weigh D times as much as in
+        ``z^2/2``, to make up for the mixed products, which it leaves out. It has z itself only with ``linear_term``.
         """
         for parameter in self.parameters():
             nn.init.ones_(parameter)

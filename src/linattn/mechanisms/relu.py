@@ -9,6 +9,7 @@ from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.feature_maps import Relu as ReluMap
 
 EPS = 1e-6
+LEAST_EPS = 1e-30  # gradients divide by it: with much less they leave the range of fp32
 
 
 @register_mechanism("relu", paper="arXiv:2205.14756", year=2022)
@@ -23,8 +24,8 @@ class Relu(LinearMechanism):
     Paper: Cai et al., EfficientViT. State per kv head: ``D (D + 1)`` numbers.
 
     Args:
-        eps: of the denominator, greater than 0: 0 / eps is what a query that meets no key gives. EfficientViT's code
-            has 1e-15, which outputs of small features need: 1e-6 draws them to 0.
+        eps: added to the denominator, at least 1e-30: a query that meets no key then gives 0 / eps = 0. EfficientViT's
+            code has 1e-15. Beside small features the default is not small, and draws their outputs towards 0.
 
     Example:
         >>> import torch
@@ -37,8 +38,8 @@ class Relu(LinearMechanism):
 
     def __init__(self, num_heads: int, head_dim: int, *, eps: float = EPS, **common: Unpack[CommonOptions]) -> None:
         super().__init__(num_heads, head_dim, **common)
-        if not isinstance(eps, int | float) or isinstance(eps, bool) or not 0 < eps < float("inf"):
-            raise ValueError(f"eps must be a number > 0, got {eps!r}")
+        if not isinstance(eps, int | float) or isinstance(eps, bool) or not LEAST_EPS <= eps < float("inf"):
+            raise ValueError(f"eps must be a number >= {LEAST_EPS}, got {eps!r}")
         self.eps = eps
 
     def arguments(self, q: Tensor, k: Tensor, v: Tensor, *, x: Tensor | None) -> dict[str, Any]:
@@ -52,5 +53,5 @@ class Relu(LinearMechanism):
         return self.head_dim
 
     def extra_repr(self) -> str:
-        # Models are told apart by how they print: those from before there was a choice go on.
+        # Saved runs recognise their model by this text: with the default it is what it was before eps was an option.
         return super().extra_repr() + ("" if self.eps == EPS else f", eps={self.eps}")

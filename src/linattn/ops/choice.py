@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from linattn.ops.checks import check_choice
-from linattn.ops.triton.support import SWITCH, switched_off
+from linattn.ops.triton.support import SWITCH, assume_constant, switched_off
 
 # These take every call, every dtype and every device; kernels take what they were written for.
 FORMS = ("reference", "recurrent", "chunked")
@@ -33,19 +33,23 @@ def choose(
     That is kernels on a GPU wherever they serve the call, unless ``LINATTN_TRITON=0`` is set; elsewhere the chunked
     form, or the recurrent one for a single token. On a CPU kernels run in Triton's interpreter, for tests, by name.
 
+    Under forward mode or a transform of ``torch.func`` that differentiates, ``auto`` takes no kernel, and the
+    reference form where the chunked one would not be differentiated correctly; these two are refused by name.
+
     Args:
         impl: what the caller named, or ``"auto"``.
         like: an input of the call; its device counts.
         against_triton: says why kernels cannot serve it; empty if they can.
         one_token: whether the call is a step of decoding.
-        own_gradients: whether the chunked form has a formula of its own for gradients, as kernels have.
+        own_gradients: whether the chunked form computes its gradients by a formula of its own, as kernels do. Only
+            ``backward()`` knows such a formula.
     """
     check_choice("impl", impl, ("auto", *IMPLEMENTATIONS))
-    transformed = differentiated_otherwise()
-    if transformed and (impl == "triton" or (own_gradients and impl == "chunked")):
+    beyond_backward = differentiated_beyond_backward()
+    if beyond_backward and (impl == "triton" or (own_gradients and impl == "chunked")):
         raise ValueError(
-            f"impl={impl!r} has gradients of plain backward() alone, none for forward mode or transforms of "
-            "torch.func; use impl='auto', 'reference' or 'recurrent'"
+            f"impl={impl!r} can only be differentiated by backward(), not by forward mode or transforms of torch.func; "
+            "use impl='auto', 'reference' or 'recurrent'"
         )
     if impl == "triton":
         reason = against_triton()
@@ -55,11 +59,13 @@ def choose(
         return Choice(impl, "named by the caller")
     if one_token:
         plain = Choice("recurrent", "one token gains nothing from any other form of plain PyTorch")
-    elif transformed and own_gradients:
-        plain = Choice("reference", "quadratic, but made of operations that forward mode and torch.func see through")
+    elif beyond_backward and own_gradients:
+        plain = Choice(
+            "reference", "quadratic, but forward mode and torch.func can differentiate each of its operations"
+        )
     else:
         plain = Choice("chunked", f"linear time and memory, the fastest form on {like.device.type} of plain PyTorch")
-    if like.device.type != "cuda" or transformed:
+    if like.device.type != "cuda" or beyond_backward:
         return plain
     reason = f"{SWITCH}=0 turns kernels off" if switched_off() else against_triton()
     if reason:
@@ -67,16 +73,21 @@ def choose(
     return Choice("triton", "a fused GPU kernel serves the call")
 
 
-def differentiated_otherwise() -> bool:
-    """Whether forward mode, or a transform of ``torch.func`` other than ``vmap``, differentiates what is computed now.
+@assume_constant
+def differentiated_beyond_backward() -> bool:
+    """Whether forward mode or a transform such as ``torch.func.grad`` or ``jvp`` is differentiating at the moment.
 
-    Operators with a formula of their own for gradients would give it a derivative of 0 without a word, or an error
-    about themselves. ``torch.compile`` asks while it traces, where a transform that is inside of what it compiles is
-    active too, and guards what it made by the transforms around it.
+    ``vmap`` does not count. Operators with a gradient formula of their own serve ``backward()`` alone: here they would
+    give a derivative of 0 without any error, or an error about their internals.
+
+    ``torch.compile`` takes the answer for a constant: it calls this while it traces, when the transforms inside the
+    compiled function are active as well, and it compiles anew when the ``torch.func`` transforms around it change. It
+    does not look out for ``dual_level``: there a function that was compiled before may lose its tangents, even if it
+    consists of PyTorch's own operations.
 
     Example:
-        >>> derivative = torch.func.grad(lambda x: x * differentiated_otherwise())(torch.tensor(2.0))
-        >>> differentiated_otherwise(), derivative.item()
+        >>> derivative = torch.func.grad(lambda x: x * differentiated_beyond_backward())(torch.tensor(2.0))
+        >>> differentiated_beyond_backward(), derivative.item()
         (False, 1.0)
     """
     if forward_ad._current_level >= 0:
@@ -86,7 +97,3 @@ def differentiated_otherwise() -> bool:
     transforms = torch._C._functorch.TransformType
     active = torch._C._functorch.get_interpreter_stack() or ()
     return any(level.key() in (transforms.Grad, transforms.Jvp) for level in active)
-
-
-# As torch.compiler.assume_constant_result marks it, without the import of torch._dynamo, which takes a second.
-differentiated_otherwise._dynamo_marked_constant = True  # type: ignore[attr-defined]

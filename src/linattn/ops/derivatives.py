@@ -1,10 +1,15 @@
-"""What operators with a formula of their own for gradients say of derivatives that they do not have."""
+"""A clear error for second derivatives of operators whose gradient is an operator too."""
 
 from typing import Any
 
 
 def refuse_second_derivatives(backward: Any, whose: str) -> None:
-    """Let the gradient of ``backward``, which computes gradients itself, name what has one; ``whose`` it is."""
+    """Make a second derivative an error that says which forms have one.
+
+    Args:
+        backward: the operator that computes the first derivatives; differentiating it raises.
+        whose: what the message calls it, such as ``"kernels"``.
+    """
 
     def refuse(ctx: Any, *gradients: Any) -> Any:
         raise NotImplementedError(

@@ -79,7 +79,7 @@ def hybrid_attention(
         budget: choose such tokens by their scores instead: the best of each chunk. In chunks the choice counts when the
             window lets go of the chunk, so no query sees a choice that later tokens had a part in before they came.
         scores: ``(B, H_kv, T)``, higher is kept rather; without gradients. None: how much a token attends to itself
-            among the last ``budget.chunk`` tokens, as ``budget.score`` and ``budget.reduce`` say, see
+            among the last ``budget.chunk`` tokens, measured by ``budget.score`` and ``budget.reduce``; see
             :func:`linattn.ops.saliency.self_saliency`.
         gate: ``g (B, H, T, V)``, on the numerator of the linear part; None: 1.
         scale: factor on q in the exact part; None: ``K**-0.5``.

@@ -45,13 +45,14 @@ def empty_cache(call: HybridCall, dtype: torch.dtype) -> SalientCache:
 def count_numbers(
     window: Window, budget: SalientBudget | None, *, heads: int, widths: tuple[int, int, int], length: int
 ) -> int:
-    """How many numbers the state of one sequence of ``length`` tokens holds, marks and positions among them.
+    """How many numbers the state of one sequence of ``length`` tokens holds, marks and positions included.
 
-    Of a chunk that the ring holds a part of, as many as if all its chosen tokens had left the ring.
+    Found without computing a state, for tokens that a budget chooses. Where only a part of a chunk has left the ring,
+    all its chosen tokens are counted as if they had left it too: an upper bound, at most one chunk's choice too high.
 
     Args:
-        heads: of the keys.
-        widths: of a key, a value and a key's features (0: no linear part), ``(K, V, F)``.
+        heads: number of key heads.
+        widths: ``(K, V, F)``, the widths of a key, of a value and of a key's features (0: no linear part).
 
     Example:
         >>> from linattn.ops.hybrid_types import SalientBudget, Window
@@ -61,13 +62,13 @@ def count_numbers(
     """
     K, V, F = widths
     ring = window.ring_size(budget)
-    numbers = ring * (K + V + F + 2) + F * (V + 1)  # with a score and a mark of each token in the ring; the sums
+    numbers = ring * (K + V + F + 2) + F * (V + 1)  # the ring, with a score and a mark of each token; the sums
     if budget is not None:
         gone = -(-max(0, length - ring) // budget.chunk)
         slots = budget.chosen_of(gone) if budget.cap is None else budget.cap
-        kept = 0 if budget.cap is None else F  # without a cap no token goes on into the sums
+        kept = 0 if budget.cap is None else F  # features serve those that give way; without a cap none does
         numbers += slots * (K + V + kept + 3)  # with a score, a position and a mark
-    return 1 + heads * numbers
+    return 1 + heads * numbers  # and the length
 
 
 def final_state(call: HybridCall, rows: Rows, places: Places) -> HybridState:

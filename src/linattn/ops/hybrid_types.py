@@ -63,14 +63,15 @@ class SalientBudget:
     """How many tokens stay exact for good: the ``ratio * chunk`` of each chunk with the highest scores.
 
     Args:
-        ratio: of the tokens of a chunk that are chosen, rounded to whole tokens, and one at least: 1/16 of chunks of 8
-            is one token. 0: none but sinks.
+        ratio: share of each chunk's tokens that is chosen, rounded to whole tokens and at least one: with chunks of 8
+            tokens, 1/16 chooses one. 0: no tokens but the sinks.
         chunk: tokens of a chunk, counted from the first real token of a sequence.
         cap: at most so many chosen tokens at a time: the ones with the lowest scores give way, and join the linear
             part. None: all stay, and memory grows with the sequence.
         sinks: the first tokens, chosen before all others of their chunk, and never given up.
-        score: how tokens are scored where a caller gives no scores, see :func:`linattn.ops.saliency.self_saliency`.
-        reduce: of the scores of the query heads that share a key head, as there.
+        score: how tokens are scored if the caller gives no scores: ``kind`` of
+            :func:`linattn.ops.saliency.self_saliency`.
+        reduce: how the scores of query heads that share a key head become one: ``reduce`` of the same function.
 
     Example:
         >>> [SalientBudget(1 / 16, chunk).per_chunk for chunk in (4, 8, 16, 64)]

@@ -5,8 +5,9 @@
 As ``-log(1 + exp(log sum_{i != t} exp(s_ti) - s_tt))`` its logarithm keeps its digits where p is close to 1.
 A token that attends to itself carries what its window does not. ``log p_t`` ranks tokens as the divergence between the
 attention of t with and without itself does: that is ``p log((p + eps) / eps) + (1 - p) log(1 - p)``, and grows with p.
-So it is for one query head. Where several share a key head the largest of each are ranked alike too, but not the means:
-a mean of logarithms counts a head that hardly sees the token, a mean of divergences the one that sees it most.
+That holds for one query head, and for the largest score of several heads that share a key head, but not for their mean:
+one head that hardly attends to the token pulls a mean of logarithms down, one that attends strongly lifts a mean of
+divergences up.
 """
 
 import torch
@@ -42,9 +43,9 @@ def self_saliency(
         window: tokens of ``W_t``, t among them.
         scale: of the logits; None: ``K**-0.5``.
         kind: ``"log_prob"``: ``log p_t``; ``"kl"``: the divergence, with ``eps`` inside its logarithms as published.
-            As far as ``p > eps`` both choose the same tokens where a key head has one query head, and with
-            ``reduce="max"``; means over several query heads differ: with 4 that are independent of one another about
-            half of the chosen tokens are the same.
+            While ``p > eps`` both choose the same tokens if a key head has one query head, or with ``reduce="max"``.
+            Their means over several query heads choose differently: with 4 independent heads, about half of the
+            chosen tokens are the same.
         reduce: ``"mean"`` or ``"max"`` over the query heads of a key head.
         key_mask: ``(B, T)`` bool, True = real token; the others are in no window, and score 0.
         state: what came before; its ring must hold ``window - 1`` tokens.
@@ -72,7 +73,7 @@ def window_scores(
 ) -> Tensor:  # fmt: skip
     """:func:`self_saliency` of rows ``(B, H, S, K)`` without gaps, in blocks of ``window`` queries; q is scaled."""
     H_kv, S = k.shape[1], k.shape[2]
-    n = -(-S // window)
+    n = max(1, -(-S // window))  # one block where there are no tokens at all
     more = n * window - S
     q = F.pad(q, (0, 0, 0, more)) if more else q
     # (B, H_kv, n, G W, K): heads of a group beside the tokens of a block, so that they share one copy of its keys
@@ -91,9 +92,14 @@ def window_scores(
 
 
 def score_of(itself: Tensor, others: Tensor, kind: Score, eps: float = PUBLISHED_EPS) -> Tensor:
-    """Of each query head: its logit of the token ``itself (...)``, and of the window's ``others (..., N)`` or -inf.
+    """Score each query head's attention to its own token, before heads are reduced.
 
-    With ``b`` the softmax over the others, the token itself has the weight p, and another one ``(1 - p) b_i``.
+    With the token itself in the softmax it has the weight p, and each other token of the window ``a_i = (1 - p) b_i``;
+    without it ``b_i``.
+
+    Args:
+        itself: ``(...)``, the logit of the token itself.
+        others: ``(..., N)``, the logits of the window's other tokens; -inf: not in the window.
     """
     total = others.logsumexp(-1)
     log_p = -torch.logaddexp(total - itself, itself.new_zeros(()))
@@ -106,7 +112,7 @@ def score_of(itself: Tensor, others: Tensor, kind: Score, eps: float = PUBLISHED
 
 
 def of_group(scores: Tensor, reduce: Reduce, dim: int) -> Tensor:
-    """One score of those of the query heads of a key head, which lie along ``dim``."""
+    """Reduce the scores of the query heads that share a key head, which lie along ``dim``, to one."""
     return scores.mean(dim) if reduce == "mean" else scores.amax(dim)
 
 
@@ -166,7 +172,7 @@ def best_first(
 
 
 def step_score(q: Tensor, k: Tensor, held: Tensor, length: Tensor, budget: SalientBudget) -> Tensor:
-    """The score of one token: q ``(B, H_kv, G, K)`` scaled, k ``(B, H_kv, K)``, the ring's keys."""
+    """The score of one token: q ``(B, H_kv, G, K)`` scaled, k ``(B, H_kv, K)``, ``held`` the ring's keys."""
     back = torch.arange(1, budget.chunk, device=k.device)
     position = length[:, None] - back  # (B, W - 1)
     slot = position.remainder(held.shape[2])[:, None].expand(-1, k.shape[1], -1)

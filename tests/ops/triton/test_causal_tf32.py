@@ -100,7 +100,7 @@ def test_tiles_of_their_own(options: dict) -> None:
 ])  # fmt: skip
 def test_every_width(K: int, V: int, options: dict) -> None:
     if options["norm"] == "sum":
-        K = max(K, 2)  # one feature falls out of a mean: its gradient is 0, and what is found instead is rounding alone
+        K = max(K, 2)  # one feature cancels in the quotient: its gradient is 0, and what is found is rounding alone
     check(Case(B=2, H=4, H_kv=2, T=700, K=K, V=V, tf32=True, **options))
 
 

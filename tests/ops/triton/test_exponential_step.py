@@ -64,11 +64,13 @@ def assert_same(found, exact, *plain, **options):
 
 
 def assert_alike(found, expected):
-    """But for the order in which a kernel that was compiled for other arguments adds."""
+    """Equal up to rounding: a kernel compiled for other arguments may add in another order."""
     assert found.keys() == expected.keys()
     for name, x in expected.items():
         largest = x.abs().nan_to_num(posinf=0).max().item()
-        torch.testing.assert_close(found[name], x, rtol=ROUNDINGS, atol=ROUNDINGS * largest)
+        # Sums in fp32 that differ by a rounding may become neighbours in 16 bits.
+        rounding = max(ROUNDINGS, torch.finfo(x.dtype).eps)
+        torch.testing.assert_close(found[name], x, rtol=rounding, atol=rounding * largest)
 
 
 def check(t, **options):
@@ -118,8 +120,8 @@ def test_gates_of_any_size():
     assert torch.equal(found["log_scale"], results[0]["log_scale"].float())
     little = found["log_scale"][:, 0] < -100  # there e^{-80} stands for all that is less, as in plain PyTorch
     torch.testing.assert_close(found["output"][little], results[1]["output"][little], rtol=1e-2, atol=1e-38)
-    # Where one token outweighs all others the output is its v, and gradients are rests of numbers around 1; that of q
-    # is one of k / q.k times what the loss asks of v, which cancels.
+    # Where one token outweighs all others the output is its v, and gradients are what rounding leaves of numbers near 1
+    # that cancel. In the gradient of q these numbers have a factor k / q.k, which is large where q.k is small.
     g = torch.randn(found["output"].shape, generator=torch.Generator().manual_seed(9)).to(DEVICE)
     cancelled = (g * t["v"]).abs().sum(-1, keepdim=True) * (t["k"] / (t["q"] * t["k"]).sum(-1, keepdim=True)).abs()
     for n in range(len(i)):

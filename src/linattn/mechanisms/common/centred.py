@@ -69,4 +69,4 @@ class Centred(WideLinear):
 
     @property
     def turned_width(self) -> int:
-        return self.head_dim  # the constant stays
+        return self.head_dim  # the constant feature is not turned

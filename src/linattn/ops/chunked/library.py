@@ -110,8 +110,8 @@ def _total_gradients(ctx, d_num, d_den, d_kv, d_z):  # type: ignore[no-untyped-d
 
 chunk_scan.register_autograd(_scan_gradients, setup_context=_remember_scan)
 total_sums.register_autograd(_total_gradients, setup_context=_remember_total)
-for gradients in (chunk_scan_backward, total_backward):
-    refuse_second_derivatives(gradients, "the chunked form")
+refuse_second_derivatives(chunk_scan_backward, "the chunked form")
+refuse_second_derivatives(total_backward, "the chunked form")
 
 
 def _grouped(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

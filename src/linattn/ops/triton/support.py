@@ -46,7 +46,7 @@ MISCOMPILED = (
 )
 
 
-def _constant(function: Answer) -> Answer:
+def assume_constant(function: Answer) -> Answer:
     """``torch.compiler.assume_constant_result`` without its import of the compiler, which takes seconds."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
@@ -57,7 +57,7 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
 
 
-@_constant
+@assume_constant
 def switched_off() -> bool:
     """Whether the environment keeps ``auto`` from taking kernels."""
     return os.environ.get(SWITCH, "1") == "0"
@@ -100,7 +100,7 @@ def reason_against(*tensors: Tensor) -> str:
     return ""
 
 
-@_constant
+@assume_constant
 def _reason_against_device(device: torch.device) -> str:
     """Asked once per compiled graph: torch.compile cannot look into the driver's answers."""
     on_cpu = device.type == "cpu" and interpreted()
