@@ -67,6 +67,15 @@ def test_how_tokens_are_scored_is_saved(tmp_path):
     assert {(budget.score, budget.reduce) for budget in budgets} == {("kl", "max")}
 
 
+def test_a_file_that_asks_for_attention_weights_is_read_and_gives_none(saved, copied):
+    """Files from before such models were refused."""
+    config = json.loads((copied / "config.json").read_text()) | {"output_attentions": True}
+    (copied / "config.json").write_text(json.dumps(config))
+    loaded = load_linearized(copied)
+    same(loaded, saved[0])
+    assert not loaded.config.output_attentions
+
+
 def test_save_pretrained_in_pieces_writes_the_same_format(saved, tmp_path):
     model, _ = saved
     model.save_pretrained(tmp_path, max_shard_size="20KB")

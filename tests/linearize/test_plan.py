@@ -71,7 +71,7 @@ def test_the_methods_are_those_of_their_papers():
         ("ratio", lambda: LayerPlan("hybrid", ratio=2.0)),
         ("score must be one of 'log_prob', 'kl'", lambda: plan("still", [SHAPE], score="sre")),
         ("reduce must be one of 'mean', 'max'", lambda: plan("still", [SHAPE], reduce="sum")),
-        ("score ranks tokens .* needs a ratio > 0 or a cap", lambda: plan("lolcats", [SHAPE], score="kl")),
+        ("score ranks tokens .* needs a ratio > 0, or a cap", lambda: plan("lolcats", [SHAPE], score="kl")),
         ("reduce ranks tokens .* needs a ratio > 0", lambda: plan("still", [SHAPE], ratio=0.0, reduce="max")),
         ("ratio must", lambda: LayerPlan("hybrid", ratio=True)),
         ("gate must be True or False", lambda: LayerPlan("hybrid", gate="no")),

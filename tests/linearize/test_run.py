@@ -160,6 +160,9 @@ def test_degrees_of_freedom_split_the_cost(text):
     kept = {number: min(layer["feature_dim"], 24) for number, layer in wider.items()}
     assert {number: layer["feature_dim"] for number, layer in clipped.plan["layers"].items()} == kept
     assert sum(kept.values()) < 2 * 32
+    for few, count in (({"cost": 24}, 24), ({"cost": 24, "clip": 16}, 16), ({"clip": 4}, 4), ({"clip": 99}, 8)):
+        alone = linattn.linearize(llama(), "dof", **few).linearize_report.plan["layers"]  # nothing is measured
+        assert {layer.get("feature_dim", 8) for layer in alone.values()} == {count}
     del options["cost"]
     fixed = linattn.linearize(llama(), text=text, tokenizer=Letters(), transfer=None, finetune=None, feature_dim=32,
                               **options)  # fmt: skip

@@ -122,6 +122,21 @@ def test_rotary_positions_of_a_preset_where_features_have_pairs():
         rotary("agent", preset="nala", attention={"rotary": "blocks"})
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_heads": 0}, "num_heads must be an integer >= 1, got 0"),
+        ({"num_heads": "3"}, "num_heads must be an integer >= 1, got '3'"),
+        ({"num_heads": 5}, "num_heads must divide dim, got dim = 48 and num_heads = 5"),
+        ({"num_heads": 100}, "num_heads must divide dim, got dim = 48 and num_heads = 100"),
+        ({"attention": {"mechanism_options": {"num_heads": 3}}}, "must not hold 'num_heads': the layer sets it"),
+    ],
+)
+def test_wrong_heads_are_named_in_the_block_of_a_preset_too(options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        create_vit("digits", "elu", preset="nala", depth=1, **options)
+
+
 @pytest.mark.parametrize(("size", "millions"), [("tiny", 5.717416), ("small", 22.050664), ("base", 86.567656)])
 def test_sizes_are_those_of_deit(size, millions):
     with torch.device("meta"):

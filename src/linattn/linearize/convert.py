@@ -51,13 +51,13 @@ def plan_model(model: nn.Module, method: str, *, layers: Sequence[int] | None = 
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise for a model that is converted already, or whose config asks for what a converted layer does not have."""
+    """Raise for a model that is converted already, or whose config asks for attention weights."""
     if linearized_layers(model):
         raise ValueError("the model is converted already; load it anew to convert it in another way")
     if getattr(getattr(model, "config", None), "output_attentions", False):
         raise ValueError(
-            "output_attentions=True in the model's config is not possible: a converted layer never has its weights; "
-            "set model.config.output_attentions = False"
+            "output_attentions=True in the model's config is not possible: a converted layer has no attention weights "
+            "to give; set model.config.output_attentions = False, or output_attentions to false in config.json"
         )
 
 

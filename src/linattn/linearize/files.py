@@ -93,7 +93,9 @@ def _load_transformers(folder: Path, config: dict[str, Any], kwargs: dict[str, A
         raise ValueError("attn_implementation has no place here: a converted model has an attention of its own")
     (name,) = config["architectures"]
     with _only_errors():
-        model, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True, **kwargs)
+        # Files of earlier versions may ask for attention weights, which their models never gave.
+        asked = {"output_attentions": False} if config.get("output_attentions") else {}
+        model, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True, **(asked | kwargs))
     wrong = {*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])}
     if wrong:
         raise ValueError(f"{folder} lacks weights of the model, or has others: {', '.join(sorted(wrong))}")

@@ -61,7 +61,7 @@ def test_states_are_as_large_as_those_that_candidates_leave(window, monkeypatch)
     shape = LayerShape(num_heads=4, num_kv_heads=2, head_dim=8, hidden=32, causal=True)
     q, k, v, x = torch.randn(1, 4, 128, 8), *torch.randn(2, 1, 2, 128, 8).unbind(), torch.randn(1, 128, 32)
     cores = fit._cores(shape, None, window, torch.device("cpu"))
-    for options in ({"cap": 12}, {"score": "kl"}, {"features": "none", "layout": "sliding"}):
+    for options in ({"cap": 12}, {"score": "kl"}, {"delay": 2}, {"features": "none", "layout": "sliding"}):
         cores[str(options)] = build_core(plan("still", [shape], window=window, **options).layers[0], shape)
     for name, core in cores.items():
         state = core.with_state(q, k, v, x=x)[1]

@@ -62,6 +62,17 @@ def test_weights_are_dropped_where_the_authors_drop_them_and_norms_stand_between
     assert not any(isinstance(block.norm, SplitNorm) for block in plain.convolutions)
 
 
+def test_centroids_and_the_second_map_of_features_are_had_by_name():
+    model = build("pseudo_riemannian", num_layers=2, centroid=True, feature_encoding=True)
+    assert [block.attention.centroid for block in model.blocks] == [True, True]
+    assert model.input.encoding is not None
+    with pytest.raises(TypeError, match="'hypformer' has no option 'centroid'"):  # its path for values excludes them
+        build("hypformer", centroid=True)
+    plain = build("pseudo_riemannian")
+    assert plain.input.encoding is None
+    assert not plain.blocks[0].attention.centroid
+
+
 def results(model, data):
     """Logits of nodes, or embeddings and logits of all pairs of the first nodes."""
     if model.task == "nodes":

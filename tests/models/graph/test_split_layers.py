@@ -8,6 +8,7 @@ from torch import nn
 
 import linattn
 from linattn.models.graph import SplitAttention, read_graph
+from linattn.models.graph.split import midpoint
 from linattn.models.graph.split_blocks import ConvolutionBlock, InputMap, TransformerBlock
 from linattn.models.graph.split_layers import (
     Curvature,
@@ -205,7 +206,6 @@ def test_wrong_rates_and_names_are_refused():
         (lambda: Curvature(-1.0), "radius"),
         (lambda: SplitAttention(Signature(2, 2), combine="sum"), "combine"),
         (lambda: InputMap(3, Signature(2, 2), "conv", 0, "exponential"), "input_map"),
-        (lambda: SplitAttention(Signature(2, 2), centroid=True, value_path=True), "value_path"),
     ):
         with pytest.raises(ValueError, match=message):
             make()
@@ -262,6 +262,15 @@ def test_a_second_map_of_the_features_is_merged_by_the_midpoint():
     m = sum(points)
     wanted = RADIUS * m / (m[:, :1] ** 2 - (m[:, 1:] ** 2).sum(1, keepdim=True)).sqrt()
     close(layer(data.x, read_graph(data), RADIUS).hyperboloid, wanted)
+
+
+def test_the_second_map_is_made_as_the_first_is():
+    data = random_graph(7)
+    graph, options = read_graph(data), (CHANNELS, Signature(2, 3), "neighbours", 0, "midpoint", True, 2)
+    layer, second = InputMap(*options, encoded=True), InputMap(*options)
+    second.load_state_dict(layer.encoding.state_dict())
+    wanted = midpoint(layer._point(layer.norm(layer._tangent(data.x, graph)), RADIUS), second(data.x, graph, RADIUS))
+    close(layer(data.x, graph, RADIUS).joined(), wanted.joined())
 
 
 @pytest.mark.parametrize("signature", [(0, 5), (3, 4), (0, 1)], ids=["hyperbolic", "both", "one of space"])

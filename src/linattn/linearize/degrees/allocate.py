@@ -16,7 +16,8 @@ def allocate(
     by multiples, the largest remainder first. Where ``cost * layers`` is no multiple itself, the rest stays unused:
     never more than the budget is spent.
 
-    ``clip``, the paper's "DoF+Clip", is not made up for: ``M_s = min(M_s, clip)`` at the end, and the rest is saved.
+    ``clip``, the paper's "DoF+Clip", comes last, ``M_s = min(M_s, clip)``: what it takes from a layer is saved, and no
+    other layer gets it.
 
     Example:
         >>> allocate({0: 40.0, 1: 10.0, 2: 10.0, 3: 4.0}, 64)

@@ -16,9 +16,10 @@ class Split:
 
     Attributes:
         cost: mean number of features of a layer; None: the head's dimension.
-        clip: at most so many, and what this takes from a layer is saved: "DoF+Clip" of the paper, where it is the
-            head's dimension. None: as many as its degrees of freedom give it.
-        tolerance: of the degrees of freedom, in units of the largest eigenvalue; smaller counts more.
+        clip: the most features of a layer; what it takes from one layer is saved, and not given to others. This is
+            "DoF+Clip" of the paper, which clips to the head's dimension. None: no such limit.
+        tolerance: lambda of the degrees of freedom, in units of the largest eigenvalue; of a smaller one there are
+            more degrees.
 
     Example:
         >>> Split(cost=64, clip=64).dims({0: 40.0, 1: 10.0, 2: 10.0, 3: 4.0}, head_dim=64)
@@ -42,11 +43,12 @@ class Split:
 
     def without_degrees(self, head_dim: int) -> int:
         """Features of every layer, where nothing is known of their degrees of freedom."""
-        return min(self.cost or head_dim, self.clip or self.cost or head_dim)
+        count = self.cost or head_dim
+        return count if self.clip is None else min(count, self.clip)
 
 
 def taken(method: str, options: Mapping[str, Any]) -> tuple[Split | None, dict[str, Any]]:
-    """The split that a method's options ask for, checked, and the other options; None: the method has none."""
+    """A method's options in two: the split that they ask for, checked (None: not of this method), and all others."""
     if method != "dof":
         return None, dict(options)
     names = {each.name for each in fields(Split)}
@@ -55,5 +57,6 @@ def taken(method: str, options: Mapping[str, Any]) -> tuple[Split | None, dict[s
     split.check()
     for name in ("cost", "clip"):
         if name in given and "feature_dim" in options:
-            raise OptionError(name, "is of what layers share, and feature_dim gives each its own: give one of them")
+            raise OptionError(name, "is for features that layers share, and feature_dim says how many each of them "
+                              "has: give one of the two")  # fmt: skip
     return split, {name: value for name, value in options.items() if name not in names}

@@ -1,4 +1,4 @@
-"""What a converted model is called with: positions that nobody gives are counted, what it cannot do is refused."""
+"""Looks at a converted model's arguments: counts positions that are not given, refuses what the model cannot do."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ NOT_PACKED = "converted layers know no packed sequences: give each text a row of
 
 
 def refuse_weights(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Before a model's forward: a converted layer has no weights to give, and none would come back in silence."""
+    """Before a model's forward: converted layers have no attention weights, and transformers would leave them out."""
     if kwargs.get("output_attentions"):
         raise ValueError(
             "output_attentions=True is not possible: a converted layer never has its weights. Ask the model before its "

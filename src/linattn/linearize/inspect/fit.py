@@ -35,9 +35,9 @@ SMALL = 0.01  # or less than this share of the output
 
 @dataclass(frozen=True)
 class Fit:
-    """``missed``: the share of the softmax output that a candidate does not give, on held-out text; ``state``: numbers
-    that a call over one sequence of 4,096 tokens leaves in the layer's cache (softmax: ``2 T D`` a key head), all that
-    :func:`state_numbers` counts."""
+    """``missed``: the share of the softmax output that a candidate does not give, on held-out text; ``state``: how many
+    numbers a call over one sequence of 4,096 tokens leaves in the layer's cache, as :func:`state_numbers` counts them
+    (softmax: ``2 T D`` a key head)."""
 
     name: str
     missed: float
@@ -135,11 +135,11 @@ def _cores(shape: LayerShape, wanted: tuple[str, ...] | None, window: int, devic
 
 
 def state_numbers(core: Any) -> int:
-    """Numbers in the state of one sequence of 4,096 tokens; of a bidirectional layer, in its sums.
+    """How many numbers the state holds after a call over 4,096 tokens; of a bidirectional layer, its sums.
 
-    The state that a call over all of them leaves, with everything in it: keys, values and features of the window and of
-    chosen tokens, their scores, positions and marks, and the sums. Steps of decoding lay it out in another way, with
-    room for tokens to come and for queries of the chunk at hand, which takes twice as much or a little more.
+    All of them are counted: keys, values and features of the window and of chosen tokens, the scores, positions and
+    marks of these, and the sums. Decoding lays the state out in another way, with room for tokens to come and for the
+    queries of the latest chunk: there it takes twice as much or a little more.
     """
     layer: LayerPlan = core.plan
     shape: LayerShape = core.shape

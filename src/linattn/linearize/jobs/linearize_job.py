@@ -105,7 +105,9 @@ class Job:
     def _check_plan(self, model: Any) -> None:
         """The plan is made, and the core of one layer: options of mechanisms are checked there."""
         try:
-            found = plan_model(model, self.method, layers=self.layers, **_planned(self.method, self.options))
+            # How layers share features is known once degrees of freedom are.
+            options = taken(self.method, self.options)[1]
+            found = plan_model(model, self.method, layers=self.layers, **options)
             index, layer = next(iter(found.layers.items()))
             shapes = {site.layer_idx: site.shape for site in find_adapter(model).sites(model)}
             build_core(layer, shapes[index])
@@ -157,11 +159,3 @@ def check_results(path: Path | None) -> None:
     place = next(parent for parent in path.absolute().parents if parent.exists())
     if path.is_dir() or not place.is_dir() or not os.access(place, os.W_OK):
         raise OptionError("results", f"must be a file in a folder that can be written to, got {path}")
-
-
-def _planned(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as a plan takes them: how layers share features is known once degrees of freedom are."""
-    split, found = taken(method, options)
-    if split is not None and split.cost is not None:
-        found["feature_dim"] = split.cost
-    return found

@@ -39,8 +39,8 @@ class LayerPlan:
             ``cap``: 1/16, else none.
         cap: at most so many of them at a time.
         sinks: first tokens that always stay.
-        score: how tokens are scored for that, ``"log_prob"`` or ``"kl"``, as in ``self_saliency``.
-        reduce: the scores of query heads that share a key head, ``"mean"`` or ``"max"``, as there.
+        score: by what these tokens are chosen, ``"log_prob"`` or ``"kl"``: the ``kind`` of ``self_saliency``.
+        reduce: how the scores of query heads that share a key head become one, ``"mean"`` or ``"max"``.
         householder: a learned reflection in front of the NP map.
         gate: ``sigmoid(W x + b)`` on the numerator of the linear part. W starts at 0 and b at 4, so that the gate
             starts open; the published one of STILL is ``sigmoid(W x)``, without b.
@@ -111,7 +111,8 @@ class LayerPlan:
         chooses = self.budget is not None and self.budget.per_chunk > 0  # SalientBudget checks ratio, cap and sinks
         for name, value, usual in (("score", self.score, "log_prob"), ("reduce", self.reduce, "mean")):
             if value != usual and not chooses:
-                raise ValueError(f"{name} ranks tokens that stay exact, got {value!r}: it needs a ratio > 0 or a cap")
+                raise ValueError(f"{name} ranks tokens that stay exact, got {value!r}: it needs a ratio > 0, or a cap "
+                                 "and no ratio")  # fmt: skip
 
     @property
     def budget(self) -> SalientBudget | None:

@@ -31,7 +31,9 @@ _MODELS = {
     "hypformer": GraphModelInfo(
         PseudoRiemannianGraphTransformer, "arXiv:2407.01290", 2024, takes_mechanism=True,
         options={"mechanism": "focused", "activation": "relu"},
-        fixed={"signature": HYPERBOLIC, "residual": "midpoint", "merge": "midpoint", "value_path": True},
+        # What its path for values adds to attention's output leaves no centroid.
+        fixed={"signature": HYPERBOLIC, "residual": "midpoint", "merge": "midpoint", "value_path": True,
+               "centroid": False},
     ),
     "euclidean": GraphModelInfo(
         FlatGraphTransformer, "arXiv:2006.16236", 2020, takes_mechanism=True, fixed={"block": "mechanism"}

@@ -103,13 +103,16 @@ def centroid(sphere: Tensor, hyperboloid: Tensor, total: Tensor | float, radius:
     """The middle of points whose weighted sums are given: the sphere's restored, ``r m / sqrt(-<m, m>)`` of the other.
 
     ``hyperboloid (..., 1 + p)``; ``total`` is the sum of the weights, which are non-negative: ``-<m, m>`` is then at
-    least ``total^2 r^2``, a bound that keeps rounding from reaching the root.
+    least ``total^2 r^2``, a bound that keeps rounding from reaching the root. Where all weights are 0, as those of
+    features that ReLU has cut off, the middle is the pole.
     """
     height, space = hyperboloid.split([1, hyperboloid.shape[-1] - 1], -1)
     length = torch.linalg.vector_norm(space, dim=-1, keepdim=True)
     squared = (height - length) * (height + length)
-    bound = (total * radius) ** 2
-    return restored(sphere, radius * space * torch.maximum(squared, bound * torch.ones_like(squared)).rsqrt(), radius)
+    squared = torch.maximum(squared, (total * radius) ** 2 * torch.ones_like(squared))
+    found = squared > torch.finfo(squared.dtype).tiny
+    factor = torch.where(found, torch.where(found, squared, 1).rsqrt(), 0)
+    return restored(sphere, radius * space * factor, radius)
 
 
 def midpoint(x: Split, y: Split, weight: float | Tensor = 0.5) -> Split:

@@ -16,6 +16,9 @@ from linattn.models.graph.split_layers import Signature, SplitLinear
 from linattn.ops.checks import check_choice
 
 COMBINATIONS = ("mean", "concat")
+# Their weights can be negative or differ between channels of v, or they normalise what they have summed.
+NOT_FOR_CENTROIDS = ("angular", "gated", "hydra", "inline", "mala", "mlstm", "pola", "pola_plus", "retention", "zeros",
+                     "zeros_softmax")  # fmt: skip
 
 
 class SplitAttention(nn.Module):
@@ -34,10 +37,10 @@ class SplitAttention(nn.Module):
         combine: ``"mean"`` of the heads, or ``"concat"`` and a map without bias.
         temperature: learn a factor of q and k for every head and part, 1 at the start.
         value_path: add a linear map of v to the output, which keeps its rank (Hypformer).
-        centroid: make the space part that of the Lorentz centroid ``r m / sqrt(-<m, m>)`` of the heads' v on the
-            hyperboloid, ``m_i = sum_j w_ij v_j`` with the mechanism's weights, in place of the mean of space parts.
-            These must not be negative, and be the same for all channels of v: those of ``pola`` and ``hydra`` are not.
-            Costs a second call of the mechanism for the heights of v.
+        centroid: the space part becomes that of the Lorentz centroid ``r m / sqrt(-<m, m>)`` of all heads' v on the
+            hyperboloid, ``m_i = sum_j w_ij v_j`` with the mechanism's weights, instead of the mean of the space parts.
+            It needs an output that is a sum of v with weights that are never negative and the same for all channels:
+            the mechanisms of ``NOT_FOR_CENTROIDS`` are refused. Costs a second call of the mechanism, for the heights.
         weight_rates: dropout of the weights of the maps to q, k and v: rates of time and of space.
         mechanism_options: options of the mechanism's own.
     """
@@ -61,6 +64,11 @@ class SplitAttention(nn.Module):
         if centroid and (combine != "mean" or value_path):
             raise ValueError("centroid=True is a mean of points and needs combine='mean' and value_path=False, got "
                              f"combine={combine!r} and value_path={value_path}")  # fmt: skip
+        if centroid and mechanism in NOT_FOR_CENTROIDS:
+            raise ValueError(
+                "centroid=True needs sums of v with weights that are never negative and the same for all channels, and "
+                f"mechanism {mechanism!r} gives others: take another one, such as 'elu'"
+            )
         head = signature if head_signature is None else head_signature
         if combine == "mean" and head != signature:
             raise ValueError(f"head_signature {tuple(head)} is not that of the points, {tuple(signature)}: heads can "
@@ -87,7 +95,8 @@ class SplitAttention(nn.Module):
         for name, part in self.parts.items():
             out[name] = part(getattr(qkv, name), coordinates, graph)
         if self.centroid and self.head.p:
-            # The mechanism's v is as wide as its heads: heights and the sum of weights take calls of their own.
+            # The mechanism takes a v as wide as its heads, which the space part fills: heights and the sum of weights
+            # (the output for a v of ones) need another call.
             heights = qkv.height[:, 2 * self.num_heads :]
             rest = torch.cat([heights, torch.ones_like(heights)], -1)
             space = self.parts["space"]

@@ -24,7 +24,7 @@ class TanhGelu(nn.GELU):
 _STYLES = {False: Style(nn.Hardswish, 1e-5), True: Style(TanhGelu, 1e-7)}
 
 
-# Options that the papers' own mechanisms have in this host.
+# What the authors of this host give their own mechanisms: QT-ViT, and EfficientViT before it.
 _PUBLISHED: dict[str, dict[str, Any]] = {"quadratic": {"form": "normalized"}, "relu": {"eps": 1e-15}}
 
 
@@ -63,8 +63,8 @@ class EfficientViT(Backbone):
         key_position, value_branch: QT-ViT's additions to the attention.
         img_size: what key positions are laid out for; others are interpolated.
         in_chans, num_classes, global_pool, drop_rate, drop_path_rate: as in timm.
-        mechanism_options: options by the name of the mechanism they are for (None: QT-ViT's own, the normalized form
-            of ``quadratic``, and EfficientViT's, the eps of ``relu``).
+        mechanism_options: options by the name of the mechanism they are for. None: those of the authors, which are the
+            normalized form of ``quadratic`` (QT-ViT) and an eps of 1e-15 of ``relu`` (EfficientViT).
         impl: form of the algebra, of every stage whose mechanism has it.
 
     Example:

@@ -56,8 +56,8 @@ def create_pyramid(
     """A :class:`Pyramid` as a paper has it.
 
     ``"nala"``: NaLaFormer, sizes xt, t, s, b, l; ``"pola_plus"``: PolaFormer++, b0 ... b5; ``"rala"``: RAVLT, t, s, b,
-    l; ``"mirror"``: MirrorLA, whose backbone is not public, in RAVLT's stages and block, but without the rotary
-    positions in its attention. Every preset takes every size.
+    l; ``"mirror"``: MirrorLA, whose own backbone is not public: it has RAVLT's stages and block here, without the
+    rotary positions in its attention. Every preset takes every size.
 
     What does not add up as published: NaLaFormer's code gives its size XT 6.1 M parameters (``"xt"``), its paper says
     8 M and 1.0 G; the shape of PolaFormer++'s b1 under NaLaFormer's head has 7.8 M and fits (``"xt_paper"``). Its size

@@ -32,8 +32,8 @@ def create_vit(
     Args:
         size: a key of ``SIZES``.
         mechanism: a name of ``linattn.list_mechanisms()`` (None: the preset's, or ``"softmax"``).
-        preset: the parts of a paper's block (``linattn.layers.list_presets()``), around any mechanism; without its
-            rotary positions where the mechanism's features make no pairs to turn.
+        preset: the parts of a paper's block (``linattn.layers.list_presets()``), around any mechanism; its rotary
+            positions are left out where the mechanism has no features to turn, or not in pairs.
         options: of ``VisionTransformer``, before those of size and preset; ``attention`` options are joined.
 
     Example:

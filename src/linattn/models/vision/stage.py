@@ -71,6 +71,8 @@ def stage_attentions(
 
 def fitting_parts(parts: Mapping[str, Any], own: StageAttention, dim: int, num_heads: int) -> dict[str, Any]:
     """``parts`` of an attention, but for rotary positions where the mechanism's features make no pairs to turn."""
+    if not isinstance(num_heads, int) or num_heads < 1 or dim % num_heads:
+        return dict(parts)  # the layer says what is wrong
     fits = parts.get("rotary") is None or _turns(parts["rotary"], own, dim // num_heads)
     return {name: value for name, value in parts.items() if name != "rotary" or fits}
 
