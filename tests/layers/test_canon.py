@@ -158,3 +158,15 @@ def test_bad_sizes_are_named(options):
     name = "kernel_size" if "kernel_size" in options else "width"
     with pytest.raises(ValueError, match=f"{name} must be an integer >= 1"):
         Canon(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"activation": "relu"}, ValueError, "activation must be one of 'silu', None, got 'relu'"),
+        ({"residual": 1}, TypeError, "residual must be True or False, got 1"),
+    ],
+)
+def test_bad_options_are_named_when_it_is_built(options, error, message):
+    with pytest.raises(error, match=message):
+        Canon(WIDTH, **options)

@@ -39,7 +39,10 @@ def test_what_is_given_counts_more_and_steps_replace_tokens():
 
 @pytest.mark.parametrize(
     ("recipe", "method", "message"),
-    [("book", "still", "recipe: must be one of paper"), ("paper", "t2r", "exists for the methods .*, got method 't2r'")],
+    [
+        ("book", "still", "recipe: must be one of paper"),
+        ("paper", "t2r", "exists for the methods .*, got method 't2r'"),
+    ],
 )
 def test_what_has_no_recipe_is_named(recipe, method, message):
     with pytest.raises(OptionError, match=message):

@@ -316,6 +316,7 @@ def test_flops(options, sweeps):
         ({"normalizer": "abs_max_one"}, "normalizer must be one of 'sum', None"),
         ({"order": "spiral"}, "order must be one of 'line', 'snake'"),
         ({"num_prefix_tokens": -1}, "num_prefix_tokens must be an integer >= 0, got -1"),
+        ({"num_prefix_tokens": True}, "num_prefix_tokens must be an integer >= 0, got True"),
         ({"features": "identity"}, "normalizer='sum' divides by a sum"),
         ({"order": "snake", "decay": "none"}, "order='snake' is an order of decays"),
         ({"order": "snake", "causal": True}, "order='snake' needs causal=False"),

@@ -173,8 +173,11 @@ def test_flops(causal, sweeps):
         ({"input_gate": "tanh"}, ValueError, "input_gate must be one of 'exponential', 'sigmoid', got 'tanh'"),
         ({"normalize": "yes"}, TypeError, "normalize must be True or False, got 'yes'"),
         ({"normalize": False}, ValueError, "normalize=False needs input_gate='sigmoid'"),
-        ({"input_bias": "low"}, ValueError, "input_bias must be a number"),
-        ({"soft_cap": 0}, ValueError, "soft_cap must be a number > 0"),
+        ({"input_bias": "low"}, ValueError, "input_bias must be a finite number"),
+        ({"input_bias": float("nan")}, ValueError, "input_bias must be a finite number"),
+        ({"soft_cap": 0}, ValueError, "soft_cap must be a finite number > 0"),
+        ({"soft_cap": float("inf")}, ValueError, "soft_cap must be a finite number > 0"),
+        ({"soft_cap": True}, ValueError, "soft_cap must be a finite number > 0"),
     ],
 )
 def test_bad_options(wrong, error, message):

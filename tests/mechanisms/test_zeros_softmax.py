@@ -79,6 +79,23 @@ def test_unit_gates_are_softmax_bit_for_bit(impl, causal, dtype):
         assert torch.equal(mechanism.step(*token, state, x=x[:, 0]).output, softmax.step(*token, cache).output)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_autocast_is_that_of_softmax(causal):
+    """In dtype and, with unit gates, in every bit."""
+    options = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 6, "causal": causal}
+    mechanism = create_mechanism("zeros_softmax", input_dim=10, **options)
+    softmax = create_mechanism("softmax", **options)
+    q, k, v = (t.float() for t in draw())
+    x = draw_x().float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, expected = mechanism(q, k, v, x=x), softmax(q, k, v)
+        assert found.dtype == torch.bfloat16
+        assert torch.equal(found, expected)
+        if causal:
+            token = [t[:, :, 0] for t in (q, k, v)]
+            assert mechanism.step(*token, None, x=x[:, 0]).output.dtype == torch.bfloat16
+
+
 def test_unit_gates_start_at_one_and_learn():
     q, k, v = (t.float() for t in draw())
     mechanism = create_mechanism("zeros_softmax", num_heads=4, num_kv_heads=2, head_dim=6, causal=True)
@@ -144,8 +161,10 @@ def test_contracts_of_sigmoid_gates():
     ("wrong", "message"),
     [
         ({"gate": "tanh"}, "gate must be one of 'unit', 'sigmoid', got 'tanh'"),
-        ({"zero_order": -1}, "zero_order must be a number >= 0"),
-        ({"zero_order": "on"}, "zero_order must be a number >= 0"),
+        ({"zero_order": -1}, "zero_order must be a finite number >= 0"),
+        ({"zero_order": "on"}, "zero_order must be a finite number >= 0"),
+        ({"zero_order": True}, "zero_order must be a finite number >= 0"),
+        ({"zero_order": float("inf")}, "zero_order must be a finite number >= 0"),
         ({"impl": "chunked"}, "impl must be one of 'auto', 'reference', got 'chunked'"),
     ],
 )

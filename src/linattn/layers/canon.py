@@ -3,13 +3,14 @@
 import torch
 from torch import Tensor, nn
 
+from linattn.ops.checks import check_choice
 from linattn.ops.convolution import (
     ConvolutionOutput,
     short_convolution,
     short_convolution_step,
     short_convolution_with_state,
 )
-from linattn.ops.convolution_call import Activation, ConvolutionState
+from linattn.ops.convolution_call import ACTIVATIONS, Activation, ConvolutionState
 
 POSITIONS = ("A", "B", "b", "C", "D")
 MEANING = "A before attention, B on q, k and v, b a SiLU convolution in its place, C before the MLP, D inside it"
@@ -83,6 +84,9 @@ class Canon(nn.Module):
         for name, value in (("width", width), ("kernel_size", kernel_size)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+        if not isinstance(residual, bool):
+            raise TypeError(f"residual must be True or False, got {residual!r}")
+        check_choice("activation", activation, ACTIVATIONS)
         self.residual, self.activation = residual, activation
         self.weight = nn.Parameter(torch.empty(width, kernel_size))
         self.reset_parameters()

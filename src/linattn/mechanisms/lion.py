@@ -97,7 +97,8 @@ class Lion(LinearBase):
         check_choice("features", features, FEATURES)
         check_choice("normalizer", normalizer, ("sum", None))
         check_choice("order", order, ("line", "snake"))
-        if not isinstance(num_prefix_tokens, int) or num_prefix_tokens < 0:
+        whole = isinstance(num_prefix_tokens, int) and not isinstance(num_prefix_tokens, bool)
+        if not whole or num_prefix_tokens < 0:
             raise ValueError(f"num_prefix_tokens must be an integer >= 0, got {num_prefix_tokens!r}")
         if features == "identity" and normalizer == "sum":
             raise ValueError("normalizer='sum' divides by a sum that signed features='identity' can make 0: use None")

@@ -72,10 +72,10 @@ class Mlstm(LinearBase):
             raise TypeError(f"normalize must be True or False, got {normalize!r}")
         if not normalize and input_gate == "exponential":
             raise ValueError("normalize=False needs input_gate='sigmoid': sums of exponentials grow without bound")
-        if input_bias is not None and (not isinstance(input_bias, int | float) or isinstance(input_bias, bool)):
-            raise ValueError(f"input_bias must be a number, or None for a random start, got {input_bias!r}")
-        if soft_cap is not None and not (isinstance(soft_cap, int | float) and soft_cap > 0):
-            raise ValueError(f"soft_cap must be a number > 0, or None for no cap, got {soft_cap!r}")
+        if input_bias is not None and not _is_finite(input_bias):
+            raise ValueError(f"input_bias must be a finite number, or None for a random start, got {input_bias!r}")
+        if soft_cap is not None and not (_is_finite(soft_cap) and soft_cap > 0):
+            raise ValueError(f"soft_cap must be a finite number > 0, or None for no cap, got {soft_cap!r}")
         self.input_gate, self.normalize = input_gate, normalize
         self.input_bias, self.soft_cap = input_bias, soft_cap
         self.input_map = nn.Linear(self.input_dim, self.num_kv_heads)
@@ -149,6 +149,10 @@ class Mlstm(LinearBase):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, input_gate={self.input_gate!r}, normalize={self.normalize}"
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _widened(logits: Tensor) -> Tensor:

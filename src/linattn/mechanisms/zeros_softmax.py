@@ -1,5 +1,6 @@
 """ZeroS-SM: softmax attention with a gate for each of its orders."""
 
+import math
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, NamedTuple, Unpack
 
@@ -80,8 +81,9 @@ class ZerosSoftmax(Mechanism):
     ) -> None:
         super().__init__(num_heads, head_dim, **common)
         checks.check_choice("gate", gate, ("unit", "sigmoid"))
-        if zero_order is not None and not (isinstance(zero_order, int | float) and zero_order >= 0):
-            raise ValueError(f"zero_order must be a number >= 0, or None for the gate's own, got {zero_order!r}")
+        number = isinstance(zero_order, int | float) and not isinstance(zero_order, bool)
+        if zero_order is not None and not (number and 0 <= zero_order < math.inf):
+            raise ValueError(f"zero_order must be a finite number >= 0, or None for the gate's own, got {zero_order!r}")
         self.gate = gate
         start = float(gate == "unit") if zero_order is None else float(zero_order)
         self.register_buffer("zero_order", torch.tensor(start))
@@ -114,12 +116,13 @@ class ZerosSoftmax(Mechanism):
         checks.check_size("q", "length", q.shape[2], k.shape[2], "k")
         checks.check_size("v", "length", v.shape[2], k.shape[2], "k")
         g1, gh, g0 = self.gates(self.input_of(call.x, k))
+        out_dtype = output_dtype(q, v)  # of autocast too, which is off below
         state: ZerosSoftmaxState | None = call.state
         cache = None if state is None else self.softmax.state_type(*state[:3])
         exact = self.softmax.attend(q, k, v, replace(call, state=cache, x=None))
         with without_autocast(q):
             rest = self._low_orders(q, k, v, g1 - gh, g0 - gh, call)
-            output = (gh * exact.output + rest.output).to(output_dtype(q, v))
+            output = (gh * exact.output + rest.output).to(out_dtype)
         if not call.need_state:
             return MechanismOutput(output, None)
         return MechanismOutput(output, ZerosSoftmaxState(*exact.state, *rest.state))
