@@ -238,3 +238,22 @@ def test_a_tokenizer_makes_other_tokens_of_the_same_text(tmp_path):
     assert batch.inputs[:, :3].tolist() == [[3, 4, 2 + n] for n in range(6)]
     assert batch.key_mask.sum(1).tolist() == [3] * 6
     assert batch.targets.tolist() == [0, 1, 2, 0, 1, 2]
+
+
+def test_the_cache_of_tokens_knows_tokenizers_by_all_their_files(tmp_path):
+    """Some have their words in a file of their own beside two that are alike."""
+    pytest.importorskip("transformers")
+    (tmp_path / "text.txt").write_text("abcd dcba " * 100)
+    found = []
+    for name, letters in (("one", "abcd"), ("two", "dcba")):
+        folder = tmp_path / name
+        folder.mkdir()
+        words = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+        (folder / "vocab.txt").write_text("\n".join(words))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+        settings = {"data": str(tmp_path / "text.txt"), "length": 8, "tokenizer": str(folder)}
+        task = text_task("text", cache=str(tmp_path / "cache"), **settings)
+        plain = text_task("text", **settings)
+        found.append(task.corpus.parts["train"].tokens[:8].tolist())
+        assert found[-1] == plain.corpus.parts["train"].tokens[:8].tolist()
+    assert found[0] != found[1]

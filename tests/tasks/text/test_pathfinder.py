@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from linattn.support.options import OptionError
 from linattn.tasks.text import text_task
 from linattn.tasks.text.pathfinder import Pathfinder
 
@@ -69,3 +70,12 @@ def test_the_default_is_balanced_and_readable():
 def test_no_room_says_so():
     with pytest.raises(ValueError, match="found no room"):
         Pathfinder(size=8, seed_distance=1.9, contour=20, distractors=0).batch(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("contrast", 5.0), ("thickness", -1.0), ("marker", 0.0), ("dash", 0.0), ("continuity", -1.0), ("gap", -1.0)],
+)
+def test_settings_that_give_no_picture_are_refused(setting, value):
+    with pytest.raises(OptionError, match=f"{setting}: must "):
+        Pathfinder(**{setting: value})

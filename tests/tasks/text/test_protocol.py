@@ -128,18 +128,6 @@ def test_threads_that_ask_at_once_share_one_training_set(monkeypatch):
     assert all(same(batch, task.train_batch(4, 0, step)) for step, batch in enumerate(batches))
 
 
-def test_trimmed_cuts_padding_only():
-    task = text_task("regbench", **SMALL["regbench"])
-    batch = task.batch(0, 2)
-    short = batch.trimmed(8)
-    width = short.inputs.shape[1]
-    longest = int(batch.key_mask.sum(1).max())
-    assert longest <= width < longest + 8 or width == task.length
-    assert not batch.key_mask[:, width:].any()
-    assert short.exact.shape == (2, width, task.vocabulary)
-    assert short.targets.shape == (2, width)
-
-
 @pytest.mark.parametrize("name", STANDARDS)
 def test_published_settings_fit_their_task(name):
     found = standard(name)

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from linattn.support.options import OptionError
 from linattn.tasks.text import IGNORED, text_task
 
 
@@ -34,6 +35,23 @@ def test_mqar_gaps_follow_the_power_law():
     expected /= expected.sum()
     found = gaps.bincount(minlength=4) / 20_000
     assert (found - expected).abs().max() < 4 * 0.5 / 20_000**0.5
+
+
+def test_mqar_gaps_need_a_law():
+    for power in (0, -1, float("inf")):
+        with pytest.raises(OptionError, match="power: must be above 0 and finite"):
+            text_task("mqar", power=power)
+
+
+def test_kinds_of_mqar_mix_are_unrelated():
+    """From one stream, a sequence with few pairs would have the first pairs of one with more."""
+    kinds = ((32, 2, 200), (32, 4, 200))
+    task = text_task("mqar-mix", vocab=64, train=kinds, test=kinds)
+    few, more = (batch.inputs[:, :4] for batch in task.test_batches(200))
+    assert (few == more).all(1).sum() < 5
+    few, more = (kind.train_batch(200, 0, 0).inputs for kind in task._train)
+    shared = {tuple(row[:4]) for row in few.tolist()} & {tuple(row[:4]) for row in more.tolist()}
+    assert len(shared) < 5
 
 
 def test_mqar_mix_has_every_example_of_every_kind_once_an_epoch():

@@ -42,20 +42,6 @@ class Sequences:
             raise ValueError("pieces laid end to end in one row cannot be taken apart by row")
         return self._map(lambda value: value[rows])
 
-    def trimmed(self, multiple: int = 64) -> "Sequences":
-        """Without the columns that are padding in every row, but for what brings T to a ``multiple``."""
-        if self.key_mask is None:
-            return self
-        columns, last = self.inputs.shape[1], int(self.key_mask.any(0).nonzero().max()) + 1
-        end = min(columns, -(-last // multiple) * multiple)
-        of_tokens = self.targets.shape == self.inputs.shape
-        return Sequences(
-            self.inputs[:, :end],
-            self.targets[:, :end] if of_tokens else self.targets,
-            self.key_mask[:, :end],
-            None if self.exact is None else self.exact[:, :end],
-        )
-
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Sequences":
         return self._map(lambda value: value.to(device, non_blocking=non_blocking))
 

@@ -94,7 +94,8 @@ def find_jsonl(data: str, names: tuple[str, ...]) -> Path:
     folder = Path(data).expanduser()
     tried = [f"{name}{end}" for name in names for end in (".jsonl", ".jsonl.gz")]
     if not folder.is_dir():
-        raise SettingError("data", f"must be a folder with train.jsonl and {names[0]}.jsonl, got {data}")
+        wanted = " and ".join(f"{name}.jsonl" for name in dict.fromkeys(("train", names[0])))
+        raise SettingError("data", f"must be a folder with {wanted}, got {data}")
     found = [folder / name for name in tried if (folder / name).is_file()]
     if not found:
         raise SettingError("data", f"{data} has none of {', '.join(tried)}")

@@ -46,7 +46,7 @@ class LraText(LabelledTask):
         texts, labels = [], []
         for row in read_jsonl(path):
             label = row.get("label")
-            if not isinstance(label, int) or not 0 <= label < self.num_classes:
+            if not isinstance(label, int) or isinstance(label, bool) or not 0 <= label < self.num_classes:
                 allowed = f"a whole number in 0..{self.num_classes - 1}"
                 raise SettingError("data", f'{path}: every line needs a "label", {allowed}, got {label!r}')
             texts.append(as_bytes(row_text(path, row))[: self.length].short() + 1)

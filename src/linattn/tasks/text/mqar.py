@@ -48,7 +48,7 @@ class Mqar(GeneratedTask):
         require("length", self.length >= 4 * self.pairs, allowed, self.length)
         low = 2 * self.pairs + 2
         require("vocab", self.vocab % 2 == 0 and self.vocab >= low, f"even and at least {low}", self.vocab)
-        require("power", self.power > 0, "above 0", self.power)
+        require("power", 0 < self.power < float("inf"), "above 0 and finite", self.power)
 
     @property
     def vocabulary(self) -> int:

@@ -59,13 +59,17 @@ class MqarMix(SequenceTask):
 
     @once
     def _train(self) -> list[Mqar]:
-        return [Mqar(vocab=self.vocab, length=t, pairs=d, train_examples=n, data_seed=self.data_seed)
+        return [Mqar(vocab=self.vocab, length=t, pairs=d, train_examples=n, data_seed=self._seed_of(t, d))
                 for t, d, n in self.train]  # fmt: skip
 
     @once
     def _test(self) -> list[Mqar]:
-        return [Mqar(vocab=self.vocab, length=t, pairs=d, test_examples=n, data_seed=self.data_seed)
+        return [Mqar(vocab=self.vocab, length=t, pairs=d, test_examples=n, data_seed=self._seed_of(t, d))
                 for t, d, n in self.test]  # fmt: skip
+
+    def _seed_of(self, length: int, pairs: int) -> int:
+        """From one seed for all, the pairs of a short sequence would be the first ones of a longer one."""
+        return stream("kind", self.data_seed, length, pairs).initial_seed()
 
     @property
     def vocabulary(self) -> int:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from linattn.support.options import SettingError
 from linattn.tasks.text.batch import Sequences
-from linattn.tasks.text.checks import at_least, require
+from linattn.tasks.text.checks import at_least, between, require
 from linattn.tasks.text.generated import GeneratedTask
 from linattn.tasks.text.snakes import Drawing, direction, grow, point_to_dash
 
@@ -47,6 +47,12 @@ class Pathfinder(GeneratedTask):
         at_least("contour", self.contour, 1)
         at_least("distractors", self.distractors, 0)
         at_least("distractor_contour", self.distractor_contour, 1)
+        for name in ("dash", "thickness", "marker"):  # without them there is nothing to see
+            value = getattr(self, name)
+            require(name, 0 < value < self.size / 2, f"above 0 and below {self.size / 2}", value)
+        between("gap", self.gap, 0, self.size)
+        between("continuity", self.continuity, 0, 100)  # a factor of angles
+        between("contrast", self.contrast, 0.01, 1)  # ink above 1 is no grey level
         require("separation", self.separation > self.gap, f"above gap = {self.gap}", self.separation)
         high = self.size / 4
         require("seed_distance", 0 < self.seed_distance < high, f"above 0 and below {high}", self.seed_distance)
