@@ -17,9 +17,12 @@ def generate(
     ],
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to add.")] = 200,
     temperature: Annotated[float, typer.Option(help="Temperature of the draws; 0: always the likeliest token.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Draw from this many of the likeliest tokens; 0: from all.")] = 0,
+    top_k: Annotated[
+        int, typer.Option(help="At a temperature above 0: draw from this many of the likeliest tokens; 0: from all.")
+    ] = 0,
     top_p: Annotated[
-        float, typer.Option(help="Draw from the likeliest tokens that make up this probability together.")
+        float,
+        typer.Option(help="At a temperature above 0: draw from the likeliest tokens with this probability together."),
     ] = 1.0,
     beams: Annotated[int, typer.Option(help="Beams of a beam search; 1: none.")] = 1,
     prefill_chunk: Annotated[int, typer.Option(help="Read a long prompt in pieces of this many tokens; 0: whole.")] = 0,

@@ -89,11 +89,53 @@ def test_a_padded_state_in_a_file(tmp_path, mechanism):
 
 
 def test_an_empty_state_is_not_saved(tmp_path):
+    from transformers import DynamicCache
+
     from linattn.models.language import save_cache
     from linattn.models.language.hf.cache import new_cache
 
-    with pytest.raises(ValueError, match="the cache is empty"):
-        save_cache(new_cache(2), tmp_path / "nothing")
+    for empty in (new_cache(2), DynamicCache()):
+        with pytest.raises(ValueError, match="the cache is empty"):
+            save_cache(empty, tmp_path / "nothing")
+    with pytest.raises(TypeError, match="must be a Cache of transformers, got str"):
+        save_cache("nothing", tmp_path / "nothing")
+
+
+def test_a_file_that_is_no_state_is_named(tmp_path):
+    from linattn.models.language import load_cache
+
+    (tmp_path / "letter").write_text("Dear reader")
+    with pytest.raises(ValueError, match=r"must be a file that save_cache wrote, and .*letter is none"):
+        load_cache(tmp_path / "letter", build())
+
+
+@pytest.mark.parametrize(
+    ("written", "read", "letter"),
+    [
+        ({"canon": "ABCD"}, {"canon": "ABD"}, "c"),
+        ({"canon": None}, {"canon": "D"}, "d"),
+        ({"canon": "A"}, {"canon": "A", "canon_kernel": 3}, "a"),
+        ({"canon": "B"}, {"canon": "B", "num_key_value_heads": 4}, "b"),
+    ],
+)
+def test_a_state_of_other_canon_layers_is_refused(tmp_path, written, read, letter):
+    """They would begin anew, or what they knew would be left out, and the text would go on wrongly without a word."""
+    from linattn.models.language import load_cache, save_cache
+
+    save_cache(prefilled(build(**written), draw()), tmp_path / "state")
+    with pytest.raises(ValueError, match=f"state of another model: Canon layer {letter} of layer 0"):
+        load_cache(tmp_path / "state", build(**read))
+
+
+@pytest.mark.parametrize("kernel", [1, 4])
+def test_a_state_of_canon_layers_of_any_width_in_a_file(tmp_path, kernel):
+    """Those of width 1 remember nothing."""
+    from linattn.models.language import load_cache, save_cache
+
+    model, ids = build(canon="AbCD", canon_kernel=kernel), draw()
+    save_cache(prefilled(model, ids[:, :6]), tmp_path / "state")
+    found = model(ids[:, 6:], past_key_values=load_cache(tmp_path / "state", model)).logits
+    torch.testing.assert_close(found, model(ids, use_cache=False).logits[:, 6:], **TOLERANCE)
 
 
 def test_what_cannot_serve_is_named():

@@ -56,6 +56,8 @@ def test_parts_by_name():
         ({"hidden_size": 0}, ValueError, "hidden_size must be an integer >= 1, got 0"),
         ({"num_hidden_layers": 0}, ValueError, "num_hidden_layers must be an integer >= 1, got 0"),
         ({"rotary_base": -1.0}, ValueError, "rotary_base must be a number > 1, got -1.0"),
+        ({"rotary_base": float("inf")}, ValueError, "rotary_base must be a number > 1, got inf"),
+        ({"initializer_range": float("inf")}, ValueError, "initializer_range must be a number > 0, got inf"),
         ({"max_position_embeddings": 0}, ValueError, "max_position_embeddings must be an integer >= 1, got 0"),
         ({"norm": "rmsnorm"}, ValueError, "norm must be one of 'layer', 'rms'"),
         ({"causal": "no"}, TypeError, "causal must be True or False, got 'no'"),
@@ -71,9 +73,20 @@ def test_bad_options_are_named(changes, error, message):
         config(**changes)
 
 
+@pytest.mark.parametrize("head_dim", [3, 5, 7, 9])
+def test_rotary_positions_of_all_channels_need_an_even_number_of_them(head_dim):
+    """However a half of it is rounded. A share of them is rounded to pairs."""
+    with pytest.raises(ValueError, match=f"head_dim of {head_dim} gives it {head_dim}: use an even head_dim"):
+        config(hidden_size=4 * head_dim)
+    assert config(hidden_size=4 * head_dim, rotary=0.7).block_options(0).rotary_width in (2, 4, 6)
+
+
 def test_bad_options_of_a_mechanism_are_named():
-    with pytest.raises(TypeError, match="mechanism 'elu' has no option 'gate'"):
-        build(mechanism="elu", mechanism_options={"gate": "head"})
+    """Before a model is built, with those that may be given: not what the model sets itself."""
+    with pytest.raises(TypeError, match=r"mechanism 'elu' has no option 'gate'; it takes none of its own$"):
+        config(mechanism="elu", mechanism_options={"gate": "head"})
+    with pytest.raises(TypeError, match=r"mechanism 'softmax' has no option 'gate'; it takes scale$"):
+        config(mechanism=["elu", "softmax"], mechanism_options=[{}, {"gate": "head"}])
 
 
 def test_a_missing_extra_is_named(monkeypatch):

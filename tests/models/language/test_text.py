@@ -121,7 +121,13 @@ def test_a_tokenizer_beside_the_model_is_taken(folder, tmp_path):
     ("options", "message"),
     [
         (("--temperature", -1), "must be a number >= 0, got -1"),
+        (("--temperature", "nan"), "must be a number >= 0, got nan"),
+        (("--temperature", "inf"), "must be a number >= 0, got inf"),
         (("--top-p", 0), "above 0 and at most 1"),
+        (("--top-p", 0.9), "needs a temperature above 0"),
+        (("--top-k", 3), "needs a temperature above 0"),
+        (("--seed", -1), "must be an integer from 0 to 4294967295, got -1"),
+        (("--seed", 2**32), "must be an integer from 0 to 4294967295, got 4294967296"),
         (("--beams", 0), "must be an integer >= 1, got 0"),
         (("--precision", "fp8"), "fp32, bf16"),
     ],
@@ -149,6 +155,41 @@ def test_bad_folders_and_prompts_are_named(folder, tmp_path):
     result = call(tmp_path, "--prompt", "a")
     assert result.exit_code == 2
     assert "40 tokens are too few for bytes" in " ".join(result.output.split())
+
+
+def test_a_folder_that_transformers_cannot_read_is_named(folder, tmp_path):
+    """No model type; no weights; weights that are none; weights of another width; a tokenizer that is none."""
+    from safetensors.torch import load_file, save_file
+
+    def told():
+        result = call(tmp_path, "--prompt", "a")
+        assert result.exit_code == 2
+        assert isinstance(result.exception, SystemExit)
+        assert "value for MODEL_DIR: cannot be read as a language model" in result.output
+        return " ".join(result.output.replace("│", " ").split())
+
+    (tmp_path / "config.json").write_text("{}")
+    assert "model_type" in told()
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    assert "model.safetensors" in told()
+    (tmp_path / "model.safetensors").write_bytes(b"half of a file")
+    told()
+    weights = load_file(folder / "model.safetensors")
+    save_file(weights | {"model.norm.weight": torch.ones(3)}, tmp_path / "model.safetensors", {"format": "pt"})
+    told()
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "tokenizer.json").write_text("{}")
+    told()
+
+
+def test_a_text_longer_than_the_places_is_refused_before_it_is_written(tmp_path):
+    """Seven places: of a prompt of 3 and 5 new tokens all but the last one are read."""
+    build(vocab_size=256, max_position_embeddings=7, rotary=0).save_pretrained(tmp_path)
+    assert call(tmp_path, "--prompt", "abc").exit_code == 0
+    result = call(tmp_path, "--prompt", "abc", "--prompt", "abcd")
+    assert result.exit_code == 2
+    words = "--max-new-tokens: must leave room for a prompt of 4 tokens in max_position_embeddings = 7, got 5"
+    assert words in " ".join(result.output.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from linattn.layers.canon import canon_positions
 from linattn.layers.gate import ACTIVATIONS
 from linattn.layers.norms import NORMS, OUTPUT_NORMS
 from linattn.mechanisms.registry import mechanism_info
+from linattn.mechanisms.registry import mechanism_options as own_options
 from linattn.ops.checks import check_choice, check_groups
 
 MLPS = ("swiglu", "gelu")
@@ -85,7 +86,8 @@ class BlockOptions:
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
                 raise ValueError(f"{name} must be a number from 0 to 1, got {value!r}")
-        if self.rotary and (self.rotary_width < 2 or self.rotary_width > self.head_dim):
+        # All channels of an odd head are no pairs, and a half is rounded up for some widths and down for others.
+        if self.rotary and (self.rotary_width < 2 or (self.rotary == 1 and self.head_dim % 2)):
             raise ValueError(
                 f"rotary={self.rotary} turns pairs of a head's channels, and a head_dim of {self.head_dim} gives it "
                 f"{self.rotary * self.head_dim:g}: use an even head_dim and a larger share, or rotary=0"
@@ -99,6 +101,11 @@ class BlockOptions:
             if name in LAYER_SETS:
                 raise TypeError(f"mechanism_options must not hold {name!r}: the model sets it")
         info = mechanism_info(self.mechanism)
+        own = [name for name in own_options(info.cls) if name not in LAYER_SETS]
+        for name in self.mechanism_options:
+            if name not in own:
+                takes = ", ".join(own) or "none of its own"
+                raise TypeError(f"mechanism {info.name!r} has no option {name!r}; it takes {takes}")
         if not (info.causal if self.causal else info.bidirectional):
             raise ValueError(
                 f"mechanism {info.name!r} is only {'bidirectional' if self.causal else 'causal'}, but the model has "

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -33,8 +33,8 @@ def save_cache(cache: Cache, path: str | Path) -> None:
         >>> torch.allclose(rest, model(text).logits[:, 4:], atol=1e-5)
         True
     """
-    layers = state_layers(cache, len(cache.layers))
-    if any(layer.state is None for layer in layers):
+    layers = state_layers(cache, len(getattr(cache, "layers", ())))
+    if not layers or any(layer.state is None for layer in layers):
         raise ValueError("the cache is empty: run the model over a text first")
     tensors: dict[str, Tensor] = {}
     for index, layer in enumerate(layers):
@@ -49,15 +49,19 @@ def save_cache(cache: Cache, path: str | Path) -> None:
 def load_cache(path: str | Path, model: PreTrainedModel) -> Cache:
     """The cache that :func:`save_cache` wrote, on the device of ``model``, which must be the one it came from."""
     blocks = [module for module in model.modules() if isinstance(module, CachedBlock)]
-    with safe_open(path, "pt", device=str(model.device)) as file:
-        lengths = json.loads((file.metadata() or {}).get("lengths", "[]"))
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
+    try:
+        with safe_open(path, "pt", device=str(model.device)) as file:
+            lengths = json.loads((file.metadata() or {}).get("lengths", "[]"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
+    except SafetensorError as error:
+        raise ValueError(f"path must be a file that save_cache wrote, and {path} is none: {error}") from error
     if len(lengths) != len(blocks):
         raise ValueError(f"{path} holds the states of {len(lengths)} layers, but the model has {len(blocks)}")
     layers = []
     for index, (block, length) in enumerate(zip(blocks, lengths, strict=True)):
         kinds = {f"{index}.mechanism": block.attn.mechanism.state_type}
         layers.append(StateLayer(_unflatten(f"{index}", BlockState, tensors, kinds), length))
+        _check_canon(path, index, block, layers[-1].state)
     padding = tensors.pop(PADDING, None)
     layers[0].counted = padding is not None
     if padding is not None and bool(padding.any()):
@@ -65,6 +69,20 @@ def load_cache(path: str | Path, model: PreTrainedModel) -> Cache:
     if tensors:
         raise ValueError(f"{path} is the state of another model: nothing here has a place for {', '.join(tensors)}")
     return Cache(layers=[*layers])
+
+
+def _check_canon(path: str | Path, index: int, block: CachedBlock, state: BlockState | None) -> None:
+    """Each Canon layer finds its last tokens, and nothing else does: it would begin anew, without a word."""
+    layers = {"a": block.canon_a, "b": block.attn.canon, "c": block.canon_c, "d": block.mlp.canon}
+    for letter, canon in layers.items():
+        found = getattr(state, f"canon_{letter}", None)
+        wanted = None if canon is None else (canon.weight.shape[1] - 1, canon.weight.shape[0])
+        given = None if found is None else tuple(found.inputs.shape[1:])
+        if given != wanted:
+            raise ValueError(
+                f"{path} is the state of another model: Canon layer {letter} of layer {index} has (tokens, channels) = "
+                f"{given} there and {wanted} in the model"
+            )
 
 
 def _flatten(name: str, state: Any, tensors: dict[str, Tensor]) -> None:

@@ -1,5 +1,6 @@
 """One config for every language model."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -118,7 +119,7 @@ class LinearAttentionConfig(PreTrainedConfig):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         for name, least in (("rotary_base", 1), ("initializer_range", 0)):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not value > least:
+            if not isinstance(value, int | float) or isinstance(value, bool) or not least < value < math.inf:
                 raise ValueError(f"{name} must be a number > {least}, got {value!r}")
 
     def block_options(self, layer: int) -> BlockOptions:

@@ -1,17 +1,22 @@
 """From text to text: a folder with a model, and with a tokenizer or none, which means bytes."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, set_seed
 
+from linattn.models.language.hf.heads import LinearAttentionForCausalLM
 from linattn.support.options import OptionError
 
+MOST_SEED = 2**32 - 1  # that numpy, which transformers seeds too, takes
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -32,10 +37,15 @@ class Sampling:
         for name, least in (("max_new_tokens", 1), ("top_k", 0), ("beams", 1), ("prefill_chunk", 0)):
             if getattr(self, name) < least:
                 raise OptionError(name, f"must be an integer >= {least}, got {getattr(self, name)}")
-        if self.temperature < 0:
+        if not 0 <= self.temperature < math.inf:
             raise OptionError("temperature", f"must be a number >= 0, got {self.temperature:g}")
         if not 0 < self.top_p <= 1:
             raise OptionError("top_p", f"must be above 0 and at most 1, got {self.top_p:g}")
+        for name, unset in (("top_k", 0), ("top_p", 1)):
+            if not self.temperature and getattr(self, name) != unset:
+                raise OptionError(name, "needs a temperature above 0: at 0 the likeliest token is taken, none is drawn")
+        if not 0 <= self.seed <= MOST_SEED:
+            raise OptionError("seed", f"must be an integer from 0 to {MOST_SEED}, got {self.seed}")
 
     def options(self) -> dict[str, Any]:
         """Arguments of ``generate``."""
@@ -60,11 +70,23 @@ class TextModel:
         if not all(rows):
             raise OptionError("prompt", "must have at least one token to go on from, got an empty one")
         length = max(map(len, rows))
+        self._check_places(length, sampling.max_new_tokens)
         ids = torch.tensor([[self.pad] * (length - len(row)) + row for row in rows], device=self.model.device)
         mask = torch.tensor([[0] * (length - len(row)) + [1] * len(row) for row in rows], device=self.model.device)
         set_seed(sampling.seed)
         found: Tensor = self.model.generate(ids, attention_mask=mask, pad_token_id=self.pad, **sampling.options())
         return [self.decode(self._until_end(row)) for row in found[:, length:].tolist()]
+
+    def _check_places(self, length: int, new: int) -> None:
+        """The last token that is added is not read any more, and needs no place."""
+        if not isinstance(self.model, LinearAttentionForCausalLM):
+            return  # for others the number is none that they must keep to
+        places = self.model.config.max_position_embeddings
+        if places is not None and length + new - 1 > places:
+            raise OptionError(
+                "max_new_tokens",
+                f"must leave room for a prompt of {length} tokens in max_position_embeddings = {places}, got {new}",
+            )
 
     def _until_end(self, ids: list[int]) -> list[int]:
         """Without the token that ends a text, and the padding behind it, which may be a byte like any other."""
@@ -80,17 +102,21 @@ def load_text_model(folder: Path, device: str, precision: str) -> TextModel:
     """
     if not (folder / "config.json").is_file():
         raise OptionError("checkpoint", f"must be a folder with config.json and weights, got {folder}")
-    if not getattr(AutoConfig.from_pretrained(folder), "causal", True):
+    with _named(folder):
+        config = AutoConfig.from_pretrained(folder)
+    if not getattr(config, "causal", True):
         raise OptionError("checkpoint", f"must be a causal language model, and this is an encoder: {folder}")
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
-    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    with _named(folder):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     model, report = loaded
     missing = sorted(report["missing_keys"])
     if missing:
         raise OptionError("checkpoint", f"must be a language model with all its weights; {missing[0]} is not there")
     model.to(device).eval()
     if any((folder / name).exists() for name in TOKENIZER_FILES):
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        with _named(folder):
+            tokenizer: Any = AutoTokenizer.from_pretrained(folder)
 
         def encode(text: str) -> list[int]:
             # As `linattn train` reads texts: a token that ends a text would stand between the prompt and what follows.
@@ -103,6 +129,15 @@ def load_text_model(folder: Path, device: str, precision: str) -> TextModel:
     if size < 256:
         raise OptionError("checkpoint", f"has no tokenizer, and {size} tokens are too few for bytes: {folder}")
     return TextModel(model, lambda text: list(text.encode()), _from_bytes, model.config.pad_token_id or 0)
+
+
+@contextmanager
+def _named(folder: Path) -> Iterator[None]:
+    """What transformers says of a folder that it cannot read is said of the option."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise OptionError("checkpoint", f"cannot be read as a language model: {folder}: {error}") from error
 
 
 def _from_bytes(ids: list[int]) -> str:
