@@ -130,7 +130,8 @@ def test_hidden_states_tuples_and_embeddings():
     model, ids = build(num_hidden_layers=2), draw()
     out = model(ids, output_hidden_states=True)
     assert len(out.hidden_states) == 3
-    torch.testing.assert_close(model.lm_head(model.model.norm(out.hidden_states[-1])), out.logits, **TOLERANCE)
+    assert torch.equal(out.hidden_states[0], model.get_input_embeddings()(ids))
+    torch.testing.assert_close(model.lm_head(out.hidden_states[-1]), out.logits, **TOLERANCE)  # after the norm
     torch.testing.assert_close(model(ids, return_dict=False, use_cache=False)[0], out.logits, **TOLERANCE)
     embedded = model(inputs_embeds=model.get_input_embeddings()(ids)).logits
     torch.testing.assert_close(embedded, out.logits, **TOLERANCE)

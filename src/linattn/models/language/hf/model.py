@@ -84,7 +84,8 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
             past_key_values: a cache that earlier tokens left; it is changed. It knows how much of them was padding.
             use_cache: return a cache (None: what the config says; no in training and for packed sequences).
             cu_seqlens: ``(N+1,)`` offsets of sequences packed into one row.
-            output_hidden_states: also those before the first and after each block.
+            output_hidden_states: also return those before each block and, last, after the norm, as other models of
+                transformers do.
         """
         if self.config.output_attentions if output_attentions is None else output_attentions:
             raise ValueError("output_attentions=True is not possible: a linear attention never has its weights")
@@ -111,13 +112,15 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         tokens = Tokens(key_mask, cu_seqlens, rotations(positions, self.rotary_widths, self.config.rotary_base, x))
         x = self.dropout(x)
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        hidden: tuple[Any, ...] | None = (x,) if wanted else None
+        hidden: tuple[Tensor, ...] | None = () if wanted else None
         for index, block in enumerate(self.layers):
-            x = block(x, tokens, past=states[index] if states else None)
             hidden = None if hidden is None else (*hidden, x)
+            x = block(x, tokens, past=states[index] if states else None)
         if states:
             states[0].note_padding(key_mask)
-        return self._answer(BaseModelOutputWithPast(self.norm(x), past_key_values, hidden), return_dict)
+        x = self.norm(x)
+        hidden = None if hidden is None else (*hidden, x)
+        return self._answer(BaseModelOutputWithPast(x, past_key_values, hidden), return_dict)
 
     def _embed(self, ids: Tensor | None, embeds: Tensor | None) -> Tensor:
         if (ids is None) == (embeds is None):
