@@ -72,3 +72,14 @@ def test_accounting():
     assert mechanism.num_parameters == 12
     assert mechanism.state_size(9) == 2 * 6 * 7
     assert mechanism.flops(9) == 9 * 6 * 2 * 6 * 7
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_gradients_in_fp16_are_in_range(causal):
+    """Features are near 1, but gradients of what is raised to a power are not: rounded to fp16 some are infinite."""
+    for seed in range(10):
+        torch.manual_seed(seed)
+        mechanism = create_mechanism("focused", num_heads=2, head_dim=16, causal=causal).half()
+        inputs = [torch.randn(2, 2, 33, 16).half().requires_grad_() for _ in range(3)]
+        mechanism(*inputs).float().square().sum().backward()
+        assert all(x.grad.isfinite().all() for x in inputs)

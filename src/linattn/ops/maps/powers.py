@@ -91,10 +91,6 @@ class ShiftedPower(WideMap):
     inner: Tensor
     outer: Tensor
 
-    @property
-    def steep(self) -> bool:
-        return False
-
     def wide(self, x: Tensor) -> Tensor:
         base = with_groups((F.relu(x) + SHIFT) * self.inner.unsqueeze(-1), self.factor.shape[0])
         return (base.pow(self.power) * self.factor[:, None, None]).flatten(1, 2) * self.outer.unsqueeze(-1)

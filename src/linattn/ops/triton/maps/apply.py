@@ -8,7 +8,7 @@ from linattn.ops.triton.maps.library import map_directly
 from linattn.ops.triton.support import MAP_CODES
 
 # Features that leave the range of fp16: there they are fp32.
-STEEP = ("split_power", "norm_power", "sign_power", "split_expm1", "squares", "squares_and_linear")
+STEEP = ("split_power", "norm_power", "sign_power", "split_expm1", "squares", "squares_and_linear", "shifted_power")
 
 
 def map_features(x: Tensor, twin: Twin) -> Tensor:
