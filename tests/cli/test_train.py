@@ -112,7 +112,10 @@ def test_divergence_is_told_with_exit_code_one(tmp_path, monkeypatch):
         (["--global-pool", "max"], ["--global-pool", "avg, token"]),
         (["--crop-padding", "8"], ["--crop-padding", "8x8"]),
         (["--rand-augment", "strong"], ["--rand-augment", "m9"]),
-        (["--mechanism", "relu", "--energy-loss", "0.1"], ["--energy-loss", "such as mirror, got 0.1"]),
+        (
+            ["--mechanism", "relu", "--energy-loss", "0.1"],
+            ["--energy-loss", "such as mirror; for others it must be 0, got 0.1"],
+        ),
         (["--mechanism", "pola", "--option", "alhpa=2"], ["--option", "no option 'alhpa'", "alpha"]),
         (["--mechanism", "pola", "--option", "alpha=-2"], ["--option", "pola: alpha must be a number > 0"]),
         (["--mechanism", "pola", "--option", "nala.power=2"], ["--option", "nala.* is given"]),

@@ -144,7 +144,7 @@ def test_the_better_lr_wins_and_of_equals_the_smaller():
         ({"host": replace(HOST, depth=0)}, "depth: must be an integer >= 1"),
         ({"host": replace(HOST, local="wide")}, "local: must be one of"),
         ({"train": replace(TRAIN, epochs=0)}, "epochs: must be"),
-        ({"train": replace(TRAIN, energy_loss=0.1)}, "energy_loss: needs a mechanism that tells what it cuts off"),
+        ({"train": replace(TRAIN, energy_loss=0.1)}, "energy_loss: needs a mechanism that reports the energy"),
     ],
 )
 def test_a_wrong_option_is_named_before_anything_is_written(tmp_path, changes, words):

@@ -17,6 +17,7 @@ from linattn.compare.graph.scaling import ScalingConfig, ScalingResult, ScalingR
 from linattn.compare.graph.settings import GraphCompareConfig, Point
 from linattn.compare.graph.subject import Graphs
 from linattn.models.graph import create_graph_model, graph_model_options, graph_models
+from linattn.support.options import OptionError
 from linattn.tasks.graph import load_graph
 from linattn.train.graph.epochs import NotFiniteError
 from linattn.train.graph.loop import GraphResult
@@ -226,6 +227,20 @@ def test_epochs_of_a_paper_give_way_to_those_of_the_user(tmp_path):
     assert subject.rounds == 1000
     config = replace(subject.config, changes={"epochs": 7})
     assert [config.train_of(name, "Cora", 0).epochs for name in config.models] == [7, 7]
+
+
+def test_a_paper_without_scripts_for_the_data_is_told_before_any_work(tmp_path):
+    arguments = ["--data", "communities:60:3", "--models", "sgc,pseudo_riemannian", "--paper", "--output", tmp_path]
+    found = graph("compare", *arguments)
+    assert found.exit_code == 2
+    assert "--paper" in found.output
+    words = " ".join(found.output.replace("│", "").split())
+    assert "pseudo_riemannian on links of cora, citeseer, pubmed, tree-4-6; got sgc" in words
+    assert not (tmp_path / "settings.json").exists()
+    cora = replace(load_graph("communities:60:3"), name="Cora")
+    with pytest.raises(OptionError, match="got sgc, gcn on nodes of Cora"):
+        Graphs(GraphCompareConfig("Cora", ("sgc", "gcn"), paper=True), cora)
+    assert Graphs(GraphCompareConfig("Cora", ("pseudo_riemannian+relu",), paper=True), cora).rounds == 1000
 
 
 def test_the_options_of_hypformer_on_the_page_on_graphs_reach_the_model(tmp_path):

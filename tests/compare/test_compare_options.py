@@ -13,6 +13,7 @@ from linattn.cli.main import app
 from linattn.compare import runner
 from linattn.compare.compare import compare
 from linattn.compare.host import create_host
+from linattn.compare.images import Images
 from linattn.compare.settings import HostConfig
 from linattn.support.options import OptionError
 from linattn.tasks import load_images
@@ -57,6 +58,34 @@ def test_folders_from_before_there_were_options_go_on(tmp_path):
     assert result.stat().st_mtime_ns == before
     with pytest.raises(OptionError, match="options was None, now"):
         compare(replace(config, host=ALPHA), Console(file=StringIO()))
+
+
+def test_a_mechanism_joins_a_folder_with_its_options(tmp_path):
+    config = config_for(tmp_path / "c", mechanisms=("pola",), host=ALPHA, seeds=1, train=replace(TRAIN, epochs=1))
+    run(config)
+    both = replace(HOST, options={"nala": {"power": 2.0}, **ALPHA.options})
+    assert run(replace(config, mechanisms=("pola", "nala"), host=both))[0] == 0
+    results = {path: path.stat().st_mtime_ns for path in config.output.glob("runs/*/*/result.json")}
+    assert len(results) == 2
+    # one that is left out keeps what it had
+    only = replace(HOST, options={"nala": {"power": 2.0}})
+    assert run(replace(config, mechanisms=("nala",), host=only))[0] == 0
+    assert json.loads((config.output / "settings.json").read_text())["options"] == both.options
+    assert run(replace(config, host=ALPHA))[0] == 0
+    assert {path: path.stat().st_mtime_ns for path in results} == results, "nothing was trained again"
+    for name in ("pola", "nala"):
+        with pytest.raises(OptionError, match="options was"):
+            compare(replace(config, mechanisms=(name,), host=HOST), Console(file=StringIO()))
+
+
+def test_costs_that_an_earlier_version_measured_stay(tmp_path, monkeypatch):
+    """It did not know the loss of energy, which is not timed."""
+    config = config_for(tmp_path / "c", mechanisms=("pola",), seeds=1, train=replace(TRAIN, epochs=1))
+    run(config)
+    (path,) = (config.output / "costs").iterdir()
+    assert "energy_loss" not in json.loads(path.read_text())["key"]
+    monkeypatch.setattr(Images, "costs", lambda *_: pytest.fail("measured already"))
+    assert run(config)[0] == 0
 
 
 def test_options_reach_the_mechanism_of_either_host():

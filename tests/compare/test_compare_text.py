@@ -67,6 +67,13 @@ def test_a_place_for_what_is_drawn_may_be_named_later():
     assert kept.fingerprint() == CONFIG.fingerprint()
 
 
+def test_heads_of_a_fixed_width_are_told_for_every_host():
+    fixed = replace(CONFIG.host, heads=None, head_dim=8)
+    assert Texts(replace(CONFIG, host=fixed)).describe()["host"]["heads"] == [2, 4]
+    assert Texts(replace(CONFIG, host=fixed, widths=(None,))).describe()["host"]["heads"] == 8
+    assert Texts(CONFIG).describe()["host"]["heads"] == 1
+
+
 def test_a_folder_of_an_earlier_version_goes_on(tmp_path):
     """What it does not know is as it was then: how the rate falls, eps, heads by their width, tied embeddings."""
     config = replace(CONFIG, output=tmp_path)
@@ -74,12 +81,12 @@ def test_a_folder_of_an_earlier_version_goes_on(tmp_path):
     (tmp_path / "settings.json").write_text(json.dumps(known))
     main.same_settings(config)
     linear = replace(config, train=replace(config.train, schedule="linear"))
-    with pytest.raises(OptionError, match="schedule was None, now linear"):
+    with pytest.raises(OptionError, match="schedule was cosine, now linear"):
         main.same_settings(linear)
     begun = tmp_path / "linear"
     begun.mkdir()
     main.same_settings(replace(linear, output=begun))
-    with pytest.raises(OptionError, match="schedule was linear, now None"):
+    with pytest.raises(OptionError, match="schedule was linear, now cosine"):
         main.same_settings(replace(config, output=begun))
     # a recipe's fixed set that is switched off is what was there before; where the task itself has one it is not
     for task, known in (("mqar", {}), ("regbench", {"train_examples": "None"})):

@@ -54,7 +54,7 @@ def compare(
     task: Annotated[str, typer.Option(help="nodes (their classes) or links.")] = "nodes",
     seeds: Annotated[int, typer.Option(help="Runs of each model.")] = 5,
     epochs: Annotated[
-        int | None, typer.Option(help="Steps over the whole graph.", show_default="300; with --paper 1000")
+        int | None, typer.Option(help="Steps over the whole graph.", show_default="300; of a paper's scripts 1000")
     ] = None,
     lr: Annotated[
         str, typer.Option(help="Learning rate; of several, each takes its best on validation.", show_default="by model")
@@ -81,7 +81,11 @@ def compare(
         ),
     ] = "auto",
     paper: Annotated[
-        bool, typer.Option(help="pseudo_riemannian as its paper's scripts have it: citation graphs, links of tree:4:6.")
+        bool,
+        typer.Option(
+            help="Settings of the paper's scripts for pseudo_riemannian: on Cora, Citeseer, PubMed, and links of "
+            "tree:4:6."
+        ),
     ] = False,
     option: Annotated[
         list[str],

@@ -26,7 +26,7 @@ class ImageOptions:
     label_smoothing: Annotated[float | None, typer.Option(help="Share of a target spread over all classes.")] = None
     energy_loss: Annotated[
         float | None,
-        typer.Option(help="Weight of the energy that mechanisms cut off, as a further loss; 0: off."),
+        typer.Option(help="Weight of a second loss, the share of energy that mirror cuts off; 0: none."),
     ] = None
     ema_decay: Annotated[float | None, typer.Option(help="Average the weights with this decay; 0: do not.")] = None
     mixup: Annotated[float | None, typer.Option(help="Alpha of mixup; 0: off.")] = None

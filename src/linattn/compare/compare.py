@@ -37,6 +37,7 @@ from linattn.support.files import write_json
 from linattn.support.options import OptionError
 from linattn.tasks.graph import load_graph
 from linattn.tasks.load import load_images
+from linattn.train.text.config import AS_EVER
 
 RIGHT, FAILED, INTERRUPTED = 0, 1, 130
 AnyConfig = CompareConfig | ConversionConfig | TextCompareConfig | GraphCompareConfig
@@ -109,8 +110,8 @@ def compare(config: AnyConfig, console: Console) -> int:
 
 def cost_key(output: Path, meta: dict[str, Any], subject: Subject, names: list[str]) -> tuple[Path, dict[str, Any]]:
     """Where the costs of mechanisms that are measured together lie, and what they depend on."""
-    # The update is not timed: what it is told, in runs since these fields are there, does not tell costs apart.
-    train = {name: value for name, value in meta["train"].items() if name not in ("schedule", "eps")}
+    # These change nothing that is timed, and earlier versions did not write them: what they measured stays valid.
+    train = {name: value for name, value in meta["train"].items() if name not in ("schedule", "eps", "energy_loss")}
     key = train | {"mechanisms": names, "device": meta["device"]}
     key["details"] = [subject.details(name) for name in names]
     name = folder_name(names[0]) if len(names) == 1 else "together"
@@ -164,16 +165,42 @@ def finish(folder: Path, console: Console, has_report: bool = True) -> None:
 
 
 def same_settings(config: Comparing) -> None:
-    """A folder holds one comparison; more mechanisms and seeds may join it, another budget may not."""
+    """A folder holds one comparison: more mechanisms and seeds may join it, another budget may not.
+
+    A mechanism that joins brings its options; one that is left out this time keeps those it had.
+    """
     path, wanted = config.output / "settings.json", loads_like(config.fingerprint())
     if not path.exists():
         write_json(path, wanted)
         return
     stored = loads(path.read_text())
     different = [name for name in wanted if stored.get(name) != wanted[name]]
+    joined = None
+    if "options" in different and isinstance(config, CompareConfig | ConversionConfig):
+        joined = joined_options(config, stored.get("options") or {}, wanted["options"] or {})
+        different = [name for name in different if name != "options" or joined is None]
     if different:
-        words = ", ".join(f"{name} was {stored.get(name)}, now {wanted[name]}" for name in different)
+        words = ", ".join(f"{n} was {_told(n, stored.get(n))}, now {_told(n, wanted[n])}" for n in different)
         raise OptionError("output", f"{config.output} holds a comparison with other settings ({words}): name another")
+    if joined is not None:
+        write_json(path, stored | {"options": joined or None})
+
+
+def _told(name: str, value: object) -> object:
+    """A setting as a user knows it: what earlier versions did not write down is None where it is as it was then."""
+    return AS_EVER.get(name) if value is None else value
+
+
+def joined_options(
+    config: CompareConfig | ConversionConfig, stored: dict[str, Any], wanted: dict[str, Any]
+) -> dict[str, Any] | None:
+    """Options by mechanism of all that are in a folder; None where one that has runs there was given others."""
+    for name in config.mechanisms:
+        folders = (Cell(name, 0, 0.0, validation).folder(config.output).parent for validation in (False, True))
+        if stored.get(name) != wanted.get(name) and any(folder.exists() for folder in folders):
+            return None
+    others = {name: own for name, own in stored.items() if name not in config.mechanisms}
+    return others | {name: own for name, own in wanted.items() if name in config.mechanisms}
 
 
 def loads_like(value: dict[str, Any]) -> dict[str, Any]:

@@ -10,21 +10,21 @@ from linattn.support.options import OptionError
 
 
 def check_energy(weight: float, among: Iterable[object]) -> None:
-    """Raise an OptionError where ``weight`` is not 0 and none ``among`` mechanisms, or modules, tells what it cuts off.
+    """Raise an OptionError where ``weight`` is not 0 and none of the mechanisms, or modules, ``among`` has such a loss.
 
     Example:
         >>> from linattn.models.vision import create_vit
         >>> check_energy(0.1, create_vit("digits", "mirror").modules())
     """
     if weight and not any(hasattr(each, "energy_loss") for each in among):
-        needed = "needs a mechanism that tells what it cuts off, such as mirror"
+        needed = "needs a mechanism that reports the energy it cuts off, such as mirror; for others it must be 0"
         raise OptionError("energy_loss", f"{needed}, got {weight:g}")
 
 
 class EnergyLoss:
     """The mean of ``energy_loss(q, k)`` over all mechanisms of a model that have one, such as ``mirror``.
 
-    Filled by every forward pass in training, until :meth:`take` empties it.
+    It is that of the model's last forward pass in training, once: :meth:`take` empties it.
 
     Example:
         >>> from linattn.models.vision import create_vit
@@ -37,14 +37,13 @@ class EnergyLoss:
 
     def __init__(self, model: nn.Module) -> None:
         self._found: list[Tensor] = []
-        self._taken = False
         having = [module for module in model.modules() if hasattr(module, "energy_loss")]
         self._hooks = [module.register_forward_pre_hook(self._add, with_kwargs=True) for module in having]
         self._hooks.append(model.register_forward_pre_hook(self._begin))
 
     def take(self) -> Tensor | float:
-        """What was found since the last time; 0 where no mechanism has such a loss."""
-        found, self._found[:], self._taken = self._found[:], [], True
+        """The loss; 0 where no mechanism has one."""
+        found, self._found[:] = self._found[:], []
         return torch.stack(found).mean() if found else 0.0
 
     def remove(self) -> None:
@@ -52,10 +51,8 @@ class EnergyLoss:
             hook.remove()
 
     def _begin(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
-        # Backward under gradient checkpointing runs the blocks again: what these add belongs to a graph that is gone.
-        if self._taken:
-            self._found.clear()
-            self._taken = False
+        # Under gradient checkpointing backward runs the blocks again, which adds losses that nobody has taken.
+        self._found.clear()
 
     def _add(self, mechanism: Any, inputs: tuple[Tensor, ...], options: Mapping[str, Any]) -> None:
         if mechanism.training and torch.is_grad_enabled():

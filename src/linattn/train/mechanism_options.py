@@ -19,8 +19,8 @@ def parse_options(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for text in texts:
         key, equals, value = text.partition("=")
-        name, _, own = key.strip().rpartition(".")
-        if not equals or not own:
+        name, dot, own = key.strip().rpartition(".")
+        if not equals or not own or (dot and not name):
             raise OptionError("option", f"must look like key=value or mechanism.key=value, got {text!r}")
         found.setdefault(name, {})[own] = _value(value.strip())
     return found
@@ -37,7 +37,7 @@ def layer_options(names: list[str], options: Mapping[str, Mapping[str, Any]]) ->
 
 
 def own_options(name: str, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Those of one of several mechanisms that are compared.
+    """The options of mechanism ``name``, from those of all that are compared.
 
     Example:
         >>> own_options("pola", parse_options(["pola.alpha=4", "mirror.modulation=none"]))
@@ -54,7 +54,10 @@ def check_compared(options: Mapping[str, Mapping[str, Any]], names: Container[st
 
 
 def option_or(other: str, error: Exception, name: str, own: Mapping[str, Any], model: str = "host") -> OptionError:
-    """What keeps mechanism ``name`` from ``model``: ``--option`` where it refuses its ``own`` ones, else ``other``."""
+    """``error``, raised when a ``model`` was made with mechanism ``name``, as that of a command line's option.
+
+    The option is ``--option`` where the error is about one of the mechanism's ``own`` options, else ``other``.
+    """
     message = str(error)
     if message.replace("=", " ").split(" ", 1)[0] in own:
         return OptionError("option", f"{name}: {message}")

@@ -151,7 +151,10 @@ def test_similar_pairs_are_held_out_at_every_height(tmp_path):
     with pytest.raises(OptionError, match="labels: must be None"):
         text_task("stsb", data=str(tmp_path), labels=("a", "b"))
     write(tmp_path, train=[{"sentence": "a", "label": "x"}])
-    with pytest.raises(OptionError, match="label must be a number, got 'x'"):
+    with pytest.raises(OptionError, match="label must be a finite number, got 'x'"):
+        text_task("stsb", data=str(tmp_path)).train_batch(1, 0, 0)
+    (tmp_path / "train.jsonl").write_text('{"sentence": "a", "label": NaN}')  # Python reads it as a number
+    with pytest.raises(OptionError, match="label must be a finite number, got nan"):
         text_task("stsb", data=str(tmp_path)).train_batch(1, 0, 0)
 
 
@@ -169,8 +172,22 @@ def test_wrong_files_are_named(tmp_path):
     with pytest.raises(OptionError, match=r"data: .*damaged.npz is no archive, or a damaged one"):
         _ = text_task("lra-image", data=str(tmp_path / "damaged.npz")).length
     write(tmp_path, train=[{"sentence": "a", "label": 2.5}])
-    with pytest.raises(ValueError, match=r"all names of classes, got 2.5; numbers that .* are those of the task stsb"):
+    with pytest.raises(ValueError, match=r"all names of classes, got 2.5; labels that .* are for the task stsb"):
         _ = text_task("glue", data=str(tmp_path)).classes
     write(tmp_path, train=[{"words": "a", "label": 0}])
     with pytest.raises(ValueError, match="a line needs sentence or text, or sentence1 and sentence2"):
         text_task("glue", data=str(tmp_path)).train_batch(1, 0, 0)
+
+
+def test_labels_are_no_truth_values(tmp_path):
+    rows = [{"text": "a", "label": True}, {"text": "b", "label": False}]
+    folder = write(tmp_path, train=rows, test=rows, validation=rows)
+    with pytest.raises(OptionError, match=r"a whole number in 0\.\.1, got True"):
+        text_task("lra-text", data=folder).train_batch(1, 0, 0)
+    with pytest.raises(OptionError, match=r"all whole numbers or all names of classes, got True"):
+        text_task("glue", data=folder).train_batch(1, 0, 0)
+
+
+def test_a_missing_folder_names_each_file_once(tmp_path):
+    with pytest.raises(OptionError, match=r"must be a folder with train\.jsonl, got"):
+        _ = text_task("lra-text", data=str(tmp_path / "nowhere")).train_size

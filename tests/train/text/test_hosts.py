@@ -83,6 +83,7 @@ def test_a_norm_stands_behind_mechanisms_that_have_none(mechanism, options, norm
         (lambda: layer_names("gated*,softmax", 4), "hybrid: must look like"),
         (lambda: layer_names("gated*5", 4), "names 5 layers, but the model has 4"),
         (lambda: parse_options(["gate"]), "option: must look like"),
+        (lambda: parse_options([".gate=head"]), "option: must look like .*, got '.gate=head'"),
         (lambda: create_host(replace(HOST, mechanism="gated/elu", depth=2, options={"": {"gate": "head"}}), TASK, 0),
          "say whose it is"),
         (lambda: create_host(replace(HOST, options={"gated": {"gate": "head"}}), TASK, 0), "the layers are elu"),
@@ -93,7 +94,7 @@ def test_a_norm_stands_behind_mechanisms_that_have_none(mechanism, options, norm
         (lambda: create_host(replace(HOST, mechanism="agent"), TASK, 0), "mechanism: mechanism 'agent' is only"),
         (lambda: create_host(replace(HOST, mechanism="nobody"), TASK, 0), "nobody"),
         (lambda: create_host(replace(HOST, head_dim=5), TASK, 0), "width: must be a multiple of 5, .* got 16"),
-        (lambda: create_host(replace(HOST, head_dim=8, heads=2), TASK, 0), "head_dim: .* name one"),
+        (lambda: create_host(replace(HOST, head_dim=8, heads=2), TASK, 0), "head_dim: and heads = 2 both fix"),
     ],
 )  # fmt: skip
 def test_a_wrong_option_is_named(make, words):

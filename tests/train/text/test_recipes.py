@@ -76,6 +76,18 @@ def test_an_epoch_is_what_the_task_has():
     assert configure(text_task("listops", train_examples=64), {}).steps == 5000  # steps are steps
 
 
+def test_an_epoch_stays_one_with_another_batch_size():
+    task = text_task("mqar", train_examples=5120)
+    config = configure(task, {"batch_size": 64})
+    assert (config.batch_size, config.steps) == (64, 64 * 5120 // 64)
+    assert configure(task, {"batch_size": 64, "steps": 7}).steps == 7
+    regbench = create_task("regbench", {}, "regbench")  # a warm-up that is a share of the steps
+    assert configure(regbench, {"batch_size": 16}, "regbench").warmup_steps == 2 * 3125
+    assert configure(text_task("listops"), {"batch_size": 64}).steps == 5000  # steps are steps
+    with pytest.raises(OptionError, match="batch_size: must be an integer of at least 1, got 0"):
+        configure(task, {"batch_size": 0})
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_epochs_of_files_are_of_their_rows(packed, tmp_path):
     data = labelled(tmp_path / "a", 320, packed)
@@ -109,7 +121,22 @@ def test_epochs_of_pictures_leave_out_those_held_out(tmp_path):
         ("mqar", {"length": 512, "vocab": 64}, {"train_examples": 100_000, "pairs": 4, "vocab": 64}),
         ("mad-recall", {}, {"train_examples": 12_800}),
         ("listops", {"train_examples": 64}, {"train_examples": 64, "test_examples": 2000}),
-        ("pathfinder", {"size": 128}, {"dash": 5.0, "continuity": 1.8, "length": 128**2}),
+        (
+            "pathfinder",
+            {"size": 128},
+            {
+                "dash": 5.0,
+                "gap": 4.0,
+                "thickness": 1.5,
+                "marker": 3.0,
+                "seed_distance": 20.0,
+                "continuity": 1.8,
+                "distractors": 8,
+                "distractor_contour": 4,
+                "contrast": 0.9,
+                "length": 128**2,
+            },
+        ),
         ("pathfinder", {}, {"dash": 2.0, "continuity": 1.0, "train_examples": 160_000}),
         ("brevo", {"length": 1536}, {"letters": 4, "word_length": (2, 4)}),
         ("passkey", {"length": 300}, {"length": 300}),
@@ -156,14 +183,15 @@ def test_what_is_given_wrongly_is_named_as_ever():
 
 
 @pytest.mark.parametrize(
-    ("recipe", "schedule", "eps"),
-    [("listops", "linear", 1e-8), ("listops-s5", "cosine", 1e-8), ("masked-text", "linear", 1e-6),
-     ("lano-k", "linear", 1e-8), ("depo2-75-released", "cosine", 1e-6), ("brevo2-40", "cosine", 1e-6),
-     ("mano-10", "cosine", 1e-8), ("glue-large-cola", "linear", 1e-6)],
+    ("recipe", "schedule", "floor", "eps"),
+    [("listops", "linear", 0, 1e-8), ("listops-s5", "cosine", 0, 1e-8), ("masked-text", "linear", 0.02, 1e-6),
+     ("lano-k", "linear", 0, 1e-8), ("depo2-75-released", "cosine", 0.1, 1e-6), ("brevo2-40", "cosine", 0.1, 1e-6),
+     ("mano-10", "cosine", 0.1, 1e-8), ("glue-large-cola", "linear", 0, 1e-6)],
 )  # fmt: skip
-def test_rates_fall_and_adam_divides_as_in_the_source(recipe, schedule, eps):
+def test_rates_fall_and_adam_divides_as_in_the_source(recipe, schedule, floor, eps):
     config = published(STANDARDS[recipe], 1000)
     assert (config.schedule, config.eps) == (schedule, eps)
+    assert config.min_lr == pytest.approx(floor * config.lr)
     config.check()
 
 
@@ -177,6 +205,22 @@ def test_a_step_at_the_highest_rate_takes_off_as_much_as_in_the_source(recipe, t
     """Its optimizer does not multiply weight decay by the learning rate, PyTorch's does."""
     config = published(STANDARDS[recipe], 1000)
     assert config.lr * config.weight_decay == pytest.approx(taken_off)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "batch_size", "epochs", "lr", "taken_off"),
+    [("", 48, 3, 5e-5, 5e-6), ("-qnli", 16, 10, 5e-5, 1e-6), ("-qqp", 16, 5, 3e-5, 3e-6), ("-rte", 16, 3, 1e-5, 1e-6),
+     ("-sst2", 16, 3, 3e-5, 3e-6), ("-mrpc", 32, 10, 8e-5, 8e-5), ("-cola", 32, 10, 8e-5, 8e-5 * 5e-6),
+     ("-stsb", 32, 10, 8e-5, 3e-6), ("-large", 48, 3, 1e-5, 5e-6), ("-large-qnli", 16, 10, 1e-5, 1e-6),
+     ("-large-qqp", 16, 5, 1e-5, 3e-6), ("-large-rte", 16, 2, 1e-5, 1e-5 * 1e-6), ("-large-sst2", 16, 3, 1e-5, 3e-6),
+     ("-large-mrpc", 32, 10, 1e-5, 8e-6), ("-large-cola", 32, 10, 1e-5, 1e-6), ("-large-stsb", 32, 8, 1e-5, 3e-6)],
+)  # fmt: skip
+def test_glue_is_tuned_as_in_the_programs(recipe, batch_size, epochs, lr, taken_off):
+    """Configs of M2-BERT base, and LION's table for large; of 9,600 examples."""
+    config = published(STANDARDS[f"glue{recipe}"], 9600)
+    assert (config.batch_size, config.steps, config.lr) == (batch_size, epochs * 9600 // batch_size, lr)
+    assert config.lr * config.weight_decay == pytest.approx(taken_off)
+    assert (config.betas, config.warmup_steps) == ((0.9, 0.98), round(0.06 * config.steps))
 
 
 def test_masked_text_ends_at_two_percent_of_its_rate():

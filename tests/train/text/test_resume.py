@@ -64,6 +64,20 @@ def test_a_finished_run_is_returned_without_training(whole, monkeypatch):
     assert result.score == json.loads((whole / "result.json").read_text())["score"]
 
 
+def test_options_that_a_model_does_not_print_tell_runs_apart(tmp_path):
+    host = replace(HOST, mechanism="mlstm")
+    capped, biased = (replace(host, options={"mlstm": own}) for own in ({"soft_cap": 15.0}, {"input_bias": -5.0}))
+    run(tmp_path, host=host)
+    for other, name in ((capped, "soft_cap"), (biased, "input_bias")):
+        with pytest.raises(ResumeError, match=rf"another options \(was \{{\}}, is \{{'{name}'"):
+            run(tmp_path, host=other)
+    path = tmp_path / "result.json"  # as an earlier version left it
+    found = json.loads(path.read_text())
+    del found["fingerprint"]["options"]
+    path.write_text(json.dumps(found))
+    assert run(tmp_path, host=capped)[1].score == found["score"]
+
+
 def test_weights_may_be_left_out(whole, tmp_path, monkeypatch):
     """The result and the log are there, a finished run is still known, and nobody gets weights that are not its own."""
     _, result = run(tmp_path, keep_weights=False)

@@ -10,6 +10,7 @@ from linattn.models.graph import graph_model_info, graph_models
 from linattn.support.options import OptionError, check_option
 from linattn.train.graph.config import GraphConfig
 from linattn.train.graph.recipes import Recipe, graph_recipe
+from linattn.train.mechanism_options import check_compared
 
 DECAYS = ("weight_decay", "attention_weight_decay", "graph_weight_decay")
 
@@ -107,9 +108,7 @@ class GraphCompareConfig:
                 if not graph_model_info(model).takes_mechanism:
                     raise OptionError("models", f"{model} takes no mechanism: leave {mechanism} out")
         used = {name.partition("+")[0] for name in self.models}
-        for name in self.options:
-            if name and name not in used:
-                raise OptionError("option", f"{name}.* is given, but {name} is not compared")
+        check_compared(self.options, used)
         if self.seeds < 1:
             raise OptionError("seeds", f"must be an integer >= 1, got {self.seeds}")
         if self.hidden is not None and self.hidden < 1:

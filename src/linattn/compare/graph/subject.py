@@ -22,6 +22,7 @@ from linattn.train.graph.config import GraphConfig
 from linattn.train.graph.epochs import GraphRecord
 from linattn.train.graph.loop import GraphResult, train_graph
 from linattn.train.graph.objective import Objective, create_objective
+from linattn.train.graph.recipes import check_paper
 
 CURVED = "pseudo_riemannian"
 FEATURE_RATES = ("input_dropout", "graph_dropout", "dropout")  # the first that acts is that of the features
@@ -35,6 +36,8 @@ class Graphs(Subject):
     has_report = False
 
     def __init__(self, config: GraphCompareConfig, data: GraphData) -> None:
+        if config.paper:
+            check_paper(tuple(config.models), config.task, data.name)
         self.config, self.data = config, data
         self.metric = METRICS[config.task]
         self.rounds = max(_evaluations(config.train_of(name, data.name, 0)) for name in config.models)

@@ -59,7 +59,7 @@ class Pretrained:
 
     @once
     def _identity(self) -> bytes:
-        """A digest of all that may decide how text is encoded: some tokenizers have their words in a file of their own."""
+        """A digest of all that may decide how text is encoded: some tokenizers keep their words in a file apart."""
         files = sorted(file for file in self.folder.iterdir() if file.is_file() and file.suffix in TOKENIZER_ENDINGS)
         found = hashlib.blake2b(digest_size=32)
         for file in files:

@@ -67,16 +67,16 @@ class Glue(LabelledTask):
             return tuple(self.labels)
         path = find_jsonl(self.data, ("train",))
         found = [row.get("label") for row in read_jsonl(path)]
-        numbers = [label for label in found if isinstance(label, int)]
+        numbers = [label for label in found if isinstance(label, int) and not isinstance(label, bool)]
         names = {label for label in found if isinstance(label, str)}
         if found and len(numbers) == len(found):
             return tuple(str(n) for n in range(max(numbers) + 1))
         if not names or any(not isinstance(label, str) for label in found):
-            wrong = next((label for label in found if not isinstance(label, int | str)), found[:1])
+            wrong = next((one for one in found if isinstance(one, bool) or not isinstance(one, int | str)), found[:1])
             raise SettingError(
                 "data",
-                f"{path}: labels must be all whole numbers or all names of classes, got {wrong!r}; numbers that "
-                "measure something are those of the task stsb",
+                f"{path}: labels must be all whole numbers or all names of classes, got {wrong!r}; labels that measure "
+                "something, as in STS-B, are for the task stsb",
             )
         return tuple(sorted(names))
 
@@ -101,7 +101,7 @@ class Glue(LabelledTask):
 
     def _label(self, path: Path, row: Mapping[str, Any], numbers: Mapping[str, int]) -> float:
         label = row.get("label")
-        if isinstance(label, int) and 0 <= label < len(numbers):
+        if isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(numbers):
             return label
         if not isinstance(label, str) or label not in numbers:
             raise SettingError(

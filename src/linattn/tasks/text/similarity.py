@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,16 +15,17 @@ from linattn.tasks.text.batch import Sequences
 from linattn.tasks.text.checks import require
 from linattn.tasks.text.glue import Glue
 
-NEAR = 0.5  # of the label: so far from it a number counts as hit on the screen
+NEAR = 0.5  # an answer that is off by no more counts as right where the screen shows percent
 
 
 @dataclass(frozen=True, kw_only=True)
 class Similarity(Glue):
     """The files of GLUE with a number for a ``label``, from one logit: no classes but one output.
 
-    The loss is the mean squared error. ``pearson`` is the correlation of what is said and what is true, in percent, and
-    ``near`` the share that is within 1/2. (GLUE has Spearman's correlation beside it, which takes all answers at once:
-    sums over batches do not give it.)
+    The loss is the mean squared error. ``pearson`` is the correlation of the answers with the labels, in percent, and
+    ``near`` the share of answers that are off by at most 1/2. GLUE has Spearman's correlation as well, and M2's
+    program, which the recipes are from, reports that one alone. It needs the ranks of all answers at once, which sums
+    over batches do not give: numbers here are not to be compared with those.
     """
 
     name = "stsb"
@@ -43,8 +45,8 @@ class Similarity(Glue):
 
     def _label(self, path: Path, row: Mapping[str, Any], numbers: Mapping[str, int]) -> float:
         label = row.get("label")
-        if not isinstance(label, int | float) or isinstance(label, bool):
-            raise SettingError("data", f"{path}: label must be a number, got {label!r}")
+        if not isinstance(label, int | float) or isinstance(label, bool) or not isfinite(label):
+            raise SettingError("data", f"{path}: label must be a finite number, got {label!r}")
         return float(label)
 
     def strata(self, labels: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
 """Settings of papers, by model, data set and task."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from linattn.models.graph import graph_models
-from linattn.support.options import check_option
+from linattn.support.options import OptionError, check_option
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,16 @@ PAPER = {
         (0, 16), 1, 1, 0.01, _LINK_DECAYS, graph_weight=0.9, dropout=(0.0, 0.0)
     ),
 }
+
+
+def check_paper(models: Collection[str], task: str, data: str) -> None:
+    """Raise an OptionError where ``PAPER`` has nothing for any of the models: it would change nothing."""
+    if not any((model.partition("+")[0], task, data.lower()) in PAPER for model in models):
+        known: dict[str, list[str]] = {}
+        for model, kind, name in PAPER:
+            known.setdefault(f"{model} on {kind} of", []).append(name)
+        words = "; ".join(f"{what} {', '.join(names)}" for what, names in known.items())
+        raise OptionError("paper", f"is for {words}; got {', '.join(models)} on {task} of {data}")
 
 
 def graph_recipe(model: str, task: str, data: str, *, paper: bool = False) -> Recipe:

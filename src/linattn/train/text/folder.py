@@ -27,6 +27,10 @@ class TextFolder(RunFolder):
     def weights(self) -> Path:
         return self.path / WEIGHTS
 
+    def _check(self, saved: dict[str, Any], given: dict[str, Any]) -> None:
+        # Earlier versions did not write down the options of mechanisms: such a run is taken for one with those given.
+        super()._check(saved, {name: value for name, value in given.items() if name != "options" or name in saved})
+
     def remove_halves(self) -> None:
         super().remove_halves()
         for half in self.path.glob(".model-*"):

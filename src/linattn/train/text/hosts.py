@@ -50,10 +50,11 @@ class HostOptions:
             if value is not None and value < 1:
                 raise OptionError(name, f"must be an integer >= 1, got {value}")
         if self.heads is not None and self.head_dim is not None:
-            raise OptionError("head_dim", f"fixes how many heads there are, and so does heads = {self.heads}: name one")
+            raise OptionError("head_dim", f"and heads = {self.heads} both fix the number of heads: give one of them")
         width = self.shape["hidden_size"]
         if self.head_dim is not None and width % self.head_dim:
-            raise OptionError("width", f"must be a multiple of {self.head_dim}, the channels of a head, got {width}")
+            allowed = f"a multiple of {self.head_dim}, the channels of a head, where heads is not given"
+            raise OptionError("width", f"must be {allowed}, got {width}")
         layer_options(self.names, self.options)
 
     @property

@@ -119,8 +119,17 @@ def text_fingerprint(
     """Everything that a run must have in common with the one it goes on with, ready for JSON."""
     return config.fingerprint() | {
         "model": model_digest(model), "task": task_settings(task), "processes": processes,
-        "test": None if test is None else task_settings(test), "start": start,
+        "test": None if test is None else task_settings(test), "start": start, "options": _options(model.config),
     }  # fmt: skip
+
+
+def _options(config: Any) -> Any:
+    """What the mechanisms were given, as one dict where it is the same in all layers.
+
+    The printed form of a model does not show all of it: a cap, or a value that parameters start from.
+    """
+    given = config.mechanism_options or {}
+    return given[0] if isinstance(given, list) and all(own == given[0] for own in given) else given
 
 
 def graph_words(captured: CapturedStep | None) -> str:

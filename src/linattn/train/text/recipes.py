@@ -8,6 +8,7 @@ from linattn.support.options import OptionError, SettingError, check_option
 from linattn.tasks.text import SequenceTask, text_task
 from linattn.tasks.text.registry import task_class
 from linattn.tasks.text.settings import STANDARDS, Standard
+from linattn.train.checks import check_integer
 from linattn.train.text.config import TextConfig
 
 LANGUAGE = "language"
@@ -21,11 +22,12 @@ def language() -> TextConfig:
     return TextConfig(5000, 32, lr=1e-3, min_lr=1e-4, warmup_steps=250, weight_decay=0.1, betas=(0.9, 0.98))
 
 
-def published(standard: Standard, examples: int | None = None) -> TextConfig:
+def published(standard: Standard, examples: int | None = None, batch_size: int | None = None) -> TextConfig:
     """The numbers of a paper; of several learning rates one from the middle.
 
-    Where the paper counts epochs these are epochs of ``examples``, of what the task at hand has
-    (``SequenceTask.train_size``): 3 epochs of a smaller set are fewer steps. None: of as many as the paper's had.
+    Where the paper counts epochs, the steps are as many as its epochs need on ``examples`` training sequences (those of
+    the task, ``SequenceTask.train_size``; None: as many as the paper had) with ``batch_size`` of them a step (None: as
+    many as the paper had).
 
     Example:
         >>> config = published(STANDARDS["listops"])
@@ -33,8 +35,10 @@ def published(standard: Standard, examples: int | None = None) -> TextConfig:
         (5000, 32, 0.0001, 1000, 'linear')
         >>> published(STANDARDS["mqar-mix"]).steps, published(STANDARDS["mqar-mix"], 90_000).steps
         (22500, 11250)
+        >>> published(STANDARDS["mqar-mix"], batch_size=512).steps
+        11250
     """
-    steps, batch = standard.steps, standard.batch_size
+    steps, batch = standard.steps, standard.batch_size if batch_size is None else batch_size
     if steps is None:
         examples = standard.examples if examples is None else examples
         if examples is None:
@@ -116,8 +120,8 @@ def recipe_settings(recipe: str, task: str) -> dict[str, Any]:
 def create_task(name: str, settings: Mapping[str, Any], recipe: str = "") -> SequenceTask:
     """The task with the settings that are given, and else those of the recipe.
 
-    Where no recipe is named, the one that :func:`configure` takes decides about the settings too: its epochs are those
-    of its data. Which one it is follows from the length that is given.
+    Where no recipe is named, it is the one that :func:`configure` takes for the budget, as epochs belong to the data
+    that they were counted on. The length that is given decides which one this is.
 
     Example:
         >>> create_task("mqar", {"pairs": 8}, "mqar-512").length
@@ -136,10 +140,11 @@ def task_with_settings(name: str, settings: Mapping[str, Any], recipe: str = "")
         given = recipe_settings(recipe, name) | given
         return text_task(name, **given), given
     usual = usual_settings(name)
-    # What the task has anyway is not written down: comparisons are told apart by what is.
+    # A default of the task is left out: a comparison knows its folder by the settings that are written there.
     own = {n: v for n, v in recipe_settings(_recipe_by_shape(name, given), name).items() if usual.get(n) != v}
     sizes = {n: v for n, v in own.items() if n.endswith("_examples")}
-    # Nobody asked for them: settings that do not go with those that are given give way, first what a sequence is.
+    # The recipe was not named, so what is given comes first. If both do not go together, the recipe keeps the sizes of
+    # its sets alone, and if that does not go either, nothing.
     for brought in (own, sizes):
         try:
             return text_task(name, **(brought | given)), brought | given
@@ -174,14 +179,14 @@ def host_of_recipe(recipe: str) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _published_for(recipe: str, task: SequenceTask) -> TextConfig:
-    """With epochs of what the task has; where the recipe has steps the task need not count."""
+def _published_for(recipe: str, task: SequenceTask, batch_size: int | None) -> TextConfig:
+    """With epochs of what the task has; a recipe of steps does not ask how many examples there are."""
     standard = STANDARDS[recipe]
     examples = None if standard.steps is not None else task.train_size
     if standard.steps is None and standard.examples is None and examples is None:
-        words = f"{recipe} counts epochs, and {task.name} has no end of training sequences: give it train_examples"
+        words = f"{recipe} counts epochs, and {task.name} has no end of training sequences: set its train_examples"
         raise OptionError("recipe", words)
-    return published(standard, examples)
+    return published(standard, examples, batch_size)
 
 
 def configure(
@@ -190,8 +195,9 @@ def configure(
     """A recipe with ``changes``, as a command line gives them: None keeps what the recipe says.
 
     ``clip_norm`` of 0 switches off. ``tokens`` gives the budget in tokens, in the place of steps: as many steps as
-    begin within it. A warm-up that is not given keeps its share of the steps, and the lowest rate its share of the
-    highest.
+    begin within it. With another batch size a recipe that counts epochs takes as many epochs in more or fewer steps,
+    and one that counts steps as many steps. A warm-up that is not given keeps its share of the steps, and the lowest
+    rate its share of the highest.
 
     Example:
         >>> from linattn.tasks.text import text_task
@@ -204,7 +210,8 @@ def configure(
     given = {name: value for name, value in changes.items() if value is not None}
     if "clip_norm" in given:
         given["clip_norm"] = given["clip_norm"] or None
-    plain = language() if recipe == LANGUAGE else _published_for(recipe, task)
+    check_integer("batch_size", given.get("batch_size", 1), 1)
+    plain = language() if recipe == LANGUAGE else _published_for(recipe, task, given.get("batch_size"))
     if tokens is not None:
         if "steps" in given:
             raise OptionError("tokens", "gives the budget, and so does steps: leave one of them out")
