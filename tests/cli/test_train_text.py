@@ -162,6 +162,11 @@ def test_a_recipe_that_is_named_brings_its_host(tmp_path):
         (["compare", "--task", "listops", "--set", "depth=0"], ["--set depth", "at least 2"]),
         (["train", "task", "mqar", *MQAR, "--mechanism", "nobody"], ["--mechanism", "nobody"]),
         (["train", "task", "mqar", *MQAR, "--hybrid", "gated*x"], ["--hybrid", "gated*3,softmax"]),
+        (["train", "task", "mqar", *MQAR, "--hybrid", "gated,nobody"], ["--hybrid", "nobody"]),
+        (["train", "task", "mqar", *MQAR, "--size", "pico", "--width", "65"], ["--width", "divide hidden_size = 65"]),
+        (["train", "task", "mqar", *MQAR, "--width", "65", "--heads", "2"], ["--heads", "divide hidden_size = 65"]),
+        (["compare", "--task", "mqar", *MQAR, "--size", "pico", "--widths", "65"], ["--widths", "hidden_size = 65"]),
+        (["train", "lm", "--data", "README.md", "--set", "evaluate=all"], ["--set evaluate", "one of test, valid"]),
         (["train", "task", "mqar", *MQAR, "--canon", "AQ"], ["--canon", "'Q'"]),
         (["train", "task", "mqar", *MQAR, "--size", "huge"], ["--size", "pico"]),
         (["train", "task", "mqar", *MQAR, "--attention-norm", "None"],
@@ -200,6 +205,14 @@ def test_a_bad_option_is_named_without_a_traceback(arguments, parts, tmp_path):
     assert "Traceback" not in result.output
     assert all(part in result.output for part in parts), result.output
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("command", [["task", "mqar"], ["images", "--epochs", "1"]])
+def test_a_file_in_the_place_of_the_folder_is_named(command, tmp_path):
+    (tmp_path / "x").write_text("")
+    result = call("train", *command, "--device", "cpu", "--output", tmp_path / "x")
+    assert result.exit_code == 2, result.output
+    assert "--output: must be a folder that can be written to" in result.output
 
 
 @pytest.mark.parametrize(

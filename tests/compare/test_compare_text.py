@@ -351,3 +351,29 @@ def test_options_go_to_the_mechanisms_that_have_them():
     texts.check()
     assert texts.hosts["elu 16"].options == {}
     assert texts.hosts["gated+B 16"].options == {"gated": {"gate": "head"}}
+
+
+def test_other_data_under_the_same_name_are_noticed(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("one text and no other. " * 40)
+    config = replace(
+        CONFIG, task="text", settings={"data": str(text), "length": 16}, patterns=("elu",), canons=(None,),
+        widths=(16,), lrs=(), output=tmp_path / "c",
+    )  # fmt: skip
+    assert compare(config, Console(file=StringIO())) == 0
+    text.write_text("no other and one text. " * 40)
+    with pytest.raises(OptionError, match=r"output: .* a comparison on other data: the files have changed since"):
+        compare(config, Console(file=StringIO()))
+    path = config.output / "settings.json"  # an earlier version did not write down what they held
+    stored = json.loads(path.read_text())
+    text.write_text("one text and no other. " * 40)
+    assert stored.pop("content")
+    path.write_text(json.dumps(stored))
+    assert compare(config, Console(file=StringIO())) == 0
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
+    (tmp_path / "c").write_text("")
+    for place in (tmp_path / "c", tmp_path / "c" / "inside"):
+        with pytest.raises(OptionError, match="output: must be a folder that can be written to"):
+            compare(replace(CONFIG, output=place), Console(file=StringIO()))

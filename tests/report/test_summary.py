@@ -88,3 +88,16 @@ def test_csv_of_unfinished_results_leaves_empty_what_is_not_known(tmp_path):
     assert (lines["relu"]["runs"], float(lines["relu"]["top1_mean"])) == ("2", mean((91.02, 91.34)))
     assert (lines["pola"]["runs"], lines["pola"]["top1_mean"], lines["pola"]["parameters"]) == ("0", "", "")
     assert [line["status"] for line in runs].count("waiting") == 15
+
+
+@pytest.mark.parametrize("name", ["gated*3/softmax", "zeros_softmax"])
+def test_what_has_quadratic_layers_is_not_called_linear(name):
+    results = results_of(**{name: [97.0, 98.0], "elu": [90.0, 91.0], "softmax": [99.0, 99.5]})
+    said = ranking_sentence(results)
+    assert said.startswith(f"Of the mechanisms other than softmax {name} has the highest mean top-1")
+    results["rows"] = [row | {"mechanism": f"{row['mechanism']} 64"} for row in results["rows"]]
+    results["mechanisms"] = [{"mechanism": f"{pattern} 64", "pattern": pattern} for pattern in (name, "elu", "softmax")]
+    assert ranking_sentence(results).startswith(f"Of the mechanisms other than softmax {name} 64 has")
+    assert ranking_sentence(
+        results_of(softmax=[99.0], **{name: []}) | {"mechanisms": [{"mechanism": name}]}
+    ).startswith("No mechanism other than softmax has a result yet.")

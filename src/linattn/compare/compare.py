@@ -34,7 +34,7 @@ from linattn.report import edge_sentence, ranking_sentence, write_csv, write_rep
 from linattn.report.numbers import counted
 from linattn.support.extras import need
 from linattn.support.files import write_json
-from linattn.support.options import OptionError
+from linattn.support.options import OptionError, check_folder
 from linattn.tasks.graph import load_graph
 from linattn.tasks.load import load_images
 from linattn.train.text.config import AS_EVER
@@ -57,6 +57,7 @@ def create_subject(config: AnyConfig) -> Subject:
 def compare(config: AnyConfig, console: Console) -> int:
     """Run the comparison, or go on with it; returns the exit code: 1 if a run failed, 130 after Ctrl-C."""
     config.check()
+    check_folder("output", config.output)
     subject = create_subject(config)
     subject.check()
     same_settings(config)
@@ -174,7 +175,10 @@ def same_settings(config: Comparing) -> None:
         write_json(path, wanted)
         return
     stored = loads(path.read_text())
+    stored.setdefault("content", wanted.get("content"))  # earlier versions did not write down what files held
     different = [name for name in wanted if stored.get(name) != wanted[name]]
+    if "content" in different:
+        raise OptionError("output", f"{config.output} holds a comparison on other data: the files have changed since")
     joined = None
     if "options" in different and isinstance(config, CompareConfig | ConversionConfig):
         joined = joined_options(config, stored.get("options") or {}, wanted["options"] or {})

@@ -14,7 +14,7 @@ from rich.text import Text
 from linattn.compare.cells import Cell, CellResult
 from linattn.compare.results import Results
 from linattn.report.metric import Metric, Words
-from linattn.report.numbers import counted
+from linattn.report.numbers import binary, counted
 from linattn.report.read import Comparison
 from linattn.train.checkpoint import RunFolder
 
@@ -121,7 +121,7 @@ def final_table(results: dict[str, Any]) -> Table:
         ("converted", "top1_converted_mean", lambda value: _number(value, 1, ".2f")),
         ("params", "parameters", short),
         ("MFLOP", "flops", lambda value: _number(value, 1e6, ".1f")),
-        ("state" if words.state == "state_size" else "state B", words.state, short),
+        ("state", words.state, short if words.state == "state_size" else _bytes),
         (f"{short_unit}/s forward", words.speed(training=False), _number),
         (f"{short_unit}/s train", words.speed(training=True), _number),
         ("peak MiB", "peak_bytes_train", lambda value: _number(value, 2**20, ".1f")),
@@ -152,6 +152,10 @@ def score_text(row: dict[str, Any], metric: Metric) -> str:
 def clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
+
+
+def _bytes(value: float | None) -> str:
+    return "" if value is None else binary(value)
 
 
 def short(value: float | None) -> str:

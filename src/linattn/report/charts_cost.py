@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from linattn.report.numbers import Unit, common_unit
+from linattn.report.numbers import BINARY, PREFIXES, Prefixes, Unit, common_unit
 from linattn.report.panel import Chart, Panel
 from linattn.report.read import Comparison
 from linattn.report.style import INK, MUTED, Style, styles
@@ -21,12 +21,13 @@ class Cost:
     title: Callable[[Unit], str]
     unit: Unit | None = None
     part: str | None = None
+    prefixes: Prefixes = PREFIXES
 
 
 COSTS = (
     Cost("peak_bytes_train", lambda unit: "Peak memory of training, MiB", MIB),
     Cost("flops", lambda unit: f"Operations of one image, {unit.prefix}FLOPs", part="attention_flops"),
-    Cost("state_bytes", lambda unit: f"State of one sequence, {unit.prefix}B"),
+    Cost("state_bytes", lambda unit: f"State of one sequence, {unit.prefix}B", prefixes=BINARY),
 )
 
 
@@ -37,7 +38,7 @@ def cost_chart(comparison: Comparison) -> Chart | None:
         if not values:
             continue
         parts = {name: comparison.value(name, cost.part) for name in values} if cost.part else {}
-        unit = cost.unit or common_unit(values.values())
+        unit = cost.unit or common_unit(values.values(), prefixes=cost.prefixes)
         title = cost.title(unit)
         alt = f"{title}: " + "; ".join(f"{name} {unit.text(value)}" for name, value in values.items()) + "."
         draw = partial(_draw, values=values, parts=parts, unit=unit, title=title, look=styles(comparison.names))

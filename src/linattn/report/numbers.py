@@ -3,7 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+Prefixes = tuple[tuple[float, str], ...]
 MISSING = "–"
+BINARY = ((2.0**40, "Ti"), (2.0**30, "Gi"), (2.0**20, "Mi"), (2.0**10, "Ki"), (1.0, ""))
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
@@ -22,8 +24,10 @@ class Unit:
         return f"{value / self.factor:{'+' if self.signed else ''},.{self.decimals}f}".replace("-", "−")
 
 
-def common_unit(values: Iterable[float | None], digits: int = 3) -> Unit:
+def common_unit(values: Iterable[float | None], digits: int = 3, prefixes: Prefixes = PREFIXES) -> Unit:
     """The prefix that suits the smallest value that is not zero, with decimals that give it ``digits`` digits.
+
+    ``prefixes``: those of thousands, or ``BINARY`` for bytes.
 
     Example:
         >>> unit = common_unit([5_500_000, 22_100_000])
@@ -31,7 +35,7 @@ def common_unit(values: Iterable[float | None], digits: int = 3) -> Unit:
         ('5.50', '22.10', 'M')
     """
     smallest = min((abs(value) for value in values if value), default=1.0)
-    factor, prefix = next(((f, p) for f, p in PREFIXES if smallest >= f), PREFIXES[-1])
+    factor, prefix = next(((f, p) for f, p in prefixes if smallest >= f), prefixes[-1])
     if factor == 1.0:
         return Unit(decimals=0 if smallest >= 10 ** (digits - 1) or smallest == int(smallest) else 1)
     whole = len(str(int(smallest / factor)))
@@ -58,10 +62,8 @@ def binary(value: float) -> str:
         >>> binary(512), binary(4096), binary(3 * 2**20)
         ('512 B', '4 KiB', '3 MiB')
     """
-    for factor, prefix in ((2**30, "Gi"), (2**20, "Mi"), (2**10, "Ki")):
-        if value >= factor:
-            return f"{value / factor:.3g} {prefix}B"
-    return f"{value:.3g} B"
+    factor, prefix = next(((f, p) for f, p in BINARY if value >= f), BINARY[-1])
+    return f"{value / factor:.3g} {prefix}B"
 
 
 def percent(value: float) -> str:

@@ -1,7 +1,7 @@
 """The results of a comparison as the report reads them: every field may still be missing."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -12,6 +12,7 @@ from linattn.report.metric import Metric, Words
 from linattn.support.options import OptionError, options_words
 
 REFERENCE = "softmax"
+QUADRATIC = (REFERENCE, "zeros_softmax")
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ class Comparison:
     def is_reference(self, name: str) -> bool:
         """Softmax, whatever the width of the host and with Canon layers too."""
         return (self.entry(name).get("pattern") or name) == REFERENCE
+
+    def are_linear(self, names: Iterable[str]) -> bool:
+        """Whether no layer of these is quadratic; a hybrid is named by its layers, ``gated*3/softmax``."""
+        layers = (part for name in names for part in (self.entry(name).get("pattern") or name).split("/"))
+        return all(part.partition("*")[0] not in QUADRATIC for part in layers)
 
     @property
     def widths(self) -> dict[str, list[str]]:

@@ -12,8 +12,9 @@ from linattn.report.read import Comparison, number
 def setting_sentence(comparison: Comparison) -> str:
     """Data, host, budget and device in one sentence; what is not known is left out."""
     data, host, train = (comparison.part(part) for part in ("data", "host", "train"))
+    sizes = _size(data) if comparison.words.unit == "images" else ""  # a text's are shares of it
     words = [f"{listed(comparison.names) if comparison.names else 'No mechanism'}"]
-    words.append(f"in one {_host(host)} on {data.get('name') or 'unnamed data'}{_size(data)}")
+    words.append(f"in one {_host(host)} on {data.get('name') or 'unnamed data'}{sizes}")
     count = comparison.words.round
     if number(train.get(f"{count}s")) is not None:
         words.append(f"for {counted(int(train[f'{count}s']), count)}")

@@ -61,15 +61,19 @@ def _progress(comparison: Comparison) -> str:
 
 def _among_linear(comparison: Comparison, names: list[str]) -> str:
     metric, found = comparison.metric, _accuracies(comparison, names, linear=True)
+    others = [name for name in names if not comparison.is_reference(name)]
+    one, kind = "linear mechanism", "linear mechanisms"
+    if not comparison.are_linear(others):
+        one, kind = "mechanism other than softmax", "mechanisms other than softmax"
     if not found:
-        return "No linear mechanism has a result yet."
+        return f"No {one} has a result yet."
     best = _best(metric, found)
     top = found.pop(best)
     if top.runs < 2:
-        lead = f"{best} has the {metric.extreme} {metric.name} of the linear mechanisms,"
+        lead = f"{best} has the {metric.extreme} {metric.name} of the {kind},"
         lead = lead if found else f"The {metric.name} of {best} is"
         return f"{lead} {metric.text(top.mean)} in one run: the spread is unknown, so no ranking is claimed."
-    lead = f"Of the linear mechanisms {best} has the {metric.extreme} mean {metric.name}:"
+    lead = f"Of the {kind} {best} has the {metric.extreme} mean {metric.name}:"
     lead = lead if found else f"The mean {metric.name} of {best} is"
     lead += f" {_range(metric, top)}."
     alone = [name for name, other in found.items() if other.runs < 2]

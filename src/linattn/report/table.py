@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from linattn.report.markup import Markup, element, join
-from linattn.report.numbers import MISSING, Unit, common_unit, counted
+from linattn.report.numbers import BINARY, MISSING, PREFIXES, Prefixes, Unit, common_unit, counted
 from linattn.report.panel import key
 from linattn.report.read import REFERENCE, Comparison
 from linattn.report.style import OUTLINES, Style, styles
@@ -82,7 +82,7 @@ def _accuracy_column(comparison: Comparison) -> Column:
 
 def _measured(
     title: str, unit_text: str, field: str, unit: Unit | None = None, digits: int = 3, images: bool | None = None,
-    optional: bool = False,
+    optional: bool = False, prefixes: Prefixes = PREFIXES,
 ) -> Callable[[Comparison], Column]:  # fmt: skip
     """A column of one field; ``{}`` in the text is the unit's prefix. ``images``: of these alone, or of text alone.
 
@@ -93,7 +93,7 @@ def _measured(
         unasked = images is not None and images != (comparison.words.unit == "images")
         values = [comparison.value(name, field) for name in comparison.names]
         unasked = unasked or (optional and all(value is None for value in values))
-        chosen = unit or common_unit(values, digits)
+        chosen = unit or common_unit(values, digits, prefixes)
         cells = [Cell(chosen.text(value), value) for value in values]
         return Column(title, unit_text.format(chosen.prefix).strip(), cells, unasked)
 
@@ -106,7 +106,7 @@ MEASURED = (
     _measured("parameters", "{}", "parameters", digits=4),
     _measured("operations", "{}FLOPs/image", "flops", images=True),
     _measured("state", "{} per layer", "state_size", images=True),
-    _measured("state", "{}B per sequence", "state_bytes", images=False),
+    _measured("state", "{}B per sequence", "state_bytes", images=False, prefixes=BINARY),
     _measured("forward", "images/s", "images_per_second_forward", Unit(), images=True),
     _measured("training", "images/s", "images_per_second_train", Unit(), images=True),
     _measured("forward", "{} tokens/s", "tokens_per_second_forward", images=False),

@@ -1,6 +1,8 @@
 """Options of commands: a wrong one is named with what is allowed."""
 
+import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +24,14 @@ def check_option(option: str, value: object, allowed: Iterable[object]) -> None:
     allowed = list(allowed)
     if value not in allowed:
         raise OptionError(option, f"must be one of {', '.join(map(str, allowed))}, got {value!r}")
+
+
+def check_folder(option: str, path: Path) -> None:
+    """Raise where ``path`` is no folder and cannot become one, or cannot be written to."""
+    whole = path.absolute()
+    place = next(parent for parent in (whole, *whole.parents) if parent.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise OptionError(option, f"must be a folder that can be written to, got {path}")
 
 
 def options_words(options: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from linattn.models.vision import SIZES, VisionTransformer, create_vit
-from linattn.support.options import OptionError, check_option, options_words
+from linattn.support.options import OptionError, check_folder, check_option, options_words
 from linattn.tasks.images import ImageData, ImageFolders
 from linattn.tasks.load import load_images
 from linattn.train.accelerator import create_accelerator
@@ -50,6 +50,7 @@ def train_on_screen(job: TrainJob, console: Console) -> int:
     data = load_images(job.data, image_size=job.image_size)
     config = configure(job.recipe or default_recipe(data), job.changes)
     config.check()
+    check_folder("output", job.folder)
     accelerator = create_accelerator(config)
     model = _create_host(job, data, config.seed)
     check_energy(config.energy_loss, model.modules())

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from tests.train.text.small_text import CONFIG, HOST, TASK, log_without_seconds, run
 
+from linattn.tasks.text import text_task
 from linattn.train.loop import ResumeError
 
 ROOT = Path(__file__).parents[3]
@@ -76,6 +77,21 @@ def test_options_that_a_model_does_not_print_tell_runs_apart(tmp_path):
     del found["fingerprint"]["options"]
     path.write_text(json.dumps(found))
     assert run(tmp_path, host=capped)[1].score == found["score"]
+
+
+def test_other_data_under_the_same_name_are_noticed(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("one text and no other. " * 40)
+    task = {"data": str(text), "length": 16}
+    run(tmp_path / "run", task=text_task("text", **task))
+    text.write_text("no other and one text. " * 40)
+    with pytest.raises(ResumeError, match="a run on other data: the files have changed since"):
+        run(tmp_path / "run", task=text_task("text", **task))
+    path = tmp_path / "run" / "result.json"  # as an earlier version left it
+    found = json.loads(path.read_text())
+    del found["fingerprint"]["data"]
+    path.write_text(json.dumps(found))
+    assert run(tmp_path / "run", task=text_task("text", **task))[1].score == found["score"]
 
 
 def test_weights_may_be_left_out(whole, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from typing import Any
 
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.support.options import OptionError, check_option
+from linattn.tasks.text import text_task
 from linattn.tasks.text.task import PLACES
 from linattn.train.mechanism_options import check_compared
 from linattn.train.text.config import AS_EVER, TextConfig
@@ -125,6 +126,7 @@ class TextCompareConfig:
         return {
             "task": self.task,
             "settings": settings,
+            "content": text_task(self.task, **self.settings).content,
             "lr": sweep,
             "equal_parameters": self.equal_parameters and self.mechanisms[0],
             **host,

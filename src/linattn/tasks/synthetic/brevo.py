@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from linattn.support.options import check_option
 from linattn.tasks.synthetic.brevo_answers import chances
 from linattn.tasks.synthetic.brevo_graphs import Graphs, random_graphs
 from linattn.tasks.synthetic.packed import PackedTask, Stream, numpy_random
@@ -15,7 +14,7 @@ from linattn.tasks.synthetic.ragged import Ints, below, groups, shuffled, writte
 from linattn.tasks.synthetic.sizes import SMALLEST, draw_sizes, mean_size
 from linattn.tasks.synthetic.words import Words
 from linattn.tasks.text.batch import IGNORED, Sequences
-from linattn.tasks.text.checks import at_least
+from linattn.tasks.text.checks import at_least, one_of
 from linattn.tasks.text.once import once
 from linattn.tasks.text.seeds import stream
 
@@ -52,7 +51,7 @@ class Brevo(PackedTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least("nodes", self.nodes, SMALLEST)
-        check_option("source", self.source, SOURCES)
+        one_of("source", self.source, SOURCES)
         self.words.check(self.nodes)
         self.check_length()
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from linattn.support.options import check_option
 from linattn.tasks.synthetic.lano_grammars import RULES, TERMINALS, grammar, lengths, random_sentences
 from linattn.tasks.synthetic.lano_parser import Parser
 from linattn.tasks.synthetic.packed import PackedTask, Stream
 from linattn.tasks.text.batch import IGNORED, Sequences
+from linattn.tasks.text.checks import one_of
 from linattn.tasks.text.once import once
 
 
@@ -44,9 +44,9 @@ class Lano(PackedTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_option("grammar", self.grammar, RULES)
+        one_of("grammar", self.grammar, RULES)
         if self.root is not None:
-            check_option("root", self.root, sorted(grammar(self.grammar)))
+            one_of("root", self.root, sorted(grammar(self.grammar)))
         self.check_length()
 
     @property

@@ -1,5 +1,7 @@
 """Settings of tasks: a wrong one is named with what is allowed."""
 
+from collections.abc import Iterable
+
 from linattn.support.options import SettingError
 
 
@@ -11,6 +13,12 @@ def at_least(option: str, value: int, low: int) -> None:
 def between(option: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise SettingError(option, f"must lie between {low} and {high}, got {value!r}")
+
+
+def one_of(option: str, value: object, allowed: Iterable[object]) -> None:
+    allowed = list(allowed)
+    if value not in allowed:
+        raise SettingError(option, f"must be one of {', '.join(map(str, allowed))}, got {value!r}")
 
 
 def require(option: str, holds: bool, allowed: str, value: object) -> None:

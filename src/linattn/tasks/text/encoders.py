@@ -10,11 +10,11 @@ from torch import Tensor
 from linattn.support.extras import need
 from linattn.support.files import write_atomically
 from linattn.support.options import SettingError
+from linattn.tasks.text.content import content_digest
 from linattn.tasks.text.documents import as_text
 from linattn.tasks.text.once import once
 
 PIECE = 1 << 20  # bytes a tokenizer gets at once: a whole corpus in one call would take tens of times its size
-TOKENIZER_ENDINGS = (".json", ".txt", ".model", ".tiktoken")
 
 
 class Encoder(Protocol):
@@ -58,13 +58,9 @@ class Pretrained:
         return AutoTokenizer.from_pretrained(self.folder)
 
     @once
-    def _identity(self) -> bytes:
-        """A digest of all that may decide how text is encoded: some tokenizers keep their words in a file apart."""
-        files = sorted(file for file in self.folder.iterdir() if file.is_file() and file.suffix in TOKENIZER_ENDINGS)
-        found = hashlib.blake2b(digest_size=32)
-        for file in files:
-            found.update(f"{file.name}\0{file.stat().st_size}\0".encode() + file.read_bytes())
-        return found.digest()
+    def _content(self) -> str:
+        """Of all files that may decide how text is encoded: some tokenizers keep their words in a file apart."""
+        return content_digest([self.folder])
 
     @property
     def size(self) -> int:
@@ -86,7 +82,7 @@ class Pretrained:
         """int32 ``(n,)``; from the cache it is mapped into memory."""
         if self.cache is None:
             return self._encode(document)
-        digest = hashlib.blake2b(self._identity + document.numpy().tobytes(), digest_size=12).hexdigest()
+        digest = hashlib.blake2b(self._content.encode() + document.numpy().tobytes(), digest_size=12).hexdigest()
         path = Path(self.cache).expanduser() / f"{digest}.int32"
         if not path.exists():
             tokens = self._encode(document)

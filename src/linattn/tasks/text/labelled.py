@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from linattn.support.options import SettingError, check_option
+from linattn.support.options import SettingError
 from linattn.tasks.stratify import stratified, without
 from linattn.tasks.text.batch import Sequences
-from linattn.tasks.text.checks import at_least, between, require
+from linattn.tasks.text.checks import at_least, between, one_of, require
 from linattn.tasks.text.examples import Examples
 from linattn.tasks.text.once import once
 from linattn.tasks.text.order import shuffled_batch
@@ -39,7 +39,7 @@ class LabelledTask(SequenceTask):
 
     def __post_init__(self) -> None:
         between("hold_out", self.hold_out, 0, 0.9)
-        check_option("evaluate", self.evaluate, ("test", "valid"))
+        one_of("evaluate", self.evaluate, ("test", "valid"))
         if self.evaluate == "valid":
             require("hold_out", self.hold_out > 0, "above 0 to evaluate on what is held out", self.hold_out)
 

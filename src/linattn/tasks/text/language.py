@@ -8,9 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from linattn.support.options import check_option
 from linattn.tasks.text.batch import IGNORED, Sequences, join
-from linattn.tasks.text.checks import at_least, between, require
+from linattn.tasks.text.checks import at_least, between, one_of, require
 from linattn.tasks.text.corpus import Corpus, Part, check_length, load_corpus
 from linattn.tasks.text.documents import SOURCES
 from linattn.tasks.text.encoders import Encoder, encoder
@@ -52,7 +51,7 @@ class Text(SequenceTask):
 
     def __post_init__(self) -> None:
         at_least("length", self.length, 2)
-        check_option("evaluate", self.evaluate, ("test", "valid"))
+        one_of("evaluate", self.evaluate, ("test", "valid"))
         if self.test_windows is not None:
             at_least("test_windows", self.test_windows, 1)
         for part in ("train", self.evaluate):

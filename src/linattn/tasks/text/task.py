@@ -13,8 +13,11 @@ from torch.nn import functional as F
 
 from linattn.support.telling import OnWork, in_silence
 from linattn.tasks.text.batch import IGNORED, Sequences
+from linattn.tasks.text.content import content_digest
+from linattn.tasks.text.once import once
 
 Kind = Literal["causal", "classification", "masked"]
+FILES = ("data", "tokenizer")  # settings that name files
 PLACES = ("cache",)  # settings that say where a task keeps things, not what it is
 
 
@@ -56,6 +59,12 @@ class SequenceTask(ABC):
 
         What is there already is not made again.
         """
+
+    @once
+    def content(self) -> str | None:
+        """Digest of the files that sequences are read from, and of a tokenizer; None where sequences are drawn."""
+        places = [place for name in FILES if (place := getattr(self, name, None))]
+        return content_digest(places) if places else None
 
     @property
     def train_size(self) -> int | None:

@@ -14,6 +14,7 @@ from linattn.support.bars import without_bars
 from linattn.train.checkpoint import ResumeError, RunFolder
 
 WEIGHTS = "model.safetensors"
+ADDED = ("options", "data")
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,14 @@ class TextFolder(RunFolder):
         return self.path / WEIGHTS
 
     def _check(self, saved: dict[str, Any], given: dict[str, Any]) -> None:
-        # Earlier versions did not write down the options of mechanisms: such a run is taken for one with those given.
-        super()._check(saved, {name: value for name, value in given.items() if name != "options" or name in saved})
+        # Earlier versions did not write these down: such a run is taken for one with what is given.
+        given = {name: value for name, value in given.items() if name not in ADDED or name in saved}
+        super()._check(saved, given | {"data": saved.get("data")})
+        if "data" in given and saved["data"] != given["data"]:
+            raise ResumeError(
+                f"{self.path} holds a run on other data: the files have changed since; go on with those that they "
+                "were, or use another folder"
+            )
 
     def remove_halves(self) -> None:
         super().remove_halves()

@@ -76,8 +76,12 @@ class HostOptions:
     @property
     def names(self) -> list[str]:
         """The mechanism of each layer."""
-        several = any(mark in self.mechanism for mark in ",/*")
-        return layer_names(self.mechanism, self.shape["num_hidden_layers"], "hybrid" if several else "mechanism")
+        return layer_names(self.mechanism, self.shape["num_hidden_layers"], self.mechanism_option)
+
+    @property
+    def mechanism_option(self) -> str:
+        """The option that ``mechanism`` was given by: a pattern of several stands in another one."""
+        return "hybrid" if any(mark in self.mechanism for mark in ",/*") else "mechanism"
 
     @property
     def norm(self) -> str | None:
@@ -168,10 +172,14 @@ def _named(error: Exception, host: HostOptions) -> OptionError:
     message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     options = {"canon": "canon", "rotary": "rotary", "dropout": "dropout", "attention_norm": "attention_norm",
                "attention_gate": "attention_gate", "num_attention_heads": "heads", "hidden_size": "width",
-               "mechanism": "mechanism"}  # fmt: skip
+               "mechanism": host.mechanism_option}  # fmt: skip
     first = message.split("=")[0].split()[0] if message else ""
     if "has no option" in message:
         return OptionError("option", message)
+    if first == "num_attention_heads" and host.heads is None and host.width is not None:
+        return OptionError("width", message)
     if first in options:
         return OptionError(options[first], message)
-    return OptionError("option" if host.options else "mechanism", f"{host.mechanism} does not fit this host: {message}")
+    return OptionError(
+        "option" if host.options else host.mechanism_option, f"{host.mechanism} does not fit this host: {message}"
+    )

@@ -120,6 +120,7 @@ def text_fingerprint(
     return config.fingerprint() | {
         "model": model_digest(model), "task": task_settings(task), "processes": processes,
         "test": None if test is None else task_settings(test), "start": start, "options": _options(model.config),
+        "data": task.content,
     }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from linattn.support.extras import need
+from linattn.support.options import check_folder
 from linattn.tasks.text import SequenceTask
 from linattn.train.accelerator import create_accelerator
 from linattn.train.attempt import attempt
@@ -70,6 +71,7 @@ def train_text_on_screen(job: TextJob, console: Console) -> int:
     need("training a language model", "accelerate", "transformers", "safetensors")
     config = configure(job.task, job.changes, job.recipe, job.tokens)
     config.check()
+    check_folder("output", job.folder)
     accelerator = create_accelerator(config)
     model = create_host(job.host, job.task, config.seed)
     if job.start is not None:
