@@ -148,3 +148,17 @@ def test_heads_and_configs_that_do_not_fit_are_named():
     assert encoder(draw()).past_key_values is None
     with pytest.raises(ValueError, match="past_key_values needs causal=True"):
         encoder(draw(), past_key_values=build()(draw(), use_cache=True).past_key_values)
+
+
+def test_a_classifier_warns_of_padding_that_it_would_read(monkeypatch):
+    from transformers.modeling_utils import logger
+
+    told = []
+    monkeypatch.setattr(logger, "warning_once", lambda words, *_: told.append(words))
+    model, ids = build("ForSequenceClassification", causal=False, pad_token_id=0, num_labels=3), draw().clamp(min=1)
+    model(ids)
+    ids[0, -3:] = 0
+    model(ids, attention_mask=(ids != 0).long())
+    assert not told
+    model(ids)
+    assert "attention_mask" in told[0]

@@ -165,6 +165,8 @@ class LinearAttentionForSequenceClassification(LinearAttentionPreTrainedModel):
     ) -> SequenceClassifierOutputWithPast | tuple[Any, ...]:
         """Logits ``(B, num_labels)``; with ``labels (B,)`` their loss, in fp32. Padding is not pooled."""
         loss_options = self._loss_options(kwargs)
+        if input_ids is not None:
+            self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         out = self.model(
             input_ids, attention_mask, position_ids, None, inputs_embeds, False, None, output_hidden_states,
             output_attentions, True,
