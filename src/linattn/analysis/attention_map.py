@@ -9,7 +9,7 @@ from linattn.analysis.linear_part import linear_part
 from linattn.mechanisms.base import Mechanism
 from linattn.ops.rotation import Rotate
 
-# Numbers in the queries, keys, values and features of one call: 2^24 are 64 MiB in fp32.
+# Limit of the numbers in queries, keys, values and features of one call: 2^24 are 64 MiB in fp32.
 PROBE_NUMBERS = 2**24
 
 
@@ -24,19 +24,19 @@ def attention_map(
     rotate: Rotate | None = None,
     channels: bool = False,
 ) -> Tensor:
-    """Weights ``w_ts`` of ``o_t = sum_s w_ts v_s``: ``(B, H, Tq, Tk)``.
+    """Compute the weights ``w_ts`` of ``o_t = sum_s w_ts v_s``: ``(B, H, Tq, Tk)``.
 
     Every mechanism is linear in v, whatever it does with q and k, so values that are 1 at one token and 0 elsewhere
-    give that token's column. Channels of v with equal weights (nearly always all of them) look at different tokens in
-    one probe. Where weights depend on the channel (the flows of ``pola`` and ``pola_plus``, ``hydra``) the mean over
-    channels is returned, or with ``channels=True`` all of them, ``(B, H, Tq, Tk, D)``. Memory beside the result is
-    bounded; the result is checked against the mechanism, which must be linear in v and keep channels apart.
+    return that token's column. Channels of v with equal weights (nearly always all of them) can probe different tokens
+    in one call. Where weights depend on the channel (the flows of ``pola`` and ``pola_plus``, ``hydra``) the mean over
+    channels is returned, or with ``channels=True`` all of them, ``(B, H, Tq, Tk, D)``. Apart from the result, memory is
+    bounded. The result is checked against the mechanism, which must be linear in v and keep channels apart.
 
     Args:
-        mechanism: in the mode and on the device it is wanted for.
+        mechanism: in the mode and on the device to be examined.
         q, k: ``(B, H, Tq, D)`` and ``(B, H_kv, Tk, D)``, as the mechanism is called with.
         spatial_shape, x, rotate: as the mechanism is called with.
-        channels: all channels instead of their mean.
+        channels: return the weights of all channels instead of their mean.
 
     Example:
         >>> import torch
@@ -75,7 +75,7 @@ def _mix(share: Tensor, columns: Tensor) -> Tensor:
 
 
 class _Probe:
-    """Calls of a mechanism with the same q and k and any number of values."""
+    """Calls a mechanism with fixed q and k and any number of values."""
 
     def __init__(
         self,
@@ -99,10 +99,10 @@ class _Probe:
         return out.unflatten(0, (P, -1))
 
     def equal_channels(self) -> Tensor:
-        """A label ``(D,)`` for each channel: those with one label have the same weights.
+        """Label each channel, ``(D,)``: channels with the same label have the same weights.
 
-        Values that are the same in all channels come out the same where the weights are. Two channels taken apart by
-        rounding cost a probe more, two taken for one differ by no more than rounding.
+        Values that are equal in all channels give equal outputs where the weights are equal. Two channels that rounding
+        sets apart only cost another probe, and two that are taken for one differ by rounding alone.
         """
         out = self(self.random_values(1, self.k.shape[2], 1))[0].flatten(0, 2)  # (B H Tq, D)
         tolerance = torch.finfo(out.dtype).eps ** 0.75 * out.abs().amax() if out.numel() else 0
@@ -116,10 +116,10 @@ class _Probe:
         return torch.tensor(labels, device=out.device)
 
     def columns(self, labels: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Some tokens, and the weights they get in each kind of channel: ``(G, B, H, Tq, tokens)``."""
+        """Yield some tokens at a time, and their weights in each kind of channel: ``(G, B, H, Tq, tokens)``."""
         Tk = self.k.shape[2]
         kinds = [(labels == g).nonzero().flatten() for g in range(int(labels.max()) + 1)]
-        at_once = min(len(kind) for kind in kinds)  # tokens that one probe looks at
+        at_once = min(len(kind) for kind in kinds)  # tokens that one probe examines
         readers = torch.stack([kind[:at_once] for kind in kinds])  # (G, at_once): a channel for each of them
         per_call = self._probes_per_call() * at_once
         for start in range(0, Tk, per_call):
@@ -138,6 +138,6 @@ class _Probe:
         return max(1, PROBE_NUMBERS // max(1, B * (H * Tq + 2 * H_kv * Tk) * width))
 
     def random_values(self, *shape: int) -> Tensor:
-        """Values from 1/2 to 3/2 ``(1, ...)``, always the same: sums of weights of one sign do not cancel."""
+        """Fixed random values from 1/2 to 3/2, ``(1, ...)``: with weights of one sign their sums cannot cancel."""
         generator = torch.Generator().manual_seed(0)
         return (0.5 + torch.rand(1, *shape, generator=generator, dtype=torch.float64)).to(self.k)

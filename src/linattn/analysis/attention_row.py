@@ -18,14 +18,14 @@ def attention_row(
     x: Tensor | None = None,
     rotate: Rotate | None = None,
 ) -> Tensor:
-    """Weights of the query ``token``: ``(B, H, Tk)``, the mean over the channels of v.
+    """Compute the attention weights of the query at ``token``: ``(B, H, Tk)``, the mean over the channels of v.
 
-    ``w_ts = sum_ij d o_ti / d v_sj / D``: since the output is linear in v, its gradient holds the weights, those of
-    all keys at once and in memory that grows with T. Query heads that share a key head take a pass each.
+    ``w_ts = sum_ij d o_ti / d v_sj / D``: since the output is linear in v, its gradient contains the weights of all
+    keys at once, and memory grows only linearly with T. Query heads that share a key head take a backward pass each.
 
     Args:
         mechanism, q, k, spatial_shape, x, rotate: as in ``attention_map``, of which this is a row.
-        token: from 0 to Tq - 1, or negative from the end.
+        token: from 0 to Tq - 1, or negative, counted from the end.
 
     Example:
         >>> import torch
@@ -43,7 +43,7 @@ def attention_row(
     with torch.enable_grad():
         v = torch.zeros_like(k).requires_grad_()
         out = linear_part(mechanism)(q, k, v, spatial_shape=spatial_shape, x=x, rotate=rotate)
-        # The gradients of query heads that share values would add up: one of each group at a time.
+        # The gradients of query heads that share values would add up, so each group passes one head at a time.
         heads = [out[:, h::group, token].mean(-1).sum() for h in range(group)]
         rows = [torch.autograd.grad(head, v, retain_graph=True)[0].sum(-1) for head in heads]  # (B, H_kv, Tk)
     return torch.stack(rows, dim=2).flatten(1, 2)

@@ -1,4 +1,4 @@
-"""What the mechanisms of a model are called with on real images."""
+"""Records what the mechanisms of a model are called with on real images."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +14,11 @@ from linattn.mechanisms.base import Mechanism
 
 @dataclass(frozen=True)
 class CapturedCall:
-    """One call of a mechanism: what it got, and where its tokens stand in the image.
+    """One call of a mechanism: its arguments, and where the tokens are in the image.
 
-    ``name`` is that of the ``Attention`` layer in the model, or of the mechanism itself where it stands alone. ``grid``
-    and ``key_grid`` are the planes of queries and keys (rows, columns), None where the layer was not told.
+    ``name`` is that of the ``Attention`` layer in the model, or of the mechanism itself if it is not inside one.
+    ``grid`` and ``key_grid`` are the planes (rows, columns) of queries and keys, None if they were not passed to the
+    layer.
     """
 
     name: str
@@ -40,8 +41,8 @@ class CapturedCall:
 def capture(model: nn.Module, images: Tensor) -> list[CapturedCall]:
     """Run the model once, in eval mode and without gradients, and return every call of a mechanism, in order.
 
-    Compiled models and blocks run as they were written (``torch.compiler.set_stance("force_eager")``), since
-    compiled code passes hooks by. Hooks and the modes of all modules are put back, also when the model raises.
+    Compiled models and blocks run uncompiled (``torch.compiler.set_stance("force_eager")``), since compiled code skips
+    hooks. Hooks are removed and the modes of all modules restored, even if the model raises.
 
     Example:
         >>> import torch
@@ -52,7 +53,7 @@ def capture(model: nn.Module, images: Tensor) -> list[CapturedCall]:
         (['blocks.0.attn', 'blocks.1.attn', 'blocks.2.attn'], torch.Size([2, 3, 17, 16]), (4, 4))
     """
     calls: list[CapturedCall] = []
-    planes: dict[str, tuple[int, int] | None] = {}  # of the call that a layer is in
+    planes: dict[str, tuple[int, int] | None] = {}  # planes of the call that a layer is in
 
     def enter_layer(name: str) -> Any:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -93,13 +94,13 @@ def capture(model: nn.Module, images: Tensor) -> list[CapturedCall]:
 
 
 def _plain(name: str) -> str:
-    """A module's name without the wrappers that ``torch.compile`` puts around modules."""
+    """A module's name without the wrappers that ``torch.compile`` adds."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode, and afterwards each module's own mode again: parts of a model may have been frozen."""
+    """Eval mode; on exit each module has its own mode again, as parts of a model may have been frozen."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

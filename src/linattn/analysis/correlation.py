@@ -7,13 +7,13 @@ SAME_NORM = 1e-3
 
 
 def entropy_norm_correlation(entropy: Tensor, norm: Tensor) -> list[float | None]:
-    """Pearson correlation, over all queries of a head, between the entropy of their row and their norm.
+    """Pearson correlation between the entropy of a query's row and the query's norm, over all queries of a head.
 
-    ``r = cov(E, |q|) / (std(E) std(|q|))`` for ``entropy`` and ``norm``, both ``(B, H, T)``: one number a head.
+    ``r = cov(E, |q|) / (std(E) std(|q|))`` for ``entropy`` and ``norm``, both ``(B, H, T)``: one number per head.
 
-    Softmax sharpens with the norm, r < 0; a normalised linear attention with homogeneous features cannot see it. None
-    where nothing can be said: entropies that differ by rounding alone, or norms by less than a thousandth, as those of
-    normed queries do (the eps of a norm leaves more than rounding).
+    Softmax sharpens as the norm grows, r < 0; a normalised linear attention with homogeneous features cannot see the
+    norm. The result is None where nothing can be said: if entropies differ only by rounding, or norms by less than a
+    thousandth, as those of normed queries do (the eps of a norm leaves more than rounding).
 
     Example:
         >>> import torch
@@ -29,11 +29,11 @@ def entropy_norm_correlation(entropy: Tensor, norm: Tensor) -> list[float | None
 
 
 def _pearson(a: Tensor, b: Tensor, same: tuple[float, float]) -> float | None:
-    """None where a or b stays within ``same`` of its mean, as a share of its largest value."""
+    """None if a or b stays within ``same`` of its mean, as a share of its largest value."""
     away = []
     for x, share in zip((a, b), same, strict=True):
         centred = x - x.mean()
         if not x.numel() or bool(centred.abs().amax() <= share * x.abs().amax()):
             return None
         away.append(centred / centred.norm())
-    return round(float(away[0] @ away[1]), 12)  # what rounding leaves beyond +-1 is no correlation
+    return round(float(away[0] @ away[1]), 12)  # remove what rounding leaves beyond +-1

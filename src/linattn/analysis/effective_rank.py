@@ -7,7 +7,7 @@ from torch import Tensor
 
 from linattn.analysis.entropy import entropy
 
-# Up to this size a processor is faster than a GPU, whose solver takes many small matrices one after the other.
+# Up to this size a CPU is faster than a GPU, whose solver takes many small matrices one after the other.
 SMALL = 512
 
 
@@ -15,8 +15,8 @@ def effective_rank(weights: Tensor) -> Tensor:
     """Effective rank (Roy and Vetterli, 2007) of matrices: ``(..., Tq, Tk) -> (...)``.
 
     ``exp(-sum_i p_i log p_i)``, ``p_i = sigma_i / sum_j sigma_j`` over the singular values: 1 for an outer product, n
-    for n equal ones. A zero matrix has rank 0. A linear attention cannot pass the width of its features, and rarely
-    comes near it. NaN where a matrix holds a number that is not finite.
+    for n equal singular values. A zero matrix has rank 0. The rank of linear attention cannot exceed the width of its
+    features, and rarely comes near it. NaN for matrices with a number that is not finite.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""What truncation costs: the energy of queries and keys that a ReLU cuts off."""
+"""Energy of queries and keys that a ReLU cuts off: what truncation costs."""
 
 import torch
 import torch.nn.functional as F
@@ -12,11 +12,12 @@ from linattn.ops.rotation import Rotate
 def energy_lost(mechanism: Mechanism, q: Tensor, k: Tensor, *, rotate: Rotate | None = None) -> list[float | None]:
     """Share of the energy of queries and keys that the mechanism cuts off, for each head.
 
-    ``sum relu(-y)^2 / sum y^2`` over the vectors y that ``mechanism.truncated(q, k)`` names: those of a head's queries
-    and of the keys it reads. 0.0 where nothing is truncated, by definition: softmax, or features that keep both signs
-    (``pola``, ``nala``), or that squash negative parts without cutting them (``elu``). None where all y are 0.
+    ``sum relu(-y)^2 / sum y^2`` over the vectors y that ``mechanism.truncated(q, k)`` returns: those of a head's
+    queries and of the keys it reads. By definition this is 0.0 where nothing is truncated: for softmax, for features
+    that keep both signs (``pola``, ``nala``), and for those that squash negative parts without cutting them off
+    (``elu``). It is None if all y are 0.
 
-    q ``(B, H, Tq, D)``, k ``(B, H_kv, Tk, D)``.
+    q is ``(B, H, Tq, D)``, k is ``(B, H_kv, Tk, D)``.
 
     Example:
         >>> import torch
@@ -32,9 +33,9 @@ def energy_lost(mechanism: Mechanism, q: Tensor, k: Tensor, *, rotate: Rotate | 
 
 @torch.no_grad()
 def energy_sums(mechanism: Mechanism, q: Tensor, k: Tensor, *, rotate: Rotate | None = None) -> tuple[Tensor, Tensor]:
-    """Lost and total energy of each head, both ``(H,)`` in fp64, for sums over several batches.
+    """Lost and total energy of each head, both ``(H,)`` in fp64, to be summed over several batches.
 
-    Where nothing is truncated the total is 1, so that no share is undefined.
+    If nothing is truncated the total is 1, so that no share is undefined.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""How spread out attention is: entropies of rows of weights, in nats."""
+"""Entropies of rows of attention weights, in nats: how spread out attention is."""
 
 import torch
 from torch import Tensor
@@ -9,9 +9,10 @@ def entropy(weights: Tensor) -> Tensor:
 
     ``E = -sum_s p_s log p_s``, ``p_s = |w_s| / sum_r |w_r|``
 
-    From 0, one key alone, to ``log Tk``, all keys alike. Rows need not sum to 1. Negative weights (``inline``,
-    ``retention``, ``hydra``) count by their size: a key that is subtracted is attended to as well. A row without any
-    weight, such as that of a ReLU query that meets no key, has the entropy 0: it spreads over nothing.
+    It ranges from 0, one key alone, to ``log Tk``, all keys alike. Rows need not sum to 1. Negative weights
+    (``inline``, ``retention``, ``hydra``) count by their absolute value: a key that is subtracted is attended to as
+    well. A row without any weight, such as that of a ReLU query that matches no key, has the entropy 0: it spreads over
+    nothing.
 
     Example:
         >>> import torch
@@ -26,9 +27,9 @@ def positive_sequence_entropy(x: Tensor) -> Tensor:
 
     ``PSE(x) = -sum_i (x_i / s) log(x_i / s)``, ``s = sum_i x_i``, for ``x_i >= 0``
 
-    Negative parts are cut off, so on an attention map it differs from ``entropy`` only where weights are negative. A
-    scale of x leaves it, and so does one inside a homogeneous map ``f(c x) = c^p f(x)``: that is why a normalised
-    linear attention does not see the norm of its queries. Inside exp, a large scale lowers it.
+    Negative parts are cut off, so on an attention map it differs from ``entropy`` only where weights are negative. It
+    is unchanged by a scale of x, also inside a homogeneous map ``f(c x) = c^p f(x)``, which is why a normalised linear
+    attention does not see the norm of its queries. Inside exp, a large scale lowers it.
 
     Example:
         >>> import torch
@@ -40,7 +41,7 @@ def positive_sequence_entropy(x: Tensor) -> Tensor:
 
 
 def _shannon(sizes: Tensor) -> Tensor:
-    # By the largest first: sums of sizes near the ends of a dtype's range stay inside it.
+    # Divide by the largest first: sums of values near the ends of a dtype's range then stay inside it.
     largest = sizes.amax(-1, keepdim=True)
     sizes = sizes / torch.where(largest > 0, largest, 1)
     total = sizes.sum(-1, keepdim=True)

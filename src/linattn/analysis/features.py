@@ -1,4 +1,4 @@
-"""The features that a linear mechanism makes of queries and keys, taken at the door of the algebra."""
+"""The features that a linear mechanism makes of queries and keys, captured where it calls the algebra."""
 
 import copy
 from contextlib import suppress
@@ -18,11 +18,11 @@ class Features(NamedTuple):
 
 
 def pairwise_features(mechanism: Mechanism, q: Tensor, k: Tensor, *, x: Tensor | None = None) -> Features | None:
-    """phi and psi with unnormalised weights ``phi_t . psi_s``, per head and flow; None without such features.
+    """Features phi and psi whose products ``phi_t . psi_s`` are the unnormalised weights, per head and flow.
 
-    They are what the mechanism hands to ``linear_attention``, before any rotation there, for q ``(B, H, Tq, D)`` and
-    k ``(B, H_kv, Tk, D)``. ``pola`` and ``pola_plus`` have two flows, others one. None for mechanisms that do not end
-    in that call. Those of ``hydra``, whose heads are its channels, are a constant.
+    They are what the mechanism passes to ``linear_attention``, before any rotation there, for q ``(B, H, Tq, D)`` and
+    k ``(B, H_kv, Tk, D)``. ``pola`` and ``pola_plus`` have two flows, others one. The result is None for mechanisms
+    that do not end in that call. In ``hydra`` heads are channels, and these features are a constant.
 
     Example:
         >>> import torch
@@ -39,7 +39,7 @@ def pairwise_features(mechanism: Mechanism, q: Tensor, k: Tensor, *, x: Tensor |
         seen.append(arguments)
         raise _TakenError
 
-    listening = copy.copy(mechanism)  # shares the parameters; only the door is its own
+    listening = copy.copy(mechanism)  # shares the parameters; only its call of the algebra is replaced
     listening.linear = take  # type: ignore[method-assign]
     with suppress(_TakenError):
         listening.attend(q, k, k, Call(mechanism.impl, x=x))
@@ -57,4 +57,4 @@ def pairwise_features(mechanism: Mechanism, q: Tensor, k: Tensor, *, x: Tensor |
 
 
 class _TakenError(Exception):
-    """Raised at the door of the algebra: the rest of the mechanism is not needed."""
+    """Raised where the mechanism calls the algebra, as the rest of it is not needed."""

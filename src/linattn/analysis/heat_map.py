@@ -11,15 +11,15 @@ def token_heat_map(
 ) -> Tensor:
     """Attention weights of one patch over the image plane: ``(rows, columns)`` of the keys.
 
-    The row of the attention map that belongs to the patch, the mean over heads unless one is chosen, without the
-    columns of class tokens: their share is missing in its sum. With spatial reduction the plane is the reduced one.
+    This is the patch's row of the attention map, averaged over heads unless one is chosen. The columns of class tokens
+    are left out, so their share is missing in its sum. With spatial reduction the plane is the reduced one.
 
     Args:
         model: a vision model whose layers are ``linattn.layers.Attention``.
         image: ``(C, height, width)`` or ``(1, C, height, width)``, normalised, on the model's device.
-        layer: its name, or its place among the layers of attention.
+        layer: name of the attention layer, or its index among the attention layers.
         token: the patch, counted row by row from 0, without class tokens (None: the one in the centre).
-        head: from 0 (None: the mean over all).
+        head: number of the head, from 0 (None: the mean over all heads).
 
     Example:
         >>> import torch

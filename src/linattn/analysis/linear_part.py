@@ -1,4 +1,4 @@
-"""A mechanism as a linear map of its values, for what is read off by probing."""
+"""The part of a mechanism that is linear in its values, for analyses that probe it."""
 
 import copy
 
@@ -11,11 +11,11 @@ from linattn.ops.rotation import Rotate
 
 
 def linear_part(mechanism: Mechanism) -> Mechanism:
-    """The mechanism without what it does to its output after the values are summed up.
+    """The mechanism without what it does to its output after the values are summed.
 
-    Attention weights are what the values are multiplied with: ``o_t = sum_s w_ts v_s``. The angular mechanism then
-    gives its output the length 1, which is no weighting: its row sum takes the place of that length. Zeros ends in a
-    norm over the channels of a head, which is left out.
+    Attention weights are the factors of the values: ``o_t = sum_s w_ts v_s``. The angular mechanism then scales its
+    output to length 1, which is not a weighting, so here it is divided by its row sum instead. Zeros ends in a norm
+    over the channels of a head, which is left out.
 
     Example:
         >>> from linattn import create_mechanism
@@ -23,7 +23,7 @@ def linear_part(mechanism: Mechanism) -> Mechanism:
         'sum'
     """
     if isinstance(mechanism, Angular) and mechanism.output_norm != "sum":
-        bare = copy.copy(mechanism)  # shares the parameters; only the option is its own
+        bare = copy.copy(mechanism)  # shares the parameters; only the option differs
         bare.output_norm = "sum"
         return bare
     if isinstance(mechanism, Zeros) and mechanism.head_norm:
@@ -34,7 +34,7 @@ def linear_part(mechanism: Mechanism) -> Mechanism:
 
 
 def checked_rotation(mechanism: Mechanism, q: Tensor, k: Tensor, rotate: Rotate | None) -> tuple[Tensor, Tensor]:
-    """q and k as ``attend`` gets them: turned where the mechanism turns its inputs, as they are where its features.
+    """q and k as ``attend`` gets them: rotated if the mechanism rotates its inputs, unchanged if it rotates features.
 
     Example:
         >>> import torch

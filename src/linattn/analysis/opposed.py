@@ -12,8 +12,8 @@ from linattn.mechanisms.base import Mechanism
 from linattn.mechanisms.softmax import Softmax
 from linattn.ops.rotation import Rotate
 
-IMAGES, TOKENS = 2, 12  # of the sample that features are differentiated on
-ROUNDING = 1e-12  # of fp64 sums of products, next to the product of their lengths
+IMAGES, TOKENS = 2, 12  # size of the sample on which features are differentiated
+ROUNDING = 1e-12  # rounding of fp64 sums of products, relative to the product of their lengths
 
 
 def opposed_kept(
@@ -21,23 +21,23 @@ def opposed_kept(
 ) -> list[float | None]:
     """Share of sign-opposed interactions that the mechanism keeps, for each head.
 
-    An interaction is a query t, a key s and a channel i with ``q_ti k_si < 0``. Each counts with ``|q_ti k_si|``, and
-    the share of it that is kept is
+    An interaction is a query t, a key s and a channel i with ``q_ti k_si < 0``. Each is weighted by ``|q_ti k_si|``,
+    and the share of it that is kept is
 
     - 1 or 0: whether the unnormalised weight depends on both numbers together, in any flow, that is
       ``d^2 w_ts / dq_ti dk_si = sum_f (dphi_tf / dq_ti) (dpsi_sf / dk_si) != 0`` for ``w_ts = phi_t . psi_s``;
     - where a ReLU truncates vectors y (``mechanism.truncated``), the part of that sum which passes it,
-      ``sum_f |a_f b_f| [y_tf > 0] [y_sf > 0] / sum_f |a_f b_f|`` with ``a = dy_t / dq_ti``, ``b = dy_s / dk_si``. A yes
-      or no would say nothing there: a reflection across heads spreads every channel a little over all features.
+      ``sum_f |a_f b_f| [y_tf > 0] [y_sf > 0] / sum_f |a_f b_f|`` with ``a = dy_t / dq_ti``, ``b = dy_s / dk_si``. There
+      a yes or no would say nothing: a reflection across heads spreads every channel a little over all features.
 
-    So: relu, focused and cosformer 0; nala 0 with its hard angle, 1 with the others; pola, in its opposite flow, elu
-    and the Taylor series 1; softmax 1, as its exponential's mixed derivative does not vanish; mirror in between, 1/16
-    with random vectors and angles. None without features of single tokens (``hydra``), and where no interaction is
-    opposed. Derivatives are those of a token's own features, by autograd in fp64, on a sample of at most 2 images and
-    12 tokens; past a truncation, as ``share_past_truncation`` says.
+    Accordingly relu, focused and cosformer keep 0; nala 0 with its hard angle, 1 with the others; pola, in its opposite
+    flow, elu and the Taylor series 1; softmax 1, as the mixed derivative of its exponential does not vanish; mirror a
+    part, 1/16 with random vectors and angles. The result is None without features of single tokens (``hydra``), and if
+    no interaction is opposed. Derivatives are those of a token's own features, by autograd in fp64, on a sample of at
+    most 2 images and 12 tokens; with truncation they are taken as in ``share_past_truncation``.
 
     Args:
-        mechanism: any; q, k: ``(B, H, Tq, D)`` and ``(B, H_kv, Tk, D)``; x, rotate: as it was called with.
+        mechanism: any mechanism; q, k: ``(B, H, Tq, D)`` and ``(B, H_kv, Tk, D)``; x, rotate: as it was called with.
 
     Example:
         >>> import torch
@@ -71,7 +71,7 @@ def opposed_kept(
 
 
 def _sample(q: Tensor, k: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """A few images and tokens, evenly spaced; the same of q, k and x where these are one sequence."""
+    """A few images and tokens, evenly spaced; the same ones of q, k and x where these are one sequence."""
 
     def spaced(t: Tensor, dim: int) -> Tensor:
         length = t.shape[dim]
@@ -82,10 +82,10 @@ def _sample(q: Tensor, k: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor, Ten
 
 
 def _own_derivatives(mechanism: Mechanism, q: Tensor, k: Tensor, x: Tensor | None, *, queries: bool) -> Tensor | None:
-    """``d phi_tf / d q_ti`` or ``d psi_sf / d k_si``: ``(B, H, flows, T, D, F)``; None where there is none.
+    """``d phi_tf / d q_ti`` or ``d psi_sf / d k_si``: ``(B, H, flows, T, D, F)``; None without features.
 
-    A token has a copy of the batch to itself, in which it alone is a variable: other tokens' features may depend on
-    it too (means, softmaxes over tokens), and their derivatives must not add up with its own.
+    Each token gets a copy of the batch in which it alone is a variable: the features of other tokens may depend on it
+    too (means, softmaxes over tokens), and their derivatives must not be added to its own.
     """
     moving = q if queries else k
     B, H, T, _ = moving.shape
@@ -100,7 +100,7 @@ def _own_derivatives(mechanism: Mechanism, q: Tensor, k: Tensor, x: Tensor | Non
         if found is None:
             return None
         features = (found.phi if queries else found.psi)[copy_index, :, :, own]  # (B T, H, flows, F)
-        group = features.shape[1] // H  # query heads that read one key head: a pass each
+        group = features.shape[1] // H  # query heads that read one key head: each takes a pass
         columns = []
         for g in range(group):
             for flow in range(features.shape[2]):

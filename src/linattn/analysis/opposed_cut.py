@@ -1,12 +1,12 @@
-"""Sign-opposed interactions that pass a truncation."""
+"""The share of sign-opposed interactions that pass a truncation."""
 
 import torch
 from torch import Tensor
 
 from linattn.mechanisms.base import Mechanism
 
-STEP = 1e-4  # of a channel, in units of the vectors' size: differences in fp64 then have about 8 digits
-COPIES = 64  # channels that are moved in one call, each in a copy of an image
+STEP = 1e-4  # change of a channel, in units of the vectors' size: differences in fp64 then have about 8 digits
+COPIES = 64  # channels that are changed in one call, each in a copy of an image
 TOKENS = 64  # queries and keys that are paired up, evenly spaced
 
 
@@ -14,8 +14,9 @@ TOKENS = 64  # queries and keys that are paired up, evenly spaced
 def share_past_truncation(mechanism: Mechanism, q: Tensor, k: Tensor) -> list[float | None]:
     """The share of ``opposed_kept`` for a mechanism that truncates; q and k as ``truncated`` takes them, in fp64.
 
-    The derivatives of y are differences: channel i of one head is moved a little, in all queries and keys together, so
-    that a variance over tokens, which may turn the vectors, stays as it is. Channels take turns among the images.
+    The derivatives of y are finite differences. Channel i of one head is changed a little in all queries and keys
+    together, so that a variance over tokens, which may rotate the vectors, stays the same. Channels take turns among
+    the images.
 
     Example:
         >>> import torch
@@ -39,7 +40,7 @@ def share_past_truncation(mechanism: Mechanism, q: Tensor, k: Tensor) -> list[fl
 def _shares(
     mechanism: Mechanism, q: Tensor, k: Tensor, head: Tensor, key_head: Tensor, channel: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Kept and total weight ``(N,)`` of copy n's opposed interactions in its own head and channel."""
+    """Kept and total weight ``(N,)`` of each copy's opposed interactions in its own head and channel."""
     copies = torch.arange(len(head), device=q.device)
     step = STEP * max(float(q.abs().mean()), float(k.abs().mean()), STEP)
     ends = []

@@ -17,20 +17,20 @@ from linattn.analysis.opposed import opposed_kept
 
 __all__ = ["LayerStatistics", "model_statistics", "token_heat_map"]
 
-IMAGES = 32  # that the model sees at once
+IMAGES = 32  # images that the model sees at once
 MAP_NUMBERS = 2**24  # in the attention maps that exist at once: 64 MiB in fp32, more only if one image has more
 
 
 @dataclass(frozen=True)
 class LayerStatistics:
-    """One layer, a number for each query head; all tokens count, class tokens too.
+    """Statistics of one layer, with a number for each query head; all tokens count, also class tokens.
 
     Attributes:
-        layer: its name in the model.
-        entropy: of the rows of attention, in nats; mean over images and queries.
-        entropy_norm_correlation: Pearson, over all queries of all images; None where either is constant.
-        positive_sequence_entropy: as the entropy, with negative weights cut off.
-        effective_rank: of the attention map; mean over images.
+        layer: name of the layer in the model.
+        entropy: entropy of the rows of attention, in nats; mean over images and queries.
+        entropy_norm_correlation: Pearson correlation over all queries of all images; None if either is constant.
+        positive_sequence_entropy: as the entropy, but with negative weights cut off.
+        effective_rank: effective rank of the attention map; mean over images.
         energy_lost: share of the energy of queries and keys that is truncated; 0 where nothing is.
         opposed_kept: share of sign-opposed interactions that reaches the weights; None without pairwise features.
     """
@@ -44,7 +44,7 @@ class LayerStatistics:
     opposed_kept: list[float | None]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON.
+        """As plain values, for JSON.
 
         Example:
             >>> LayerStatistics("attn", [1.0], [None], [1.0], [2.0], [0.5], [0.0]).as_dict()["effective_rank"]
@@ -54,13 +54,13 @@ class LayerStatistics:
 
 
 def model_statistics(model: nn.Module, images: Tensor) -> list[LayerStatistics]:
-    """Statistics of every layer of attention, in the order in which the model calls them.
+    """Compute :class:`LayerStatistics` for every attention layer, in the order in which the model calls them.
 
-    Maps are made for one layer and a few images at a time; ``opposed_kept`` is that of the first 32 images.
+    Attention maps exist for one layer and a few images at a time; ``opposed_kept`` is that of the first 32 images.
 
     Args:
-        model: any that holds linattn mechanisms; it runs in eval mode, and is left as it was.
-        images: ``(B, C, height, width)``, as the model takes them: normalised, on its device.
+        model: any model with linattn mechanisms; it runs in eval mode and is left as it was.
+        images: ``(B, C, height, width)``, as the model takes them: normalised, and on its device.
 
     Example:
         >>> import torch
@@ -82,13 +82,13 @@ def model_statistics(model: nn.Module, images: Tensor) -> list[LayerStatistics]:
 
 
 class _Layer:
-    """What is summed up over images, from the first call of a layer on."""
+    """Sums over images, from the first call of a layer on."""
 
     def __init__(self, call: CapturedCall) -> None:
         arguments = call.map_arguments()
         self.name = call.name
         self.opposed = opposed_kept(call.mechanism, call.q, call.k, x=arguments["x"], rotate=arguments["rotate"])
-        self.energy = torch.zeros(2, call.q.shape[1], dtype=torch.float64)  # lost and in total
+        self.energy = torch.zeros(2, call.q.shape[1], dtype=torch.float64)  # lost and total
         self.entropies: list[Tensor] = []  # (B, H, T) each
         self.positive: list[Tensor] = []
         self.norms: list[Tensor] = []

@@ -1,1 +1,1 @@
-"""Speed and memory of attention, side by side and checked in the same run."""
+"""Benchmarks of attention: speed and memory side by side, with every result checked in the same run."""

@@ -1,4 +1,4 @@
-"""Do the forms agree? Reference, recurrent and chunked side by side in fp64: values, gradients, hand-over."""
+"""Checks that the forms agree: reference, recurrent and chunked in fp64, in values, gradients and hand-over."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,7 +13,7 @@ from linattn.bench.settings import DECAYS, BenchConfig
 from linattn.ops.feature_maps import EluPlusOne
 from linattn.ops.linear import linear_attention, linear_attention_step, linear_attention_with_state
 
-# fp64 keeps 16 digits; sums over a few hundred tokens in another order lose a few, an error in a formula all of them.
+# fp64 has 16 digits; another order of sums over a few hundred tokens loses a few of them, a wrong formula loses all.
 TOLERANCE = 1e-10
 FORMS = ("reference", "recurrent", "chunked")
 
@@ -34,7 +34,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class HandOver:
-    """Largest difference between the whole sequence and its parts, for one way to cut it."""
+    """Largest difference between the whole sequence and its parts, for one way of cutting it."""
 
     cut: str
     difference: float
@@ -45,7 +45,7 @@ class HandOver:
 
 
 def compare_forms(decay: str, causal: bool, length: int = 130) -> Agreement:
-    """130 tokens: chunks that are full and one that is not."""
+    """Compare all forms; of 130 tokens, chunks are full except the last one."""
     config = _small(decay, causal)
     inputs = make_inputs(config, length)
     grad = grad_like(inputs, config.seed)
@@ -66,7 +66,7 @@ def compare_all_forms() -> list[Agreement]:
 
 
 def compare_hand_over(length: int = 130) -> list[HandOver]:
-    """Causal with a decay per token: in pieces of several sizes, then token by token."""
+    """Compare a causal sequence with a decay per token to its pieces of several sizes, and to single tokens."""
     inputs = make_inputs(_small("token", causal=True), length)
     whole = linear_attention(
         inputs.q, inputs.k, inputs.v, causal=True, log_decay=inputs.log_decay, feature_map=EluPlusOne()
@@ -107,6 +107,6 @@ def _small(decay: str, causal: bool) -> BenchConfig:
 
 
 def _spread(tensors: list[Tensor]) -> float:
-    """Largest difference between any two: NaN anywhere gives NaN, which no tolerance admits."""
+    """Largest difference between any two tensors; a NaN anywhere gives NaN, which no tolerance admits."""
     stacked = torch.stack(tensors)
     return (stacked.amax(0) - stacked.amin(0)).max().item()

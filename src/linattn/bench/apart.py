@@ -1,4 +1,4 @@
-"""Rows that are measured in processes of their own, one after the other: a crash costs what was under way."""
+"""Measures rows in separate processes, one after the other: a crash only loses what was under way."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -10,7 +10,7 @@ MOST_CHILDREN = 10
 
 
 class Collects(Protocol):
-    """A result, whatever its rows are."""
+    """A result that collects rows of any kind."""
 
     interrupted: bool
 
@@ -33,9 +33,9 @@ def rows_apart(
 ) -> None:
     """Fill ``result`` by ``target(line, *arguments(seconds_left))`` in a child; after a crash another one goes on.
 
-    The child sends "begin" before each thing that it measures, "row", and "work"; what else it sends is for
-    ``on_other``. ``failed(begun)`` makes the rows that a crash leaves open: none where this run has them already.
-    ``before()`` is called first, in the same ``seconds``. Ctrl-C keeps the rows that are done.
+    The child sends "begin" before each thing that it measures, "row", and "work"; anything else goes to ``on_other``.
+    ``failed(begun)`` makes the rows that a crash leaves open, without those that this run already has. ``before()`` is
+    called first, within the same ``seconds``. Ctrl-C keeps the rows that are done.
     """
     deadline = time.perf_counter() + seconds
     begun: list[Any] = []
@@ -61,7 +61,7 @@ def rows_apart(
             on_other(kind, value)
 
     def died(reason: str) -> bool:
-        if not begun:  # the next one would die as this one did
+        if not begun:  # the next one would die the same way
             raise RuntimeError(f"nothing was measured: {reason}")
         for row in failed(begun[-1]):
             row.status, row.reason = "failed", reason

@@ -1,13 +1,13 @@
-"""What a result keeps of the work that several processes did before a race."""
+"""Notes in a result about the work that several processes did before a race."""
 
 import time
 from typing import Any
 
 
 def note_beforehand(run: dict[str, Any], tasks: int, done: list[dict[str, Any]], begin: float) -> None:
-    """Into the entry of ``meta``'s runs: how many tasks there were and ended, and those whose "error" says why not.
+    """Record in the last of ``meta``'s runs how many tasks there were and ended, and those with an "error".
 
-    ``begin``: what ``time.perf_counter()`` said then. Files from before have a list of all under "done" instead.
+    ``begin`` is what ``time.perf_counter()`` returned at the start. Older files list all tasks under "done" instead.
     """
     run["compiled_beforehand"] = {
         "of": tasks,

@@ -1,4 +1,4 @@
-"""The registry as a table for the terminal."""
+"""The table of registered mechanisms for the terminal."""
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
@@ -10,7 +10,7 @@ TITLE = "registered mechanisms (c: causal, b: bidirectional, state: what decodin
 
 
 def mechanism_table() -> Table:
-    """Narrow columns first, so that the text has room in a window of 80 characters."""
+    """The table, with narrow columns first, so that the text has room in a window of 80 characters."""
     table = Table(title=TITLE, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for header in ("mechanism", "c", "b", "state"):
         table.add_column(header, no_wrap=True)

@@ -1,4 +1,4 @@
-"""The chart of a result: time against length, and memory where it was measured."""
+"""The chart of a result: time by length, and memory where it was measured."""
 
 from pathlib import Path
 from typing import Any
@@ -8,13 +8,13 @@ from linattn.bench.table import setting
 from linattn.support.extras import need
 from linattn.support.files import write_atomically
 
-# Distinct for readers who do not see colors alike: each contender has its own marker too.
+# Colours that are distinct to readers with colour blindness; contenders also differ in their markers.
 COLORS = ("#444444", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 MARKERS = ("s", "o", "^", "D", "v", "P", "X")
 
 
 def draw_chart(result: Result, path: Path, crossover: float | None = None) -> None:
-    """One panel a pass, and below it the memory; ``crossover`` is marked in the first."""
+    """Write one panel per pass, with memory below; ``crossover`` is marked in the first panel."""
     need("a chart", "matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

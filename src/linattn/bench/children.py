@@ -1,4 +1,4 @@
-"""Work in processes of its own: one that crashes, hangs or breaks the GPU costs what it was doing, not the run."""
+"""Runs work in child processes: a crash, a hang or a broken GPU costs what the child was doing, not the run."""
 
 import multiprocessing
 import os
@@ -15,17 +15,17 @@ import torch
 
 from linattn.support.processes import end_with_parent
 
-BROKEN = 75  # exit code of a child whose GPU answers no more: what it had to say is said
+BROKEN = 75  # exit code of a child whose GPU no longer responds, after its last report
 SECONDS_BETWEEN_LOOKS = 0.5
 _CONTEXT = multiprocessing.get_context("spawn")  # a fork would copy threads and the GPU's context
 
 
 class DeviceBrokenError(RuntimeError):
-    """After an illegal access every further call of this process on the GPU fails."""
+    """Raised if the GPU no longer responds: after an illegal access every further call of the process fails."""
 
 
 def check_alive(device: torch.device) -> None:
-    """Raise DeviceBrokenError if the GPU answers no more."""
+    """Raise DeviceBrokenError if the GPU no longer responds."""
     try:
         torch.zeros(1, device=device).item()
     except Exception as error:
@@ -40,10 +40,10 @@ def supervise(
     *,
     silent_seconds: float,
 ) -> None:
-    """Run ``target(line, *arguments())`` in a child until it returns; ``on_event(kind, value)`` gets what it sends.
+    """Run ``target(line, *arguments())`` in a child until it returns; pass what it sends to ``on_event(kind, value)``.
 
-    A child that dies, or says nothing for ``silent_seconds``, is reported to ``on_death(reason)``; if that returns
-    True another child is started, with new arguments.
+    If the child dies, or is silent for ``silent_seconds``, ``on_death(reason)`` is called; if that returns True another
+    child is started, with new arguments.
     """
     while True:
         process, heard = _start(target, arguments(), {})
@@ -57,7 +57,7 @@ def supervise(
 
 
 def _listen(process: Any, heard: Connection, on_event: Callable[[str, Any], None], silent_seconds: float) -> str | None:
-    """None after a proper end, else why it ended."""
+    """Listen until the process ends; returns why it ended, or None after a regular end."""
     last = time.monotonic()
     while True:
         if heard.poll(SECONDS_BETWEEN_LOOKS):
@@ -91,11 +91,11 @@ def in_parallel(
     seconds: float,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Any, Any, float, str]]:
-    """``target(task, *common)`` for each task, in several processes: ``(task, value, seconds, error)`` as they end.
+    """Run ``target(task, *common)`` in several processes; yields ``(task, value, seconds, error)`` as tasks end.
 
-    ``value`` is what the target returned, None after an error; ``error`` is "" without one. After ``seconds`` those
-    that are left are ended; nothing is said of them. A target whose GPU answers no more raises DeviceBrokenError: the
-    next task gets a process of its own, as after a crash.
+    ``value`` is what the target returned, None after an error; ``error`` is "" without one. After ``seconds`` the tasks
+    that are left are stopped and not reported. A target whose GPU no longer responds raises DeviceBrokenError, and the
+    next task gets a new process, as after a crash.
     """
     waiting, workers = deque(tasks), dict[Any, tuple[Any, Any]]()
     deadline = time.monotonic() + seconds
@@ -110,7 +110,7 @@ def in_parallel(
                 process, task = workers.pop(heard)
                 try:
                     _, (value, spent, error) = heard.recv()
-                except EOFError:  # it died: its task is lost, the next gets a process of its own
+                except EOFError:  # it died: its task is lost, the next one gets a new process
                     process.join()
                     yield task, None, 0.0, _how_it_ended(process.exitcode)
                     if waiting:
@@ -146,7 +146,7 @@ def _work(line: "Line", target: Callable[..., object], common: tuple[Any, ...]) 
 def _start(target: Callable[..., None], arguments: tuple[Any, ...], environment: Mapping[str, str]) -> tuple[Any, Any]:
     ours, theirs = _CONTEXT.Pipe()
     process = _CONTEXT.Process(target=_child, args=(theirs, target, arguments), daemon=False)
-    with changed_environment(environment):  # a child inherits what it is at its start
+    with changed_environment(environment):  # a child inherits the environment at its start
         process.start()
     theirs.close()
     return process, ours
@@ -176,7 +176,7 @@ def changed_environment(changes: Mapping[str, str]) -> Iterator[None]:
 
 
 class Line:
-    """The child's end of the pipe."""
+    """The child's end of the pipe to its parent."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -189,7 +189,7 @@ class Line:
 
 
 def _child(connection: Connection, target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     end_with_parent()
     line = Line(connection)
     try:
@@ -201,7 +201,7 @@ def _child(connection: Connection, target: Callable[..., None], arguments: tuple
 
 
 def _leave(code: int) -> None:
-    """At once: a broken GPU would make the ordinary end hang or crash, and nothing is left to be done."""
+    """Exit at once: with a broken GPU a regular exit would hang or crash, and nothing is left to be done."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

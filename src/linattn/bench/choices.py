@@ -1,4 +1,4 @@
-"""Which form served each call of the algebra: what ``explain`` says, heard while a model runs."""
+"""Records which form served each call of the algebra while a model runs, as ``explain`` would tell."""
 
 import sys
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from linattn.ops.choice import Choice
 
 @contextmanager
 def watch_choices() -> Iterator[list[Choice]]:
-    """The choices of all calls inside, in order; for code that is not compiled, which asks no more.
+    """Record the choices of all calls inside, in order; only for code that is not compiled, which chooses anew.
 
-    Every op imports ``choose`` by name, so each holds one to be replaced.
+    Every op imports ``choose`` by name, so it is replaced in each of their modules.
     """
     right, heard = choice.choose, list[Choice]()
 

@@ -1,7 +1,7 @@
-"""Who runs: the forms of linear attention, softmax attention, and any registered mechanism.
+"""The contenders: the forms of linear attention, softmax attention, and any registered mechanism.
 
-Contenders that compute the same function share it: a :class:`Function` knows its own quadratic form, against
-which all of them are checked.
+Contenders that compute the same function share a :class:`Function`, which knows its own quadratic form; they are all
+checked against that.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ Run = Callable[[Inputs], Tensor]
 
 @dataclass(frozen=True)
 class Function:
-    """What is computed, in the forms that serve as its specification. All follow the dtype of the inputs."""
+    """What contenders compute, in the forms that serve as its specification. All follow the dtype of the inputs."""
 
     name: str
     quadratic: Run
@@ -37,7 +37,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Contender:
-    """One line of the table; ``growth`` is the power of T that its time and memory are expected to grow with."""
+    """One line of the table; ``growth`` is the power of T that its time and memory should grow with."""
 
     name: str
     run: Run
@@ -45,12 +45,12 @@ class Contender:
     time_growth: int
     memory_growth: int
     uses: tuple[str, ...] = ("phi_q", "phi_k", "v", "log_decay")
-    longest_weighed: int | None = None  # beyond, recording every allocation would take more memory than the call
-    plain: Run | None = None  # its order of sums written plainly, where that loses more than the quadratic form
+    longest_weighed: int | None = None  # beyond this, records of allocations would outweigh the call
+    plain: Run | None = None  # its order of sums written plainly, if that loses more than the quadratic form
 
 
 def make_contenders(config: BenchConfig) -> list[Contender]:
-    """Softmax attention first: it is what all others are measured against."""
+    """All contenders; softmax attention comes first, as all others are compared to it."""
     linear = _linear_function(config)
     forms = [_form(config, impl, linear) for impl in dict.fromkeys(config.impl)]
     mechanisms = [_mechanism(config, name) for name in dict.fromkeys(config.mechanisms)]
@@ -87,7 +87,7 @@ def _linear_function(config: BenchConfig) -> Function:
         partial(_linear, config.causal, "reference"),
         partial(_linear, config.causal, "chunked"),
         with_state=with_state if config.causal else None,
-        # Neither a mask nor a decay ties queries to positions here, so the op takes any subset of them.
+        # Without a mask or a decay queries do not depend on positions, so the op accepts any subset of them.
         rows=rows if not config.causal and config.decay == "none" else None,
     )
 

@@ -1,14 +1,14 @@
-"""What a series of times says: how it grows, and where it crosses another."""
+"""Reads off series of times how they grow, and where one crosses another."""
 
 from collections.abc import Mapping
 from math import exp, log
 
-# Below this length, fixed costs of a call hide how its work grows.
+# Below this length, the fixed costs of a call hide how its work grows.
 GROWTH_FROM = 2048
 
 
 def growth_exponent(times: Mapping[int, float]) -> float | None:
-    """p of ``time = c T^p`` by least squares in log-log, over T >= 2048 where that leaves three points or more.
+    """p of ``time = c T^p`` by least squares in log-log, over T >= 2048 if that leaves three points or more.
 
     None for fewer than two lengths.
     """
@@ -25,8 +25,8 @@ def growth_exponent(times: Mapping[int, float]) -> float | None:
 def crossover(slow_later: Mapping[int, float], fast_later: Mapping[int, float]) -> float | None:
     """The length from which ``fast_later`` is the faster of the two, interpolated in log-log.
 
-    It is the last crossing, so that the answer holds for all longer lengths measured. None if it is not faster at
-    the longest one; the shortest length if it is faster at all of them.
+    It is the last crossing, so that the answer holds for all longer lengths measured. None if ``fast_later`` is not
+    faster at the longest length; the shortest length if it is faster at all of them.
     """
     lengths = sorted(slow_later.keys() & fast_later.keys())
     if not lengths:

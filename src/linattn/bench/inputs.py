@@ -1,4 +1,4 @@
-"""The tensors a benchmark feeds to every contender alike."""
+"""The tensors that a benchmark feeds to all contenders alike."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -13,10 +13,10 @@ from linattn.ops.feature_maps import EluPlusOne
 
 @dataclass(frozen=True)
 class Inputs:
-    """``q, k, v (B, H, T, D)``, a log decay where one was asked for, and ``x (B, T, H D)`` for gates.
+    """``q, k, v (B, H, T, D)``, a log_decay if one was asked for, and ``x (B, T, H D)`` for gates.
 
-    ``phi_q, phi_k`` are the features ``elu + 1`` of q and k: what the forms of linear attention start from. Their map
-    is not part of a form and is not timed with one; the mechanism ``elu`` times both.
+    ``phi_q, phi_k`` are the features ``elu + 1`` of q and k, from which the forms of linear attention start. Computing
+    them is not part of a form and is not timed with one; the mechanism ``elu`` times both.
     """
 
     q: Tensor
@@ -38,11 +38,11 @@ class Inputs:
         return self.map(lambda _, t: t.to(dtype))
 
     def copies(self, requires_grad: bool) -> "Inputs":
-        """Fresh leaves: what a call allocates starts from nothing, and gradients meet no other call's."""
+        """Copies as new leaves, so that a call's allocations start from nothing and gradients do not mix."""
         return self.map(lambda _, t: t.detach().clone().requires_grad_(requires_grad))
 
     def cut(self, start: int, stop: int) -> "Inputs":
-        """The tokens start..stop-1."""
+        """The tokens from ``start`` to ``stop - 1``."""
 
         def slice_time(name: str, t: Tensor) -> Tensor:
             if t.ndim == 1:  # a decay per head has no time
@@ -52,13 +52,13 @@ class Inputs:
         return self.map(slice_time)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those that are there, by name."""
+        """The tensors that exist, by name."""
         given = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: t for name, t in given.items() if t is not None}
 
 
 def make_inputs(config: BenchConfig, length: int) -> Inputs:
-    """Drawn on the CPU from the seed, so that every device sees the same numbers."""
+    """Draw the inputs on the CPU from the seed, so that every device gets the same numbers."""
     generator = torch.Generator().manual_seed(config.seed)
 
     def normal(*shape: int) -> Tensor:
@@ -75,7 +75,7 @@ def make_inputs(config: BenchConfig, length: int) -> Inputs:
         log_decay = F.logsigmoid(normal(*shape) + 3)  # gates that are open most of the time, as trained ones are
     phi = EluPlusOne()
     inputs = Inputs(q, k, v, log_decay, x, phi(q), phi(k))
-    # A decay is summed over the sequence: like states and gates in the library, it stays fp32 or better.
+    # A decay is summed over the sequence, so like states and gates in the library it stays in fp32 or better.
     gate_dtype = config.torch_dtype if config.torch_dtype == torch.float64 else torch.float32
     return inputs.map(
         lambda name, t: t.to(config.torch_device, gate_dtype if name == "log_decay" else config.torch_dtype)

@@ -1,4 +1,4 @@
-"""What a contender would cost at a length, predicted from shorter ones, so that no row starts that cannot end."""
+"""Predicts the cost of a contender from shorter lengths, so that no row starts that cannot end."""
 
 from dataclasses import dataclass
 
@@ -14,13 +14,13 @@ from linattn.bench.timing import seconds_of
 FIRST_PROBE = 32
 LARGEST_STEP = 4
 PROBE_REPEATS = 4
-# Every row is compared with softmax attention, so it may take longer than the others before it is left out.
+# Every row is compared with softmax attention, so softmax may take longer than others before it is left out.
 PATIENCE_WITH_SDPA = 12
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One call at one length."""
+    """Cost of one call at one length."""
 
     length: int
     seconds: float
@@ -32,7 +32,7 @@ class Cost:
 
 
 class Limits:
-    """Remembers what was measured, probes short lengths where nothing near was, and says what is too much."""
+    """Remembers measured costs, probes short lengths if nothing near was measured, and says what is too much."""
 
     def __init__(self, config: BenchConfig) -> None:
         self.config = config
@@ -45,7 +45,7 @@ class Limits:
         self._known[contender.name, pass_name] = cost
 
     def predict(self, contender: Contender, pass_name: str, length: int) -> Cost:
-        """From the longest length seen; steps of at most four are probed on the way, as long as they are allowed."""
+        """Predict from the longest length seen; probes steps of at most a factor of four while they are allowed."""
         known = self._known.get((contender.name, pass_name))
         if known is None or known.length > length:
             known = self._probe(contender, pass_name, min(FIRST_PROBE, length))
@@ -57,7 +57,7 @@ class Limits:
         return known.at(length, contender)
 
     def reason_to_leave_out(self, contender: Contender, cost: Cost) -> str:
-        """Empty if the cost is allowed."""
+        """Why a row is too costly; empty if it is allowed."""
         seconds = self.config.max_seconds * (PATIENCE_WITH_SDPA if contender.name == SDPA else 1)
         if cost.peak > self.max_bytes:
             return f"about {gib(cost.peak)}, limit {gib(self.max_bytes)}"
@@ -68,7 +68,7 @@ class Limits:
     def _probe(self, contender: Contender, pass_name: str, length: int) -> Cost:
         inputs = make_inputs(self.config, length)
         call = make_call(contender, inputs, pass_name, grad_like(inputs, self.config.seed))
-        # The best of a few: one hiccup must not be extrapolated into a contender that is left out.
+        # The best of a few: one hiccup must not be extrapolated until the contender is left out.
         seconds = min(seconds_of(call, self.device) for _ in range(PROBE_REPEATS))
         weighed = min(length, contender.longest_weighed or length)
         peak = peak_bytes(make_fresh_call(contender, inputs.cut(0, weighed), pass_name), self.device)
@@ -82,6 +82,6 @@ def gib(nbytes: float) -> str:
 
 
 def bytes_of_qkvo(config: BenchConfig, length: int) -> int:
-    """What attention must read and write at the least."""
+    """The least number of bytes that attention must read and write."""
     item = torch.empty((), dtype=config.torch_dtype).element_size()
     return 4 * config.batch * config.heads * length * config.head_dim * item

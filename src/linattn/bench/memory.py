@@ -9,7 +9,7 @@ buffers that kernels allocate inside one op, which a ``TorchDispatchMode`` canno
 that were freed but not returned and the profiler's own records. What the profiler does not see is scratch that MKL or
 oneDNN allocate by themselves, some hundred KiB per thread.
 
-The call is to allocate its own inputs, so that inputs and gradients are in the peak.
+The call must allocate its own inputs, so that inputs and gradients count in the peak.
 """
 
 import os
@@ -23,7 +23,7 @@ MEMORY_EVENT = "[memory]"
 
 
 def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
-    """The most that ``call`` has allocated at one time, its result included."""
+    """The most that ``call`` allocates at one time, its result included."""
     return _peak_on_cuda(call, device) if device.type == "cuda" else _peak_on_cpu(call)
 
 
@@ -48,7 +48,7 @@ def _peak_on_cpu(call: Callable[[], object]) -> int:
         if event.name() == MEMORY_EVENT and event.device_type() == DeviceType.CPU
     ]
     del result  # kept until here: its release must not be recorded before the peak that includes it
-    changes.sort(key=lambda change: change[0])  # threads record apart; sort is stable within one
+    changes.sort(key=lambda change: change[0])  # threads record separately; sort is stable within one
     in_use = peak = 0
     for _, nbytes in changes:
         in_use += nbytes
@@ -57,7 +57,7 @@ def _peak_on_cpu(call: Callable[[], object]) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that could be taken now."""
+    """Memory that could be allocated now."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:

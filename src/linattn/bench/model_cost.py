@@ -1,9 +1,9 @@
 """What a model costs: parameters, arithmetic, state, speed and memory, in the same units for every mechanism.
 
-Counting is one forward pass of one image. Matrix products and convolutions outside of mechanisms are counted as PyTorch
-runs them; a mechanism tells its own count, ``mechanism.flops(T)``, since what its operators do inside is not visible
-from outside. What PyTorch saw while a mechanism ran is taken off again, so that nothing counts twice. A multiplication
-with its addition is 2; biases, norms and activations are not counted.
+Costs are counted in one forward pass of one image. Matrix products and convolutions outside of mechanisms are counted
+as PyTorch runs them; a mechanism reports its own count, ``mechanism.flops(T)``, as its operators cannot be seen from
+outside. What PyTorch counted while a mechanism ran is subtracted, so that nothing counts twice. A multiplication with
+its addition counts as 2; biases, norms and activations are not counted.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,13 +28,13 @@ MIN_REPEATS = 3
 
 @dataclass(frozen=True)
 class ModelCost:
-    """Of one model; flops and state are those of one image."""
+    """Cost of one model; flops and state are those of one image."""
 
     parameters: int
     mechanism_parameters: int  # of these, those inside mechanisms
     flops: int  # of the whole forward pass
     attention_flops: int  # of these, what the mechanisms report; the projections around them are not in it
-    state_size: int | None  # numbers kept by a layer, the largest if they differ; None: not every mechanism has a state
+    state_size: int | None  # numbers kept per layer, the largest if they differ; None: some mechanism has no state
 
 
 def model_cost(model: nn.Module, image_size: int | tuple[int, int], channels: int) -> ModelCost:
@@ -91,7 +91,7 @@ def throughput_in_turns(
     precision: Precision = "fp32",
     min_seconds: float = 0.5,
 ) -> dict[str, float]:
-    """:func:`throughput` of several models, one pass of each in every round: a busy moment hits all alike.
+    """:func:`throughput` of several models, one pass of each per round, so that a busy moment affects all alike.
 
     Example:
         >>> import torch
@@ -110,18 +110,18 @@ def throughput_in_turns(
 def train_peak_bytes(model: nn.Module, images: Tensor, precision: Precision = "fp32") -> int:
     """The most that forward, loss and backward over ``images`` allocate at one time.
 
-    Activations, temporaries and the gradients of all parameters count; the parameters and the images, which are there
-    before, do not, and neither do states of an optimiser.
+    Activations, temporaries and the gradients of all parameters count; parameters and images, which exist before, do
+    not, and neither do states of an optimiser.
     """
     call = _training_step(model, images, precision)
     with _undisturbed(model, training=True):
         if images.is_cuda:
-            call()  # the first pass lets libraries take workspaces that stay: these are not the model's
+            call()  # in the first pass libraries allocate workspaces that stay, which are not the model's
         return peak_bytes(call, images.device)
 
 
 class _Watch:
-    """Sees mechanisms run: with which length, and what the counter counted meanwhile."""
+    """Watches mechanisms run: at which length, and what the counter counted meanwhile."""
 
     def __init__(self, counter: FlopCounterMode) -> None:
         self.counter, self.seen = counter, 0
@@ -156,7 +156,7 @@ def _forward(model: nn.Module, images: Tensor, precision: str) -> Callable[[], o
 
 
 def _training_step(model: nn.Module, images: Tensor, precision: str) -> Callable[[], object]:
-    """Gradients are returned, not stored: what a training loop keeps in ``.grad`` stays as it is."""
+    """Gradients are returned, not stored, so that those of a training loop in ``.grad`` stay as they are."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     autocast = _autocast(precision, images.device)
 
@@ -177,7 +177,7 @@ def _autocast(precision: str, device: torch.device) -> Callable[[], torch.autoca
 
 @contextmanager
 def _undisturbed(*models: nn.Module, training: bool) -> Iterator[None]:
-    """Put models into a mode; afterwards modes, buffers (running means) and random numbers are as they were."""
+    """Put models into a mode; on exit modes, buffers (running means) and random numbers are as they were."""
     modes = [(module, module.training) for model in models for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for model in models for buffer in model.buffers()]
     devices = {p.device.index or 0 for model in models for p in model.parameters() if p.is_cuda}

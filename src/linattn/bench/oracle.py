@@ -1,16 +1,16 @@
-"""Is a contender right? Its outputs and gradients against fp64, in the run that times it.
+"""Checks outputs and gradients of contenders against fp64, in the run that times them.
 
-The oracle is the quadratic form in fp64. Where it does not fit, in this order:
+The oracle is the quadratic form in fp64. If that does not fit into memory, it is the first possible of these:
 
-- a causal function with a state: the quadratic form over short pieces, the state handed from one to the next;
-- a function that takes single queries: the quadratic form for some queries spread over the sequence, all keys;
+- a causal function with a state: the quadratic form over short pieces, with the state handed from one to the next;
+- a function that takes single queries: the quadratic form for some queries spread over the sequence, and all keys;
 - another causal function: the quadratic form over the first tokens, which later ones cannot change;
 - else the linear-time form in fp64, whose length-dependence the shorter rows check against the quadratic one.
 
-The budget comes from data: ``err <= 2 (err(plain) + eps max(abs(ref)))``, where plain is the oracle's own way in the
-contender's dtype. A contender with a plain twin of its own (the recurrence) gets the larger error of the two. Against
-the linear-time form, plain would judge itself; its error, relative to max(abs(ref)), is then taken from the longest
-prefix that the quadratic form can serve.
+The budget comes from data: ``err <= 2 (err(plain) + eps max(abs(ref)))``, where plain is the oracle's computation in
+the contender's dtype. A contender with its own plain twin (the recurrence) gets the larger error of the two. Against
+the linear-time form plain would judge itself, so its error, relative to max(abs(ref)), is taken from the longest prefix
+for which the quadratic form fits.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ PREFIX = 1024
 
 @dataclass(frozen=True)
 class Verdict:
-    """The tensor of a result that uses the most of its budget; numbers are relative to its max(abs(ref))."""
+    """The tensor of a result that uses most of its budget; numbers are relative to its max(abs(ref))."""
 
     ok: bool
     worst: str
@@ -55,7 +55,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Truth:
-    """Tensors in fp64, and by how much the plain way misses each of them."""
+    """Exact tensors in fp64, and the error of the plain computation for each of them."""
 
     way: Way
     reference: dict[str, Tensor]
@@ -63,14 +63,14 @@ class Truth:
 
 
 class Oracle:
-    """The truth about the functions at one set of inputs; kept until the inputs change."""
+    """The exact values of functions for one set of inputs; kept until the inputs change."""
 
     def __init__(self, inputs: Inputs, grad_output: Tensor, causal: bool, backward: bool) -> None:
         self.inputs, self.grad_output, self.causal, self.backward = inputs, grad_output, causal, backward
         self._truths: dict[str, Truth] = {}
 
     def check(self, contender: Contender, backward: bool) -> Verdict:
-        """Compare the output, and the gradients too if ``backward``."""
+        """Compare the output and, if ``backward``, the gradients."""
         truth = self._truth(contender.function, contender.uses)
         index = truth.way.index
         found = self._evaluate(_at(contender.run, index), self.inputs, contender.uses, index, backward)
@@ -86,7 +86,8 @@ class Oracle:
             error = _distance(value, reference) / scale
             budget = 2 * (plain_error[name] / scale + eps)
             verdicts.append(Verdict(error <= budget, name, error, budget, truth.way.label))
-        # NaN compares false, so it is wrong; among the wrong and among the right the fullest budget speaks.
+        # NaN compares false and thus counts as wrong; among wrong tensors, or among right ones, the fullest budget is
+        # shown.
         return max(verdicts, key=lambda v: (not v.ok, v.error / v.budget))
 
     def _truth(self, function: Function, uses: tuple[str, ...]) -> Truth:
@@ -120,9 +121,9 @@ class Oracle:
         return Way("fp64 chunked", function.linear_time, judges_itself=True)
 
     def _some_queries(self) -> Tensor:
-        """Spread over the sequence; if causal, the first ones too.
+        """Some queries spread over the sequence and, if causal, also the first ones.
 
-        These see few keys, so their outputs and gradients are the largest: without them max(abs(ref)), and with it
+        The first see few keys, so their outputs and gradients are the largest: without them max(abs(ref)), and with it
         the budget, would be that of the small ones.
         """
         T, device = self.inputs.length, self.inputs.q.device
@@ -131,7 +132,7 @@ class Oracle:
         return torch.cat([first, spread]).unique().to(device)
 
     def _longest_quadratic(self, function: Function, uses: tuple[str, ...]) -> int:
-        """By the memory of a short one: it takes T^2 at most, so the answer errs on the safe side."""
+        """The longest prefix that fits, by the memory of a short one, which grows with T^2 at most: a safe guess."""
         length = min(PROBE_LENGTH, self.inputs.length)
         short, device = self.inputs.cut(0, length).to(torch.float64), self.inputs.q.device
         grad = self.grad_output[:, :, :length]
@@ -160,7 +161,7 @@ def _results(run: Run, inputs: Inputs, uses: tuple[str, ...], grad: Tensor, back
 
 
 def _at(run: Run, index: Tensor | None) -> Run:
-    """The same, for those rows of the output only."""
+    """The same function, for only those rows of the output."""
     return run if index is None else lambda inputs: run(inputs)[:, :, index]
 
 
@@ -170,7 +171,7 @@ def _rows(function: Function, index: Tensor, inputs: Inputs) -> Tensor:
 
 
 def in_pieces(function: Function, piece: int, inputs: Inputs) -> Tensor:
-    """The causal function piece by piece; a piece's weights are made again for its gradient, never kept."""
+    """Compute a causal function piece by piece; the weights of a piece are recomputed for its gradient, never kept."""
     assert function.with_state is not None
     outputs, state = [], None
     for start in range(0, inputs.length, piece):

@@ -1,4 +1,4 @@
-"""The two passes that are measured: forward as in inference, and forward with backward as in training."""
+"""The two measured passes: forward as in inference, and forward with backward as in training."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ def values(run: Run, inputs: Inputs) -> Tensor:
 def values_and_gradients(
     run: Run, inputs: Inputs, uses: tuple[str, ...], grad_output: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The output, and the gradient of each input that is used; the inputs must be leaves that require one."""
+    """The output, and the gradients of the inputs that are used, which must be leaves that require one."""
     leaves = {name: t for name, t in inputs.tensors().items() if name in uses}
     output = run(inputs)
     gradients = torch.autograd.grad(output, list(leaves.values()), grad_output)
@@ -33,7 +33,7 @@ def grad_like(inputs: Inputs, seed: int) -> Tensor:
 
 
 def make_call(contender: Contender, inputs: Inputs, pass_name: str, grad_output: Tensor) -> Callable[[], object]:
-    """What is timed: no copies, no checks, nothing but the pass itself."""
+    """The call that is timed: no copies, no checks, only the pass itself."""
     if pass_name == FORWARD:
         return lambda: values(contender.run, inputs)
     leaves = inputs.copies(requires_grad=True)
@@ -41,7 +41,7 @@ def make_call(contender: Contender, inputs: Inputs, pass_name: str, grad_output:
 
 
 def make_fresh_call(contender: Contender, inputs: Inputs, pass_name: str) -> Callable[[], object]:
-    """What is weighed: the same pass with inputs of its own, so that they count too."""
+    """The call whose memory is measured: the same pass with inputs of its own, so that they count too."""
     used = inputs.map(lambda name, t: t if name in contender.uses else t[:0])
 
     def call() -> object:

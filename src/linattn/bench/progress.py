@@ -1,11 +1,11 @@
-"""The progress of a benchmark: rows done, time, what is under way."""
+"""The progress bar of a benchmark: rows done, time, and the current work."""
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 
 def row_progress() -> Progress:
-    """A bar on stderr, so that what is printed can be piped; it goes away at the end."""
+    """A bar on stderr, so that printed results can be piped; it disappears at the end."""
     return Progress(
         BarColumn(bar_width=24),
         MofNCompleteColumn(),

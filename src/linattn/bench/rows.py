@@ -34,7 +34,7 @@ class Row:
 
 @dataclass
 class Result:
-    """All of one run: what is written to the JSON file."""
+    """All results of one run, as they are written to the JSON file."""
 
     meta: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Result:
 
     @property
     def right(self) -> bool:
-        """Nothing that ran was wrong, and nothing that should run failed."""
+        """Whether nothing that ran was wrong, and nothing that should run failed."""
         return not any(row.status in ("WRONG", "failed") for row in self.rows)
 
     def add(self, row: Row) -> None:
@@ -59,7 +59,7 @@ class Result:
             row.speedup_over_chunked = chunked / row.median_ms if chunked else None
 
     def times(self, contender: str, pass_name: str) -> dict[int, float]:
-        """ms by length; a wrong row has no time worth knowing."""
+        """Milliseconds by length; a wrong row has no time worth knowing."""
         return {
             r.length: r.median_ms
             for r in self.rows
@@ -67,11 +67,11 @@ class Result:
         }
 
     def series(self) -> list[tuple[str, str]]:
-        """Every (contender, pass) there is, in the order in which they came."""
+        """Every (contender, pass), in the order in which they came."""
         return list(dict.fromkeys((r.contender, r.pass_name) for r in self.rows))
 
     def growth(self) -> list[dict[str, Any]]:
-        """``time ~ T^p`` of each series."""
+        """The exponent of ``time ~ T^p`` for each series."""
         found = []
         for contender, pass_name in self.series():
             times = self.times(contender, pass_name)

@@ -1,4 +1,4 @@
-"""The benchmark itself: lengths from short to long, passes, contenders; each row checked, timed and weighed."""
+"""The benchmark: lengths from short to long, passes, contenders; each row is checked, timed and weighed."""
 
 from collections.abc import Callable, Iterator
 
@@ -14,7 +14,7 @@ from linattn.bench.rows import Result, Row
 from linattn.bench.settings import BenchConfig
 from linattn.bench.timing import Timing, measure_in_turns
 
-# Calls faster than this are timed in turns; for slower ones a busy moment averages out within the call.
+# Calls faster than this are timed in turns; in slower ones a busy moment averages out within the call.
 CHEAP_SECONDS = 0.5
 
 OnRow = Callable[[Row], None]
@@ -28,7 +28,7 @@ def run_bench(
     on_row: OnRow = lambda row: None,
     on_work: OnWork = lambda what: None,
 ) -> Result:
-    """Fill ``result``, row by row; ``on_row`` comes after each, ``on_work`` tells what is under way.
+    """Fill ``result``, row by row; ``on_row`` is called after each row, ``on_work`` with what is under way.
 
     Ctrl-C ends the run early and keeps the rows that are done: ``result.interrupted`` is then True.
     """
@@ -69,21 +69,21 @@ class _Bench:
                 self._run_group(group, inputs, grad, oracle, pass_name)
 
     def _admitted(self, contender: Contender, inputs: Inputs, pass_name: str) -> bool:
-        """Rows that will not be measured are written at once, with the reason."""
+        """Whether a row is measured; rows that are not are written at once, with the reason."""
         length = inputs.length
         self.on_work(f"T={length} {pass_name}: {contender.name}, predicting")
         row = Row(contender.name, length, pass_name, "left out")
         try:
             row.reason = self.limits.reason_to_leave_out(contender, self.limits.predict(contender, pass_name, length))
         except Exception as error:
-            # One broken contender must not take the others' rows with it; its own row says what happened.
+            # A broken contender must not take the others' rows with it; its own row says what happened.
             row.status, row.reason = "failed", _in_one_line(error)
         if row.reason:
             self.add(row)
         return not row.reason
 
     def _groups(self, entrants: list[Contender], length: int, pass_name: str) -> Iterator[list[Contender]]:
-        """The cheap ones together, each of the others alone."""
+        """Groups of contenders: the cheap ones together, each of the others alone."""
         seconds = {c.name: self.limits.predict(c, pass_name, length).seconds for c in entrants}
         cheap = [c for c in entrants if seconds[c.name] < CHEAP_SECONDS]
         if cheap:

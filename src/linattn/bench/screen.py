@@ -1,4 +1,4 @@
-"""A benchmark as a user sees it: progress, tables, files, and an exit code."""
+"""A benchmark on the screen: progress, tables, files, and an exit code."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ RIGHT, WRONG, INTERRUPTED = 0, 1, 130
 
 @dataclass(frozen=True)
 class Files:
-    """Where a run leaves its results."""
+    """Where a run writes its results."""
 
     json: Path
     chart: Path | None
@@ -30,7 +30,7 @@ class Files:
 
 
 def measure(config: BenchConfig, files: Files, command: list[str] | None = None) -> Result:
-    """Run with a progress bar on stderr, so that what is printed can be piped; every finished row is on disk."""
+    """Run with a progress bar on stderr, so that printed results can be piped; every finished row is on disk."""
     config.check()
     if files.chart is not None:
         need("a chart", "matplotlib")
@@ -44,7 +44,7 @@ def measure(config: BenchConfig, files: Files, command: list[str] | None = None)
 
         run_bench(config, result, on_row=on_row, on_work=lambda what: progress.update(task, description=what))
     if result.rows:
-        save_result(result, files.json)  # once more: whether it was interrupted is known only now
+        save_result(result, files.json)  # once more: only now is it known whether the run was interrupted
     return result
 
 

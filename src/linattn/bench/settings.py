@@ -1,4 +1,4 @@
-"""What a benchmark measures: every choice, checked before any work is done."""
+"""Settings of a benchmark, checked before any work is done."""
 
 from dataclasses import dataclass
 
@@ -32,8 +32,8 @@ class BenchConfig:
     seed: int = 0
     min_seconds: float = 0.5  # of measured calls per row
     min_repeats: int = 5
-    max_seconds: float = 5.0  # predicted, of one call: slower contenders are left out
-    max_gib: float | None = None  # predicted peak; None: half of the memory that is free
+    max_seconds: float = 5.0  # predicted for one call: slower contenders are left out
+    max_gib: float | None = None  # predicted peak; None: half of the free memory
 
     def check(self) -> None:
         """Raise an OptionError that names the option and what is allowed."""
@@ -79,7 +79,7 @@ class BenchConfig:
 
     @property
     def name(self) -> str:
-        """Of the files: what was measured, without the lengths."""
+        """Name of the files: what was measured, without the lengths."""
         parts = ["attention", "causal" if self.causal else "bidirectional"]
         parts += [] if self.decay == "none" else [f"{self.decay}-decay"]
         parts += [] if self.dtype == "float32" else [self.dtype]

@@ -1,4 +1,4 @@
-"""Results on the screen."""
+"""Tables of results for the screen."""
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
@@ -9,7 +9,7 @@ from linattn.bench.rows import Result, Row
 COLORS = {"WRONG": "bold red", "left out": "dim", "failed": "bold red"}
 
 
-# The columns a screen of 80 characters has room for; a wider one shows all.
+# The columns that a screen of 80 characters has room for; a wider one shows all.
 ALL = ("ms", "p20-p80", "vs sdpa", "vs chunked", "peak MiB", "x qkvo", "error", "of budget")
 NARROW = ("ms", "vs sdpa", "peak MiB", "error")
 WIDE_SCREEN = 115
@@ -40,7 +40,7 @@ def result_table(result: Result, pass_name: str, width: int = WIDE_SCREEN) -> Ta
 
 
 def setting(result: Result) -> str:
-    """What was measured, and where."""
+    """What was measured, and on which machine."""
     settings = result.meta["settings"]
     kind = "causal" if settings["causal"] else "bidirectional"
     decay = "" if settings["decay"] == "none" else f", {settings['decay']} decay"
@@ -50,7 +50,7 @@ def setting(result: Result) -> str:
 
 
 def growth_table(result: Result) -> Table:
-    """``time ~ T^p`` of each contender."""
+    """The exponent of ``time ~ T^p`` for each contender."""
     growth = result.growth()
     passes = list(dict.fromkeys(g["pass_name"] for g in growth))
     table = Table(title="growth: p of time ~ T^p", title_justify="left", box=SIMPLE_HEAD)

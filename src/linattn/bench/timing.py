@@ -1,4 +1,4 @@
-"""Time of calls: warmed up, repeated, and taken in turns so that a busy moment of the machine hits all alike."""
+"""Times calls: warmed up, repeated, and in turns, so that a busy moment of the machine affects all alike."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ from statistics import median, quantiles
 import torch
 
 Call = Callable[[], object]
-SHORT = 1.0  # second: in a longer call, what happens once is lost in the rest
+SHORT = 1.0  # second: in longer calls, what happens only once does not matter
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Timing:
 
 
 def seconds_of(call: Call, device: torch.device) -> float:
-    """One call, to the end of its work on the device."""
+    """Seconds of one call, up to the end of its work on the device."""
     if device.type == "cuda":
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
@@ -51,7 +51,7 @@ def measure_in_turns(
     """
     for call in calls.values():
         if seconds_of(call, device) < SHORT:
-            seconds_of(call, device)  # the first may still choose kernels and grow the allocator's pools
+            seconds_of(call, device)  # the first call may still choose kernels and grow the allocator's pools
     samples: dict[str, list[float]] = {name: [] for name in calls}
 
     def unfinished(name: str) -> bool:

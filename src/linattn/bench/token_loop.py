@@ -1,9 +1,9 @@
-"""Linear attention as anyone would write it token by token: how much precision that order of sums costs.
+"""Linear attention written plainly, token by token: a measure of the precision that this order of sums loses.
 
 The quadratic form rounds each score once and divides by the same score, so at the first tokens its error nearly
-cancels; and a decay that is multiplied in step by step collects a rounding at each. A recurrence in low precision
-cannot be held to the error of the quadratic form, but it can to that of this loop. It shares no code with the forms
-that are measured, so that none of them is its own judge.
+cancels; and a decay that is multiplied in at every step collects a rounding error each time. A recurrence in low
+precision cannot reach the error of the quadratic form, but it can reach that of this loop. The loop shares no code with
+the measured forms, so that none of them judges itself.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ EPS = 1e-6  # the default of linear_attention
 
 
 def token_loop(causal: bool, inputs: Inputs) -> Tensor:
-    """Any decay: that of the query token when causal, of the key token when not."""
+    """With any decay: that of the query token if causal, of the key token if not."""
     dtype = torch.promote_types(inputs.v.dtype, torch.float32)
     q, k, v = (x.to(dtype) for x in (inputs.phi_q, inputs.phi_k, inputs.v))
     v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)  # the last channel sums the weights
@@ -45,7 +45,7 @@ def _query_decay(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None) -> Tenso
 
 
 def _key_decay(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, order: Iterable[int], see_itself: bool) -> Tensor:
-    """Rows in the given order."""
+    """Compute rows in the given order."""
     state, outputs = torch.zeros_like(_outer(k, v, 0)), []
     for t in order:
         added = state + _outer(k, v, t)
@@ -55,7 +55,7 @@ def _key_decay(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, order: Iterable[i
 
 
 def _per_token(decay: Tensor, q: Tensor) -> Tensor:
-    """To ``(B, H, T, K or 1, 1)``, as it scales the rows of a state."""
+    """Reshape a decay to ``(B, H, T, K or 1, 1)``, as it scales the rows of a state."""
     if decay.ndim == 1:
         decay = decay[None, :, None].expand(q.shape[:3])
     return decay[..., None, None] if decay.ndim == 3 else decay[..., None]

@@ -1,4 +1,4 @@
-"""A tour in a minute or two: what there is, that its forms agree, and where it is faster than softmax."""
+"""A tour in a minute or two: the mechanisms, the agreement of their forms, and where they beat softmax in speed."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ STYLE: Any = {"title_justify": "left", "box": SIMPLE_HEAD, "min_width": 76}
 
 
 def tour(folder: Path, console: Console, lengths: tuple[int, ...] = LENGTHS) -> int:
-    """Print the tour and leave chart and JSON in ``folder``; 1 if anything is wrong."""
+    """Print the tour and write chart and JSON to ``folder``; returns 1 if anything is wrong."""
     need("a chart", "matplotlib")
     console.rule("1. The mechanisms")
     console.print(mechanism_table())
@@ -49,7 +49,7 @@ def tour(folder: Path, console: Console, lengths: tuple[int, ...] = LENGTHS) -> 
 
 
 def crossover_sentence(result: Result) -> tuple[float | None, str]:
-    """The length from which the chunked form is faster than softmax attention, in words too."""
+    """The length from which the chunked form is faster than softmax attention, as a number and in words."""
     softmax, linear = result.times(SDPA, FORWARD), result.times("chunked", FORWARD)
     point = crossover(softmax, linear)
     shared = sorted(softmax.keys() & linear.keys())

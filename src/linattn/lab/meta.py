@@ -1,4 +1,4 @@
-"""What the results of every laboratory say about how they came about."""
+"""The description of how results came about, shared by all laboratories."""
 
 from dataclasses import asdict
 from pathlib import Path

@@ -1,6 +1,7 @@
-"""Pretrained models made linear.
+"""Convert pretrained models to linear attention.
 
-The package can be called: ``linattn.linearize(model, method="still", ...)`` is ``linattn.linearize.run.linearize``.
+The package itself can be called: ``linattn.linearize(model, method="still", ...)`` is
+``linattn.linearize.run.linearize``.
 """
 
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 
 
 class _CallablePackage(ModuleType):
-    """A package with the name of its main function: whichever of the two is meant is found under it."""
+    """A package that can be called like the function it is named after, and imported from like any package."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         from linattn.linearize.run import linearize

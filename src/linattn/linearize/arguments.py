@@ -1,4 +1,4 @@
-"""What ``linearize`` is given, checked before any work is done."""
+"""Checks of the arguments of ``linearize``, made before any work is done."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from linattn.support.options import OptionError
 
 
 def check_stages(transfer: object, finetune: object) -> list[StageOptions]:
-    """The stages that are not left out; raises for what is no stage, or has options that make no sense."""
+    """The stages that are not None; raises for anything that is not a stage, or has invalid options."""
     for name, stage, kind in (("transfer", transfer, TransferOptions), ("finetune", finetune, FinetuneOptions)):
         if stage is not None and not isinstance(stage, kind):
             raise OptionError(name, f"must be {kind.__name__}(...), or None to leave it out, got {stage!r}")
@@ -35,13 +35,13 @@ def check_data(text: object, batches: object, held_out: object) -> None:
 
 
 def check_recall(stages: Sequence[StageOptions], batches: object) -> None:
-    """Passages are repeated in sequences that are drawn from a text; batches come as they are."""
+    """Refuse ``recall_share`` with ``batches``: only sequences that are drawn from a text can repeat passages."""
     if batches is not None and any(stage.recall_share for stage in stages):
         raise OptionError("recall_share", "needs a text; batches that are given must repeat passages themselves")
 
 
 def check_folder(folder: str | Path | None) -> Path | None:
-    """As a path; raises where it names a file."""
+    """The folder as a path; raises if it is a file."""
     folder = None if folder is None else Path(folder)
     if folder is not None and folder.exists() and not folder.is_dir():
         raise OptionError("folder", f"must be a folder, new or of the same run, got the file {folder}")
@@ -54,7 +54,7 @@ def check_accelerator(accelerator: object) -> None:
 
 
 def check_targets(model: nn.Module, finetune: FinetuneOptions) -> None:
-    """Each target names a projection, in some layer."""
+    """Raise unless each target names a projection in some layer."""
     known = {
         name.rpartition(".")[2] for name, module in model.named_modules() if getattr(module, "weight", None) is not None
     }
@@ -65,7 +65,7 @@ def check_targets(model: nn.Module, finetune: FinetuneOptions) -> None:
 
 
 def check_objective(model: Any, finetune: FinetuneOptions) -> None:
-    """Only a causal language model is asked for the next token."""
+    """Refuse next-token losses for a model that is not a causal language model."""
     causal = all(site.shape.causal for site in find_adapter(model).sites(model))
     silent = hasattr(model, "get_output_embeddings") and model.get_output_embeddings() is None
     if finetune.objective != "distill" and (silent or not causal):
@@ -76,13 +76,13 @@ def check_objective(model: Any, finetune: FinetuneOptions) -> None:
 
 
 def check_loss(plan: Plan, transfer: TransferOptions) -> None:
-    """Rows of weights are read off values that are unit vectors: a gate on the output has another width."""
+    """Refuse the row loss with an output gate: rows are read off values that are unit vectors, as wide as T."""
     gated = [index for index, layer in plan.layers.items() if layer.gate]
     if transfer.loss == "cross_entropy" and gated:
         raise OptionError("loss", f"must be mse for layers with a gate, {gated}, got 'cross_entropy'")
 
 
 def check_steps(stages: Sequence[StageOptions], length: int | None) -> None:
-    """Tokens can be counted in steps."""
+    """Turn ``tokens`` into steps where a sequence length is known; refuse ``tokens`` where none is."""
     for stage in stages:
         stage.steps_of(stage.length if stage.length is not None else length)

@@ -1,4 +1,4 @@
-"""Conversion: the attention modules of a model are replaced in place, as a plan says."""
+"""Conversion: replaces attention modules of a model in place, according to a plan."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from linattn.linearize.plan.methods import check_layers
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was done: the layers that were converted, and why the others were not."""
+    """The result of a conversion: which layers were converted, and why the others were not."""
 
     plan: Plan
     converted: list[int]
@@ -26,8 +26,7 @@ class Conversion:
 
 
 def plan_model(model: nn.Module, method: str, *, layers: Sequence[int] | None = None, **options: Any) -> Plan:
-    """:func:`linattn.linearize.plan.plan` for the layers of a model; None: all that can be converted.
-
+    """Make a :class:`linattn.linearize.plan.Plan` for a model; ``layers`` None: all layers that can be converted.
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
         >>> from linattn.linearize.convert import plan_model
@@ -51,7 +50,7 @@ def plan_model(model: nn.Module, method: str, *, layers: Sequence[int] | None = 
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise for a model that is converted already, or whose config asks for attention weights."""
+    """Raise if a model is converted already, or if its config asks for attention weights."""
     if linearized_layers(model):
         raise ValueError("the model is converted already; load it anew to convert it in another way")
     if getattr(getattr(model, "config", None), "output_attentions", False):
@@ -64,8 +63,8 @@ def check_model(model: nn.Module) -> None:
 def convert(model: nn.Module, plan: Plan) -> Conversion:
     """Replace the attention of the layers that ``plan`` names, in place.
 
-    The projections stay the same modules under the same names; what is new is ``core`` beside them, in fp32. The model
-    is still one of transformers: ``generate``, ``save_pretrained`` and ``state_dict`` work as before.
+    The projections stay the same modules under the same names; the only new module is ``core`` beside them, in fp32.
+    ``generate``, ``save_pretrained`` and ``state_dict`` of a model of transformers work as before.
     """
     adapter = find_adapter(model)
     check_model(model)
@@ -105,7 +104,7 @@ def _replacement(model: nn.Module, adapter: Adapter, site: Site, plan: Plan) -> 
 
 
 def _tell_transformers(model: nn.Module, adapter: Adapter, plan: Plan) -> None:
-    """The plan goes into the config, which is saved; masks arrive as ``(B, T)``; no assisted decoding; positions."""
+    """Put the plan into the config, which is saved, and set up masks ``(B, T)``, checks of arguments and positions."""
     model.linearize_plan = plan  # type: ignore[assignment]  # for models that have no config
     config: Any = getattr(model, "config", None)
     if config is None or not hasattr(config, "model_type"):
@@ -116,8 +115,8 @@ def _tell_transformers(model: nn.Module, adapter: Adapter, plan: Plan) -> None:
     register_linearized()
     config._attn_implementation = LINEARIZED
     config.linearize = plan.to_dict()
-    model._is_stateful = True  # type: ignore[assignment]  # a state cannot go back: generate then refuses to try
-    inner: Any = getattr(model, "base_model", model)  # what is called whichever head or wrapper is around it
+    model._is_stateful = True  # type: ignore[assignment]  # a state cannot go back: no assisted decoding
+    inner: Any = getattr(model, "base_model", model)  # this part is called whichever head or wrapper is around it
     for refuse in (refuse_weights, refuse_packed):
         inner.register_forward_pre_hook(refuse, with_kwargs=True)
     if adapter.positions_from_mask:

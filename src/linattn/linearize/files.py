@@ -1,4 +1,4 @@
-"""A converted model in a folder: ``config.json`` with the plan, and the weights in safetensors."""
+"""Saving and loading converted models: ``config.json`` with the plan, and the weights in safetensors."""
 
 import json
 import os
@@ -19,14 +19,15 @@ from linattn.linearize.timm_files import load_timm, timm_config
 from linattn.support.extras import need
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-PLAN = "linearize"  # where a config has the plan
-CORE = ".core."  # in the names of what is new
+PLAN = "linearize"  # key of the plan in a config
+CORE = ".core."  # part of the names of all new weights
 
 
 def save_linearized(model: Any, folder: str | Path) -> None:
-    """Write a converted model; ``model.save_pretrained(folder)`` of a model of transformers writes the same files.
+    """Write a converted model; for a model of transformers, ``model.save_pretrained(folder)`` writes the same files.
 
-    A new folder appears whole or not at all. In one that exists, other files stay, and ``config.json`` comes last.
+    A new folder appears complete or not at all. In an existing folder other files stay, and ``config.json`` is written
+    last.
     """
     need("saving a converted model", "safetensors")
     if not linearized_layers(model):
@@ -44,10 +45,10 @@ def save_linearized(model: Any, folder: str | Path) -> None:
 
 
 def load_linearized(folder: str | Path, **kwargs: Any) -> Any:
-    """The converted model of a folder, exactly as it was saved; what is missing or left over is an error.
+    """Load a converted model from a folder, exactly as it was saved; missing or unexpected weights are an error.
 
-    ``kwargs`` go to ``from_pretrained`` (``dtype``, ``device_map``), or to ``timm.create_model``, whose arguments the
-    file has as far as it can hold them.
+    ``kwargs`` go to ``from_pretrained`` (``dtype``, ``device_map``), or to ``timm.create_model``, whose other arguments
+    are in the file as far as it can hold them.
 
     Example:
         >>> import tempfile, torch
@@ -85,7 +86,7 @@ def load_linearized(folder: str | Path, **kwargs: Any) -> Any:
 
 
 def _load_transformers(folder: Path, config: dict[str, Any], kwargs: dict[str, Any]) -> tuple[Any, set[str]]:
-    """The model before its conversion, with all its own weights, and the names of the others."""
+    """The model before its conversion, with all its own weights, and the names of the weights that are not its own."""
     need("loading a converted model", "transformers")
     import transformers
 
@@ -93,7 +94,7 @@ def _load_transformers(folder: Path, config: dict[str, Any], kwargs: dict[str, A
         raise ValueError("attn_implementation has no place here: a converted model has an attention of its own")
     (name,) = config["architectures"]
     with _only_errors():
-        # Files of earlier versions may ask for attention weights, which their models never gave.
+        # Files of earlier versions may ask for attention weights, which converted models never returned.
         asked = {"output_attentions": False} if config.get("output_attentions") else {}
         model, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True, **(asked | kwargs))
     wrong = {*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])}
@@ -104,7 +105,7 @@ def _load_transformers(folder: Path, config: dict[str, Any], kwargs: dict[str, A
 
 @contextmanager
 def _only_errors() -> Iterator[None]:
-    """transformers warns of weights it does not know; those of the cores are read here, and all are checked."""
+    """Silence transformers' warnings about unknown weights: cores are loaded separately, and every name is checked."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
@@ -116,21 +117,22 @@ def _only_errors() -> Iterator[None]:
 
 
 def _in_words_of_model(tensors: dict[str, Tensor], names: set[str]) -> dict[str, Tensor]:
-    """By the ``names`` of the model: of some families, ViT for one, transformers writes modules under older names."""
+    """Rename tensors to the model's ``names``: for some families, such as ViT, transformers writes older names."""
     own = {_place(name): name for name in names}
     return {own.get(_place(name), name): x for name, x in tensors.items()}
 
 
 def _place(name: str) -> tuple[str, str]:
-    """The numbers on the way to a core, which no renaming changes, and the name inside of it."""
+    """The numbers in the path of a core, which no renaming changes, and the name inside the core."""
     way, _, inside = name.partition(CORE)
     return " ".join(re.findall(r"\d+", way)), inside
 
 
 def _load_cores(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """In the dtypes of the file: a model of 16 bits has cores in fp32.
+    """Load the cores in the dtypes of the file: a model of 16 bits has cores in fp32.
 
-    Copies, as a file's tensors lie at any byte: sums over them may be rounded otherwise than over those of torch.
+    Tensors are copied, as those of a file may start at any byte: sums over them might be rounded differently than over
+    tensors that torch has allocated.
     """
     prefixes = {id(module): name for name, module in model.named_modules()}
     for layer in linearized_layers(model).values():
@@ -157,7 +159,7 @@ def _check_names(wanted: set[str], found: set[str], folder: Path) -> None:
 
 
 def _save_timm(model: Any, folder: Path) -> None:
-    """The format of timm with the plan beside it."""
+    """Write timm's own format, with the plan added to it."""
     from safetensors.torch import save_file
 
     config = timm_config(model) | {PLAN: model.linearize_plan.to_dict()}
@@ -175,6 +177,6 @@ def _put_in_place(new: Path, folder: Path) -> None:
             shutil.copytree(file, folder / file.name, dirs_exist_ok=True)
         else:
             os.replace(file, folder / file.name)
-    for old in folder.glob("model*.safetensors*"):  # of a model that was cut into other files
+    for old in folder.glob("model*.safetensors*"):  # of an earlier model that was cut into other files
         if old.name not in {file.name for file in files}:
             old.unlink()

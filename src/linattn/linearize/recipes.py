@@ -1,4 +1,4 @@
-"""How the papers train the models that they convert, as far as the options of the two stages can say it."""
+"""Training recipes of the papers, as far as the options of the two stages can express them."""
 
 from typing import Any
 
@@ -7,15 +7,15 @@ from linattn.linearize.transfer import TransferOptions
 from linattn.support.options import OptionError, check_option
 
 RECIPES = ("paper",)
-# Each stage reads Alpaca's cleaned instructions twice: 40 M tokens in both together.
+# Each stage reads Alpaca's cleaned instructions twice: 40 M tokens in both stages together.
 ALPACA_TOKENS = 20_000_000
 
-# LoLCATs. STILL was built on its code, and its rates and text are taken to be the same. Feature maps and the weight of
-# the window have one learning rate there: a scale_factor of 1.
+# LoLCATs. STILL was built on its code, and is taken to use the same rates and text. In that code feature maps and the
+# weight of the window share one learning rate: a scale_factor of 1.
 _FIRST = {"loss": "mse", "lr": 1e-2, "scale_factor": 1.0, "batch_size": 8, "clip_norm": 1.0, "tokens": ALPACA_TOKENS}
 _SECOND = {"objective": "next_token", "lr": 1e-4, "rank": 8, "batch_size": 8, "clip_norm": 1.0, "tokens": ALPACA_TOKENS}
 # z learns at a rate of 0.02, the logarithm of alpha at ten times that. The authors then train the whole model for each
-# task, which is not what fine-tuning does here: it keeps its own options.
+# task, which this fine-tuning stage does not do: it keeps its own options.
 _ROWS = {"loss": "cross_entropy", "lr": 0.02, "scale_factor": 10.0, "batch_size": 128}
 
 STAGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -26,10 +26,10 @@ STAGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def paper_stages(method: str) -> dict[str, Any]:
-    """The arguments ``transfer`` and ``finetune`` of ``linearize`` as the paper of a method has them.
+    """The arguments ``transfer`` and ``finetune`` of ``linearize`` that follow the paper of a method.
 
-    Learning rates fall by a cosine here; LoLCATs and STILL divide theirs by 10 where the loss stands still.
-    ``docs/linearize.md`` says what else differs.
+    These learning rates fall by a cosine; LoLCATs and STILL divide theirs by 10 when the loss stops falling.
+    ``docs/linearize.md`` lists the other differences.
 
     Example:
         >>> stages = paper_stages("lolcats")
@@ -41,7 +41,7 @@ def paper_stages(method: str) -> dict[str, Any]:
 
 
 def with_recipe(recipe: str, method: str, *given: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-    """Fields of both stages: those of the recipe, but for what is ``given``; the recipe ``""`` has none.
+    """Fields of both stages from a recipe, except for those ``given``; the recipe ``""`` has none.
 
     Example:
         >>> with_recipe("paper", "still", {"lr": 1e-3, "steps": 5}, {})[0]["lr"]
@@ -54,6 +54,6 @@ def with_recipe(recipe: str, method: str, *given: dict[str, Any]) -> tuple[dict[
         raise OptionError("recipe", f"paper exists for the methods {', '.join(STAGES)}, got method {method!r}")
     found = []
     for own, fields in zip(STAGES[method], given, strict=True):
-        # Who gives steps does not want the recipe's tokens, which would count instead of them.
+        # If steps are given, the recipe's tokens are dropped: they would take precedence.
         found.append({name: own[name] for name in own if not (name == "tokens" and "steps" in fields)} | fields)
     return tuple(found)

@@ -1,4 +1,4 @@
-"""A pretrained model made linear: conversion, attention transfer, fine-tuning, and what each did to its quality."""
+"""The whole conversion of a pretrained model: replacement, attention transfer, fine-tuning, and their quality."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -42,11 +42,11 @@ OnStage = Callable[[str, nn.Module], None]
 
 @dataclass(frozen=True)
 class StageFigures:
-    """One of teacher, converted, transfer and finetune.
+    """Figures of one stage: teacher, converted, transfer or finetune.
 
     Attributes:
-        quality: on held-out data after it; None without any.
-        tokens: that it was trained on; None where batches are no text.
+        quality: measured on held-out data after the stage; None without such data.
+        tokens: number of tokens that it was trained on; None if the batches are not text.
     """
 
     name: str
@@ -57,12 +57,12 @@ class StageFigures:
 
 @dataclass
 class LinearizeReport:
-    """What a conversion did; a converted model has it as ``linearize_report``.
+    """Report of a conversion, which a converted model holds as ``linearize_report``.
 
     Attributes:
-        metric: what ``quality`` is: ``"perplexity"``, less is better, or ``"cosine"`` to the teacher's answers.
-        curves: of stage 1, by layer.
-        losses: of stage 2, by step.
+        metric: what ``quality`` is: ``"perplexity"``, where less is better, or ``"cosine"`` to the teacher's answers.
+        curves: learning curves of stage 1, by layer.
+        losses: losses of stage 2, by step.
     """
 
     method: str
@@ -74,7 +74,7 @@ class LinearizeReport:
     degrees: dict[str, Any] | None = None
 
     def quality(self, stage: str) -> float | None:
-        """Of one stage; None if it did not run."""
+        """Quality after one stage; None if the stage did not run."""
         return next((figures.quality for figures in self.stages if figures.name == stage), None)
 
     def as_dict(self) -> dict[str, Any]:
@@ -98,27 +98,27 @@ def linearize(
     accelerator: "Accelerator | None" = None,
     **method_options: Any,
 ) -> Any:
-    """Replace the attention of a pretrained model, in place, and train what is new on text.
+    """Replace the attention of a pretrained model in place, and train the new parts on text.
 
-    Stages: conversion; attention transfer (each layer learns the softmax it replaces); low-rank fine-tuning against the
-    model it was, merged at the end. Without text or batches it is the conversion alone.
+    The stages are conversion, attention transfer (each layer learns the softmax it replaces), and low-rank fine-tuning
+    against the original model, whose adapters are merged at the end. Without text or batches only the conversion runs.
 
     Args:
-        model: of transformers or timm, of a family that has an adapter.
+        model: of transformers or timm, from a family that has an adapter.
         method: one of ``linattn.linearize.plan.METHODS``.
         text: text files, folders of them or jsonl files; a tenth is held out.
         tokenizer: the model's; None: read from where the model came from.
-        batches: instead of a text, the arguments of the model by step: pictures, for instance.
+        batches: instead of a text, a function from the number of a step to the model's arguments: for pictures, say.
         held_out: batches that quality is measured on, with ``batches``.
-        transfer, finetune: options of the stages; None leaves a stage out.
-        folder: of this run alone: what is finished is kept there, and the same call goes on where it was stopped.
-        layers: numbers of the layers to convert; None: all that can be.
+        transfer, finetune: options of the two training stages; None leaves a stage out.
+        folder: for this run alone: finished work is kept there, and the same call resumes a run that was stopped.
+        layers: numbers of the layers to convert; None: all that can be converted.
         progress: show a bar.
         on_stage: called after each stage with its name (teacher, converted, transfer, finetune) and the model, whose
-            ``linearize_report`` says what is known so far.
+            ``linearize_report`` holds what is known so far.
         accelerator: of ``linattn.train.accelerator.create_accelerator``, for other devices and several processes.
-        method_options: fields of ``linattn.linearize.plan.LayerPlan`` that differ from the method's own; of
-            ``"features"`` the mechanism and its options; of ``"dof"`` also those of
+        method_options: fields of ``linattn.linearize.plan.LayerPlan`` that differ from the method's own. The method
+            ``"features"`` takes a mechanism and its options; ``"dof"`` also takes those of
             :class:`linattn.linearize.degrees.split.Split`: ``cost``, the mean number of features, ``clip`` and
             ``tolerance``.
 
@@ -139,7 +139,7 @@ def linearize(
     check_recall(stages, batches)
     taken(method, method_options)
     check_accelerator(accelerator)
-    find_adapter(model)  # a family that is not known is said before a text is read
+    find_adapter(model)  # an unknown family is refused before any text is read
     check_model(model)
     data = None if batches is None else Data.of_batches(batches, held_out)
     if text is not None:
@@ -147,7 +147,7 @@ def linearize(
     if data is not None:
         check_steps(stages, data.length)
     if data is not None and finetune is not None:
-        need("fine-tuning", "peft")  # before the first stage has taken its time
+        need("fine-tuning", "peft")  # before the first stage takes its time
         check_targets(model, finetune)
         check_objective(model, finetune)
     job = _Job(model, folder, progress, on_stage, accelerator)
@@ -155,7 +155,7 @@ def linearize(
 
 
 class _Job:
-    """One model, from stage to stage."""
+    """Takes one model from stage to stage."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class _Job:
         self._done("teacher", begun)
         begun = perf_counter()
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)  # a run that is resumed starts from the same features
+            torch.manual_seed(seed)  # a resumed run starts from the same features
             convert(self.model, chosen)
         if degrees is not None:
             start_features(self.model, degrees, seed)
@@ -213,7 +213,7 @@ class _Job:
                 self.model, data.batches(options), options, self._under("transfer"), held_out=data.held_out,
                 progress=bar, accelerator=self.accelerator,
             )  # fmt: skip
-        learned = any(curve.losses for curve in self.report.curves)  # cores without parameters only look
+        learned = any(curve.losses for curve in self.report.curves)  # cores without parameters are only measured
         self._done("transfer", begun, tokens_of(options) if learned else 0)
 
     def _finetune(self, data: Data, options: FinetuneOptions) -> None:
@@ -228,7 +228,7 @@ class _Job:
         self._done("finetune", begun, tokens_of(options))
 
     def _done(self, name: str, begun: float, tokens: int | None = 0) -> None:
-        """Look at the model, and write down what is known."""
+        """Measure the model after a stage, and write the report so far."""
         assert self.report is not None
         seconds = perf_counter() - begun
         quality = None if self.quality is None else self.quality.of(self.model)
@@ -246,13 +246,13 @@ class _Job:
 def _planned(
     model: Any, method: str, layers: Sequence[int] | None, options: dict[str, Any], batches: Batches | None
 ) -> tuple[Plan, Any]:
-    """The plan, and the degrees of freedom it was made by, if it was."""
+    """The plan, and the degrees of freedom that it is based on, if any."""
     split, options = taken(method, options)
     degrees = None
     if split is not None:
         shared, head_dim = "feature_dim" not in options, find_adapter(model).sites(model)[0].shape.head_dim
         options.setdefault("feature_dim", split.without_degrees(head_dim))
-        if batches is not None:  # measured for dimensions that are given too: features start in units of real keys
+        if batches is not None:  # also for given dimensions: features start in units of real keys
             numbers = sorted(plan_model(model, method, layers=layers, **options).layers)
             degrees = measured(model, batches, numbers, split.tolerance)
             if shared:

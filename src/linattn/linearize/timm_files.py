@@ -1,7 +1,7 @@
-"""What a folder says of a converted model of timm, in timm's words: ``architecture``, ``num_classes``, ``model_args``.
+"""What ``config.json`` says of a converted model of timm: ``architecture``, ``num_classes``, ``model_args``.
 
-``model_args`` are the arguments that the model was made with, and what was changed in it later (``reset_classifier``,
-``set_input_size``): without them ``timm.create_model`` would make another one. Older files have none.
+``model_args`` are the arguments that the model was created with, plus later changes (``reset_classifier``,
+``set_input_size``): without them ``timm.create_model`` would build another model. Older files have none.
 """
 
 import json
@@ -16,9 +16,9 @@ from linattn.linearize.convert import convert
 from linattn.linearize.plan import Plan
 from linattn.support.extras import need
 
-ELSEWHERE = "not_in_this_file"  # names of arguments that JSON does not hold
+ELSEWHERE = "not_in_this_file"  # names of arguments that JSON cannot hold
 
-# What a model shows of the arguments it was made with.
+# Arguments of creation that can be read off a model.
 SHOWN: dict[str, Callable[[Any], Any]] = {
     "num_classes": lambda model: model.num_classes,
     "global_pool": lambda model: model.global_pool,
@@ -34,7 +34,7 @@ SHOWN: dict[str, Callable[[Any], Any]] = {
     "depth": lambda model: len(model.blocks),
     "num_heads": lambda model: model.blocks[0].attn.num_heads,
 }
-# Which of them a weight that does not fit tells of, by how its name begins.
+# By how a parameter's name begins: the arguments that may be wrong if its weight does not fit.
 TOLD_BY = {
     "patch_embed.": ("in_chans", "patch_size", "embed_dim"),
     "pos_embed": ("img_size", "patch_size", "class_token", "reg_tokens"),
@@ -48,13 +48,13 @@ TOLD_BY = {
 
 
 def timm_config(model: Any) -> dict[str, Any]:
-    """What ``config.json`` must say so that :func:`load_timm` makes the model again."""
+    """The fields of ``config.json`` from which :func:`load_timm` builds the model again."""
     source = getattr(model, "pretrained_cfg", None) or {}
     if not source.get("architecture"):
         raise TypeError(f"{type(model).__name__} is neither a model of transformers nor made by timm.create_model")
     config: dict[str, Any] = {"architecture": source["architecture"], "num_classes": model.num_classes}
     if source.get("tag"):
-        config["pretrained_cfg"] = {"tag": source["tag"]}  # which tells how pictures are prepared
+        config["pretrained_cfg"] = {"tag": source["tag"]}  # the tag says how pictures are prepared
     arguments = _arguments(model, config)
     written = {name: x for name, x in arguments.items() if _in_json(x)}
     config["model_args"] = written
@@ -66,7 +66,7 @@ def timm_config(model: Any) -> dict[str, Any]:
 def load_timm(
     folder: Path, config: dict[str, Any], plan: Plan, tensors: dict[str, Tensor], given: dict[str, Any]
 ) -> Any:
-    """The model of a folder; arguments that are ``given`` come before those of the file."""
+    """Load the model of a folder; arguments that are ``given`` take precedence over those of the file."""
     need("loading a converted model of timm", "timm")
     missing = [name for name in config.get(ELSEWHERE, ()) if name not in given]
     if missing:
@@ -77,7 +77,7 @@ def load_timm(
     model = _create(config, config.get("model_args", {}) | given)
     convert(model, plan)
     _check_fit(tensors, model.state_dict(), folder, config["architecture"])
-    model.load_state_dict({name: x.clone() for name, x in tensors.items()}, assign=True)  # as cores: see files.py
+    model.load_state_dict({name: x.clone() for name, x in tensors.items()}, assign=True)  # copied: see files.py
     return model.eval()
 
 
@@ -91,9 +91,9 @@ def _create(config: dict[str, Any], arguments: dict[str, Any]) -> Any:
 
 
 def _arguments(model: Any, config: dict[str, Any]) -> dict[str, Any]:
-    """What the model was made with, as newer timm keeps it, and what another one made so does not show."""
+    """The arguments the model was created with, as newer timm keeps them, and those that it has changed since."""
     arguments = dict(getattr(model, "_model_args", {}))
-    for _ in range(2):  # one argument decides what another is by default
+    for _ in range(2):  # one argument may decide the default of another
         with torch.device("meta"):
             like = _shown(_create(config, arguments))
         changed = {name: x for name, x in _shown(model).items() if x != like.get(name)}
@@ -108,7 +108,7 @@ def _shown(model: Any) -> dict[str, Any]:
     for name, show in SHOWN.items():
         try:
             found[name] = show(model)
-        except (AttributeError, TypeError):  # a model of another make, which has no such argument
+        except (AttributeError, TypeError):  # models of another class may lack this argument
             continue
     return found
 
@@ -122,7 +122,7 @@ def _in_json(value: Any) -> bool:
 
 
 def _check_fit(tensors: dict[str, Tensor], own: dict[str, Tensor], folder: Path, architecture: str) -> None:
-    """Name the arguments that weights of other shapes or names tell of."""
+    """Raise if weights differ in shape or name, naming the arguments that may be the reason."""
     file, model = ({name: tuple(x.shape) for name, x in each.items()} for each in (tensors, own))
     wrong = [name for name in {**model, **file} if file.get(name) != model.get(name)]
     if not wrong:

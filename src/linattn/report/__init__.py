@@ -1,4 +1,4 @@
-"""Charts and pages from results."""
+"""Charts and pages made from results."""
 
 from linattn.report.charts import write_charts
 from linattn.report.csv_files import write_csv

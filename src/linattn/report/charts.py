@@ -16,13 +16,13 @@ from linattn.support.extras import need
 
 
 def charts_of(comparison: Comparison) -> list[Chart]:
-    """Those there are numbers for, in reading order."""
+    """The charts for which there are numbers, in reading order."""
     found = (make(comparison) for make in (state_chart, speed_chart, learning_chart, entropy_chart, cost_chart))
     return [chart for chart in found if chart is not None]
 
 
 def write_charts(folder: Path, results: Mapping[str, Any]) -> list[Path]:
-    """PNG files in ``folder/charts``; attention maps if ``folder`` has an ``examples.json``."""
+    """Write the charts as PNG files into ``folder/charts``; attention maps if ``folder`` has an ``examples.json``."""
     need("the report's charts", "matplotlib")
     comparison = Comparison(results)
     written = []

@@ -1,4 +1,4 @@
-"""What a mechanism costs: memory, operations and parameters as bars."""
+"""Charts of what a mechanism costs: memory, operations and parameters as bars."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ MIB = Unit(2**20, "Mi", 1)
 
 @dataclass(frozen=True)
 class Cost:
-    """``part`` is the share of ``field`` that is drawn dark."""
+    """What one chart shows; ``part`` is the share of ``field`` that is drawn dark."""
 
     field: str
     title: Callable[[Unit], str]

@@ -1,4 +1,4 @@
-"""Attention layer by layer: its entropy, and how the entropy goes with the length of the query."""
+"""Charts of attention layer by layer: its entropy, and how that depends on the length of the query."""
 
 from functools import partial
 from math import log
@@ -8,7 +8,7 @@ from linattn.report.panel import Chart, Panel, plot_line
 from linattn.report.read import Comparison, head_mean, number
 from linattn.report.style import MUTED, Style, styles
 
-NEAR = 0.6  # the entropy of even attention is drawn where the lines come that near to it
+NEAR = 0.6  # the entropy of even attention is drawn if the lines come this near to it
 
 Curve = list[tuple[int, float]]  # layer, counted from 1; mean over heads
 

@@ -7,7 +7,7 @@ from linattn.report.panel import Chart, Panel, plot_line
 from linattn.report.read import Comparison, number
 from linattn.report.style import Style, styles
 
-SETTLED = 0.5  # what comes before is below the frame: the rise would flatten all that follows
+SETTLED = 0.5  # earlier values are below the frame: the first rise would flatten all that follows
 
 WORDS = {"top-1": "accuracy"}
 
@@ -42,7 +42,7 @@ def learning_chart(comparison: Comparison) -> Chart | None:
 
 
 def seed_curve(comparison: Comparison, name: str, field: str) -> Curve:
-    """Over the finished runs, or over what there is so far where none has finished."""
+    """The curve over the finished runs, or over what there is so far if none has finished."""
     rows = comparison.runs(name, "done") or comparison.runs(name, "waiting")
     found: dict[int, list[float]] = {}
     for row in rows:
@@ -51,7 +51,7 @@ def seed_curve(comparison: Comparison, name: str, field: str) -> Curve:
             if value is not None:
                 found.setdefault(int(record[comparison.words.round]), []).append(value)
     first = min(found, default=1)
-    shift = 1 if first == 0 else 0  # shown as the number of epochs trained
+    shift = 1 if first == 0 else 0  # epochs are shown as the number of epochs trained
     return [(epoch + shift, sum(v) / len(v), min(v), max(v)) for epoch, v in sorted(found.items())]
 
 

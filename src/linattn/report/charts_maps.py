@@ -1,4 +1,4 @@
-"""Attention maps on example images: one row an image, one column a mechanism."""
+"""Attention maps on example images: one row per image, one column per mechanism."""
 
 from base64 import b64encode
 from math import ceil
@@ -12,16 +12,16 @@ from linattn.report.style import PAPER
 from linattn.support.files import write_atomically
 
 CELL, HEAD, GAP = 0.95, 0.3, 0.06  # inches
-MOST_ACROSS = 9  # pictures beside one another on a wide page
+MOST_ACROSS = 9  # pictures side by side on a wide page
 
 
 def map_names(names: list[str], examples: dict[str, Any]) -> list[str]:
-    """Mechanisms that have a map of any image, in the order of ``names``."""
+    """Mechanisms that have a map of some image, in the order of ``names``."""
     return [name for name in names if any((image.get("maps") or {}).get(name) for image in _images(examples))]
 
 
 def save_map_png(names: list[str], examples: dict[str, Any], path: Path) -> None:
-    """The grid as one picture."""
+    """Save the grid as one picture."""
     columns, images = map_names(names, examples), _images(examples)
     with settings("maps"):
         width, height = CELL * (len(columns) + 1), CELL * len(images) + HEAD
@@ -39,7 +39,7 @@ def save_map_png(names: list[str], examples: dict[str, Any], path: Path) -> None
 
 
 def map_grid(names: list[str], examples: dict[str, Any]) -> Markup:
-    """The same grid for the page: small pictures that wrap on a narrow screen, each with its name in words."""
+    """The same grid for the page: small pictures that wrap on a narrow screen, each with its name as text."""
     columns = map_names(names, examples)
     rows = []
     for image in _images(examples):
@@ -51,7 +51,7 @@ def map_grid(names: list[str], examples: dict[str, Any]) -> Markup:
             shown = element("span", "no map", class_="absent") if pixels is None else _img(pixels, alt)
             caption = element("span", f"class {label}" if title == "image" else title, class_="name")
             cells.append(element("li", shown, caption))
-        across = ceil(len(cells) / ceil(len(cells) / MOST_ACROSS))  # rows of about the same length
+        across = ceil(len(cells) / ceil(len(cells) / MOST_ACROSS))  # rows of nearly equal length
         rows.append(element("ul", *cells, class_="maps", style=f"--columns:{across}"))
     return element("div", *rows, class_="map-grid")
 

@@ -1,4 +1,4 @@
-"""Accuracy against speed: one point a mechanism, one panel forward and one training."""
+"""Charts of accuracy against speed: one point per mechanism, one panel for forward and one for training."""
 
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from linattn.report.read import Accuracy, Comparison
 from linattn.report.style import styles
 
 PASSES = {False: "forward", True: "training"}
-LOG_FROM = 4.0  # a logarithmic axis where the fastest is that many times as fast as the slowest
+LOG_FROM = 4.0  # the axis is logarithmic if the fastest is this many times as fast as the slowest
 
 Points = dict[str, tuple[float, Accuracy]]
 
@@ -37,7 +37,7 @@ def speed_chart(comparison: Comparison) -> Chart | None:
 
 
 def points_of(comparison: Comparison, field: str) -> Points:
-    """Mechanisms that have both, the field and a score."""
+    """Points of the mechanisms that have both the field and a score."""
     found = {}
     for name in comparison.names:
         speed, accuracy = comparison.value(name, field), comparison.accuracy(name)
@@ -47,7 +47,7 @@ def points_of(comparison: Comparison, field: str) -> Points:
 
 
 def draw_points(axes: Any, *, comparison: Comparison, points: Points, title: str, label: str) -> None:
-    """Scores against ``label``, each with its spread and its name."""
+    """Draw scores against ``label``, each with its spread and its name."""
     look = styles(comparison.names)
     for name, (x, accuracy) in points.items():
         axes.errorbar(
@@ -74,7 +74,7 @@ def draw_points(axes: Any, *, comparison: Comparison, points: Points, title: str
 
 
 def _limits(axes: Any, points: Points) -> None:
-    """Room on all sides for labels; the ticks are plain numbers on a logarithmic axis too."""
+    """Leave room for labels on all sides, with plain numbers as ticks even on a logarithmic axis."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
     speeds = [x for x, _ in points.values()]

@@ -1,4 +1,4 @@
-"""The metric against what is kept of a sequence: one line a mechanism, one point a width of the host."""
+"""Chart of the metric against the size of the state: one line per mechanism, one point per width of the host."""
 
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ LABEL = 0.34  # inches at the right, for half of a tick's label at the end of th
 
 
 def state_chart(comparison: Comparison) -> Chart | None:
-    """Where states were weighed: of text."""
+    """The chart, or None where no states were measured, which only models of text have."""
     points = points_of(comparison, "state_bytes")
     if not points:
         return None

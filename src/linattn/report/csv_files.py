@@ -1,4 +1,4 @@
-"""Results as CSV: ``results.csv`` with one line a mechanism, ``runs.csv`` with one line a run."""
+"""Results as CSV: ``results.csv`` with one line per mechanism, ``runs.csv`` with one line per run."""
 
 import csv
 from collections.abc import Mapping, Sequence

@@ -1,11 +1,11 @@
-"""What only some readers open: statistics per layer, learning rates, every run, what failed."""
+"""Folded details of a report: statistics per layer, learning rates, every run, and failures."""
 
 from linattn.report.markup import Markup, element, join
 from linattn.report.numbers import MISSING, Unit, counted
 from linattn.report.read import Comparison, head_mean, number
 from linattn.report.table import Cell, Column, table
 
-# Field -> title, what it says, decimals.
+# Field -> title, explanation, decimals.
 STATISTICS = {
     "entropy": ("Entropy", "Nats, mean over queries. High: a token spreads its attention over many others.", 3),
     "entropy_norm_correlation": (
@@ -38,13 +38,13 @@ STATISTICS = {
 
 
 def fold(title: str, *content: str, count: str = "") -> Markup:
-    """A part that opens on a tap."""
+    """A section that opens when it is clicked."""
     note = [element("span", count, class_="unit")] if count else []
     return element("details", element("summary", element("span", title), *note), *content)
 
 
 def layer_details(comparison: Comparison) -> list[Markup]:
-    """One table a statistic: mechanisms down, layers across, each number a mean over heads."""
+    """One table per statistic: mechanisms as rows, layers as columns, each number a mean over heads."""
     names = [name for name in comparison.names if comparison.layers(name)]
     return [part for field in STATISTICS if (part := _statistic(comparison, names, field)) is not None]
 
@@ -107,7 +107,7 @@ def _numbers(title: str, unit: str, field: str, decimals: int, comparison: Compa
 
 
 def failures(comparison: Comparison) -> Markup | None:
-    """Runs that failed, with their reasons: in sight, not folded away."""
+    """Runs that failed, with their reasons: always visible, not folded."""
     failed = comparison.runs(status="failed")
     if not failed:
         return None

@@ -1,4 +1,4 @@
-"""What every page of this library has: a head that fetches nothing, the style sheet, sections, and its files."""
+"""The frame of every page: a head that loads nothing from elsewhere, the style sheet, sections, and files."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from linattn.report.panel import Chart, key, save_png, svg
 from linattn.report.style import COLORS, OUTLINES, REFERENCE_COLOR, Style
 from linattn.support.files import write_atomically
 
-# Nothing may be fetched: a page that tried would be stopped by the browser, and the test in a browser would see it.
+# Nothing may be loaded: the browser would block it, and the test in a browser would notice.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
@@ -32,7 +32,7 @@ def document(title: str, *parts: Markup | None) -> str:
 
 
 def write_page(path: Path, text: str, charts: Mapping[str, Chart]) -> list[Path]:
-    """Charts as PNG files, by their names in the page's folder, then the page; what was written, in this order."""
+    """Write charts as PNG files, by their names in the page's folder, then the page; returns the paths in order."""
     written = []
     for name, chart in charts.items():
         written.append(path.parent / name)
@@ -42,7 +42,7 @@ def write_page(path: Path, text: str, charts: Mapping[str, Chart]) -> list[Path]
 
 
 def chart_section(chart: Chart) -> Markup:
-    """Panels under a heading, each an SVG inside the page, with the legend above and the reading below."""
+    """Panels under a heading, each an SVG inside the page, with the legend above and a reading aid below."""
     panels = [element("div", svg(chart, i), class_="panel") for i in range(len(chart.panels))]
     figure = element(
         "figure",
@@ -54,13 +54,13 @@ def chart_section(chart: Chart) -> Markup:
 
 
 def table_section(title: str, name: str, content: Markup, reading: str) -> Markup:
-    """A table under a heading, with how to read it below."""
+    """A table under a heading, with a reading aid below."""
     hint = element("p", "Swipe the table sideways for more columns.", class_="hint")
     return element("section", element("h2", title), hint, content, element("p", reading, class_="reading"), id=name)
 
 
 def made_section(meta: Mapping[str, Any], *more: Markup) -> Markup:
-    """The command, the machine, and what the caller adds."""
+    """How results were made: the command, the machine, and what the caller adds."""
     machine = {name: meta[name] for name in ("date", "device", "cpu", "threads") if meta.get(name) is not None}
     machine |= {f"version of {package}": version for package, version in (meta.get("versions") or {}).items()}
     command = [element("pre", element("code", *_words(str(meta["command"]))))] if meta.get("command") else []
@@ -74,7 +74,7 @@ def pairs(values: Mapping[str, Any]) -> Markup:
 
 
 def _words(command: str) -> list[Markup]:
-    """Lines end between words, or after a comma: a dash at the end of a line would hide what belongs to it."""
+    """Let lines break only between words or after commas: a dash at the end of a line would split an option."""
     found = []
     for word in command.split(" "):
         first, *rest = word.split(",")
@@ -99,7 +99,7 @@ def _legend(styles: dict[str, Style]) -> Markup:
 
 
 def _colors() -> Markup:
-    """The series' colours for both halves of the style sheet."""
+    """The colours of the series, for both halves of the style sheet."""
     numbered = list(enumerate((REFERENCE_COLOR, *COLORS)))
     light = "".join(f"--series-{i}:{pair[0]};" for i, pair in numbered)
     dark = "".join(f"--series-{i}:{pair[1]};" for i, pair in numbered)

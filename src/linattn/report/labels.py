@@ -1,11 +1,11 @@
-"""Names beside points, each at the place where it covers the least."""
+"""Places names beside points so that they cover as little as possible."""
 
 from dataclasses import dataclass
 from math import hypot
 from typing import Any
 
 FONT = 8.5
-MARK = 5.0  # half the size of a marker's box, in points
+MARK = 5.0  # half the width of a marker's box, in points
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Box:
     top: float
 
     def shared(self, other: "Box") -> float:
-        """The area both cover."""
+        """The area that both boxes cover."""
         width = min(self.right, other.right) - max(self.left, other.left)
         height = min(self.top, other.top) - max(self.bottom, other.bottom)
         return max(width, 0.0) * max(height, 0.0)
@@ -29,8 +29,8 @@ class Box:
 def place_labels(names: list[str], points: list[tuple[float, float]], taken: list[Box], frame: Box) -> list[Box]:
     """A box for each name near its point, in points of 1/72 inch.
 
-    Greedy, the most crowded point first: of 48 places around it the one that covers least of the other labels, of
-    ``taken`` (markers, bars) and of the world outside ``frame``, and then the nearest.
+    Points are served greedily, the most crowded first. Each takes, of 48 places around it, the one that covers least of
+    other labels, of ``taken`` (markers, bars) and of the area outside ``frame``; among equals the nearest.
 
     Example:
         >>> boxes = place_labels(["a", "b"], [(50, 50), (52, 50)], [], Box(0, 0, 100, 100))
@@ -72,12 +72,12 @@ def _around(name: str, x: float, y: float) -> list[Box]:
 
 
 def draw_labels(axes: Any, names: list[str], data: list[tuple[float, float]], bars: list[Box], bold: set[str]) -> None:
-    """Write the names into ``axes``, whose limits are final; a thin line leads to those that had to move away."""
+    """Write the names into ``axes``, whose limits are final; a thin line leads to names that had to move away."""
     points = [tuple(axes.transData.transform(point)) for point in data]
     edges = axes.get_window_extent()
     frame = Box(edges.x0, edges.y0, edges.x1, edges.y1)
     for name, point, box in zip(names, points, place_labels(names, points, bars, frame), strict=True):
-        # Held by the side next to the point: another font than the one foreseen grows away from it.
+        # Anchored at the side next to the point: with another font the text then grows away from it.
         side, x = ("left", box.left) if box.left > point[0] else ("right", box.right)
         if box.left <= point[0] <= box.right:
             side, x = "center", (box.left + box.right) / 2

@@ -4,7 +4,7 @@ from html import escape
 
 
 class Markup(str):
-    """Text that is HTML; every other text is not."""
+    """Text that is HTML already; any other text is escaped."""
 
     __slots__ = ()
 
@@ -27,7 +27,7 @@ def element(name: str, /, *children: str, **attributes: str | bool | None) -> Ma
 
 
 def unbroken(text: str) -> str:
-    """No line ends inside ``97.1 %`` or ``top-1``: the space and the dash are those that keep together."""
+    """Keep ``97.1 %`` and ``top-1`` on one line, by a space and a dash that do not break."""
     return text.replace(" %", "\u00a0%").replace("top-1", "top\u20111")
 
 

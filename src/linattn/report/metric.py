@@ -1,4 +1,4 @@
-"""The number that mechanisms are compared by, and the words for what was measured beside it."""
+"""The metric that mechanisms are compared by, and the words for what else was measured."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Metric:
-    """``field`` is its name in the results; ``higher`` says which way is better.
+    """A metric; ``field`` is its name in the results, and ``higher`` says which way is better.
 
     Example:
         >>> Metric().text(97.3), Metric("score", "bits per byte", "", 3, higher=False).text(1.25)
@@ -22,7 +22,7 @@ class Metric:
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> "Metric":
-        """What the results say; those of images say nothing."""
+        """The metric that the results name; results of images name none."""
         found = meta.get("metric")
         return cls(**found) if isinstance(found, Mapping) else cls()
 
@@ -33,12 +33,12 @@ class Metric:
         return f"{self.number(value)} {self.unit}".strip()
 
     def best(self, means: Mapping[str, float]) -> str:
-        """The name with the best mean; of equals the first."""
+        """The name with the best mean; among equals the first."""
         return (max if self.higher else min)(means, key=lambda name: means[name])
 
     @property
     def title(self) -> str:
-        """For the head of a chart or a column."""
+        """The metric's name as the title of a chart or a column."""
         name = self.name[0].upper() + self.name[1:]
         return f"{name}, {self.unit}" if self.unit else name
 
@@ -47,26 +47,26 @@ class Metric:
         return "highest" if self.higher else "lowest"
 
     def side(self, better: bool) -> str:
-        """Where a better, or worse, run lies."""
+        """On which side a better, or worse, run lies."""
         return "above" if better == self.higher else "below"
 
 
 @dataclass(frozen=True)
 class Words:
-    """What was trained on, as charts and tables name it."""
+    """How charts and tables name what the models were trained on."""
 
     unit: str = "images"
-    """What speed counts."""
+    """The unit that speeds count."""
     one: str = "image"
     round: str = "epoch"
-    """What training counts, in a record and in words."""
+    """The unit that training counts, in records and in words."""
     state: str = "state_size"
-    """The field of what is kept of the past."""
+    """The field with the size of the state."""
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> "Words":
         return cls("tokens", "sequence", "step", "state_bytes") if meta.get("kind") == "text" else cls()
 
     def speed(self, training: bool) -> str:
-        """The field of a speed."""
+        """Name of the field with a speed."""
         return f"{self.unit}_per_second_{'train' if training else 'forward'}"

@@ -1,4 +1,4 @@
-"""Numbers as readers want them: one unit a column, so that digits line up."""
+"""Numbers for readers: one unit per column, so that digits line up."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 @dataclass(frozen=True)
 class Unit:
-    """``text = value / factor`` with that many decimals."""
+    """Formats numbers: ``text = value / factor`` with a fixed number of decimals."""
 
     factor: float = 1.0
     prefix: str = ""
@@ -25,7 +25,7 @@ class Unit:
 
 
 def common_unit(values: Iterable[float | None], digits: int = 3, prefixes: Prefixes = PREFIXES) -> Unit:
-    """The prefix that suits the smallest value that is not zero, with decimals that give it ``digits`` digits.
+    """The prefix that suits the smallest value other than zero, with decimals that give it ``digits`` digits.
 
     ``prefixes``: those of thousands, or ``BINARY`` for bytes.
 
@@ -43,7 +43,7 @@ def common_unit(values: Iterable[float | None], digits: int = 3, prefixes: Prefi
 
 
 def short(value: float) -> str:
-    """A number on an axis.
+    """Format a number on an axis.
 
     Example:
         >>> short(2000), short(1500), short(0.25)
@@ -56,7 +56,7 @@ def short(value: float) -> str:
 
 
 def binary(value: float) -> str:
-    """Bytes on an axis.
+    """Format bytes on an axis.
 
     Example:
         >>> binary(512), binary(4096), binary(3 * 2**20)
@@ -71,7 +71,7 @@ def percent(value: float) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
+    """Join names: ``a``, ``a and b``, ``a, b and c``."""
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
 

@@ -1,24 +1,24 @@
-"""Example images and what a token attends to, as pixels."""
+"""Pictures of example images and of what a token attends to."""
 
 import io
 from typing import Any
 
 from linattn.report.read import number
 
-EDGE = 112  # pixels of the longer side, at least
+EDGE = 112  # least length of the longer side, in pixels
 MARK, MARK_EDGE = (0, 229, 255), (0, 0, 0)
 
 
 def picture(pixels: list[Any], token: list[int] | None, grid: tuple[int, int] | None) -> Any:
-    """The image in colour ``(h, w, 3)``, enlarged by a whole factor, with a frame around the chosen token."""
+    """The image in colour ``(h, w, 3)``, enlarged by an integer factor, with a frame around the chosen token."""
     image = _enlarged(pixels)
     return _marked(image, token, grid) if token is not None and grid is not None else image
 
 
 def heat_picture(pixels: list[Any], heat: list[list[float]], token: list[int] | None) -> Any:
-    """The map over the image, in grey: each square is one token, the brighter the more weight, its own largest = 1.
+    """The attention map over the image, in grey: one square per token, brighter for more weight, its maximum = 1.
 
-    Pixels ``(H, W)`` or ``(H, W, C)``, heat ``(h, w)`` of any size. Where there is no weight the image shows through.
+    Pixels are ``(H, W)`` or ``(H, W, C)``, heat is ``(h, w)`` of any size. Without weight the image shows through.
     """
     import numpy as np
     from matplotlib import colormaps
@@ -40,7 +40,7 @@ def png(pixels: Any) -> bytes:
     from matplotlib.image import imsave
 
     buffer = io.BytesIO()
-    metadata: Any = {"Software": None}  # else matplotlib's version stands in the file
+    metadata: Any = {"Software": None}  # otherwise the file would contain matplotlib's version
     imsave(buffer, pixels, format="png", metadata=metadata)
     return buffer.getvalue()
 

@@ -1,4 +1,4 @@
-"""The page: one HTML file that needs nothing else."""
+"""The page of a comparison: one HTML file that needs nothing else."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from linattn.report.table import results_table
 
 
 def page(results: dict[str, Any], examples: dict[str, Any] | None) -> str:
-    """The whole text; the same results give the same text."""
+    """The text of the page; the same results give the same text."""
     comparison = Comparison(results)
     name = str(comparison.part("data").get("name") or "unnamed data")
     title = f"Attention mechanisms compared on {name}"

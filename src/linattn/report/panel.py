@@ -1,4 +1,4 @@
-"""Panels of charts, drawn once and saved twice: side by side in a PNG, each as an SVG inside the page."""
+"""Panels of charts, drawn once and saved twice: side by side in a PNG, and each as an SVG inside the page."""
 
 import io
 import re
@@ -19,7 +19,7 @@ LEGEND_LINE, LEGEND_COLUMNS = 0.26, 4
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes: ``draw`` fills it, ``alt`` says in words what is to be seen."""
+    """One pair of axes: ``draw`` fills it, ``alt`` describes it in words."""
 
     draw: Callable[[Any], None]
     alt: str
@@ -40,7 +40,7 @@ class Chart:
 
 
 def save_png(chart: Chart, path: Path) -> None:
-    """All panels side by side, with the legend below."""
+    """Save all panels side by side, with the legend below."""
     from matplotlib.lines import Line2D
 
     with settings(chart.name):
@@ -57,14 +57,14 @@ def save_png(chart: Chart, path: Path) -> None:
 
 
 def _legend_columns(chart: Chart) -> int:
-    """As many as fit beside one another: fewer where names are long."""
+    """Number of columns that fit side by side: fewer if names are long."""
     longest = max(map(len, chart.legend), default=0)
     fitting = int(WIDTH * len(chart.panels) / (0.55 + 0.075 * longest))
     return max(1, min(LEGEND_COLUMNS * len(chart.panels), fitting))
 
 
 def svg(chart: Chart, index: int) -> Markup:
-    """One panel as an inline SVG whose colours follow the page and whose ids occur nowhere else in it."""
+    """One panel as an inline SVG whose colours follow the page and whose ids are unique in it."""
     panel, prefix = chart.panels[index], f"{chart.name}-{index}"
     with settings(prefix):
         figure = figure_of(WIDTH, panel.height, "none")
@@ -83,7 +83,7 @@ def svg(chart: Chart, index: int) -> Markup:
 
 
 def key(name: str, style: Style, outline: str) -> Markup:
-    """A mechanism's name behind its marker."""
+    """A mechanism's marker followed by its name."""
     paint = f"var({style.variable})"
     path = element("path", d=outline, style=f"fill:none;stroke:{paint}" if style.hollow else f"fill:{paint}")
     mark = element("svg", path, class_="mark", viewBox="0 0 12 12", aria_hidden="true")
@@ -91,12 +91,12 @@ def key(name: str, style: Style, outline: str) -> Markup:
 
 
 def plot_line(axes: Any, x: list[float], y: list[float], style: Style, every: int = 1) -> None:
-    """A mechanism's line; markers are thinned out where there are many points."""
+    """Draw a mechanism's line; if there are many points, only some get markers."""
     axes.plot(x, y, **_look(style), markevery=every, markersize=4.5, zorder=3 if style.emphasised else 2)
 
 
 def _look(style: Style) -> dict[str, Any]:
-    """Of a line and its markers."""
+    """Style of a line and its markers."""
     return {"color": style.color, "marker": style.marker, "markerfacecolor": style.face, "linestyle": style.line,
             "linewidth": 2.6 if style.emphasised else 1.4}  # fmt: skip
 
@@ -111,7 +111,7 @@ def figure_of(width: float, height: float, paper: str) -> Any:
 
 
 def _axes(figure: Any, panel: Panel, x: float, y: float) -> Any:
-    """Axes with fixed margins: places of labels are known before anything is drawn, and panels line up."""
+    """Axes with fixed margins: positions of labels are known before anything is drawn, and panels line up."""
     width, height = figure.get_size_inches()
     inner = WIDTH - panel.left - panel.right, panel.height - TOP - BOTTOM
     y = height - panel.height + BOTTOM if y else BOTTOM
@@ -122,7 +122,7 @@ def _axes(figure: Any, panel: Panel, x: float, y: float) -> Any:
 
 
 def settings(salt: str) -> AbstractContextManager[None]:
-    """Matplotlib's settings for one figure, given back afterwards: the SVG writer reads them nowhere else."""
+    """Matplotlib's settings for one figure, restored afterwards: the SVG writer only reads global settings."""
     from matplotlib import rc_context
 
     values: Any = {
@@ -134,7 +134,7 @@ def settings(salt: str) -> AbstractContextManager[None]:
         "ytick.labelsize": 8.5,
         "legend.fontsize": 9,
         "text.color": INK,
-        "text.parse_math": False,  # a dollar in a name is a dollar
+        "text.parse_math": False,  # show a dollar in a name as it is
         "axes.edgecolor": MUTED,
         "axes.titlecolor": INK,
         "axes.labelcolor": MUTED,

@@ -1,4 +1,4 @@
-"""The results of a comparison as the report reads them: every field may still be missing."""
+"""Reads the results of a comparison; any field may still be missing."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -30,7 +30,7 @@ class Accuracy:
 
 
 class Comparison:
-    """``results.json`` with names for what is asked of it.
+    """``results.json``, with names for what the report asks of it.
 
     Example:
         >>> rows = [{"mechanism": "relu", "seed": s, "status": "done", "top1": 90.0 + s} for s in (0, 2)]
@@ -43,7 +43,7 @@ class Comparison:
         self.rows: list[dict[str, Any]] = results.get("rows") or []
         self.metric, self.words = Metric.of(self.meta), Words.of(self.meta)
         self._entries = {entry["mechanism"]: entry for entry in results.get("mechanisms") or []}
-        # Mechanisms whose runs still wait have rows only.
+        # Mechanisms whose runs are not finished have only rows.
         self.names: list[str] = list(dict.fromkeys([*self._entries, *(row["mechanism"] for row in self.rows)]))
 
     @property
@@ -55,7 +55,7 @@ class Comparison:
         return [name for name in self.names if not self.is_reference(name)]
 
     def is_reference(self, name: str) -> bool:
-        """Softmax, whatever the width of the host and with Canon layers too."""
+        """Whether this is softmax, whatever the width of its host, with or without Canon layers."""
         return (self.entry(name).get("pattern") or name) == REFERENCE
 
     def are_linear(self, names: Iterable[str]) -> bool:
@@ -65,7 +65,7 @@ class Comparison:
 
     @property
     def widths(self) -> dict[str, list[str]]:
-        """Names by the width of their host; under the empty text where all hosts have the same."""
+        """Names by the width of their host, or all under the empty text if all hosts have the same width."""
         found: dict[str, list[str]] = {}
         for name in self.names:
             width = self.entry(name).get("width")
@@ -76,7 +76,7 @@ class Comparison:
         return self._entries.get(name, {})
 
     def options(self, name: str) -> str:
-        """What its mechanism was told, as it is typed; models of graphs have recipes instead."""
+        """The mechanism's options as they are typed; graph models have recipes instead."""
         return "" if self.meta.get("kind") == "graph" else options_words(self.entry(name).get("options") or {})
 
     def value(self, name: str, field: str) -> float | None:
@@ -94,7 +94,7 @@ class Comparison:
         ]
 
     def accuracy(self, name: str) -> Accuracy | None:
-        """As the comparison wrote it, or from the finished runs where it has not yet."""
+        """The accuracy that the comparison wrote or, until it has, that of the finished runs."""
         field = self.metric.field
         values = [score for row in self.runs(name, "done") if (score := number(row.get(field))) is not None]
         written = self.value(name, f"{field}_mean")
@@ -130,7 +130,7 @@ def head_mean(values: object) -> float | None:
 
 
 def load_results(folder: Path) -> dict[str, Any]:
-    """``results.json`` of a comparison's folder."""
+    """Read ``results.json`` from a comparison's folder."""
     path = folder / "results.json"
     if not path.is_file():
         raise OptionError("folder", f"must hold the results.json of a comparison; there is none in {folder}")
@@ -141,7 +141,7 @@ def load_results(folder: Path) -> dict[str, Any]:
 
 
 def load_examples(folder: Path) -> dict[str, Any] | None:
-    """``examples.json`` beside it, the maps of attention; None if there is none."""
+    """Read the attention maps from ``examples.json`` in the same folder; None if there is none."""
     path = folder / "examples.json"
     return _load(path) if path.is_file() else None
 

@@ -1,4 +1,4 @@
-"""What was compared, and how it was made."""
+"""Describes what was compared, and how the results were made."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from linattn.report.read import Comparison, number
 def setting_sentence(comparison: Comparison) -> str:
     """Data, host, budget and device in one sentence; what is not known is left out."""
     data, host, train = (comparison.part(part) for part in ("data", "host", "train"))
-    sizes = _size(data) if comparison.words.unit == "images" else ""  # a text's are shares of it
+    sizes = _size(data) if comparison.words.unit == "images" else ""  # sizes of the parts of a text are shares of it
     words = [f"{listed(comparison.names) if comparison.names else 'No mechanism'}"]
     words.append(f"in one {_host(host)} on {data.get('name') or 'unnamed data'}{sizes}")
     count = comparison.words.round

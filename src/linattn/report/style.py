@@ -1,12 +1,12 @@
-"""One colour and one marker a mechanism, the same in every chart and table."""
+"""One colour and one marker per mechanism, the same in every chart and table."""
 
 import re
 from dataclasses import dataclass, replace
 
 from linattn.report.read import REFERENCE
 
-# Okabe and Ito's colours, distinct for readers who do not see colours alike; each mechanism has its own marker too.
-# The second of each pair is for dark pages.
+# Okabe and Ito's colours, which are distinct to readers with colour blindness; mechanisms also differ in their markers.
+# The second colour of each pair is for dark pages.
 REFERENCE_COLOR = ("#444444", "#c9ced6")
 COLORS = (
     ("#0072b2", "#4aa3e8"),
@@ -16,14 +16,14 @@ COLORS = (
     ("#e69f00", "#f3bd4b"),
     ("#56b4e9", "#a9dcfa"),
 )
-# Their number and that of the colours have no common divisor: 66 mechanisms before a pair repeats.
+# The numbers of markers and colours have no common divisor: 66 mechanisms before a pair repeats.
 MARKERS = ("o", "^", "D", "v", "P", "X", "<", ">", "p", "h", "d")
 REFERENCE_MARKER = "s"
 
 # Colours of the page that charts share; the page's dark half replaces them.
 INK, MUTED, RULE, PAPER = "#1d2127", "#5b636e", "#dfe2e6", "#fefefe"
 
-# Outlines of the markers in a box of 12 x 12, for keys in the page.
+# Outlines of the markers in a box of 12 x 12, for legends in the page.
 OUTLINES = {
     "s": "M2 2h8v8h-8z",
     "o": "M6 1.5a4.5 4.5 0 1 0 .01 0z",
@@ -44,7 +44,8 @@ OUTLINES = {
 class Style:
     """How one mechanism is drawn; ``variable`` is the colour's name in the page's style sheet.
 
-    hollow: an outline of the marker and a dashed line, for a mechanism that stands beside itself with a part more.
+    ``hollow``: an outlined marker and a dashed line, for a mechanism shown beside its own version without an extra
+        part.
     """
 
     color: str
@@ -56,7 +57,7 @@ class Style:
 
     @property
     def face(self) -> str:
-        """What fills the marker."""
+        """The fill colour of the marker."""
         return PAPER if self.hollow else self.color
 
     @property
@@ -65,9 +66,9 @@ class Style:
 
 
 def styles(names: list[str]) -> dict[str, Style]:
-    """Styles in the order of ``names``; the reference is grey and emphasised wherever it stands.
+    """Assign styles in the order of ``names``; the reference is grey and emphasised wherever it is.
 
-    ``gated+ABCD`` (with Canon layers) looks as ``gated`` does, where both are there, but hollow.
+    ``gated+ABCD`` (with Canon layers) looks like ``gated``, if both are there, but hollow.
 
     Example:
         >>> found = styles(["relu", "softmax", "nala", "nala+ABCD"])
@@ -96,6 +97,6 @@ def _own_styles(names: list[str]) -> dict[str, Style]:
 
 
 def color_variables() -> dict[str, str]:
-    """Colour in a chart -> name in the page's style sheet."""
+    """Names in the page's style sheet of the colours in charts."""
     series = {light: f"--series-{i}" for i, (light, _) in enumerate((REFERENCE_COLOR, *COLORS))}
     return {INK: "--ink", MUTED: "--muted", RULE: "--rule", PAPER: "--paper"} | series

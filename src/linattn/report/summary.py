@@ -1,4 +1,4 @@
-"""What a comparison found, in sentences that claim nothing the spread does not show."""
+"""Sentences about the findings of a comparison, which claim nothing that the spread does not show."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ __all__ = ["edge_sentence", "ranking_sentence", "write_csv"]
 def ranking_sentence(results: Mapping[str, Any]) -> str:
     """The best linear mechanism by its mean, those whose min-max range overlaps its own, and softmax beside it.
 
-    Two mechanisms are told apart only where every run of one lies above every run of the other.
+    Two mechanisms are told apart only if every run of one is above every run of the other.
 
     Example:
         >>> rows = [("mirror", 97.5), ("mirror", 97.1), ("nala", 97.2), ("nala", 97.0), ("relu", 95.0), ("relu", 95.4)]
@@ -34,7 +34,7 @@ def ranking_sentence(results: Mapping[str, Any]) -> str:
 
 
 def edge_sentence(results: Mapping[str, Any]) -> str:
-    """Whose learning rate is the lowest or highest of those tried; empty where none is.
+    """Name the mechanisms whose learning rate is the lowest or highest of those tried; empty if there are none.
 
     Example:
         >>> tried = [{"mechanism": "elu", "lr": 0.01, "lr_edge": "highest"}, {"mechanism": "relu", "lr": 0.003}]

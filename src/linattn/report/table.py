@@ -1,4 +1,4 @@
-"""The table of results: one row a mechanism, one unit a column."""
+"""The table of results: one row per mechanism, one unit per column."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ PERCENT = Unit(decimals=2)
 
 @dataclass(frozen=True)
 class Cell:
-    """``value`` is what the column is sorted by."""
+    """A cell; the column is sorted by ``value``."""
 
     shown: str
     value: float | str | None = None
@@ -31,7 +31,7 @@ class Column:
 
 
 def results_table(comparison: Comparison) -> Markup:
-    """Sortable where scripts run, and the same numbers where none do."""
+    """The table of results; it can be sorted if scripts run, and is complete without them."""
     look = styles(comparison.names)
     heads = [_name(name, look[name], comparison.options(name)) for name in comparison.names]
     numbers = [_accuracy_column(comparison), *(make(comparison) for make in MEASURED)]
@@ -40,7 +40,7 @@ def results_table(comparison: Comparison) -> Markup:
 
 
 def table(label: str, first: str, heads: Sequence[str], values: Sequence[str], columns: Sequence[Column]) -> Markup:
-    """A table in a box that scrolls by itself; ``heads`` are the row headers, sorted by ``values``."""
+    """A table that scrolls in its own box; ``heads`` are the row headers, which are sorted by ``values``."""
     titles = [element("th", first, scope="col")]
     for column in columns:
         unit = [element("span", column.unit, class_="unit")] if column.unit else []
@@ -84,9 +84,9 @@ def _measured(
     title: str, unit_text: str, field: str, unit: Unit | None = None, digits: int = 3, images: bool | None = None,
     optional: bool = False, prefixes: Prefixes = PREFIXES,
 ) -> Callable[[Comparison], Column]:  # fmt: skip
-    """A column of one field; ``{}`` in the text is the unit's prefix. ``images``: of these alone, or of text alone.
+    """A column of one field; ``{}`` in the text is the unit's prefix.
 
-    ``optional``: left out where no mechanism has it.
+    ``images``: only for images, or only for text. ``optional``: left out if no mechanism has the field.
     """
 
     def make(comparison: Comparison) -> Column:

@@ -1,4 +1,4 @@
-"""From a folder with results to a folder with charts and a page."""
+"""Writes charts and a page from a folder with results."""
 
 from pathlib import Path
 

@@ -1,1 +1,1 @@
-"""What every command needs: whole files, a description of the machine, checked options, extras named when missing."""
+"""What every command needs: whole files, a description of the machine, checked options, and extras."""

@@ -1,4 +1,4 @@
-"""The bars of transformers, where a command has none or its own."""
+"""Progress bars of transformers, switched off."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Transformers shows a bar for every file, in the middle of what a command tells; its warnings stay."""
+    """Silence transformers' bars for every file, which would break into a command's output; its warnings stay."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

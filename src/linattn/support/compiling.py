@@ -1,4 +1,4 @@
-"""torch.compile, block by block, without what inductor was seen to get wrong."""
+"""torch.compile, block by block, without inductor options that are known to give wrong results."""
 
 from typing import Any
 
@@ -11,15 +11,16 @@ from linattn.support.options import OptionError
 def compile_blocks(model: nn.Module, **options: Any) -> None:
     """Compile each block of ``model.blocks`` in place; ``options`` go to ``torch.compile``.
 
-    Blocks and not the whole model: equal blocks share one compiled graph, so that a deep model costs the compile time
-    of one block. In place and not wrapped: names of parameters, and with them checkpoints, stay as they are.
+    Blocks are compiled instead of the whole model, as equal blocks share one compiled graph: a deep model only costs
+    the compile time of one block. They are compiled in place instead of wrapped, so that the names of parameters, and
+    with them checkpoints, stay as they are.
 
-    Shapes are fixed: a backbone has graphs for each of its stages. Left to itself, torch takes the second stage for a
-    sign that sizes vary, and compiles the others for planes of unknown height and width: tracing took four times as
-    long, and torch 2.11 then failed to write code for a CPU. A model whose inputs do vary from batch to batch says so
-    by ``dynamic_shapes = None`` (torch finds out) or True.
+    Shapes are fixed: a backbone has separate graphs for its stages. By default torch takes the second stage for a sign
+    that sizes vary, and compiles the others for planes of unknown height and width: tracing took four times as long,
+    and torch 2.11 then failed to generate code for a CPU. A model whose inputs do vary from batch to batch says so by
+    ``dynamic_shapes = None`` (torch finds out) or True.
 
-    A ``mode``, such as ``"reduce-overhead"`` for CUDA graphs, is taken with those options too.
+    ``options`` may include a ``mode``, such as ``"reduce-overhead"`` for CUDA graphs.
     """
     blocks = getattr(model, "blocks", None)
     if not isinstance(blocks, nn.ModuleList | nn.Sequential) or not len(blocks):
@@ -34,7 +35,7 @@ def compile_blocks(model: nn.Module, **options: Any) -> None:
 
 
 def share_rates(blocks: nn.Module) -> None:
-    """Where some blocks skip branches (``DropPath``), let one graph serve all rates: each would have its own else."""
+    """Let one graph serve all rates if some blocks skip branches (``DropPath``); each rate would have its own else."""
     drops: list[Any] = [module for module in blocks.modules() if hasattr(module, "rate_to_tensor")]
     place = next(blocks.parameters(), torch.empty(0)).device
     if any(drop.rate for drop in drops):
@@ -43,25 +44,25 @@ def share_rates(blocks: nn.Module) -> None:
 
 
 def make_room(graphs: int) -> None:
-    """Let torch keep as many compiled graphs of one function more than it does now.
+    """Raise by ``graphs`` the number of compiled graphs that torch keeps for one function.
 
-    Blocks that differ in a shape or a number are graphs of their own, and so is evaluation. All blocks of all models in
-    a process are one function to torch, and past its limit it goes on without compiling, in silence. Each model
-    therefore adds to the limit. To run through the graphs of many models takes time at every call: call
-    ``torch.compiler.reset()`` between models that are not used at the same time.
+    Blocks that differ in a shape or a number have separate graphs, and so does evaluation. To torch, all blocks of all
+    models in a process are one function, and past its limit it silently continues without compiling; so each model adds
+    to the limit. Searching through the graphs of many models takes time at every call: call ``torch.compiler.reset()``
+    between models that are not used at the same time.
     """
     dynamo = torch._dynamo.config
     dynamo.recompile_limit += graphs
-    # Of all functions together; the blocks' parts count too where a graph breaks.
+    # The limit over all functions; the blocks' parts count separately where a graph breaks.
     dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 4 * dynamo.recompile_limit)
 
 
 def safe_options(mode: str | None = None) -> dict[str, Any]:
-    """Options for ``torch.compile(..., options=...)``; with those of its ``mode``, which it does not take beside them.
+    """Options for ``torch.compile(..., options=...)``, plus those of ``mode``, which it does not accept beside them.
 
     - ``triton.mix_order_reduction`` joins sums over rows with sums over columns. Up to torch 2.13 at least that kernel
       returns some gradients in a wrong shape or never writes them (pytorch issues 178080 and 193061).
-    - ``loop_ordering_after_fusion`` turns loops round so that more can be joined. With torch 2.11 the gradients of
+    - ``loop_ordering_after_fusion`` reorders loops so that more can be joined. With torch 2.11 the gradients of
       ``focused`` and ``pola``, compiled in bf16, were off by factors of 1e4 and differed from run to run.
     - ``comprehensive_padding`` lays intermediate tensors out with gaps. With torch 2.11 the gradients of ``pola`` in
       the chunked form were then off by more than their size, in fp32 too.

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-# Package as it is imported -> the extra that installs it.
+# Name under which a package is imported -> the extra that installs it.
 EXTRAS = {
     "accelerate": "train",
     "matplotlib": "report",
@@ -28,7 +28,7 @@ class MissingExtraError(RuntimeError):
 
 
 def need(feature: str, *packages: str) -> None:
-    """Raise before a long run rather than in the middle of it."""
+    """Raise :class:`MissingExtraError` if a package is missing: before a long run rather than in the middle of it."""
     for package in packages:
         if find_spec(package) is None:
             raise MissingExtraError(feature, package)

@@ -9,12 +9,12 @@ from typing import Any
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a temporary file beside ``path``, then put it in its place in one step.
+    """Let ``write`` fill a temporary file beside ``path``, then move it into place in one step.
 
-    Whatever happens on the way, ``path`` holds the old content or the new, and no temporary file stays.
+    Whatever happens meanwhile, ``path`` has either the old or the new content, and no temporary file remains.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Same folder, so that the replacement never crosses file systems; same suffix, as chart writers go by it.
+    # In the same folder, so that the move never crosses file systems; with the same suffix, which chart writers read.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
     os.close(handle)
     temporary = Path(name)
@@ -28,7 +28,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` as JSON; NaN is no JSON, readers in other languages would choke on it: it becomes text."""
+    """Write ``value`` as JSON, with NaN as text: readers in other languages refuse NaN, which is not valid JSON."""
     text = dumps(_without_nan(value), indent=1, allow_nan=False) + "\n"
     write_atomically(path, lambda temporary: temporary.write_text(text))
 

@@ -1,4 +1,4 @@
-"""The machine that numbers were measured on, in words."""
+"""Describes the machine on which numbers were measured."""
 
 import os
 import platform
@@ -30,7 +30,7 @@ def device_name(device: torch.device) -> str:
 
 
 def device_folder(device: torch.device) -> str:
-    """Folder of a device's results: ``cpu``, or the name of the GPU such as ``h200``."""
+    """Name of the folder for a device's results: ``cpu``, or the name of the GPU such as ``h200``."""
     if device.type != "cuda":
         return "cpu"
     return device_name(device).lower().removeprefix("nvidia ").replace(" ", "-")
@@ -48,5 +48,5 @@ def cpu_name() -> str:
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

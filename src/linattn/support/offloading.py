@@ -6,13 +6,13 @@ from typing import Any
 
 from torch import nn
 
-HOOK = "_hf_hook"  # where accelerate leaves what it does around a module's forward
+HOOK = "_hf_hook"  # attribute in which accelerate keeps its hook around a module's forward
 
 
 def is_offloaded(module: nn.Module) -> bool:
-    """Whether accelerate brings the weights of parts of ``module`` when the forward of each is called.
+    """Whether accelerate brings the weights of parts of ``module`` only for the forward call of each part.
 
-    It hooks every part that has weights of its own, or none: the first one tells of all.
+    It hooks either all parts with weights of their own or none, so the first one decides.
     """
     return next((HOOK in vars(part) for part in module.modules() if _has_weights(part)), False)
 
@@ -23,16 +23,16 @@ def _has_weights(part: nn.Module) -> bool:
 
 @contextmanager
 def weights_here(*modules: nn.Module) -> Iterator[None]:
-    """All weights of ``modules`` on the device that they compute on, until the block ends.
+    """Hold all weights of ``modules`` on the device that they compute on, until the block ends.
 
-    Accelerate brings a part's weights for its own forward and takes them away behind it; who reads them in another
-    method, such as a decoding step, finds them gone.
+    Accelerate brings a part's weights for its own forward and removes them afterwards, so another method that reads
+    them, such as a decoding step, would find none.
     """
     parts: list[Any] = [part for module in modules for part in module.modules() if HOOK in vars(part)]
     wrapped = [part.forward for part in parts]
     for part in parts:
         part._hf_hook.pre_forward(part)
-        part.forward = part._old_forward  # else weights would be taken away behind the first call inside
+        part.forward = part._old_forward  # else weights would be removed after the first call inside
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Options of commands: a wrong one is named with what is allowed."""
+"""Errors about wrong options, which name the option and what is allowed."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ import torch
 
 
 class OptionError(ValueError):
-    """A wrong option: ``option`` is its name here, and with dashes on the command line."""
+    """A wrong option; ``option`` is its name in Python, which has dashes on the command line."""
 
     def __init__(self, option: str, message: str) -> None:
         super().__init__(f"{option}: {message}")
@@ -17,7 +17,7 @@ class OptionError(ValueError):
 
 
 class SettingError(OptionError):
-    """A wrong setting of a task: other options may have its name, and it may be given by another one (``--set``)."""
+    """A wrong setting of a task, which may be given by another option (``--set``) and share its name with others."""
 
 
 def check_option(option: str, value: object, allowed: Iterable[object]) -> None:
@@ -27,7 +27,7 @@ def check_option(option: str, value: object, allowed: Iterable[object]) -> None:
 
 
 def check_folder(option: str, path: Path) -> None:
-    """Raise where ``path`` is no folder and cannot become one, or cannot be written to."""
+    """Raise unless ``path`` is, or can become, a folder that can be written to."""
     whole = path.absolute()
     place = next(parent for parent in (whole, *whole.parents) if parent.exists())
     if not place.is_dir() or not os.access(place, os.W_OK):
@@ -35,7 +35,7 @@ def check_folder(option: str, path: Path) -> None:
 
 
 def options_words(options: Mapping[str, Any]) -> str:
-    """As they are typed, with commas between them.
+    """Options as they are typed, separated by commas.
 
     Example:
         >>> options_words({"alpha": 4, "form": "normalized"})
@@ -45,7 +45,7 @@ def options_words(options: Mapping[str, Any]) -> str:
 
 
 def check_device(device: str) -> None:
-    """``cpu``, ``cuda`` or ``cuda:N`` that is on this machine."""
+    """Raise unless ``device`` is ``cpu``, ``cuda`` or ``cuda:N`` and exists on this machine."""
     kind = device.split(":")[0]
     check_option("device", kind, ("cpu", "cuda"))
     try:

@@ -1,4 +1,4 @@
-"""Processes that work for another one."""
+"""Worker processes that end with their parent."""
 
 import os
 import threading
@@ -8,9 +8,9 @@ SECONDS_BETWEEN_LOOKS = 0.2
 
 
 def end_with_parent() -> None:
-    """Let this process end when the one that started it is gone.
+    """Let this process end when the process that started it is gone.
 
-    A worker whose parent was killed would go on, beside the one that the user starts next.
+    Otherwise a worker whose parent was killed would go on beside the next one that the user starts.
     """
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""Which code this is."""
+"""Identifies the version of the code."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -7,7 +7,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def source_digest(folder: Path = PACKAGE) -> str:
-    """Of all Python files in the folder: between two releases the version is the same, the code is not."""
+    """Digest of all Python files in the folder, as the code also changes between releases with the same version."""
     digest = sha256()
     for path in sorted(folder.rglob("*.py")):
         content = path.read_bytes()

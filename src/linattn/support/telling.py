@@ -1,4 +1,4 @@
-"""How long work says how far it is, in words."""
+"""Functions that take the progress messages of long work."""
 
 from collections.abc import Callable
 
@@ -6,4 +6,4 @@ OnWork = Callable[[str], None]
 
 
 def in_silence(_: str) -> None:
-    """Nobody is told."""
+    """Ignore the message."""

@@ -1,1 +1,1 @@
-"""Memory and time of one transformer block against the number of tokens."""
+"""Memory and time of one transformer block by the number of tokens."""

@@ -1,4 +1,4 @@
-"""The chart of memory against tokens."""
+"""The chart of memory by the number of tokens."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from linattn.support.extras import need
 from linattn.support.files import write_atomically
 
 NOT_MEASURED = ("out of memory", "left out")
-FAVOURITE = "nala"  # its paper claims a number: that one is put into the chart
+FAVOURITE = "nala"  # its paper claims a reduction, which is written into the chart
 
 
 def draw_blocks_chart(result: BlocksResult, path: Path) -> None:
@@ -19,7 +19,7 @@ def draw_blocks_chart(result: BlocksResult, path: Path) -> None:
 
 
 def blocks_figure(result: BlocksResult) -> Any:
-    """A line per contender, both axes logarithmic; what did not fit is a cross at the top."""
+    """A line per contender on logarithmic axes; what did not fit is a cross at the top."""
     need("a chart", "matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -40,7 +40,7 @@ def blocks_figure(result: BlocksResult) -> Any:
 
 
 def setting(result: BlocksResult) -> str:
-    """What was measured, and where."""
+    """What was measured, and on which machine."""
     s = result.meta["settings"]
     shape = f"one block, width {s['dim']}, {s['heads']} heads, batch {s['batch']}, {s['precision']}"
     return f"forward + backward of {shape}, {result.meta['device']}"
@@ -53,7 +53,7 @@ def annotated(result: BlocksResult) -> str | None:
 
 
 def _crosses(panel: Any, result: BlocksResult, name: str, color: str, height: float) -> None:
-    """Each contender's crosses on a line of their own, and the words once, left of the first."""
+    """Draw each contender's crosses in a row of their own, with one label to the left of the first."""
     rows = [row for row in result.rows if row.contender == name and row.status in NOT_MEASURED]
     if not rows:
         return

@@ -1,13 +1,12 @@
-"""Is a block right? Outputs and gradients against fp64, before any of its rows is measured.
+"""Checks outputs and gradients of a block against fp64, before any of its rows is measured.
 
-Exact is the block in fp64 with the other form of its mechanism: the full matrix of weights (``impl="reference"``), or,
-for softmax with a materialised map, PyTorch's own softmax attention. The budget comes from data: ``err <= 2 (err(plain)
-+ eps max(abs(exact)))``, where plain is that other form in the precision that is measured.
+The exact values are those of the block in fp64 with the other form of its mechanism: the full matrix of weights
+(``impl="reference"``) or, for softmax with a materialised map, PyTorch's own softmax attention. The budget comes from
+data: ``err <= 2 (err(plain) + eps max(abs(exact)))``, where plain is that other form in the precision that is measured.
 
-The residual hides what attention adds to it, so the layer of attention is looked at by itself as well: its output, and
-the gradients that arrive at its q, k and v. Exact starts from the q, k and v of the block itself, as rounded as they
-are: a value near 0 that rounding moves over the kink of a ReLU changes a gradient altogether, and would hide any other
-error.
+The residual hides what attention adds to it, so the attention layer is also checked by itself: its output, and the
+gradients of its q, k and v. The exact computation starts from the block's own q, k and v, with their rounding: a value
+near 0 that rounding moves over the kink of a ReLU changes a gradient completely, and would hide any other error.
 """
 
 import torch
@@ -22,7 +21,7 @@ CHECKED_TOKENS = 196
 
 
 def check_block(contender: BlockContender, block: Block, config: BlocksConfig) -> Verdict:
-    """The tensor that uses the most of its budget, errors relative to max(abs(exact))."""
+    """Verdict on the tensor that uses most of its budget, with errors relative to max(abs(exact))."""
     twin_impl = "auto" if contender.impl == "reference" else "reference"
     twin = contender.create(config, twin_impl)
     x = draw_tokens(config, CHECKED_TOKENS, batch=1)
@@ -40,7 +39,8 @@ def check_block(contender: BlockContender, block: Block, config: BlocksConfig) -
         error, own = (_distance(results[name], reference) / scale for results in (found, plain))
         budget = 2 * (own + eps)
         verdicts.append(Verdict(error <= budget, name, error, budget, against))
-    # NaN compares false, so it is wrong; among the wrong and among the right the fullest budget speaks.
+    # NaN compares false and thus counts as wrong; among wrong tensors, or among right ones, the fullest budget is
+    # shown.
     return max(verdicts, key=lambda v: (not v.ok, v.error / v.budget))
 
 
@@ -50,7 +50,7 @@ def _projection(block: Block) -> nn.Linear:
 
 
 def _results(block: Block, x: Tensor, grad: Tensor, qkv: Tensor, autocast: bool) -> dict[str, Tensor]:
-    """Of the block with the values ``qkv (B, T, 3C)`` for its projection's, whose gradient still flows to x."""
+    """Results of the block with ``qkv (B, T, 3C)`` as values of its projection; the gradient still flows to x."""
     seen: dict[str, Tensor] = {}
 
     def replace(module: nn.Module, inputs: object, output: Tensor) -> Tensor:

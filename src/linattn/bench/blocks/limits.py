@@ -1,7 +1,7 @@
-"""What a block would cost at a number of tokens, predicted from fewer, so that no row starts that cannot end.
+"""Predicts the cost of a block from fewer tokens, so that no row starts that cannot end.
 
-A GPU says by itself when its memory is full; a CPU's system kills the process instead. So memory is predicted on a CPU,
-and tried on a GPU unless a limit was given.
+A GPU reports when its memory is full, while the system of a CPU kills the process. So memory is predicted on a CPU, and
+tried on a GPU unless a limit was given.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ FIRST_PROBE = 64
 
 @dataclass(frozen=True)
 class BlockCost:
-    """One pass."""
+    """Cost of one pass."""
 
     tokens: int
     seconds: float
@@ -30,7 +30,7 @@ class BlockCost:
 
 
 class BlockLimits:
-    """Remembers what was measured, probes fewer tokens where nothing near was, and says what is too much."""
+    """Remembers measured costs, probes fewer tokens if nothing near was measured, and says what is too much."""
 
     def __init__(self, config: BlocksConfig) -> None:
         self.config, self.device = config, config.torch_device
@@ -45,7 +45,7 @@ class BlockLimits:
         self._known[contender.name] = cost
 
     def reason_to_leave_out(self, contender: BlockContender, block: Block, tokens: int) -> str:
-        """Empty if the cost is allowed; steps of at most four are probed on the way, as long as they are."""
+        """Why a row is too costly; empty if it is not. Probes steps of at most a factor of four on the way."""
         known = self._known.get(contender.name) or self._probe(contender, block, min(FIRST_PROBE, tokens))
         while known.tokens * LARGEST_STEP < tokens:
             step = known.at(known.tokens * LARGEST_STEP, contender.growth)

@@ -1,4 +1,4 @@
-"""Rows of memory against tokens, and what is derived from them."""
+"""Rows of memory by the number of tokens, and what is derived from them."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -26,7 +26,7 @@ class BlockRow:
 
 @dataclass(frozen=True)
 class Reduction:
-    """``percent`` less memory than ``against``, at the largest number of tokens where both fit; below 0: more."""
+    """``percent`` less memory than ``against`` at the largest number of tokens where both fit; below 0: more memory."""
 
     contender: str
     against: str
@@ -40,7 +40,7 @@ class Reduction:
 
 @dataclass
 class BlocksResult:
-    """All of one run: what is written to the JSON file."""
+    """All results of one run, as they are written to the JSON file."""
 
     meta: dict[str, Any]
     rows: list[BlockRow] = field(default_factory=list)
@@ -48,19 +48,19 @@ class BlocksResult:
 
     @property
     def right(self) -> bool:
-        """Nothing was wrong or failed; what does not fit is a finding, not a failure."""
+        """Whether nothing was wrong or failed; that a block does not fit is a result, not a failure."""
         return not any(row.status in ("WRONG", "failed") for row in self.rows)
 
     def contenders(self) -> list[str]:
         return list(dict.fromkeys(row.contender for row in self.rows))
 
     def peaks(self, contender: str) -> dict[int, int]:
-        """Bytes by number of tokens, of the rows that count."""
+        """Peak bytes by number of tokens, for the rows that count."""
         rows = (row for row in self.rows if row.contender == contender and row.status == "ok")
         return {row.tokens: row.peak_bytes for row in rows if row.peak_bytes is not None}
 
     def reduction(self, contender: str, against: str) -> Reduction | None:
-        """None if there is no number of tokens that both were measured at."""
+        """The reduction, or None if no number of tokens was measured for both."""
         own, other = self.peaks(contender), self.peaks(against)
         shared = own.keys() & other.keys()
         if not shared:
@@ -69,7 +69,7 @@ class BlocksResult:
         return Reduction(contender, against, tokens, 100 * (1 - own[tokens] / other[tokens]))
 
     def reductions(self) -> list[Reduction]:
-        """Every mechanism against softmax with its map and without it."""
+        """Reductions of every mechanism against softmax with and without its map."""
         mechanisms = [name for name in self.contenders() if name not in (SOFTMAX, SOFTMAX_MAP)]
         found = (self.reduction(name, against) for name in mechanisms for against in (SOFTMAX_MAP, SOFTMAX))
         return [reduction for reduction in found if reduction is not None]

@@ -1,4 +1,4 @@
-"""Memory against tokens: forward and backward of one transformer block, each contender checked, weighed and timed."""
+"""Measures memory by tokens: forward and backward of one block, each contender checked, weighed and timed."""
 
 import gc
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def run_blocks(
     on_row: OnRow = lambda row: None,
     on_work: OnWork = lambda what: None,
 ) -> BlocksResult:
-    """Fill ``result``, row by row, from few tokens to many; ``on_row`` comes after each.
+    """Fill ``result``, row by row, from few tokens to many; ``on_row`` is called after each row.
 
     Ctrl-C ends the run early and keeps the rows that are done: ``result.interrupted`` is then True.
 
@@ -68,12 +68,12 @@ class _Run:
         try:
             self._fill(row, contender, tokens)
         except Exception as error:
-            # One that does not fit, or is broken, must not take the others' rows with it.
+            # A contender that does not fit, or is broken, must not take the others' rows with it.
             row.status, row.reason = outcome(error)
         if row.status in ("out of memory", "failed"):
-            gc.collect()  # only here: the error's traceback held every tensor of the pass
+            gc.collect()  # only now: the error's traceback held every tensor of the pass
         if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # no row finds the memory cut into pieces by those before it
+            torch.cuda.empty_cache()  # so that no row meets memory fragmented by earlier ones
         return row
 
     def _fill(self, row: BlockRow, contender: BlockContender, tokens: int) -> None:
@@ -83,7 +83,7 @@ class _Run:
         if contender.name not in self._verdicts:
             work("checking")
             block = self._blocks[contender.name] = contender.create(self.config)
-            # The check also lets libraries take their workspaces, which then do not count.
+            # In the check libraries also allocate their workspaces, which are then not counted.
             self._verdicts[contender.name] = check_block(contender, block, self.config)
         block, verdict = self._blocks[contender.name], self._verdicts[contender.name]
         row.error, row.budget, row.checked_against = verdict.error, verdict.budget, verdict.against
@@ -106,15 +106,15 @@ class _Run:
 
 
 def outcome(error: Exception) -> tuple[Status, str]:
-    """Whether memory ran out or something else is wrong, in one line."""
+    """The status of an error, out of memory or another failure, with its reason in one line."""
     text = " ".join(str(error).split())
     full = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text
     if full:
-        # The first sentence says so too; what follows the numbers is advice about the allocator's settings.
+        # The first sentence has the numbers too; what follows them is advice about the allocator's settings.
         return "out of memory", ". ".join(text.removeprefix("CUDA out of memory. ").split(". ")[:2]).rstrip(".")
     return "failed", f"{type(error).__name__}: {text[:200]}"
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Events and memory statistics are those of the current GPU."""
+    """Make the device the current GPU, which events and memory statistics refer to."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

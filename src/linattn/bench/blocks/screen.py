@@ -1,4 +1,4 @@
-"""Memory against tokens as a user sees it: progress, a table, files, and an exit code."""
+"""The command on the screen for memory by tokens: progress, a table, files, and an exit code."""
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -18,7 +18,7 @@ COLORS = {"WRONG": "bold red", "failed": "bold red", "out of memory": "yellow", 
 
 
 def measure_blocks(config: BlocksConfig, files: Files, command: list[str] | None = None) -> BlocksResult:
-    """Run with a progress bar on stderr, so that what is printed can be piped; every finished row is on disk."""
+    """Run with a progress bar on stderr, so that printed results can be piped; every finished row is on disk."""
     config.check()
     if files.chart is not None:
         need("a chart", "matplotlib")
@@ -32,7 +32,7 @@ def measure_blocks(config: BlocksConfig, files: Files, command: list[str] | None
 
         run_blocks(config, result, on_row=on_row, on_work=lambda what: progress.update(task, description=what))
     if result.rows:
-        write_json(files.json, result.as_json())  # once more: whether it was interrupted is known only now
+        write_json(files.json, result.as_json())  # once more: only now is it known whether the run was interrupted
     return result
 
 
@@ -56,7 +56,7 @@ def memory(config: BlocksConfig, files: Files, console: Console) -> int:
 
 
 def blocks_table(result: BlocksResult) -> Table:
-    """``of softmax``, ``of map``: peak over that of the other; ``budget``: how much of it the check's error took."""
+    """Columns ``of softmax``, ``of map``: peak over theirs; ``budget``: the share that the check's error used."""
     table = Table(title=setting(result), title_justify="left", box=SIMPLE_HEAD)
     for header in ("tokens", "contender", "peak MiB", f"of {SOFTMAX}", "of map", "ms", "budget", ""):
         table.add_column(header, justify="left" if header in ("contender", "") else "right", no_wrap=header != "")

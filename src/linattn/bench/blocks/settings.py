@@ -1,4 +1,4 @@
-"""What is asked of a table of memory against tokens: every choice, checked before any work is done."""
+"""Settings of a table of memory by tokens, checked before any work is done."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,7 +20,7 @@ COUNTED = (
 
 @dataclass(frozen=True)
 class BlocksConfig:
-    """One table; the defaults are the documented one, with the width and the heads of DeiT-tiny."""
+    """Settings of one table; the defaults are the documented one, with the width and heads of DeiT-tiny."""
 
     tokens: tuple[int, ...] = TOKENS
     mechanisms: tuple[str, ...] = ("mirror", "nala")
@@ -30,8 +30,8 @@ class BlocksConfig:
     precision: str = "auto"
     device: str = "cpu"
     seed: int = 0
-    repeats: int = 3  # of the timed pass; memory needs one
-    max_seconds: float = 30.0  # predicted, of one pass: slower rows are left out
+    repeats: int = 3  # of the timed pass; memory is measured once
+    max_seconds: float = 30.0  # predicted for one pass: slower rows are left out
     max_gib: float | None = None  # predicted peak; None: half of what is free on a CPU, no limit on a GPU
 
     def check(self) -> None:
@@ -64,7 +64,7 @@ class BlocksConfig:
 
     @property
     def autocast(self) -> bool:
-        """bf16 around fp32 weights, as on a GPU in training; on a CPU only when asked for."""
+        """Whether to run bf16 around fp32 weights, as in training on a GPU; on a CPU only if asked for."""
         return self.precision == "bf16" or (self.precision == "auto" and self.torch_device.type == "cuda")
 
     def describe(self, command: list[str] | None = None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One transformer block per contender, and the pass that is weighed and timed."""
+"""A transformer block for each contender, and the pass that is weighed and timed."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -24,15 +24,15 @@ class BlockContender:
 
     @property
     def growth(self) -> int:
-        """The power of the number of tokens that cost grows with at the most.
+        """The highest power of the number of tokens that the cost grows with.
 
-        Softmax without its map needs memory that grows with power 1 where PyTorch has a kernel for it; where it has
-        none the map is made, and a prediction must not rely on that.
+        The memory of softmax without its map grows with power 1 if PyTorch has a kernel for it. Otherwise PyTorch makes
+        the map, so a prediction must not rely on power 1.
         """
         return 1 if mechanism_info(self.mechanism).cost == "linear" else 2
 
     def create(self, config: BlocksConfig, impl: str | None = None) -> Block:
-        """The block in fp32 on the device; every form of it gets the same weights."""
+        """Build the block in fp32 on the device; all its forms get the same weights."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             block = Block(config.dim, config.heads, self.mechanism, attention={"impl": impl or self.impl})
@@ -40,14 +40,14 @@ class BlockContender:
 
 
 def make_block_contenders(config: BlocksConfig) -> list[BlockContender]:
-    """Softmax as PyTorch computes it, softmax with a materialised map, then what was asked for."""
+    """Softmax as PyTorch computes it, softmax with a materialised map, then the mechanisms asked for."""
     softmax = [BlockContender(SOFTMAX, "softmax"), BlockContender(SOFTMAX_MAP, "softmax", "reference")]
     asked = dict.fromkeys(name for name in config.mechanisms if name != SOFTMAX)
     return softmax + [BlockContender(name, name) for name in asked]
 
 
 def near_square(tokens: int) -> tuple[int, int]:
-    """``(height, width)`` with ``height <= width`` and ``height width = tokens``, as near to a square as there is.
+    """``(height, width)`` with ``height <= width`` and ``height width = tokens``, as near to a square as possible.
 
     Example:
         >>> near_square(196), near_square(70000), near_square(7)
@@ -58,7 +58,7 @@ def near_square(tokens: int) -> tuple[int, int]:
 
 
 def draw_tokens(config: BlocksConfig, tokens: int, batch: int) -> Tensor:
-    """Normal numbers ``(B, T, C)`` in fp32, the same on every device."""
+    """Draw normal numbers ``(B, T, C)`` in fp32, the same ones on every device."""
     generator = torch.Generator().manual_seed(config.seed)
     return torch.randn(batch, tokens, config.dim, generator=generator).to(config.torch_device)
 
@@ -68,10 +68,10 @@ def precision_of(device: torch.device, autocast: bool) -> AbstractContextManager
 
 
 def training_pass(block: nn.Module, source: Tensor, autocast: bool) -> Callable[[], object]:
-    """Forward and backward over a copy of ``source``, with all it needs: see ``COUNTED``.
+    """Forward and backward over a copy of ``source``, with all memory that they need: see ``COUNTED``.
 
-    The copy, the output's gradient (as a layer above would send it), and the gradients of the input and of every
-    parameter are made inside the call, so that they count.
+    The copy, the gradient of the output (as a layer above would send it), and the gradients of the input and of every
+    parameter are allocated inside the call, so that they count.
     """
     spatial_shape, parameters = near_square(source.shape[1]), list(block.parameters())
 

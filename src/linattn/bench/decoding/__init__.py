@@ -1,1 +1,1 @@
-"""Decoding: time and memory of a token against the context, beside softmax with a cache of keys and values."""
+"""Decoding: time and memory of a token by the length of the context, beside softmax with a key-value cache."""

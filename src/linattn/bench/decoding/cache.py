@@ -1,7 +1,8 @@
-"""Softmax with a cache of keys and values that is allocated once: what linear attention is to be compared with.
+"""Softmax with a key-value cache that is allocated once, as the fair comparison for linear attention.
 
-The library's own softmax joins its cache with every new token, which copies all of it. Here a token is written into its
-slot, and attention sees the slots that are filled: no copy, no mask, and nothing that a CUDA graph cannot hold.
+The library's own softmax appends every new token to its cache, which copies all of it. With this cache a token is
+written into its slot, and attention reads the slots that are filled: no copy, no mask, and nothing that a CUDA graph
+cannot hold.
 """
 
 from typing import Any, ClassVar, NamedTuple
@@ -42,14 +43,14 @@ class CachedSoftmax(Softmax):
         keys[:, :, start:end].copy_(k)
         values[:, :, start:end].copy_(v)
         options: dict[str, Any] = {"scale": self.scale, "enable_gqa": self._grouped}
-        if q.shape[2] > 1:  # the last query stands at the last key
+        if q.shape[2] > 1:  # the last query belongs to the last key
             options |= {"attn_mask": causal_lower_right(q.shape[2], end)} if start else {"is_causal": True}
         out = F.scaled_dot_product_attention(q, keys[:, :, :end], values[:, :, :end], **options)
         return MechanismOutput(out, StaticCache(keys, values, end))
 
 
 def use_static_cache(model: TextModel) -> None:
-    """Give every softmax of the model a cache of that kind."""
+    """Give every softmax of the model a :class:`StaticCache`."""
     for attention in _attentions(model):
         old = attention.mechanism
         if type(old) is Softmax:
@@ -59,7 +60,7 @@ def use_static_cache(model: TextModel) -> None:
 
 
 def empty_states(model: TextModel, batch: int, room: int) -> list[BlockState | None]:
-    """Before the first token; a cache gets ``room`` slots."""
+    """States before the first token; caches get ``room`` slots."""
     states: list[BlockState | None] = []
     weight = model.embedding.weight
     for attention in _attentions(model):
@@ -78,7 +79,7 @@ def _attentions(model: TextModel) -> list[SequenceAttention]:
 
 
 def spread(states: list[BlockState], batch: int, room: int) -> list[BlockState]:
-    """Copies of the states of one sequence for a batch of them; a cache gets ``room`` free slots."""
+    """Copy the states of one sequence for a batch of them; caches get ``room`` free slots."""
     return [_spread(state, batch, room) for state in states]
 
 
@@ -96,7 +97,7 @@ def _spread(state: BlockState, batch: int, room: int) -> BlockState:
 
 
 def state_bytes(states: list[BlockState]) -> int:
-    """Of what is filled: free slots of a cache do not count."""
+    """Bytes of the states; free slots of a cache do not count."""
     total = 0
     for state in states:
         cache = state.mechanism
@@ -108,7 +109,7 @@ def state_bytes(states: list[BlockState]) -> int:
 
 
 def overwrite(states: list[BlockState], new: list[BlockState]) -> None:
-    """Put new states into the memory of old ones; a cache was written in place, and stays."""
+    """Copy new states into the memory of old ones; a cache was written in place and stays."""
     old_tensors = [x for x in tree_leaves(states) if isinstance(x, Tensor)]
     new_tensors = [x for x in tree_leaves(new) if isinstance(x, Tensor)]
     pairs = [(a, b) for a, b in zip(old_tensors, new_tensors, strict=True) if a is not b]

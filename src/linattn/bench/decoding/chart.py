@@ -1,4 +1,4 @@
-"""The chart of decoding: time of a token and memory against the context, a column for each batch."""
+"""The chart of decoding: time per token and memory by the context, a column for each batch size."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ MIB = 2**20
 
 
 def draw_decoding_chart(result: DecodingResult, path: Path) -> bool:
-    """Write the chart as a PNG; False, and no file, where nothing was measured."""
+    """Write the chart as a PNG; False, and no file, if nothing was measured."""
     if not any(row.median_ms for row in result.rows):
         return False
     figure = decoding_figure(result)
@@ -29,7 +29,7 @@ def draw_decoding_chart(result: DecodingResult, path: Path) -> bool:
 
 
 def decoding_figure(result: DecodingResult) -> Any:
-    """CUDA graphs are the full lines where there are any, and steps as Python calls them the dashed ones."""
+    """Full lines for CUDA graphs if there are any, dashed ones for steps called from Python."""
     batches = sorted({row.batch for row in result.rows})
     figure, panels = new_figure(2, len(batches))
     for column, batch in enumerate(batches):

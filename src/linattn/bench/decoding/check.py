@@ -1,11 +1,11 @@
-"""Is a step right? Its logits against those of the whole prefix at once, in higher precision.
+"""Checks a decoding step: its logits against those of the whole prefix at once, in higher precision.
 
 ``err <= 2 (err(plain) + eps)``: plain is the whole prefix at once in the precision that is measured, and errors are
-norms of differences over the norm of what is exact. fp64 on a CPU, fp32 on a GPU.
+norms of differences over the norm of the exact values, which are in fp64 on a CPU and in fp32 on a GPU.
 
-Softmax in fp32 has no fast kernel: a long context would take it minutes. Beyond ``EXACT_UP_TO`` tokens its step is
-held against plain itself. If the step is within its budget of what is exact, and plain within its error, the two are
-apart by no more than the sum; plain's error is that at the longest context which had an exact answer.
+Softmax in fp32 has no fast kernel, and would take minutes for a long context. Beyond ``EXACT_UP_TO`` tokens its step is
+compared to plain itself. If the step is within its budget of the exact values, and plain within its error, the two
+differ by no more than the sum; plain's error is that at the longest context with exact values.
 """
 
 from copy import deepcopy
@@ -22,7 +22,7 @@ EXACT_UP_TO = 32768
 
 
 class DecodingTruth:
-    """What is right for one model and text, by context."""
+    """The exact values for one model and text, by context."""
 
     def __init__(self, model: TextModel, text: Tensor, exact_up_to: int | None) -> None:
         self.model, self.text, self.exact_up_to = model, text, exact_up_to
@@ -32,7 +32,7 @@ class DecodingTruth:
         self._known: tuple[int, Tensor, float, str] | None = None
 
     def check(self, found: Tensor, context: int) -> Verdict:
-        """``found (B, n, vocabulary)``: logits of the n tokens behind the context, of sequences that are all alike."""
+        """Check ``found (B, n, vocabulary)``: logits of the n tokens after the context, in equal sequences."""
         reference, budget, against = self._truth(context)
         errors = distances(found, reference[: found.shape[1]])
         worst = int(errors.nan_to_num(nan=torch.inf).argmax())
@@ -55,13 +55,13 @@ class DecodingTruth:
 
     @torch.no_grad()
     def logits(self, model: TextModel, context: int) -> Tensor:
-        """Of the last tokens alone ``(n, vocabulary)``."""
+        """Logits of the last tokens alone, ``(n, vocabulary)``."""
         with any_softmax():
             x = model.hidden(self.text[None, : context + CHECKED_TOKENS])
         return model.logits(x[0, -CHECKED_TOKENS:])
 
 
 def distances(found: Tensor, exact: Tensor) -> Tensor:
-    """Of each ``found (B, n, vocabulary)`` from ``exact (n, vocabulary)``, relative."""
+    """Relative distances of each ``found (B, n, vocabulary)`` from ``exact (n, vocabulary)``."""
     apart = torch.linalg.vector_norm(found.to(exact.dtype) - exact, dim=(1, 2))
     return apart / torch.linalg.vector_norm(exact)

@@ -1,4 +1,4 @@
-"""A batch of sequences that is decoded token by token, as Python calls it or as a CUDA graph."""
+"""Decodes a batch of sequences token by token, called from Python or as a CUDA graph."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -15,16 +15,16 @@ from linattn.models.language.tokens import BlockState
 
 
 def any_softmax() -> AbstractContextManager[object]:
-    """PyTorch's flash kernel, or the next that serves; not cuDNN's, which builds a plan for every new length."""
+    """Allow PyTorch's flash kernel or the next that serves; not cuDNN's, which builds a plan for every new length."""
     return sdpa_kernel(ANY_SOFTMAX, set_priority=True)
 
 
 class Decoder:
-    """A step reads a token for each sequence and leaves the likeliest next ones, the states and the position behind it.
+    """A batch of sequences whose step reads one token of each, and updates next tokens, states and position.
 
-    ``prefix``: the states of one sequence, which every sequence of the batch starts from. ``static`` keeps the states
-    in the same memory, as a graph needs it. A cache then writes and sees the same slots at every step, those of the
-    context: the step behind exactly that context, again and again.
+    ``prefix``: the states of one sequence, from which every sequence of the batch starts. ``static`` keeps the states
+    in the same memory, as a graph needs it. A cache then reads and writes the same slots at every step: the step is
+    always the one right after the context.
     """
 
     def __init__(self, model: TextModel, prefix: list[BlockState], length: int, batch: int, room: int, static: bool):
@@ -44,19 +44,19 @@ class Decoder:
             self._replay()
 
     def restart(self) -> None:
-        """Back behind the context."""
+        """Return to the position after the context."""
         self.position.fill_(self.length)
         self.states = list(self._start)
         if self.static and not self._has_cache:
             overwrite(self.states, spread(self.prefix, len(self.tokens), 0))
 
     def capture(self) -> bool:
-        """Make the step replays of a graph; False if it does what a graph cannot hold."""
+        """Turn the step into replays of a CUDA graph; False if it does something that a graph cannot hold."""
         self._replay = capture(self._step)
         return self._replay is not None
 
     def read(self, tokens: Tensor) -> Tensor:
-        """Logits ``(B, n, vocabulary)`` of ``tokens (n,)``, given one by one to every sequence."""
+        """Logits ``(B, n, vocabulary)`` of ``tokens (n,)``, read one by one by every sequence."""
         found = []
         for token in tokens:
             self.tokens.copy_(token)
@@ -66,7 +66,7 @@ class Decoder:
 
     @property
     def steps_that_follow(self) -> bool:
-        """Whether one step continues another: not those of a graph with a cache."""
+        """Whether a step continues the one before it, which those of a graph with a cache do not."""
         return not (self.static and self._has_cache)
 
     @property

@@ -1,4 +1,4 @@
-"""The state of one sequence after a context, reached once for all batches and modes."""
+"""The states of one sequence after a context, computed once for all batch sizes and modes."""
 
 import time
 
@@ -12,7 +12,7 @@ from linattn.models.language.tokens import BlockState
 
 
 class Prefix:
-    """Grows from context to context. ``text (tokens,)`` is read in pieces; no logits are ever made of it."""
+    """Reads ``text (tokens,)`` in pieces, from context to context; never computes logits."""
 
     def __init__(self, model: TextModel, text: Tensor, piece: int) -> None:
         self.model, self.text, self.piece = model, text, piece
@@ -21,7 +21,7 @@ class Prefix:
 
     @torch.no_grad()
     def reach(self, context: int) -> list[BlockState]:
-        """States behind the first ``context`` tokens; ``seconds`` is what the way from the last ones took."""
+        """States after the first ``context`` tokens; ``seconds`` is the time since the context before this one."""
         if context < self.length:
             self.length, self._states = 0, None
         begin, device = time.perf_counter(), self.text.device

@@ -1,4 +1,4 @@
-"""Rows of a measure of decoding, and what they say together."""
+"""Rows of a decoding benchmark, and what is derived from them."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,14 +9,14 @@ from linattn.bench.models.cases import SOFTMAX
 
 @dataclass
 class DecodingRow(LanguageRow):
-    """One token for every sequence of a batch behind a context: time, and memory of the state and in all."""
+    """One token for every sequence of a batch after a context: its time, and the memory of the state and in all."""
 
     context: int = 0
     batch: int = 1
     mode: str = ""
     state_bytes: int | None = None  # of all layers and sequences, after the context
     weight_bytes: int | None = None
-    peak_bytes: int | None = None  # the most that a step has beyond weights and states
+    peak_bytes: int | None = None  # the most that a step allocates beyond weights and states
     prefill_seconds: float | None = None  # of one sequence, from the context before this one
 
     @property
@@ -25,29 +25,29 @@ class DecodingRow(LanguageRow):
 
     @property
     def total_bytes(self) -> int | None:
-        """What decoding needs: weights, states and a step."""
+        """The memory that decoding needs: weights, states and a step."""
         parts = (self.state_bytes, self.weight_bytes, self.peak_bytes)
         return None if None in parts else sum(part for part in parts if part is not None)
 
 
 class DecodingResult(LanguageResult[DecodingRow]):
-    """All of one run, or of several that took up one another."""
+    """All results of one run, or of several that resumed each other."""
 
     def series(self, mechanism: str, batch: int, mode: str) -> list[DecodingRow]:
-        """Rows that count, by context."""
+        """The rows that count, by context."""
         own = [r for r in self.rows if (r.mechanism, r.batch, r.mode, r.status) == (mechanism, batch, mode, "ok")]
         return sorted(own, key=lambda row: row.context)
 
     def times(self, mechanism: str, batch: int, mode: str) -> dict[int, float]:
-        """ms of a token by context."""
+        """Milliseconds per token, by context."""
         return {r.context: r.median_ms for r in self.series(mechanism, batch, mode) if r.median_ms is not None}
 
     def settings(self) -> list[tuple[int, str]]:
-        """Batches and modes that have rows, in the order in which they came."""
+        """Batch sizes and modes that have rows, in the order in which they came."""
         return list(dict.fromkeys((row.batch, row.mode) for row in self.rows if row.status != "absent"))
 
     def crossovers(self) -> list[Crossover]:
-        """For each mechanism, batch and mode."""
+        """Crossovers for each mechanism, batch size and mode."""
         found = []
         for batch, mode in self.settings():
             softmax = self.times(SOFTMAX, batch, mode)
@@ -58,7 +58,7 @@ class DecodingResult(LanguageResult[DecodingRow]):
         return found
 
     def growth(self) -> list[dict[str, Any]]:
-        """How flat each line is: time, state and memory at its longest context over those at its shortest."""
+        """Time, state and memory of each line at its longest context over those at its shortest: how flat it is."""
         found = []
         for batch, mode in self.settings():
             for name in self.mechanisms():

@@ -1,4 +1,4 @@
-"""The measure of decoding: mechanism by mechanism, from short contexts to long ones, in every batch and mode."""
+"""The decoding benchmark: mechanism by mechanism, from short to long contexts, in every batch size and mode."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ def run_decoding(
     on_work: OnWork = lambda what: None,
     on_begin: OnRow = lambda row: None,
 ) -> DecodingResult:
-    """Fill ``result``, which has an open run. Ctrl-C keeps the rows that are done: ``interrupted`` is then True."""
+    """Fill ``result``, which has an open run. Ctrl-C keeps the rows that are done and sets ``interrupted``."""
     config.check()
     rows = [DecodingRow(m, context=T, batch=b, mode=mode, run=result.run) for m, T, b, mode in plan_of(config, result)]
     measure_rows(
@@ -39,7 +39,7 @@ def run_decoding(
 
 
 def plan_of(config: DecodingConfig, result: DecodingResult) -> list[tuple[str, int, int, str]]:
-    """What is to be measured."""
+    """The rows that are still to be measured."""
     wanted = [
         (mechanism, context, batch, mode)
         for mechanism in config.subjects for context in config.ordered_contexts
@@ -49,7 +49,7 @@ def plan_of(config: DecodingConfig, result: DecodingResult) -> list[tuple[str, i
 
 
 class DecodingSubject:
-    """The model with one mechanism; its rows share the way through the context, and what is right."""
+    """The model with one mechanism; its rows share the states after a context, and the exact values."""
 
     def __init__(self, config: DecodingConfig, mechanism: str, on_work: OnWork) -> None:
         self.config, self.mechanism, self.on_work = config, mechanism, on_work
@@ -64,7 +64,7 @@ class DecodingSubject:
         self.prefix = Prefix(self.model, text, config.piece)
 
     def fill(self, row: DecodingRow) -> None:
-        """What is wrong with a row is said in it."""
+        """Measure a row; problems are noted in it."""
         if row.mode == GRAPH and self.device.type != "cuda":
             row.status, row.reason = "absent", "CUDA graphs need a GPU"
             return
@@ -90,12 +90,12 @@ class DecodingSubject:
         row.repeats, row.tokens_per_second = timing.repeats, row.batch / timing.median
 
     def _ready(self, row: DecodingRow, decoder: Decoder) -> bool:
-        """Run the step once, weighed: what a graph holds is allocated when it is captured."""
+        """Run the step once and measure its memory: what a graph holds is allocated when it is captured."""
         ready: list[bool] = []
         with watch_choices() as choices:
             first = decoder.capture if row.mode == GRAPH else decoder.step
             self._work(row, "a first step")
-            decoder.step()  # libraries take their workspaces, which are no memory of a step
+            decoder.step()  # libraries allocate their workspaces, which are not memory of a step
             decoder.restart()
             heard = len(choices)
             row.peak_bytes = peak_bytes(lambda: ready.append(first() is not False), self.device)

@@ -1,4 +1,4 @@
-"""A measure of decoding as a user sees it: progress, tables, where linear attention overtakes, files, an exit code."""
+"""The decoding benchmark on the screen: progress, tables, crossovers, files, and an exit code."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from linattn.bench.models.cases import SOFTMAX
 def measure_decoding(
     config: DecodingConfig, path: Path, *, resume: bool = False, command: list[str] | None = None
 ) -> DecodingResult:
-    """Run, with every finished row on disk."""
+    """Run the benchmark, with every finished row on disk."""
     config.check()
     result = DecodingResult(config.describe(command))
     measure_to_file(
@@ -39,7 +39,7 @@ def decoding(config: DecodingConfig, path: Path, console: Console, *, resume: bo
 
 
 def decoding_table(result: DecodingResult, batch: int, mode: str) -> Table:
-    """A line for each context and mechanism."""
+    """The table with a line for each context and mechanism."""
     settings = result.meta["settings"]
     title = f"batch {batch}, {mode}: {settings['dtype']}, {result.meta['device']}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -79,7 +79,7 @@ def _cells(row: DecodingRow, softmax: float | None) -> list[str]:
 
 
 def summary_lines(result: DecodingResult) -> list[str]:
-    """Where each overtakes softmax, and how flat it is."""
+    """Say where each mechanism becomes faster than softmax, and how flat it is."""
     lines = [str(crossover) for crossover in result.crossovers()]
     for own in result.growth():
         first, last = own["contexts"]

@@ -1,4 +1,4 @@
-"""What is asked of a measure of decoding: every choice, checked before any work is done."""
+"""Settings of a decoding benchmark, checked before any work is done."""
 
 from dataclasses import dataclass
 
@@ -18,8 +18,8 @@ class DecodingConfig(LanguageConfig):
     contexts: tuple[int, ...] = CONTEXTS
     batches: tuple[int, ...] = (1, 16)
     modes: tuple[str, ...] = MODES
-    steps: int = 16  # that are timed
-    piece: int = 8192  # tokens of a context that are read at a time
+    steps: int = 16  # timed steps
+    piece: int = 8192  # tokens of a context read at a time
 
     def check(self) -> None:
         super().check()
@@ -36,5 +36,5 @@ class DecodingConfig(LanguageConfig):
 
     @property
     def ordered_contexts(self) -> list[int]:
-        """Short ones first: each goes on where the one before it ended."""
+        """Contexts in rising order, as each continues the one before it."""
         return sorted(set(self.contexts))

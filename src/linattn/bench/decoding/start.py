@@ -1,4 +1,4 @@
-"""Kernels of decoding compiled beforehand, one process a mechanism."""
+"""Compiles the kernels of decoding beforehand, in one process per mechanism."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def warm_decoding(config: DecodingConfig, result: DecodingResult, on_work: OnWor
 
 
 def warm_one(mechanism: str, config: DecodingConfig) -> None:
-    """One layer at the shortest context and one beyond a piece: every kernel that the rows will call."""
+    """Run one layer at the shortest context and at one beyond a piece: every kernel that the rows will call."""
     device = config.torch_device
     contexts = [config.ordered_contexts[0], min(config.ordered_contexts[-1], config.piece + config.ordered_contexts[0])]
     size = replace(config.size, depth=1)

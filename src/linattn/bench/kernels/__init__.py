@@ -1,1 +1,1 @@
-"""Time of kernels beside their rivals and the floor that memory and arithmetic set."""
+"""Times of kernels beside those of rivals, and beside the floor that memory and arithmetic set."""

@@ -13,7 +13,7 @@ Outputs = Tensor | tuple[Tensor, ...]
 
 
 class Absent(Exception):  # noqa: N818, it is an answer and no error
-    """This contender cannot serve the case here; the message says why."""
+    """Raised by a contender that cannot serve the case; the message says why."""
 
 
 def _same(name: str, tensor: Tensor) -> Tensor:
@@ -22,10 +22,10 @@ def _same(name: str, tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Bound:
-    """``run()`` takes its tensors from ``leaves``, which are in the contender's own layout.
+    """A contender with its tensors; ``run()`` reads ``leaves``, which are in the contender's own layout.
 
-    ``into`` turns a tensor of the common layout into the contender's, ``back`` an output or a gradient of it into the
-    common one; the gradient of the output is called ``output``.
+    ``into`` converts a tensor from the common layout to the contender's, ``back`` converts an output or a gradient to
+    the common one; the gradient of the output has the name ``output``.
     """
 
     leaves: Tensors
@@ -36,15 +36,15 @@ class Bound:
 
 @dataclass(frozen=True)
 class Contender:
-    """One line of the table. ``bind(case, tensors)`` gets tensors in the common layout and raises Absent if it must."""
+    """One line of the table. ``bind(case, tensors)`` gets tensors in the common layout and may raise Absent."""
 
     name: str
     bind: Callable[[Case, Tensors], Bound]
     group: str = "linattn"  # what --rivals names
-    softmax: bool = False  # another function than the others', there as context
-    first_seconds: float = 20.0  # what its first call may take; it is stopped then
-    compiles: bool = False  # its first call is long, and short once another process has made it
-    at_reduced_size: bool = True  # checked there too; not what would compile for minutes once more
+    softmax: bool = False  # computes another function than the others, for comparison
+    first_seconds: float = 20.0  # limit of its first call, which is stopped then
+    compiles: bool = False  # its first call is long, but short once another process has compiled it
+    at_reduced_size: bool = True  # also checked at reduced size, unless that compiles for minutes once more
     note: str = ""
 
     @property
@@ -53,7 +53,7 @@ class Contender:
 
 
 def forward_call(bound: Bound) -> Callable[[], Outputs]:
-    """What is timed as ``forward``: inference, nothing is kept."""
+    """The call that is timed as ``forward``: inference, which keeps nothing for backward."""
 
     def call() -> Outputs:
         with torch.no_grad():
@@ -63,7 +63,7 @@ def forward_call(bound: Bound) -> Callable[[], Outputs]:
 
 
 def training_call(bound: Bound, grad: Tensor) -> Callable[[], tuple[Tensor, ...]]:
-    """What is timed as ``forward+backward``; the gradient of the output is fixed, in the contender's layout."""
+    """The call timed as ``forward+backward``; the gradient of the output is fixed, in the contender's layout."""
     leaves = [leaf.requires_grad_() for leaf in bound.leaves.values()]
     own = bound.into("output", grad)
 
@@ -76,7 +76,7 @@ def training_call(bound: Bound, grad: Tensor) -> Callable[[], tuple[Tensor, ...]
 
 
 def values(bound: Bound, grad: Tensor | None) -> Tensors:
-    """Outputs by name and in the common layout, and the gradients if there is one of the output."""
+    """Outputs by name in the common layout, and gradients if one of the output is given."""
     outputs = forward_call(bound)() if grad is None else training_call(bound, grad)()
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     if grad is None:

@@ -1,7 +1,7 @@
-"""What is timed: named cases in order of importance, each with its shape and the goals it is to reach.
+"""Named cases in order of importance, each with its shape and the goals that it should reach.
 
 A goal is a ratio of times: that of ``linattn triton`` over the floor, over another contender in the same case, or over
-itself in another case. Contenders are named as in the tables.
+itself in another case. Contenders have the names of the tables.
 """
 
 from dataclasses import dataclass, replace
@@ -21,16 +21,16 @@ FLA_STEP, FLA_CONVOLUTION = "fla fused_recurrent_simple_gla", "fla causal_conv1d
 MLSTM_EXPONENTIAL, MLSTM_SIGMOID = "mlstm_kernels xl_chunk", "mlstm_kernels siging"
 FLOOR = "floor"
 
-# Of every case: beyond inputs, outputs and gradients, as a share of q, k, v and the output.
+# Limits for every case: memory beyond inputs, outputs and gradients, as a share of q, k, v and the output.
 MOST_EXTRA = {"forward": 0.15, "forward+backward": 0.30}
-# Started in a process of its own with empty caches: one op without a map of its own, one with.
+# Started in a fresh process with empty caches: one op without its own feature map, and one with.
 COLD_CASES = ("causal-norm-4096", "pola-196")
 MOST_COLD_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Goal:
-    """Time of ``linattn triton`` over that of ``against``, in ``case`` if that is another one, is at most ``limit``."""
+    """Time of ``linattn triton`` over that of ``against``, in ``case`` if given, is at most ``limit``."""
 
     limit: float
     against: str
@@ -59,7 +59,7 @@ class Case:
     taps: int = 0
     forward: tuple[Goal, ...] = ()
     training: tuple[Goal, ...] = ()
-    backward: bool = True  # a decoding step has none that is worth timing
+    backward: bool = True  # False for a decoding step, whose backward is not worth timing
 
     @property
     def shape(self) -> str:
@@ -70,7 +70,7 @@ class Case:
         return f"B{self.B} H{self.H} {length}{width}"
 
     def resized(self, B: int, H: int, T: int, width: int | None = None, *, tag: str) -> "Case":
-        """The same with no size larger than these; its goals are of the whole size, so it has none."""
+        """The same case with no size larger than these, and without goals, which are for the full size."""
         B, H, T = min(self.B, B), min(self.H, H), min(self.T, T)
         K, V = (self.K, self.V) if width is None else (min(self.K, width), min(self.V, width))
         return replace(self, name=f"{self.name} {tag}", B=B, H=H, T=T, K=K, V=V, forward=(), training=())
@@ -78,7 +78,7 @@ class Case:
     def reduced(self) -> "Case":
         """Small enough for the matrix of all pairs in fp64, with a length that chunks of 128 divide.
 
-        Per-channel decays need a matrix a channel.
+        With per-channel decays each channel has a matrix.
         """
         length = 256 if self.decay == "channel" else 1024
         return self.resized(2, 4 if self.mechanism else 2, length, tag="reduced")
@@ -133,7 +133,7 @@ def _mechanism(name: str, T: int, training: Goal, *forward: Goal) -> Case:
 
 def _relu() -> list[Case]:
     long = [_mechanism("relu", T, Goal(0.5, COMPILED), Goal(1.35, FLOOR)) for T in (16384, 3136, 70000)]
-    # At 196 tokens flash softmax is what models take.
+    # At 196 tokens models use flash softmax.
     return [*long, _mechanism("relu", 196, Goal(1.0, FLASH), Goal(1.6, FLOOR), Goal(1.0, FLASH))]
 
 
@@ -156,12 +156,12 @@ def _others() -> list[Case]:
     return [lion, step, head, convolution]
 
 
-# Those with goals come first: a run that ends early has them.
+# Cases with goals come first, so that a run that ends early has them.
 CASES = (*_causal(), *_gated(), *_relu(), *_maps(), *_others())
 
 
 def select(names: tuple[str, ...]) -> list[Case]:
-    """Those cases in the order of the table; a name that ends in ``*`` takes every case that starts so; none: all."""
+    """The named cases in the order of the table; a name that ends in ``*`` selects all that start so; none: all."""
     found: set[str] = set()
     for name in names:
         matching = [c.name for c in CASES if c.name == name or (name[-1:] == "*" and c.name.startswith(name[:-1]))]

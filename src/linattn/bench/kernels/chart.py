@@ -1,4 +1,4 @@
-"""The chart of a race: time over the floor, a line a case, with the goals."""
+"""The chart of a race: time over the floor, a line per case, with the goals."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from linattn.bench.passes import FORWARD, TRAINING
 from linattn.support.extras import need
 from linattn.support.files import write_atomically
 
-# By what a contender's name starts with; distinct for readers who do not see colors alike: markers differ too.
+# By how a contender's name starts; markers also differ, for readers with colour blindness.
 STYLES = {
     IN_PLACE: ("#d55e00", "*"),
     OURS: ("#d55e00", "D"),
@@ -69,7 +69,7 @@ def _panel(panel: Any, result: KernelsResult, cases: list[str], pass_name: str) 
 
 
 def goal_over_floor(result: KernelsResult, case: str, pass_name: str, goal: Goal) -> float | None:
-    """Where a goal lies on the axis; one against a contender that was not measured has no place."""
+    """Position of a goal on the axis; None if the contender that it refers to was not measured."""
     if goal.against == FLOOR:
         return goal.limit
     own = next((r.floor_ms for r in result.rows if (r.case, r.pass_name) == (case, pass_name) and r.floor_ms), None)

@@ -1,9 +1,9 @@
-"""Is a row right? Outputs and gradients against fp64, in the run that times it.
+"""Checks outputs and gradients of a row against fp64, in the run that times it.
 
-At a reduced size exact is the quadratic form in fp64, and the budget ``err <= 2 (err(plain) + eps max(abs(exact)))``,
-plain being the same form in the dtype that is timed. A kernel may take another way at the size that is timed, so it is
-checked there too, against the chunked form in fp64, at the first and last heads of the first and last sequence; sums
-are longer there, and the budget four times as large.
+At a reduced size the exact values are those of the quadratic form in fp64, and the budget is
+``err <= 2 (err(plain) + eps max(abs(exact)))``, with plain the same form in the dtype that is timed. A kernel may work
+differently at the timed size, so it is checked there too, against the chunked form in fp64, at the first and last heads
+of the first and last sequence; sums are longer there, and the budget is four times as large.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def grad_for(case: Case, tensors: Tensors, seed: int) -> Tensor:
 
 
 class Truth:
-    """What is right in one case, computed when it is first asked for."""
+    """The exact values of one case, computed when they are first needed."""
 
     def __init__(self, case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> None:
         self.case, self.small = case, case.reduced()
@@ -42,13 +42,13 @@ class Truth:
         self._full: Tensors | None = None
 
     def check(self, contender: Contender, backward: bool) -> Verdict:
-        """At the reduced size."""
+        """Check a contender at the reduced size."""
         exact, budgets = self._small(contender.softmax)
         found = values(contender.bind(self.small, self.tensors), self.grad if backward else None)
         return judge(found, exact, budgets, f"fp64, {self.small.shape}")
 
     def check_full(self, bound: Bound, tensors: Tensors, grad: Tensor, backward: bool) -> Verdict:
-        """At the size that is timed."""
+        """Check a contender at the size that is timed."""
         if self._full is None:
             wide = {name: t.double() for name, t in corners(self.case, tensors).items()}
             own = next(t for name, t in wide.items() if name in ("q", "x"))
@@ -75,9 +75,9 @@ class Truth:
 
 
 def corners(case: Case, tensors: Tensors) -> Tensors:
-    """First and last of the sequences and heads, where each is computed by itself; parameters as they are.
+    """First and last sequences and heads, if these are computed independently; parameters stay whole.
 
-    A mechanism may mix heads, a convolution has none and sums over sequences: these keep theirs.
+    A mechanism may mix heads, and a convolution has none and sums over sequences: these tensors stay whole too.
     """
     if case.family == "convolution":
         return tensors
@@ -95,21 +95,22 @@ def corners(case: Case, tensors: Tensors) -> Tensors:
 
 
 def summed(case: Case, name: str) -> bool:
-    """Whether it is a sum over all sequences, which some of them do not tell."""
+    """Whether a tensor is a sum over all sequences, which cannot be checked on some of them."""
     return case.family == "mechanism" and PARAMETER in name
 
 
 def judge(found: Tensors, exact: Tensors, budgets: dict[str, float], against: str) -> Verdict:
-    """The tensor that uses the most of its budget; one that exact does not know is not looked at."""
+    """Verdict on the tensor that uses most of its budget; tensors without exact values are skipped."""
     verdicts = []
     for name, value in found.items():
         if name in exact:
             error = relative_error(value, exact[name])
             verdicts.append(Verdict(error <= budgets[name], name, error, budgets[name], against))
-    # NaN compares false, so it is wrong; among the wrong and among the right the fullest budget speaks.
+    # NaN compares false and thus counts as wrong; among wrong tensors, or among right ones, the fullest budget is
+    # shown.
     return max(verdicts, key=lambda v: (not v.ok, v.error / v.budget))
 
 
 def relative_error(value: Tensor, exact: Tensor) -> float:
-    """Relative to max(abs(exact))."""
+    """Error relative to max(abs(exact))."""
     return (value.double() - exact).abs().max().item() / (exact.abs().max().item() or 1.0)

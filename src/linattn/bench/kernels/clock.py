@@ -1,4 +1,4 @@
-"""Time and memory of a call on the device that is measured."""
+"""Measures time and memory of calls on a device."""
 
 import signal
 import threading
@@ -21,13 +21,13 @@ from linattn.bench.timing import Timing, measure_in_turns
 
 Call = Callable[[], Outputs]
 GRAPH, CALLS, LONG_CALLS = "CUDA graph", "calls", "long calls"
-LEAST_CALLS = 3  # for a median
-LONG_MS = 100.0  # beyond, what the host does for a call, some milliseconds for many launches, is no part worth a graph
+LEAST_CALLS = 3  # fewest calls for a median
+LONG_MS = 100.0  # in longer calls the host's work, some milliseconds for many launches, hardly matters
 
 
 @dataclass(frozen=True)
 class Clocked:
-    """Milliseconds of one call: by the way that counts, and as Python calls it, the host's work with it."""
+    """Milliseconds of one call: as it counts, and as called from Python, including the host's work."""
 
     timing: Timing
     by: str
@@ -35,15 +35,15 @@ class Clocked:
 
 
 class TimeLimitError(RuntimeError):
-    """A call was stopped because it took too long."""
+    """Raised when a call takes too long and is stopped."""
 
 
 def time_call(call: Callable[[], object], device: torch.device, milliseconds: float) -> Clocked:
-    """Milliseconds of one call.
+    """Measure the milliseconds of one call.
 
-    GPU: replays of a CUDA graph of the call, so that kernels are timed and not the host; where a call cannot be
-    captured, or is long, the calls themselves. Either way by events, with the L2 cache cleared before each. CPU: a few
-    calls by the clock, enough to show that all of it runs.
+    On a GPU, replays of a CUDA graph of the call are timed, and thus kernels without the host; if the call cannot be
+    captured, or is long, the calls themselves. Both are timed by events, with the L2 cache cleared before each. On a
+    CPU a few calls are timed by the clock, enough to show that all of it runs.
     """
     if device.type != "cuda":
         timing = measure_in_turns({"": call}, device, min_seconds=0, min_repeats=3)[""]
@@ -65,7 +65,7 @@ def by_events(call: Callable[[], object], milliseconds: float) -> Timing:
 
 
 def by_replays(call: Callable[[], object], milliseconds: float) -> Timing:
-    """As :func:`by_events`, with fewer calls that do not count: do_bench has seven before the first that does."""
+    """As :func:`by_events`, with fewer calls before those that count: do_bench makes seven."""
     cache = import_module("triton.runtime").driver.active.get_empty_cache_for_benchmark()
 
     def timed(count: int) -> list[float]:
@@ -75,16 +75,16 @@ def by_replays(call: Callable[[], object], milliseconds: float) -> Timing:
             start.record()
             call()
             stop.record()
-        torch.cuda.synchronize()  # once: between calls the GPU would wait for the host
+        torch.cuda.synchronize()  # only once: between calls the GPU would wait for the host
         return [start.elapsed_time(stop) for start, stop in events]
 
     return time_few(timed, milliseconds)
 
 
 def time_few(timed: Callable[[int], list[float]], milliseconds: float) -> Timing:
-    """``timed(n)``: the milliseconds of n calls in a row. About ``milliseconds`` of calls count, three at the least.
+    """Time about ``milliseconds`` of calls, at least three; ``timed(n)`` gives the milliseconds of n calls in a row.
 
-    Before them are one call, which may still load the graph, and more up to a quarter of ``milliseconds``.
+    Before these come one call, which may still load the graph, and more calls for up to a quarter of ``milliseconds``.
     """
     (estimate,) = timed(1)
     more = int(milliseconds / 4 / estimate)
@@ -96,11 +96,11 @@ def time_few(timed: Callable[[int], list[float]], milliseconds: float) -> Timing
 def capture(
     call: Callable[[], object], warm_ups: int = 2, stream: torch.cuda.Stream | None = None
 ) -> Callable[[], None] | None:
-    """Replays of the call as one CUDA graph; None if it does what a graph cannot hold, such as a wait."""
+    """Replays of the call as one CUDA graph; None if it does something that a graph cannot hold, such as waiting."""
     stream = stream or torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(warm_ups):  # what libraries do once must not be captured
+        for _ in range(warm_ups):  # what libraries do only once must not be captured
             call()
     torch.cuda.current_stream().wait_stream(stream)
     graph, kept = torch.cuda.CUDAGraph(), list[object]()
@@ -112,14 +112,14 @@ def capture(
         return None
 
     def replay() -> None:
-        assert kept  # as long as the graph is replayed, its outputs keep their memory
+        assert kept  # while the graph is replayed, its outputs must keep their memory
         graph.replay()
 
     return replay
 
 
 def first_call(call: Call, device: torch.device, most_seconds: float) -> float:
-    """Seconds by the clock, to the end of the work: compilation and tuning are in it. TimeLimitError after the most."""
+    """Seconds until the first call's work ends, compilation and tuning included; TimeLimitError beyond the limit."""
     begin = time.perf_counter()
     with time_limit(most_seconds), quick_tuning(device):
         call()
@@ -130,7 +130,7 @@ def first_call(call: Call, device: torch.device, most_seconds: float) -> float:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Stops Python code, compilers written in it among them; where there are no signals it does nothing."""
+    """Stop Python code, including compilers written in it, after some time; without signals this does nothing."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -149,7 +149,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def quick_tuning(device: torch.device) -> Iterator[None]:
-    """Triton's autotuner looks at each configuration for 25 ms and not for 125: libraries try hundreds of them."""
+    """Let Triton's autotuner time each configuration for 25 ms instead of 125: libraries try hundreds of them."""
     if device.type != "cuda":
         yield
         return
@@ -163,13 +163,13 @@ def quick_tuning(device: torch.device) -> Iterator[None]:
 
 
 def extra_bytes(call: Call, device: torch.device) -> int:
-    """The most that a call allocates at one time beyond what it returns; its inputs are there already."""
+    """The most that a call allocates at a time beyond what it returns; its inputs exist before."""
     returned: list[int] = []
 
     def weighed() -> Outputs:
         outputs = call()
         tensors = (outputs,) if isinstance(outputs, Tensor) else outputs
-        # Storages, not views: one that returns its inputs changed in place allocates nothing for them.
+        # Storages, not views: a call that returns its inputs changed in place allocates nothing for them.
         fresh = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
         returned.append(sum(fresh.values()))
         return outputs

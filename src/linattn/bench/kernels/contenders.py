@@ -1,4 +1,4 @@
-"""Who runs in a case: the forms of this library, plain PyTorch eager and compiled, softmax as context, and rivals."""
+"""The contenders of a case: this library's forms, plain PyTorch eager and compiled, softmax, and rivals."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +21,7 @@ Plain = Callable[[Case, Tensors], Outputs]
 
 
 def make_contenders(case: Case, rivals: tuple[str, ...] = RIVALS) -> list[Contender]:
-    """This library first, then those of the groups that ``rivals`` names: plain PyTorch, softmax, other libraries."""
+    """This library first, then the groups that ``rivals`` names: plain PyTorch, softmax, other libraries."""
     found = [Contender(OURS, bind_kernels, compiles=True), *_forms(case)]
     if case.family == "mechanism":
         found += _plain_mechanism(case)
@@ -38,12 +38,12 @@ def _forms(case: Case) -> list[Contender]:
         in_place = Contender(IN_PLACE, partial(bind_kernels, impl="triton in place"), compiles=True)
         return [in_place, Contender("linattn recurrent", bind_form("recurrent"))]
     if case.mechanism and case.mechanism != "relu":
-        return []  # with a map of its own, the chunked form is what eager is
+        return []  # with its own feature map the eager version is the chunked form
     return [Contender(CHUNKED, bind_form("chunked"))]
 
 
 def bind_kernels(case: Case, tensors: Tensors, impl: str = "triton") -> Bound:
-    """Kernels by name; a mechanism as users get it, by ``auto``. What does not serve a case says why when called."""
+    """Bind kernels by name, and mechanisms by ``auto``, as users get them; unsupported cases raise when called."""
     if impl == "triton in place":
         tensors = tensors | {name: tensors[name].clone() for name in ("kv", "z")}
     by_itself = case.family == "mechanism" and tensors["q"].is_cuda
@@ -72,14 +72,14 @@ def bind_kernels(case: Case, tensors: Tensors, impl: str = "triton") -> Bound:
 
 
 def _plain_mechanism(case: Case) -> list[Contender]:
-    """ReLU as anyone would write it; other maps by the mechanism's own form in PyTorch."""
+    """ReLU attention as anyone would write it; other feature maps by the mechanism's own form in PyTorch."""
     bind = partial(_bind_plain, plain_relu) if case.mechanism == "relu" else bind_form("chunked")
     return [Contender(EAGER, bind, "torch"), _compiled(bind)]
 
 
 def _compiled(bind: Callable[[Case, Tensors], Bound]) -> Contender:
     def compiled(case: Case, tensors: Tensors) -> Bound:
-        torch.compiler.reset()  # beyond eight versions of one function PyTorch would quietly stay eager
+        torch.compiler.reset()  # beyond eight versions of one function PyTorch would silently stay eager
         bound = bind(case, tensors)
         return Bound(bound.leaves, torch.compile(bound.run, dynamic=False, options=safe_options()))
 
@@ -94,7 +94,7 @@ def _bind_plain(plain: Plain, case: Case, tensors: Tensors) -> Bound:
 
 
 def plain_relu(case: Case, t: Tensors) -> Tensor:
-    """Two products, as anyone would write it."""
+    """Two matrix products, as anyone would write it."""
     q, k, v = F.relu(t["q"]), F.relu(t["k"]), t["v"]
     state = torch.einsum("bhtk,bhtv->bhkv", k, v)
     row_sums = torch.einsum("bhtk,bhk->bht", q, k.sum(2))
@@ -109,7 +109,7 @@ def plain_step(case: Case, t: Tensors) -> Outputs:
 
 
 def plain_convolution(case: Case, t: Tensors) -> Tensor:
-    """With nn.Conv1d's own op."""
+    """The op of nn.Conv1d."""
     x = t["x"].transpose(1, 2)
     y = F.conv1d(F.pad(x, (case.taps - 1, 0)), t["weight"].unsqueeze(1), t["bias"], groups=case.K)
     return t["x"] + y.transpose(1, 2)
@@ -136,7 +136,7 @@ def _softmax(name: str, backend: SDPBackend) -> Contender:
 
 
 def bind_exact_softmax(case: Case, tensors: Tensors) -> Bound:
-    """Softmax attention by its definition, in the dtype of its inputs."""
+    """Bind softmax attention as it is defined, in the dtype of its inputs."""
     q, k, v = (tensors[n].detach() for n in ("q", "k", "v"))
 
     def run() -> Tensor:

@@ -27,7 +27,7 @@ def new_row(case: Case, contender: Contender, pass_name: str) -> KernelRow:
 
 
 class Lane:
-    """One case: its tensors, its floor, and what is right in it."""
+    """One case: its tensors, its floor, and its exact values."""
 
     def __init__(self, config: KernelsConfig, case: Case, ceilings: Ceilings, on_work: OnWork) -> None:
         self.case, self.device, self.milliseconds, self.on_work = (
@@ -44,7 +44,7 @@ class Lane:
         self.qkvo = qkvo_bytes(case, self.tensors)
 
     def rows(self, contender: Contender) -> list[KernelRow]:
-        """Backward first: its first call compiles everything, which is what a training pays at its start."""
+        """Rows of a contender, backward first: its first call compiles everything, as the start of a training does."""
         found = {}
         for i, pass_name in enumerate(reversed(passes_of(self.case))):
             row = found[pass_name] = new_row(self.case, contender, pass_name)
@@ -55,7 +55,7 @@ class Lane:
             except TimeLimitError as error:
                 row.status, row.reason = "left out", f"its first call was {error}"
             except Exception as error:
-                # One that is broken or does not fit must not take the others' rows with it.
+                # A contender that is broken or does not fit must not take the others' rows with it.
                 row.status, row.reason = "failed", _in_one_line(f"{type(error).__name__}: {error}")
         return [found[pass_name] for pass_name in passes_of(self.case)]
 

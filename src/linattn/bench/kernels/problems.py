@@ -1,4 +1,4 @@
-"""The function of a case: tensors to feed it, and its value by any form of this library.
+"""The function of a case: its input tensors, and its value by any form of this library.
 
 Tensors are in the common layout: ``q, k (B, H, T, K)``, ``v (B, H, T, V)``, gates ``(B, H, T)`` in fp32, a
 convolution's ``x (B, T, C)``. Features are given, except for mechanisms, which map q and k themselves.
@@ -21,11 +21,11 @@ from linattn.ops.linear import linear_attention, linear_attention_with_state
 from linattn.ops.types import LinearState, Normalizer
 
 PARAMETER = "parameter "
-CONSTANT = ("kv", "z")  # inputs that nobody asks the gradient of
+CONSTANT = ("kv", "z")  # inputs that need no gradient
 
 
 def draw(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Tensors:
-    """Fresh random tensors, drawn on the device: no case waits for a copy of gigabytes."""
+    """Draw random tensors on the device, so that no case waits for a copy of gigabytes."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def normal(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
@@ -39,7 +39,7 @@ def draw(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Ten
     if case.family == "mechanism":
         module = _module(case, "reference", torch.device("cpu"), torch.float32, seed)
         return tensors | {PARAMETER + n: p.detach().to(device, dtype) for n, p in module.named_parameters()}
-    if case.normalized:  # weights of one sign, as every map that is normalised gives
+    if case.normalized:  # weights of one sign, as feature maps with a normaliser give
         tensors |= {"q": F.elu(q) + 1, "k": F.elu(k) + 1}
     elif case.family == "attention":
         tensors |= {"q": q * case.K**-0.25, "k": k * case.K**-0.25}
@@ -58,13 +58,13 @@ def draw(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Ten
 
 
 def differentiable(case: Case, tensors: Tensors) -> Tensors:
-    """The inputs whose gradient is asked for: all but states and the fixed decay of a head."""
+    """The inputs that need a gradient: all but states and the fixed decay of a head."""
     fixed = (*CONSTANT, "log_decay") if case.decay == "head" else CONSTANT
     return {name: t for name, t in tensors.items() if name not in fixed}
 
 
 def bind_form(impl: str) -> Callable[[Case, Tensors], Bound]:
-    """The case's function by a form of this library, with leaves of its own that share the given memory."""
+    """Bind the case's function to a form of this library, with new leaves that share the given memory."""
 
     def bind(case: Case, tensors: Tensors) -> Bound:
         own = {name: t.detach() for name, t in tensors.items()}
@@ -82,7 +82,7 @@ def bind_form(impl: str) -> Callable[[Case, Tensors], Bound]:
 
 
 def compute(case: Case, t: Tensors, impl: str) -> Outputs:
-    """Every family but mechanisms, which have a module."""
+    """Compute any family except mechanisms, which have a module."""
     normalizer: Normalizer = "sum" if case.normalized else None
     if case.family == "convolution":
         return short_convolution(t["x"], t["weight"], t["bias"], residual=True, impl=impl)
@@ -100,7 +100,7 @@ def compute(case: Case, t: Tensors, impl: str) -> Outputs:
 
 
 def log_weights(log_input: Tensor, width: int) -> Tensor:
-    """A sigmoid gate is a weight of the key; the scale of the scores is taken along."""
+    """The log weight of a key for a sigmoid gate, with the scale of the scores included."""
     return F.logsigmoid(log_input) - 0.5 * math.log(width)
 
 
@@ -118,7 +118,7 @@ def _step(t: Tensors, impl: str) -> Outputs:
             t["q"], t["k"], t["v"], state, log_decay=None, normalizer="sum", eps=1e-6, out_dtype=t["v"].dtype
         )
         return output, state.kv, state.k
-    # As one token of a sequence: the step itself takes kernels where there are some.
+    # As one token of a sequence: the step itself uses kernels if there are any.
     q, k, v = (t[name].unsqueeze(2) for name in ("q", "k", "v"))
     output, state = linear_attention_with_state(q, k, v, initial_state=state, causal=True, impl=impl, validate=False)
     return output.squeeze(2), state.kv, state.k

@@ -1,10 +1,10 @@
-"""Other libraries, where they are on the import path: each in its own layout, converted outside of what is timed.
+"""Other libraries, if they can be imported: each in its own layout, with the conversion outside of what is timed.
 
-What each needs was read in its code: fla's backward must not see a scale of 1 (a kernel specialised to it was compiled
-wrongly), so its queries are multiplied by 16 and its scale divides by it, which is exact in every dtype. fla's
+Their requirements were read in their code. fla's backward must not get a scale of 1 (a kernel specialised to it was
+compiled wrongly), so its queries are multiplied by 16 and its scale divides by 16, which is exact in every dtype. fla's
 ``chunk_simple_gla`` refuses its gated backward on Hopper with this Triton; the fused one stands in for it.
 mlstm_kernels takes pre-activations of gates and lengths that its chunk of 128 divides; larger chunks give wrong
-gradients. Its backward treats the denominator of an exponential gate as a constant, which shows as WRONG.
+gradients. Its backward treats the denominator of an exponential gate as a constant, which is reported as WRONG.
 """
 
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def _call_gated(f: Any, t: Tensors) -> Outputs:
 
 
 def _call_step(f: Any, t: Tensors) -> Outputs:
-    """Without a normaliser, which it does not have: less work than the others'."""
+    """Without a normaliser, which this library lacks: less work than the others do."""
     output, state = f(t["q"], t["k"], t["v"], scale=SCALE, initial_state=t["kv"], output_final_state=True)
     return output, state
 
@@ -77,7 +77,7 @@ _DECAYS: dict[str, tuple[str, str, str, Call]] = {
 
 
 def _fla(name: str, module: str, function: str, call: Call) -> Contender:
-    """Layout ``(B, T, H, D)``, gates ``(B, T, H)``; tensors without heads as they are."""
+    """A contender of fla: layout ``(B, T, H, D)``, gates ``(B, T, H)``; tensors without heads stay as they are."""
 
     def bind(case: Case, tensors: Tensors) -> Bound:
         f = find(module, function)
@@ -91,7 +91,7 @@ def _fla(name: str, module: str, function: str, call: Call) -> Contender:
 
         def back(n: str, t: Tensor) -> Tensor:
             t = _from_fla(case, n, t)
-            if case.family == "step" and n == "output":  # the division it leaves to others
+            if case.family == "step" and n == "output":  # the division that it leaves to others
                 row_sum = (tensors["q"].float() * (tensors["z"] + tensors["k"])).sum(-1, keepdim=True)
                 t = t / (row_sum + 1e-6)
             return t
@@ -99,7 +99,7 @@ def _fla(name: str, module: str, function: str, call: Call) -> Contender:
         return Bound(differentiable(case, own), run, lambda n, t: _into_fla(case, n, t), back)
 
     note = "no normaliser" if name == names.FLA_STEP else ""
-    # At another number of heads it would try all of its configurations again.
+    # With another number of heads it would try all of its configurations again.
     return Contender(name, bind, "fla", first_seconds=FLA_SECONDS, compiles=True, at_reduced_size=False, note=note)
 
 
@@ -118,7 +118,7 @@ def _from_fla(case: Case, name: str, t: Tensor) -> Tensor:
 
 
 def _mlstm(name: str, module: str, function: str, options: dict[str, Any], note: str) -> Contender:
-    """Layout ``(B, H, T, D)``; ``f`` is the forget gate before its log-sigmoid."""
+    """A contender of mlstm_kernels: layout ``(B, H, T, D)``; ``f`` is the forget gate before its log-sigmoid."""
 
     def bind(case: Case, tensors: Tensors) -> Bound:
         f = find(module, function)
@@ -135,19 +135,19 @@ def _mlstm(name: str, module: str, function: str, options: dict[str, Any], note:
 
         return Bound(own, run, back=back)
 
-    # Every size is a constant of its kernels: at another one all are compiled again.
+    # Every size is a constant of its kernels: for another one all are compiled again.
     return Contender(
         name, bind, "mlstm_kernels", first_seconds=MLSTM_SECONDS, compiles=True, at_reduced_size=False, note=note
     )
 
 
 def _logit(log_decay: Tensor) -> Tensor:
-    """The pre-activation whose log-sigmoid it is."""
+    """The pre-activation whose log-sigmoid is ``log_decay``."""
     return -torch.log(torch.expm1(-log_decay.detach()))
 
 
 def find(module: str, function: str) -> Any:
-    """The function, or Absent with the reason: a package that is broken is as absent as one that is not there."""
+    """Import the function, or raise Absent with the reason; a broken package counts as absent."""
     try:
         return getattr(import_module(module), function)
     except Exception as error:
@@ -155,7 +155,7 @@ def find(module: str, function: str) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """Of what takes part in the race."""
+    """Versions of the packages that take part in the race."""
     found = {}
     for package in PACKAGES:
         try:

@@ -30,19 +30,19 @@ class KernelRow:
     extra_bytes: int | None = None  # beyond inputs, outputs and gradients
     extra_over_qkvo: float | None = None
     first_seconds: float | None = None  # the first call of this run, mostly from warm caches
-    timed_by: str = ""  # a CUDA graph or calls from Python
-    called_ms: float | None = None  # as Python calls it
+    timed_by: str = ""  # "CUDA graph", "calls" or "long calls"
+    called_ms: float | None = None  # as called from Python
     error: float | None = None
     budget: float | None = None
     worst_tensor: str = ""
     checked_against: str = ""
     error_at_full_size: float | None = None
-    run: int = 0  # which of meta's runs measured it
+    run: int = 0  # number of the run in ``meta`` that measured it
 
 
 @dataclass(frozen=True)
 class ColdStart:
-    """The first forward and backward of ``linattn triton`` in a fresh process with empty caches."""
+    """Seconds of the first forward and backward of ``linattn triton`` in a fresh process with empty caches."""
 
     case: str
     seconds: float | None
@@ -51,7 +51,7 @@ class ColdStart:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A goal and what became of it: ``factor = value / limit``, reached up to 1."""
+    """A goal and its outcome: ``factor = value / limit``, reached if at most 1."""
 
     case: str
     what: str
@@ -68,7 +68,7 @@ class Outcome:
 
 @dataclass
 class KernelsResult:
-    """All of one run, or of several that took up one another: what is written to the JSON file."""
+    """All results of one run, or of several that resumed each other, as they are written to the JSON file."""
 
     meta: dict[str, Any]
     rows: list[KernelRow] = field(default_factory=list)
@@ -77,7 +77,7 @@ class KernelsResult:
 
     @property
     def right(self) -> bool:
-        """Nothing of this library was wrong or failed; what rivals do is a finding."""
+        """Whether nothing of this library was wrong or failed; failures of rivals are results."""
         ours = (row for row in self.rows if row.contender.startswith("linattn"))
         return not any(row.status in ("WRONG", "failed") for row in ours)
 
@@ -89,7 +89,7 @@ class KernelsResult:
         return list(dict.fromkeys(row.case for row in self.rows))
 
     def put(self, row: KernelRow) -> None:
-        """In the place of the row of the same thing, if there is one."""
+        """Add a row, in place of an earlier row for the same measurement."""
         old = self.find(row.case, row.contender, row.pass_name)
         if old is None:
             self.rows.append(row)
@@ -97,7 +97,7 @@ class KernelsResult:
             self.rows[self.rows.index(old)] = row
 
     def outcomes(self) -> list[Outcome]:
-        """Every goal of the cases that have rows; shrunken shapes have none."""
+        """Outcomes of all goals of the cases that have rows; reduced shapes have no goals."""
         found: list[Outcome] = []
         if self.meta["settings"]["quick"]:
             return found
@@ -127,7 +127,7 @@ class KernelsResult:
             other = None if row is None else row.median_ms
             reason = "" if row is None else _reservation(own, row)
             if row is not None and not _timed_alike(own, row) and own.called_ms and row.called_ms:
-                mine, other = own.called_ms, row.called_ms  # alike or not at all
+                mine, other = own.called_ms, row.called_ms  # both times in the same way, or neither
         if not other:
             reason = reason or f"{goal.against} was not measured"
             return Outcome(case.name, pass_name, str(goal), None, goal.limit, None, reason)
@@ -162,12 +162,12 @@ class KernelsResult:
 
 
 def _timed_alike(a: KernelRow, b: KernelRow) -> bool:
-    """In a long call the host's work does not show, so it stands beside either."""
+    """Whether two rows were timed in comparable ways; the host's work does not matter in long calls."""
     return a.timed_by == b.timed_by or LONG_CALLS in (a.timed_by, b.timed_by)
 
 
 def _reservation(own: KernelRow, other: KernelRow) -> str:
-    """What is to be known about a comparison of the two."""
+    """What a reader must know about a comparison of the two rows."""
     said = []
     if other.status != "ok":
         said.append(f"{other.contender}: {other.status} {other.reason}".strip())

@@ -1,4 +1,4 @@
-"""The race itself: this library in every case, then those that goals are set against, then the rest."""
+"""The race: this library in every case, then the contenders that goals refer to, then the rest."""
 
 import gc
 import time
@@ -30,9 +30,9 @@ def run_kernels(
     on_begin: OnBegin = lambda case, contender: None,
     on_ceilings: OnCeilings = lambda ceilings: None,
 ) -> KernelsResult:
-    """Fill ``result``, which has an open run; ``on_row`` comes after each row, the others tell what is under way.
+    """Fill ``result``, which has an open run; ``on_row`` is called after each row, the others announce what comes.
 
-    Rows that ``result`` has are not measured again, but for those of ``linattn triton`` beside new ones: what is
+    Rows that ``result`` already has are not measured again, except those of ``linattn triton`` beside new ones: what is
     compared should come from one run. Ctrl-C keeps the rows that are done: ``result.interrupted`` is then True.
     """
     config.check()
@@ -56,14 +56,14 @@ def run_kernels(
 
 
 def open_run(result: KernelsResult) -> int:
-    """A new entry among ``meta``'s runs; its number."""
+    """Add an entry to ``meta``'s runs; returns its number."""
     runs = result.meta.setdefault("runs", [])
     runs.append({"date": result.meta["date"], "command": result.meta["command"]})
     return len(runs) - 1
 
 
 def note_ceilings(result: KernelsResult, ceilings: Ceilings) -> None:
-    """Those of the last run stand in ``meta`` itself too."""
+    """Record the ceilings of a run; those of the last run are also in ``meta`` itself."""
     found = {"copy_bytes_per_second": ceilings.bandwidth, "matmul_per_second": ceilings.matmul}
     if not result.meta.get("runs"):
         open_run(result)
@@ -93,7 +93,7 @@ def step_of(case: Case, contender: Contender) -> int:
 
 
 def finished(result: KernelsResult, case: Case, contender: Contender) -> bool:
-    """Whether all its rows are there; what failed or was left out gets another chance in the next run."""
+    """Whether all rows exist; those that failed or were left out are tried again in the next run."""
     now = len(result.meta.get("runs", [])) - 1
     rows = [result.find(case.name, contender.name, p) for p in passes_of(case)]
     return all(row is not None and (row.status not in ("left out", "failed") or row.run == now) for row in rows)
@@ -148,9 +148,9 @@ class _Run:
         if self.device.type == "cuda":
             if failed:
                 check_alive(self.device)
-            torch.cuda.empty_cache()  # no row finds the memory cut into pieces by those before it
+            torch.cuda.empty_cache()  # so that no row meets memory fragmented by earlier ones
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Events and memory statistics are those of the current GPU."""
+    """Make the device the current GPU, which events and memory statistics refer to."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

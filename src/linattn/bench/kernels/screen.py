@@ -1,4 +1,4 @@
-"""A race of kernels as a user sees it: progress, tables, files, and an exit code."""
+"""A race of kernels on the screen: progress, tables, files, and an exit code."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ SAME_TO_RESUME = ("device", "versions")
 def measure_kernels(
     config: KernelsConfig, files: Files, *, resume: bool = False, command: list[str] | None = None
 ) -> KernelsResult:
-    """Run with a progress bar on stderr, so that what is printed can be piped; every finished row is on disk."""
+    """Run with a progress bar on stderr, so that printed results can be piped; every finished row is on disk."""
     config.check()
     if files.chart is not None:
         need("a chart", "matplotlib")
@@ -46,12 +46,12 @@ def measure_kernels(
         else:
             run_kernels(config, result, on_row=on_row, on_work=on_work)
     if result.rows:
-        write_json(files.json, result.as_json())  # once more: whether it was interrupted is known only now
+        write_json(files.json, result.as_json())  # once more: only now is it known whether the run was interrupted
     return result
 
 
 def take_up(result: KernelsResult, path: Path) -> None:
-    """The rows of an earlier run of the same thing on the same machine."""
+    """Take over the rows of an earlier run with the same settings on the same machine."""
     earlier = KernelsResult.from_json(json.loads(path.read_text()))
     wanted = [earlier.meta["settings"][key] == result.meta["settings"][key] for key in ("dtype", "quick", "seed")]
     if not all(wanted) or any(earlier.meta[key] != result.meta[key] for key in SAME_TO_RESUME):

@@ -1,4 +1,4 @@
-"""What is asked of a race of kernels: every choice, checked before any work is done."""
+"""Settings of a race of kernels, checked before any work is done."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,18 +16,18 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 @dataclass(frozen=True)
 class KernelsConfig:
-    """One run. ``quick`` shrinks every shape, so that all of it runs on a CPU too."""
+    """Settings of one run. ``quick`` shrinks every shape, so that all of it also runs on a CPU."""
 
     device: str = "cuda"
     dtype: str = "bfloat16"
     cases: tuple[str, ...] = ()  # none: all
-    contenders: tuple[str, ...] = ()  # those whose name starts so; none: all
-    rivals: tuple[str, ...] = RIVALS  # groups of them
+    contenders: tuple[str, ...] = ()  # those whose names start so; none: all
+    rivals: tuple[str, ...] = RIVALS  # groups of rivals
     quick: bool = False
-    seconds: float = 540.0  # nothing is begun after that
+    seconds: float = 540.0  # after this nothing new is begun
     milliseconds: float = 60.0  # of measured calls per row
-    processes: int = 0  # that compile beforehand; 0: what is timed compiles for itself
-    cold: bool = False  # time the first call in fresh processes with empty caches too
+    processes: int = 0  # that compile beforehand; 0: each contender compiles when it is timed
+    cold: bool = False  # also time the first call in fresh processes with empty caches
     seed: int = 0
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""A race in processes of its own: what compiles is compiled beforehand in parallel, what crashes is one row."""
+"""Runs a race in separate processes: compilation happens beforehand and in parallel, and a crash costs one row."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +12,7 @@ from linattn.bench.kernels.run import OnRow, contenders_of, note_ceilings, plan_
 from linattn.bench.kernels.settings import KernelsConfig
 from linattn.bench.kernels.warm import cold_starts, warm, warm_tasks
 
-WARM_SHARE = 0.45  # of the time at the most
+WARM_SHARE = 0.45  # largest share of the time
 MOST_CHILDREN = 20
 
 
@@ -35,7 +35,7 @@ def run_apart(
     on_work: OnWork,
     target: Callable[..., None] = race_in_child,
 ) -> KernelsResult:
-    """:func:`run_kernels` with cold starts, compilation and timing in processes of their own, one after the other."""
+    """:func:`run_kernels`, with cold starts, compilation and timing in separate processes, one after the other."""
 
     def before() -> None:
         if config.cold and not any(start.seconds for start in result.cold):
@@ -49,7 +49,7 @@ def run_apart(
         if kind == "ceilings":
             note_ceilings(result, value)
 
-    # Longer than anything may take in silence: the longest first call, and a check in fp64.
+    # Longer than anything may be silent: the longest first call, and a check in fp64.
     longest = max((c.first_seconds for _, _, c in plan_of(config, result)), default=0)
     rows_apart(
         target,
@@ -68,7 +68,7 @@ def run_apart(
 
 
 def _failed_rows(config: KernelsConfig, result: KernelsResult, case_name: str, name: str) -> list[KernelRow]:
-    """One for each pass that has no row of this run."""
+    """A failed row for each pass that has no row of this run."""
     case = next(c for c in config.selected() if c.name == case_name)
     contender = next(c for c in contenders_of(config, case) if c.name == name)
     now, rows = len(result.meta["runs"]) - 1, list[KernelRow]()

@@ -1,4 +1,4 @@
-"""The race on the screen: contenders case by case, then the goals."""
+"""Tables of the race: contenders case by case, then the goals."""
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
@@ -12,7 +12,7 @@ WIDE_SCREEN = 118
 
 
 def setting(result: KernelsResult) -> str:
-    """Where, and the ceilings that the floors are from."""
+    """The device, and the ceilings on which the floors are based."""
     meta = result.meta
     text = f"{meta['device']}, {meta['settings']['dtype']}"
     if "copy_bytes_per_second" not in meta:
@@ -22,11 +22,11 @@ def setting(result: KernelsResult) -> str:
 
 
 def kernels_table(result: KernelsResult, width: int = WIDE_SCREEN) -> Table:
-    """One line a contender, both passes side by side.
+    """A table with one line per contender and both passes side by side.
 
-    ``x``: time over the floor; ``called``: forward as Python calls it, the host's work with it; ``extra``: memory
-    beyond inputs, outputs and gradients, as a share of q, k, v and o; ``budget``: how much of it the error took. Why a
-    number is missing stands below.
+    ``x``: time over the floor; ``called``: forward as called from Python, with the host's work; ``extra``: memory
+    beyond inputs, outputs and gradients, as a share of q, k, v and o; ``budget``: the share that the error used.
+    Reasons for missing numbers are below the table.
     """
     wide = width >= WIDE_SCREEN
     table = Table(title=setting(result), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -53,13 +53,13 @@ def kernels_table(result: KernelsResult, width: int = WIDE_SCREEN) -> Table:
 
 
 def _remarks(result: KernelsResult) -> dict[str, int]:
-    """Every text once, with its number."""
+    """Every remark once, with its number."""
     texts = dict.fromkeys(t for row in result.rows for t in (row.reason, row.note) if t)
     return {text: i for i, text in enumerate(texts, start=1)}
 
 
 def goals_table(outcomes: list[Outcome]) -> Table:
-    """All goals of time and of cold starts; of memory those that are missed."""
+    """All goals for time and cold starts; of those for memory, the missed ones."""
     reached = sum(o.reached is True for o in outcomes)
     measured = sum(o.reached is not None for o in outcomes)
     title = f"goals: {reached} of {measured} measured ones reached, {len(outcomes) - measured} not measured"
@@ -94,7 +94,7 @@ def _cells(rows: dict[str, KernelRow], wide: bool) -> list[str]:
 
 
 def _remark(rows: list[KernelRow], said: dict[str, int]) -> str:
-    """What is not well, once if both passes say the same, with the numbers of the remarks."""
+    """Problems of a contender, once if both passes have the same, as numbers of remarks."""
     found = dict.fromkeys(
         f"[{COLORS[r.status]}]{r.status}[/] {_mark(said, r.reason)}" for r in rows if r.status != "ok"
     )

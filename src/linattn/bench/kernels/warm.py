@@ -1,4 +1,4 @@
-"""What compiles, in processes of its own: beforehand for the race, and from nothing to see what that takes."""
+"""Compiles in separate processes: beforehand for the race, and with empty caches to time cold starts."""
 
 import os
 import tempfile
@@ -21,13 +21,13 @@ from linattn.bench.kernels.rows import ColdStart, KernelsResult
 from linattn.bench.kernels.run import contenders_of, plan_of
 from linattn.bench.kernels.settings import KernelsConfig
 
-# A process per core would be started by each of those that compile; and what is tuned beside others is tuned wrongly.
+# Each compiling process would start one process per core; and tuning beside others gives wrong results.
 ALONE = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "FLA_CACHE_RESULTS": "0", "OMP_NUM_THREADS": "1"}
 SECONDS_FILE = "seconds"
 
 
 def warm_tasks(config: KernelsConfig, result: KernelsResult) -> list[tuple[str, str]]:
-    """Cases and contenders whose first call is long, the longest first; of fla one case for all of a width."""
+    """Cases and contenders with a long first call, the longest first; for fla one case for all of a width."""
     plan = [(case, c) for _, case, c in plan_of(config, result) if c.compiles]
     own: dict[tuple[object, ...], tuple[Case, Contender]] = {}
     for case, contender in plan:
@@ -40,7 +40,7 @@ def warm_tasks(config: KernelsConfig, result: KernelsResult) -> list[tuple[str, 
 def warm(
     config: KernelsConfig, tasks: list[tuple[str, str]], result: KernelsResult, seconds: float, on_work: OnWork
 ) -> None:
-    """Fill the caches of Triton and inductor on disk; what does not end in time is ended."""
+    """Fill the caches of Triton and inductor on disk; tasks that do not end in time are stopped."""
     done = list[dict[str, Any]]()
     begin = time.perf_counter()
     on_work(f"compiling {len(tasks)} in {config.processes} processes")
@@ -53,7 +53,7 @@ def warm(
 
 
 def warm_one(task: tuple[str, str], config: KernelsConfig) -> None:
-    """Everything that the race will call, once."""
+    """Call once everything that the race will call."""
     case, contender = _find(config, task)
     device = config.torch_device
     sizes = [case, case.reduced()] if contender.at_reduced_size else [case]
@@ -68,11 +68,11 @@ def warm_one(task: tuple[str, str], config: KernelsConfig) -> None:
 
 
 def cold_starts(config: KernelsConfig) -> list[ColdStart]:
-    """Each in a process of its own, with caches of its own; there are cores for all of them at once."""
+    """Time each cold start in its own process with its own caches; there are cores for all of them at once."""
     found = []
     names = [case.name for case in config.selected() if case.name in COLD_CASES]
     with tempfile.TemporaryDirectory(prefix="linattn-cold-", ignore_cleanup_errors=True) as folder:
-        # A folder each: none finds what another one has compiled.
+        # A folder each, so that none finds what another one has compiled.
         tasks = [(name, f"{folder}/{name}") for name in names]
         for (name, own), _, _, error in in_parallel(cold_one, tasks, (config,), processes=len(tasks), seconds=120):
             seconds = None if error else float((Path(own) / SECONDS_FILE).read_text())
@@ -81,7 +81,7 @@ def cold_starts(config: KernelsConfig) -> list[ColdStart]:
 
 
 def cold_one(task: tuple[str, str], config: KernelsConfig) -> None:
-    """From the call to the end of its work; that PyTorch is imported and the GPU awake is no work of the op."""
+    """Time from the call to the end of its work; importing PyTorch and waking the GPU are not counted."""
     name, folder = task
     os.environ["TRITON_CACHE_DIR"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
     case, contender = _find(config, (name, OURS))

@@ -1,1 +1,1 @@
-"""What the measures of language models share: the model, its sizes, rows that resume, processes, lines of a chart."""
+"""Shared by the benchmarks of language models: the model, sizes, rows that resume, processes, and chart lines."""

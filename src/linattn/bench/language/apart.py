@@ -1,4 +1,4 @@
-"""A measure in a process of its own: a crash, or a GPU that answers no more, costs one row."""
+"""Runs a benchmark in a separate process: a crash, or a GPU that no longer responds, costs one row."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from linattn.bench.language.settings import LanguageConfig
 from linattn.support.machine import cores
 
 SILENT_SECONDS = 300.0
-WARM_SHARE = 0.4  # of the time at the most
+WARM_SHARE = 0.4  # largest share of the time
 Measure = Callable[..., LanguageResult[Any]]
 OnRow = Callable[[Any], None]
 OnWork = Callable[[str], None]
@@ -39,7 +39,7 @@ def run_apart(
     on_work: OnWork,
     target: Callable[..., None] = measure_in_child,
 ) -> LanguageResult[Any]:
-    """``measure(config, result, ...)`` in a child; after a crash another child goes on behind the row that was it."""
+    """Run ``measure(config, result, ...)`` in a child; after a crash another child goes on after the failed row."""
 
     def failed(row: LanguageRow) -> list[LanguageRow]:
         old = result.find(row.key)
@@ -62,7 +62,7 @@ def warm(
     target: Callable[..., None], tasks: Sequence[Any], config: LanguageConfig, result: LanguageResult[Any],
     on_work: OnWork,
 ) -> None:  # fmt: skip
-    """``target(task, config)`` for each, in parallel: what is compiled lies on disk for the one that measures."""
+    """Run ``target(task, config)`` for all tasks in parallel, which leaves compiled code on disk for the benchmark."""
     processes = min(len(tasks), max(1, cores() - 2))
     if not tasks:
         return

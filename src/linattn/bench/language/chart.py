@@ -1,4 +1,4 @@
-"""Lines against length: the style that the charts of language models share."""
+"""Lines by length: the style that the charts of language models share."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,25 +19,25 @@ def new_figure(rows: int, columns: int) -> tuple[Any, Any]:
 
 
 def style_of(index: int) -> dict[str, Any]:
-    """By place in the list of mechanisms; softmax is first and grey."""
+    """Style of a mechanism by its place in the list; softmax is first and grey."""
     return {"color": COLORS[index % len(COLORS)], "marker": MARKERS[index % len(MARKERS)]}
 
 
 def draw_line(panel: Any, points: Mapping[int, float], name: str, index: int, **more: Any) -> None:
-    """``name``: in the legend; none for a line that has another one's style."""
+    """Draw a line; ``name`` is its legend, none for a line that shares another one's style."""
     if points:
         x = sorted(points)
         panel.plot(x, [points[T] for T in x], label=name or None, **(style_of(index) | more))
 
 
 def draw_missing(panel: Any, lengths: Sequence[int], words: str, index: int) -> None:
-    """Crosses at the top where there is no number, and the words once."""
+    """Mark missing numbers by crosses at the top, with one label."""
     if not lengths:
         return
     at_top, height = panel.get_xaxis_transform(), 0.96 - 0.05 * index
     color = style_of(index)["color"]
     panel.plot(lengths, [height] * len(lengths), "x", color=color, markersize=8, markeredgewidth=2, transform=at_top)
-    panel.set_ymargin(0.15)  # room for both above what was measured
+    panel.set_ymargin(0.15)  # room for both above the measured lines
     panel.annotate(
         words, (min(lengths), height), xycoords=at_top, xytext=(-8, 0), textcoords="offset points", ha="right",
         va="center", color=color, fontsize=8,
@@ -45,9 +45,9 @@ def draw_missing(panel: Any, lengths: Sequence[int], words: str, index: int) -> 
 
 
 def draw_crossovers(panel: Any, found: Sequence[tuple[int, float]], shortest: float) -> None:
-    """A dotted line where each becomes faster than softmax; ``found``: place of the mechanism, and length.
+    """Draw a dotted line where each mechanism becomes faster than softmax; ``found``: its place, and the length.
 
-    One that is so from the ``shortest`` length on needs none: it would lie on the others there.
+    Mechanisms that are faster from the ``shortest`` length on get none, as their lines would cover each other.
     """
     later = sorted((item for item in found if item[1] > shortest), key=lambda item: item[1])
     for place, (index, length) in enumerate(later):
@@ -63,7 +63,7 @@ def draw_crossovers(panel: Any, found: Sequence[tuple[int, float]], shortest: fl
 
 
 def finish_panel(panel: Any, lengths: Sequence[int], title: str, xlabel: str, ylabel: str, *, log: bool = True) -> None:
-    """``log``: upwards too; else the axis starts at 0."""
+    """Finish a panel; ``log``: its y axis is logarithmic too, otherwise it starts at 0."""
     panel.set_xscale("log", base=2)
     if log:
         panel.set_yscale("log", base=2)
@@ -77,7 +77,7 @@ def finish_panel(panel: Any, lengths: Sequence[int], title: str, xlabel: str, yl
 
 
 def finish_figure(figure: Any, panels: Any, title: str) -> None:
-    """One legend for all panels, below them."""
+    """Add one legend for all panels, below them."""
     handles = {label: handle for panel in panels.flat for handle, label in _legend(panel)}
     if handles:
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6, fontsize=8)
@@ -89,5 +89,5 @@ def _legend(panel: Any) -> list[tuple[Any, str]]:
 
 
 def short(length: int) -> str:
-    """1024 as 1k."""
+    """Format a length: 1024 as 1k."""
     return f"{length // 1024}k" if length % 1024 == 0 else str(length)

@@ -1,4 +1,4 @@
-"""Row after row within a time: what the measures of language models do alike."""
+"""Measures row after row within a time limit, as all benchmarks of language models do."""
 
 import gc
 import time
@@ -30,9 +30,9 @@ def measure_rows(
     on_row: Callable[[Any], None],
     on_begin: Callable[[Any], None],
 ) -> LanguageResult[Any]:
-    """Fill ``rows``, which come mechanism by mechanism, and put them into ``result``.
+    """Measure ``rows``, which come mechanism by mechanism, and put them into ``result``.
 
-    One that is broken or does not fit costs its own row. Ctrl-C keeps those that are done.
+    A row that is broken or does not fit costs only itself. Ctrl-C keeps the rows that are done.
     """
     deadline, device = time.perf_counter() + config.seconds, config.torch_device
     subject, owner = None, ""

@@ -1,4 +1,4 @@
-"""The language model that is measured: blocks of ``linattn.models.language`` around any mechanism, a tied embedding."""
+"""The benchmarked language model: blocks of ``linattn.models.language`` around any mechanism, a tied embedding."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ class TextModel(Host):
     """Tokens ``(B, T)`` to hidden states ``(B, T, C)`` to logits; ``forward(inputs, targets)`` is the loss.
 
     Every mechanism gets the same model, rotary positions included. Without a normaliser the output of a decay grows
-    with what it remembers, so that all without a norm of their own have one by head behind them, as their papers do.
+    with what it remembers, so mechanisms without a norm of their own get one by head after them, as in their papers.
     """
 
     def __init__(self, size: ModelSize, mechanism: str, impl: str = "auto", depth: int | None = None) -> None:
@@ -62,7 +62,7 @@ class TextModel(Host):
     def extend(
         self, inputs: Tensor, states: Sequence[BlockState | None], positions: Tensor
     ) -> tuple[Tensor, list[BlockState]]:
-        """The same from states on: ``inputs (B, T)`` at ``positions (1, T)``; hidden states and the next states."""
+        """As :meth:`hidden`, but after ``states``: ``inputs (B, T)`` at ``positions (1, T)``; also the next states."""
         x, new = self.stem(inputs), list[BlockState]()
         tokens = self.tokens_at(positions, x)
         for block, state in zip(self.blocks, states, strict=True):
@@ -81,7 +81,7 @@ class TextModel(Host):
 def create_model(
     size: ModelSize, mechanism: str, device: torch.device, seed: int, *, impl: str = "auto", depth: int | None = None
 ) -> TextModel:
-    """In fp32; every form of a mechanism gets the same weights, drawn where the model will be."""
+    """Build the model in fp32; all forms of a mechanism get the same weights, drawn on the model's device."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), torch.device(device):
         torch.manual_seed(seed)
@@ -89,6 +89,6 @@ def create_model(
 
 
 def draw_text(size: ModelSize, shape: tuple[int, ...], device: torch.device, seed: int) -> Tensor:
-    """Tokens, drawn on the device."""
+    """Draw tokens on the device."""
     generator = torch.Generator(device).manual_seed(seed)
     return torch.randint(size.vocabulary, shape, generator=generator, device=device)

@@ -1,4 +1,4 @@
-"""Rows of a measure, and the result that collects them: kept over runs, written as one JSON object."""
+"""Rows of a benchmark, and the result that collects them over runs and is written as one JSON object."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ from linattn.bench.fit import crossover
 
 Status = Literal["ok", "WRONG", "out of memory", "absent", "left out", "failed"]
 BAD = ("WRONG", "failed")
-UNFINISHED = ("left out", "failed")  # these get another chance in the next run
+UNFINISHED = ("left out", "failed")  # rows that are tried again in the next run
 NOT_MEASURED = ("out of memory", "left out", "failed")
 
 
 @dataclass
 class LanguageRow(ABC):
-    """One mechanism in one setting; heirs say which numbers of theirs are its key."""
+    """One mechanism in one setting; subclasses name the fields that form the key."""
 
     mechanism: str
     status: Status = "ok"
@@ -29,8 +29,8 @@ class LanguageRow(ABC):
     budget: float | None = None
     worst_tensor: str = ""
     checked_against: str = ""
-    explain: dict[str, int] = field(default_factory=dict)  # what each call of attention takes, and how many say so
-    run: int = 0  # which of meta's runs measured it
+    explain: dict[str, int] = field(default_factory=dict)  # form of each call of attention -> number of such calls
+    run: int = 0  # number of the run in ``meta`` that measured it
 
     @property
     @abstractmethod
@@ -40,7 +40,7 @@ class LanguageRow(ABC):
         return ", ".join(map(str, self.key))
 
     def wrong(self) -> None:
-        """Say so, by the numbers of the check."""
+        """Mark the row as wrong, with the numbers of the check."""
         self.status = "WRONG"
         self.reason = f"{self.worst_tensor} is off by {self.error:.1e}, allowed {self.budget:.1e}"
 
@@ -50,7 +50,7 @@ Row = TypeVar("Row", bound=LanguageRow)
 
 @dataclass
 class LanguageResult(Generic[Row]):
-    """All of one run, or of several that took up one another."""
+    """All results of one run, or of several that resumed each other."""
 
     meta: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
@@ -62,14 +62,14 @@ class LanguageResult(Generic[Row]):
 
     @property
     def run(self) -> int:
-        """The number of the run that is open."""
+        """Number of the run that is open."""
         return len(self.meta.get("runs", [])) - 1
 
     def find(self, key: tuple[Any, ...]) -> Row | None:
         return next((row for row in self.rows if row.key == key), None)
 
     def put(self, row: Row) -> None:
-        """In the place of the row of the same thing, if there is one."""
+        """Add a row, in place of an earlier row for the same measurement."""
         old = self.find(row.key)
         if old is None:
             self.rows.append(row)
@@ -84,7 +84,7 @@ class LanguageResult(Generic[Row]):
         return list(dict.fromkeys(row.mechanism for row in self.rows))
 
     def derived(self) -> dict[str, Any]:
-        """What the rows say together; written beside them."""
+        """What is derived from the rows; it is written beside them."""
         return {}
 
     def as_json(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class LanguageResult(Generic[Row]):
         return {"meta": meta, "rows": [asdict(row) for row in self.rows], **self.derived()}
 
     def take_up(self, value: dict[str, Any], row_type: type[Row]) -> None:
-        """The rows and the runs of an earlier file."""
+        """Take over the rows and runs of an earlier file."""
         known = {f.name for f in fields(row_type)}
         self.rows = [row_type(**{k: v for k, v in row.items() if k in known}) for row in value["rows"]]
         self.meta["runs"] = value["meta"]["runs"]
@@ -100,13 +100,13 @@ class LanguageResult(Generic[Row]):
 
 @dataclass(frozen=True)
 class Crossover:
-    """Where a mechanism becomes faster than softmax. ``length``: None if it never does in what was measured."""
+    """Where a mechanism becomes faster than softmax; ``length`` is None if it never does at the measured lengths."""
 
     mechanism: str
     setting: str
     length: float | None
     longest: int  # the longest length that both have
-    gain: float  # softmax's time over the mechanism's there
+    gain: float  # softmax's time over the mechanism's at that length
 
     def __str__(self) -> str:
         at = f"{self.gain:.3g}x at {self.longest:,}"
@@ -118,7 +118,7 @@ class Crossover:
 def find_crossover(
     mechanism: str, setting: str, softmax: Mapping[int, float], own: Mapping[int, float]
 ) -> Crossover | None:
-    """From times by length; None where they have no length in common."""
+    """Find the crossover from times by length; None if they have no length in common."""
     both = sorted(softmax.keys() & own.keys())
     if not both:
         return None

@@ -1,4 +1,4 @@
-"""What the measures of language models show alike: progress, files, the words at the end, an exit code."""
+"""What the benchmarks of language models share on the screen: progress, files, final words, an exit code."""
 
 import json
 import time
@@ -33,7 +33,7 @@ def measure_to_file(
     plan: Callable[[], Sequence[object]],
     before: Callable[[Callable[[str], None]], None] = lambda on_work: None,
 ) -> None:
-    """Run with a progress bar on stderr, so that what is printed can be piped; every finished row is on disk."""
+    """Run with a progress bar on stderr, so that printed results can be piped; every finished row is on disk."""
     if resume and path.exists():
         take_up(result, config, row_type, path)
     runs = result.meta.setdefault("runs", [])
@@ -56,11 +56,11 @@ def measure_to_file(
         else:
             measure(config, result, on_row=on_row, on_work=on_work)
     if result.rows:
-        write_json(path, result.as_json())  # once more: whether it was interrupted is known only now
+        write_json(path, result.as_json())  # once more: only now is it known whether the run was interrupted
 
 
 def take_up(result: LanguageResult[Any], config: LanguageConfig, row_type: type[LanguageRow], path: Path) -> None:
-    """The rows of an earlier run of the same thing on the same machine."""
+    """Take over the rows of an earlier run with the same settings on the same machine."""
     earlier = json.loads(path.read_text())
     same = all(earlier["meta"]["settings"].get(name) == value for name, value in config.comparable().items())
     if not same or any(earlier["meta"][key] != result.meta[key] for key in ("device", "versions")):
@@ -73,25 +73,25 @@ def remark(row: LanguageRow) -> str:
 
 
 def used(row: LanguageRow) -> str:
-    """How much of the error that is allowed."""
+    """The share of the allowed error that was used."""
     return "" if row.error is None or not row.budget else f"{row.error / row.budget:.0%}"
 
 
 def form_lines(result: LanguageResult[Any]) -> list[str]:
-    """Which form serves each mechanism's calls of attention."""
+    """Say which form serves each mechanism's calls of attention."""
     lines = {f"{row.mechanism}: {escape('; '.join(row.explain))}": None for row in result.rows if row.explain}
     return [f"[dim]{line}[/]" for line in lines]
 
 
 def finish(result: LanguageResult[Any], path: Path, console: Console, draw: Callable[[Any, Path], bool] | None) -> int:
-    """Draw, say where everything is and what is missing; returns the exit code."""
+    """Draw the chart, say where the files are and what is missing; returns the exit code."""
     if result.rows:
         console.print(f"results: {path}", soft_wrap=True)
     chart = path.with_suffix(".png")
     try:
         if draw is not None and draw(result, chart):
             console.print(f"chart: {chart}", soft_wrap=True)
-    except MissingExtraError as error:  # what was measured is on disk: a chart can be drawn later
+    except MissingExtraError as error:  # the results are on disk: a chart can be drawn later
         console.print(f"[yellow]no chart: {escape(str(error))}[/]")
     if result.interrupted:
         console.print("[yellow]interrupted: the rows above are complete, --resume measures the rest[/]")

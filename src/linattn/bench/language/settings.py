@@ -1,4 +1,4 @@
-"""What is asked of a measure of language models, as far as all of them are asked it."""
+"""Settings that all benchmarks of language models share, checked before any work is done."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -18,14 +18,14 @@ MECHANISMS = ("gated", "mlstm", "retention", "elu")
 
 @dataclass(frozen=True)
 class LanguageConfig:
-    """``quick`` takes a tiny model, so that all of it runs on a CPU too."""
+    """Settings of one run. ``quick`` takes a tiny model, so that all of it also runs on a CPU."""
 
     device: str = "cuda"
-    mechanisms: tuple[str, ...] = MECHANISMS  # softmax is there anyway
+    mechanisms: tuple[str, ...] = MECHANISMS  # softmax is always included
     dtype: str = "bfloat16"
     kv_heads: int = 0  # 0: as many as there are heads
     quick: bool = False
-    seconds: float = 540.0  # nothing is begun after that
+    seconds: float = 540.0  # after this nothing new is begun
     seed: int = 0
 
     def check(self) -> None:
@@ -59,11 +59,11 @@ class LanguageConfig:
 
     @property
     def subjects(self) -> list[str]:
-        """Softmax first."""
+        """The mechanisms, softmax first."""
         return list(dict.fromkeys((SOFTMAX, *self.mechanisms)))
 
     def needs_state(self) -> None:
-        """Raise for a mechanism that cannot decode."""
+        """Raise if a mechanism cannot decode."""
         for name in self.mechanisms:
             if mechanism_info(variant(name)[0]).state == "none":
                 raise OptionError("mechanisms", f"{name} has no recurrent form, so no state to decode from")
@@ -77,7 +77,7 @@ class LanguageConfig:
         return meta | {"seed": self.seed, "settings": asdict(self), "model": asdict(self.size)}
 
     def comparable(self) -> dict[str, Any]:
-        """What must be equal for the rows of an earlier run to stand beside those of this one."""
+        """The settings that an earlier run must share for its rows to be kept beside those of this one."""
         return {"quick": self.quick, "seed": self.seed, "dtype": self.dtype, "kv_heads": self.kv_heads}
 
 

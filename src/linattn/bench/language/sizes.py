@@ -1,4 +1,4 @@
-"""Sizes of the language model that is measured."""
+"""Sizes of the benchmarked language model."""
 
 from dataclasses import dataclass
 
@@ -19,6 +19,6 @@ class ModelSize:
         return f"{self.depth} layers of {self.width}, {self.heads} heads{kv}, {self.vocabulary} tokens"
 
 
-# 135 million parameters, and one that any machine runs at once.
+# 135 million parameters, and a small size that any machine runs at once.
 FULL = ModelSize(depth=30, width=576, heads=9, kv_heads=9, hidden=1280, vocabulary=49152)
 TINY = ModelSize(depth=2, width=32, heads=2, kv_heads=2, hidden=48, vocabulary=64)

@@ -1,1 +1,1 @@
-"""Whole models compiled: training steps with kernels for attention beside the same model on flash softmax."""
+"""Compiled models: training steps with attention kernels, beside those of the same model with flash softmax."""

@@ -1,4 +1,4 @@
-"""What needs no quiet GPU, done by several processes before the race: compiling, and the checks of eager steps."""
+"""Prepares a race in several processes, as far as no quiet GPU is needed: compilation, and checks of eager steps."""
 
 import time
 from collections import Counter
@@ -19,9 +19,9 @@ from linattn.bench.models.settings import ModelsConfig
 from linattn.bench.models.steps import EAGER_GRAPH, REDUCED, code_of, compile_host, flash_only, make_step
 from linattn.bench.models.subject import OnWork, Subject
 
-MOST_TRIES, WAIT_SECONDS = 4, 3.0  # of a check beside others that take the memory
+MOST_TRIES, WAIT_SECONDS = 4, 3.0  # of a check while other processes take the memory
 SECONDS_BETWEEN_SAVES = 5.0
-Task = tuple[ModelCase, str, str]  # mechanism and mode
+Task = tuple[ModelCase, str, str]  # case, mechanism, mode
 
 
 def prepare(
@@ -33,8 +33,8 @@ def prepare(
 ) -> None:
     """Fill the caches of compiled code on disk, and ``result.checked`` with the rows of eager steps.
 
-    One that is missing, for want of time or of memory beside others, or after any error, is left to the race.
-    ``on_checked()`` saves them: it is called on the way, and at the end if there are any.
+    Steps that are missing, for lack of time or memory or after an error, are left to the race. ``on_checked()`` saves
+    the rows: it is called from time to time, and at the end if there are any.
     """
     tasks = prepare_tasks(plan_of(config, result), result)
     done, begin = list[dict[str, Any]](), time.perf_counter()
@@ -46,7 +46,7 @@ def prepare(
         if row is not None:
             row.run = result.run
             result.checked[row.key] = row
-            if time.perf_counter() - saved > SECONDS_BETWEEN_SAVES:  # processes wait for it
+            if time.perf_counter() - saved > SECONDS_BETWEEN_SAVES:  # not too often: processes wait for it
                 on_checked()
                 saved = time.perf_counter()
         done.append({"case": case.name, "mechanism": mechanism, "seconds": round(spent, 1), "error": error[:200]})
@@ -57,9 +57,9 @@ def prepare(
 
 
 def prepare_tasks(plan: list[Task], result: ModelsResult) -> list[Task]:
-    """What is compiled, once for modes of the same code; then eager steps, each model once, the longest first.
+    """The tasks: what is compiled, once for modes with the same code; then eager steps, once per model.
 
-    Eager steps that an earlier run has checked are not among them.
+    The longest come first. Eager steps that an earlier run has checked are left out.
     """
     compiled: dict[tuple[str, str, str], Task] = {}
     eager: dict[tuple[str, str], Task] = {}
@@ -76,9 +76,9 @@ def prepare_tasks(plan: list[Task], result: ModelsResult) -> list[Task]:
 
 
 def longest_first(tasks: list[Task]) -> list[Task]:
-    """The largest images first; of these the largest of every family, then the next: the catalog has them last.
+    """Sort by size of images, the largest first, and within it alternate between families, the largest models first.
 
-    Families alternate because processes that compile the same kernels at the same time do it twice.
+    Families alternate since processes that compile the same kernels at the same time would do it twice.
     """
     larger: Counter[tuple[object, ...]] = Counter()
     ranked: list[tuple[int, int, Task]] = []
@@ -91,10 +91,10 @@ def longest_first(tasks: list[Task]) -> list[Task]:
 
 
 def prepare_one(task: Task, config: ModelsConfig) -> ModelRow | None:
-    """A row that is checked, of an eager step. Where others beside it take the memory, it waits for them."""
+    """Prepare a task; returns the checked row of an eager step. Waits while other processes take the memory."""
     device, tries = config.torch_device, 0
     while True:
-        torch.cuda.empty_cache()  # what was before, here or in the last task, is not to keep memory from others
+        torch.cuda.empty_cache()  # what is left from before, or from the last task, must not keep memory from others
         try:
             with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
                 if task[2] == EAGER_GRAPH:
@@ -113,7 +113,7 @@ def prepare_one(task: Task, config: ModelsConfig) -> ModelRow | None:
 
 
 def check_one(task: Task, config: ModelsConfig) -> ModelRow:
-    """The kernels that it runs are compiled by that: the race finds them on disk."""
+    """Check an eager step, which also compiles the kernels that it runs: the race finds them on disk."""
     row = new_row(*task, run=0)
     Subject(config, task[0], task[1], lambda what: None).check(row)
     row.took = {f"{part} beforehand": seconds for part, seconds in row.took.items()}
@@ -121,7 +121,7 @@ def check_one(task: Task, config: ModelsConfig) -> ModelRow:
 
 
 def warm_one(task: Task, config: ModelsConfig) -> None:
-    """One block of the model: the graphs that all of its blocks share."""
+    """Run one block of the model, whose graphs all of its blocks share."""
     case, mechanism, mode = task
     device = config.torch_device
     torch.compiler.reset()

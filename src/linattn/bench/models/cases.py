@@ -1,4 +1,4 @@
-"""Which models are timed: a vision transformer, backbones by name at four sizes of images, a language model."""
+"""The models that are timed: a vision transformer, named backbones at four image sizes, a language model."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,17 +7,17 @@ from linattn.models.vision.catalog import TIMM_MODELS
 from linattn.support.options import OptionError
 
 SOFTMAX = "softmax"
-# Names of the tables -> mechanism and its options, where the name alone does not tell.
+# Names in the tables -> mechanism and its options, if the name alone does not say.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {"gated-head": ("gated", {"gate": "head"})}
 DEPTHS = {1: "one block a stage", 2: "two blocks a stage"}
-ALL_LINEAR = "_linear"  # ends the name of a pyramid that has linear attention in every stage
+ALL_LINEAR = "_linear"  # ends the name of a pyramid with linear attention in every stage
 
 
 @dataclass(frozen=True)
 class ModelCase:
-    """One model at one batch. Vision: a ``size`` of ``create_vit``, and pixels; language: tokens, and the decoder.
+    """One model at one batch size. Vision: a ``size`` of ``create_vit``, and pixels; language: tokens, and the decoder.
 
-    Backbone: ``size`` is a name of timm's registry without ``linattn_``; its twin is the same model on softmax.
+    Backbone: ``size`` is a name of timm's registry without ``linattn_``; its twin is the same model with softmax.
     """
 
     name: str
@@ -47,27 +47,27 @@ class ModelCase:
 
     @property
     def units(self) -> int:
-        """Of one step."""
+        """Number of images or tokens in one step."""
         return self.batch * (self.tokens if self.kind == "language" else 1)
 
     @property
     def checked_depth(self) -> int | None:
-        """Blocks a stage of the model that is checked in the place of a backbone: all kinds of blocks; None: its own.
+        """Blocks per stage of the model checked in place of a backbone, enough for all kinds of blocks; None: its own.
 
-        Deep ones take long in plain fp32, and blocks of a stage have the same shapes: they run the same code.
+        Deep models take long in plain fp32, and blocks of a stage have the same shapes: they run the same code.
         """
         if self.kind != "backbone":
             return None
-        # Of windows every second is shifted; the first convolution of a stage is not like the others.
+        # Every second block with windows is shifted; the first convolution of a stage differs from the others.
         return 2 if self.size.startswith(("polaformer_swin", "qtvit")) else 1
 
     @property
     def checked_part(self) -> str:
-        """In words; nothing: all of it."""
+        """What is checked, in words; empty: all of it."""
         return "" if self.checked_depth is None else DEPTHS[self.checked_depth]
 
     def quick(self) -> "ModelCase":
-        """Small enough for any machine; what runs is the same."""
+        """A version small enough for any machine that runs the same code."""
         if self.kind == "vision":
             return replace(self, batch=2, size="digits", pixels=8)
         if self.kind == "backbone":
@@ -85,10 +85,10 @@ CASES = (
 )
 
 
-# Images that a batch holds at each size, so that all sizes are about as many pixels.
+# Batch sizes by image size, so that all of them have about as many pixels.
 PIXELS = {224: 64, 384: 24, 512: 12, 1024: 4}
 GROUP = "backbones"
-# The smallest of every family, and all of its stages linear where there is such a one.
+# The smallest model of every family, and its version with all stages linear if there is one.
 GROUP_MODELS = ("nalaformer_xtiny", "nalaformer_xtiny_linear", "polaformerpp_b0", "rala_tiny", "mirrorla_xtiny",
                 "mirrorla_xtiny_linear", "polaformer_pvt_tiny", "polaformer_swin_tiny", "qtvit_1",
                 "deit_tiny_lion")  # fmt: skip
@@ -102,7 +102,7 @@ GROUPS = {
 
 
 def backbone_case(name: str) -> ModelCase | None:
-    """``nalaformer_tiny-384``, for any name of timm's registry and any size of ``PIXELS``; None: it is no such name."""
+    """The case named like ``nalaformer_tiny-384``, by a name of timm's registry and a size of ``PIXELS``; or None."""
     size, _, pixels = name.rpartition("-")
     model = TIMM_MODELS.get(f"linattn_{size}")
     if model is None or pixels not in map(str, PIXELS):
@@ -111,10 +111,10 @@ def backbone_case(name: str) -> ModelCase | None:
 
 
 def select(names: tuple[str, ...]) -> list[ModelCase]:
-    """Those cases in the order of the table, then backbones as they are named; none: the table.
+    """The named cases in the order of the table, then backbones in the order given; none: the whole table.
 
-    ``backbones`` stands for the smallest of every family at every size, ``backbones-224`` for them at one; ``presets``
-    for all models that have a name.
+    ``backbones`` stands for the smallest of every family at every size, ``backbones-224`` for these at one size;
+    ``presets`` for all models that have a name.
     """
     table = [case for case in CASES if not names or case.name in names]
     others: dict[str, ModelCase] = {}
@@ -142,10 +142,10 @@ def _expanded(name: str) -> list[str]:
 
 
 def softmax_model(case: str) -> str:
-    """By name: cases that give the same are one model on softmax, for which stages are linear makes no difference."""
+    """Identifies a case's model with softmax, which is the same for cases that only differ in their linear stages."""
     return case.replace(f"{ALL_LINEAR}-", "-")
 
 
 def variant(name: str) -> tuple[str, dict[str, Any]]:
-    """Mechanism and its options."""
+    """The mechanism and its options that a name in the tables stands for."""
     return VARIANTS.get(name, (name, {}))

@@ -1,4 +1,4 @@
-"""The chart of a sweep over sizes of images: what each model takes of the time and memory of its twin on softmax."""
+"""The chart over image sizes: time and memory of each model relative to its twin with softmax."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ MOST_LINES = 14
 
 
 def draw_sweep(result: ModelsResult, path: Path) -> bool:
-    """Write the chart as a PNG; False, and no file, where no model has a twin to be compared with."""
+    """Write the chart as a PNG; False, and no file, if no model has a twin to be compared with."""
     mode = sweep_mode(result)
     if mode is None:
         return False
@@ -25,7 +25,7 @@ def draw_sweep(result: ModelsResult, path: Path) -> bool:
 
 
 def sweep_mode(result: ModelsResult) -> str | None:
-    """The first mode in which anything was measured beside its twin."""
+    """The first mode in which a model was measured beside its twin."""
     return next((mode for mode in MODES if sweep_points(result, mode)), None)
 
 
@@ -46,13 +46,13 @@ def sweep_points(result: ModelsResult, mode: str) -> dict[str, tuple[Points, Poi
 
 
 def shown_points(points: dict[str, tuple[Points, Points]]) -> dict[str, tuple[Points, Points]]:
-    """All, or of more models than can be told apart the smallest of every family."""
+    """All points or, of more models than can be told apart, those of the smallest in every family."""
     smallest = {name: own for name, own in points.items() if name.partition(",")[0] in GROUP_MODELS}
     return smallest if len(points) > MOST_LINES and smallest else points
 
 
 def sweep_figure(result: ModelsResult, mode: str) -> Any:
-    """Time on the left, memory on the right, a line a model; below 1 it is better than softmax."""
+    """Time on the left, memory on the right, a line per model; below 1 it is better than softmax."""
     need("a chart", "matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -63,7 +63,7 @@ def sweep_figure(result: ModelsResult, mode: str) -> Any:
     every = sweep_points(result, mode)
     points = shown_points(every)
     for i, (name, both) in enumerate(points.items()):
-        # Colors come round again before markers do: together they tell twice as many lines apart.
+        # Colors repeat before markers do: together they distinguish twice as many lines.
         style = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[(i + i // len(COLORS)) % len(MARKERS)]}
         for panel, own in zip(panels, both, strict=True):
             if own:

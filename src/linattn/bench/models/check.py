@@ -1,12 +1,12 @@
-"""Is a step right? Its loss and gradients against the same model with attention in plain PyTorch, in fp32 or fp64.
+"""Checks a step: loss and gradients against the same model with attention in plain PyTorch, in fp32 or fp64.
 
-``err <= 2 (err(plain) + eps)``, plain being that same model in the precision that is measured. Errors are norms of
-differences over the norm of what is exact, by kind of parameter, all blocks together: single numbers of a network this
-deep in bf16 say nothing.
+``err <= 2 (err(plain) + eps)``, with plain that same model in the precision that is measured. Errors are norms of
+differences over the norm of the exact values, by kind of parameter and for all blocks together: single numbers of a
+network this deep in bf16 say nothing.
 
-Of a decoder the first blocks alone are checked. At its start, with the output of attention normed by head, every block
-makes rounding larger: after thirty of them plain PyTorch in bf16 misses 0.2 to 3 of the gradient, after two 0.015. In
-the place of a backbone a model with as few blocks a stage is checked as have all of its kinds of blocks.
+Of a decoder only the first blocks are checked. At its start, with the output of attention normed by head, every block
+amplifies rounding: after thirty blocks plain PyTorch in bf16 misses 0.2 to 3 of the gradient, after two 0.015. Instead
+of a backbone, a model is checked that has as many blocks per stage as it takes to have all of its kinds of blocks.
 """
 
 import re
@@ -22,7 +22,7 @@ from linattn.bench.models.hosts import Host, create_host
 from linattn.bench.models.steps import ANY_SOFTMAX, make_step
 from linattn.bench.oracle import Verdict
 
-LEAST_SHARE = 1e-2  # of the whole gradient: below, a kind's own norm is mostly rounding and is no measure
+LEAST_SHARE = 1e-2  # of the whole gradient: below this a kind's own norm is mostly rounding, and no measure
 VISION_PIECE = 64  # images at a time
 FIRST_BLOCKS = {"language": 2}
 Named = dict[str, Tensor]
@@ -30,9 +30,9 @@ Named = dict[str, Tensor]
 
 @contextmanager
 def checked_part(host: Host, case: ModelCase) -> Iterator[None]:
-    """The model is what of it is checked: its first blocks, compiled as they are, or all of it.
+    """Reduce the model to the part that is checked: its first blocks, compiled as they are, or all of it.
 
-    A backbone is not cut: the model that is checked in its place has ``case.checked_depth``.
+    A backbone is not reduced: the model that is checked in its place has ``case.checked_depth``.
     """
     blocks = host.blocks
     host.blocks = blocks[: FIRST_BLOCKS.get(case.kind)]
@@ -43,13 +43,13 @@ def checked_part(host: Host, case: ModelCase) -> Iterator[None]:
 
 
 def exact_convolutions() -> AbstractContextManager[None]:
-    """Without cuDNN, which rounds to tf32, and takes seconds for its plans of every new shape."""
+    """Switch cuDNN off, which rounds to tf32 and takes seconds for its plans for every new shape."""
     flags: AbstractContextManager[None] = torch.backends.cudnn.flags(enabled=False, allow_tf32=False)
     return flags
 
 
 class ModelTruth:
-    """What is right for one model and batch, computed when it is first asked for."""
+    """The exact values for one model and batch, computed when they are first needed."""
 
     def __init__(
         self, case: ModelCase, mechanism: str, inputs: Tensor, targets: Tensor, seed: int, autocast: bool
@@ -59,7 +59,7 @@ class ModelTruth:
         self._known: tuple[Named, dict[str, float]] | None = None
 
     def check(self, host: Host, found: Iterable[Tensor | None]) -> Verdict:
-        """``found``: what a step of ``host`` returned, both as ``checked_part`` has them."""
+        """Check ``found``, what a step of ``host`` returned; both as reduced by ``checked_part``."""
         exact, budgets = self._truth()
         errors = distances(by_kind(host, found), exact)
         blocks = FIRST_BLOCKS.get(self.case.kind)
@@ -84,8 +84,8 @@ class ModelTruth:
         return self._known
 
     def _gradients(self, host: Host, autocast: bool) -> list[Tensor | None]:
-        """In pieces of the batch, so that what eager code keeps in fp32 fits."""
-        # BatchNorm takes the statistics of the batch it sees: a backbone's stays whole.
+        """Gradients in pieces of the batch, so that what eager code keeps in fp32 fits."""
+        # BatchNorm uses statistics of the batch it sees: a backbone's batch stays whole.
         piece = {"vision": VISION_PIECE, "backbone": self.case.batch}.get(self.case.kind, 1)
         total: list[Tensor | None] | None = None
         for inputs, targets in zip(self.inputs.split(piece), self.targets.split(piece), strict=True):
@@ -103,7 +103,7 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 def by_kind(host: Host, found: Iterable[Tensor | None]) -> Named:
-    """The loss, and for each kind of parameter the gradients of all blocks in one vector."""
+    """The loss and, for each kind of parameter, the gradients of all blocks as one vector."""
     parts: dict[str, list[Tensor]] = {}
     names = ["loss", *(f"gradient of {name}" for name, _ in host.named_parameters())]
     for name, value in zip(names, found, strict=True):

@@ -1,4 +1,4 @@
-"""The models in three parts, stem, blocks and head with its loss, so that each can be compiled by itself."""
+"""Models in three parts, stem, blocks and head with the loss, so that each can be compiled by itself."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -17,20 +17,20 @@ from linattn.support.compiling import compile_blocks
 
 
 class Host(nn.Module, ABC):
-    """``forward(inputs, targets)`` is the loss; ``blocks`` each take and give tokens ``(B, T, C)``."""
+    """``forward(inputs, targets)`` returns the loss; each of ``blocks`` maps tokens ``(B, T, C)`` to tokens."""
 
     blocks: nn.ModuleList
 
     @abstractmethod
     def stem(self, inputs: Tensor) -> Tensor:
-        """Tokens ``(B, T, C)``."""
+        """Map the inputs to tokens ``(B, T, C)``."""
 
     def block(self, index: int, x: Tensor) -> Tensor:
         return self.blocks[index](x)
 
     @abstractmethod
     def head(self, x: Tensor, targets: Tensor) -> Tensor:
-        """The loss."""
+        """Compute the loss."""
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         x = self.stem(inputs)
@@ -39,14 +39,14 @@ class Host(nn.Module, ABC):
         return self.head(x, targets)
 
     def compile_parts(self, **options: Any) -> None:
-        """Stem, head, and block by block: equal blocks share one compiled graph."""
+        """Compile stem, head, and block by block: equal blocks share one compiled graph."""
         self.stem = torch.compile(self.stem, **options)  # type: ignore[method-assign]
         self.head = torch.compile(self.head, **options)  # type: ignore[method-assign]
         compile_blocks(self, **options)
 
 
 class VisionHost(Host):
-    """A vision transformer and the cross entropy of its classes."""
+    """A vision transformer with the cross entropy of its classes."""
 
     def __init__(self, case: ModelCase, mechanism: str, impl: str, depth: int | None) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class VisionHost(Host):
 
 
 class BackboneHost(Host):
-    """A backbone of timm's registry and the cross entropy of its classes; a batch has the statistics of all of it."""
+    """A backbone of timm's registry with the cross entropy of its classes; statistics are those of a whole batch."""
 
     def __init__(self, case: ModelCase, mechanism: str, impl: str, depth: int | None) -> None:
         super().__init__()
@@ -97,11 +97,11 @@ class BackboneHost(Host):
         return F.cross_entropy(self.model.forward_head(x).float(), targets)
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The model calls its own blocks: stages step down between them."""
+        """The model calls its own blocks, as stages step down between them."""
         return self.head(self.stem(inputs), targets)
 
     def compile_parts(self, **options: Any) -> None:
-        """Steps down, blocks and head, each in place."""
+        """Compile steps down, blocks and head, each in place."""
         self.head = torch.compile(self.head, **options)  # type: ignore[method-assign]
         for step in self.steps:
             if not isinstance(step, nn.Identity):
@@ -116,7 +116,7 @@ class DecoderBlock(nn.Module):
         super().__init__()
         name, options = variant(mechanism)
         self.norm1, self.norm2 = RMSNorm(case.width), RMSNorm(case.width)
-        # Without a normaliser the output of a decay grows with what it remembers: their papers norm it by head.
+        # Without a normaliser the output of a decay grows with what it remembers; the papers norm it by head.
         self.attn = Attention(
             case.width, case.heads, name, causal=True, qkv_bias=False, proj_bias=False, impl=impl,
             norm=None if name == SOFTMAX else "head_rms", mechanism_options=options,
@@ -131,7 +131,7 @@ class DecoderBlock(nn.Module):
 
 
 class LanguageHost(Host):
-    """A plain decoder without positions, its embedding shared by the head, and the cross entropy of the next token."""
+    """A plain decoder without positions, with a tied embedding and the cross entropy of the next token."""
 
     def __init__(self, case: ModelCase, mechanism: str, impl: str, depth: int | None) -> None:
         super().__init__()
@@ -156,19 +156,19 @@ HOSTS: dict[str, Callable[..., Host]] = {"vision": VisionHost, "backbone": Backb
 def create_host(
     case: ModelCase, mechanism: str, device: torch.device, seed: int, *, impl: str = "auto", depth: int | None = None
 ) -> Host:
-    """In fp32 and ready to train; on one device every form of a mechanism gets the same weights.
+    """Build a model in fp32, ready to train; on one device all forms of a mechanism get the same weights.
 
-    They are drawn on the device: a CPU takes seconds for a hundred million of them.
+    Weights are drawn on the device, as a CPU takes seconds for a hundred million of them.
     """
     kind = HOSTS[case.kind]
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
         torch.manual_seed(seed)
         host = kind(case, mechanism, impl, depth)
-    return host.to(device)  # what a constructor has put elsewhere by itself
+    return host.to(device)  # for tensors that a constructor has put elsewhere
 
 
 def draw_batch(case: ModelCase, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets, drawn on the device."""
+    """Draw inputs and targets on the device."""
     generator = torch.Generator(device).manual_seed(seed)
     if case.kind == "vision":
         sizes = create_vit(case.size, "relu", depth=1, img_size=case.pixels)

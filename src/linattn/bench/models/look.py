@@ -1,4 +1,4 @@
-"""What attention does inside a model: which form serves each call, and what is computed beside its kernels."""
+"""Observes attention inside a model: which form serves each call, and what is computed outside of kernels."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -17,16 +17,16 @@ OURS = "linattn"
 
 
 class Look:
-    """``explain``: how many calls said what; ``beside``: large operations outside of kernels, by name.
+    """``explain``: forms with their numbers of calls; ``beside``: large operations outside of kernels, by name.
 
-    ``linear``: how many mechanisms of the model are not softmax; each of them makes as many calls.
+    ``linear``: how many mechanisms of the model are not softmax; each of them makes equally many calls.
     """
 
     def __init__(self, explain: dict[str, int], beside: dict[str, int], on_kernels: bool | None, linear: int) -> None:
         self.explain, self.beside, self.on_kernels, self.linear = explain, beside, on_kernels, linear
 
     def calls_of(self, host: Host) -> int:
-        """Of linear attention in a deeper model of the same kind."""
+        """Number of calls of linear attention in a deeper model of the same kind."""
         return sum(self.explain.values()) * len(linear_parts(host)) // self.linear if self.linear else 0
 
 
@@ -35,7 +35,7 @@ def linear_parts(host: Host) -> list[Mechanism]:
 
 
 def look_at(host: Host, mechanism: str, inputs: Tensor, targets: Tensor, autocast: bool) -> Look:
-    """One forward pass without compilation: every call of attention is heard."""
+    """Observe every call of attention in one forward pass without compilation."""
     modules = [module for module in host.modules() if isinstance(module, Mechanism)]
     watch = _Watch()
     hooks = [m.register_forward_pre_hook(watch.enter, with_kwargs=True) for m in modules]
@@ -57,7 +57,7 @@ def look_at(host: Host, mechanism: str, inputs: Tensor, targets: Tensor, autocas
 
 
 class _Watch(TorchDispatchMode):
-    """Counts what runs inside mechanisms on tensors as large as their queries, views and kernels of ours aside."""
+    """Counts operations inside mechanisms on tensors as large as their queries, except views and our own kernels."""
 
     def __init__(self) -> None:
         super().__init__()

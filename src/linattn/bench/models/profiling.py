@@ -1,4 +1,4 @@
-"""Which kernels a step runs, and how much of it each takes."""
+"""Profiles which kernels a step runs, and how much of its time each takes."""
 
 import ast
 import os
@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 TOP = 12
 MARKS = ("##", "Torch-Compiled", "ProfilerStep")
-# By the name of a kernel; the first that fits.
+# By the name of a kernel; the first that matches counts.
 KINDS = (
     ("flash softmax", r"flash|fmha|sdpa|scaled_dot_product"),
     ("matrix product", r"gemm|cutlass|nvjet|cublas|xmma|addmm|\bmm\b|bmm|matmul|linear|convolution|conv2d"),
@@ -25,7 +25,7 @@ KINDS = (
 
 
 def profile_step(step: Callable[[], object], device: torch.device) -> dict[str, Any]:
-    """The kernels of one step that take the most, the share of each kind, and eager elementwise ones by name."""
+    """The most expensive kernels of a step, the share of each kind, and eager elementwise kernels by name."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     on_gpu = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
@@ -45,7 +45,7 @@ def profile_step(step: Callable[[], object], device: torch.device) -> dict[str, 
 
 
 def _is_kernel(event: Any) -> bool:
-    """Not a region that was marked: it spans kernels that are counted by themselves."""
+    """Whether an event is a kernel, and not a marked region, whose kernels are counted by themselves."""
     marked = getattr(event, "is_user_annotation", False) or event.key.startswith(
         ("##", "Torch-Compiled", "ProfilerStep")
     )
@@ -53,7 +53,7 @@ def _is_kernel(event: Any) -> bool:
 
 
 def summarise(times: dict[str, list[float]]) -> dict[str, Any]:
-    """``times``: microseconds and calls by name of the kernel."""
+    """Summarise ``times``: microseconds of each call, by name of the kernel."""
     total = sum(spent for spent, _ in times.values()) or 1.0
     kinds: dict[str, float] = {}
     for name, (spent, _) in times.items():
@@ -76,7 +76,7 @@ def kind_of(kernel: str) -> str:
 
 @cache
 def own_kernels() -> frozenset[str]:
-    """Names of this library's kernels, read in their files: to import them would need Triton."""
+    """Names of this library's kernels, read from its files, as importing them would need Triton."""
     import linattn.ops.triton as package
 
     names: set[str] = set()

@@ -1,4 +1,4 @@
-"""Rows of a race of models, and whether each beats softmax."""
+"""Rows of a race of models, and whether each is faster than softmax."""
 
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
@@ -33,16 +33,16 @@ class ModelRow:
     budget: float | None = None
     worst_tensor: str = ""
     checked_against: str = ""
-    explain: dict[str, int] = field(default_factory=dict)  # what each call of attention takes, and how many say so
-    explain_of: str = ""  # the part of the model whose calls those are; nothing: all of it
-    calls: int | None = None  # of linear attention in all of it
-    on_kernels: bool | None = None  # all of them; None: softmax
+    explain: dict[str, int] = field(default_factory=dict)  # form of each call of attention -> number of such calls
+    explain_of: str = ""  # the part of the model whose calls those are; empty: all of it
+    calls: int | None = None  # number of calls of linear attention in the whole model
+    on_kernels: bool | None = None  # whether all of them use kernels; None: softmax
     beside: dict[str, int] = field(default_factory=dict)  # large operations of attention outside of its kernels
     profile: dict[str, Any] | None = None
-    took: dict[str, float] = field(default_factory=dict)  # seconds of each part of the work for this row
-    checked_run: int | None = None  # which of meta's runs checked it beforehand; None: none, it was checked on the way
-    same_as: str = ""  # the case whose model on softmax this is too: measured there
-    run: int = 0  # which of meta's runs measured it
+    took: dict[str, float] = field(default_factory=dict)  # seconds of each part of this row's measurement
+    checked_run: int | None = None  # number of the run that checked it beforehand; None: checked when it was timed
+    same_as: str = ""  # the case that has the same model with softmax, where it was measured
+    run: int = 0  # number of the run in ``meta`` that measured it
 
     @property
     def key(self) -> Key:
@@ -50,19 +50,19 @@ class ModelRow:
 
     @property
     def checked(self) -> bool:
-        """What attention takes and whether the step is right is known, maybe before it is timed."""
+        """Whether it is known which form attention takes and whether the step is right, maybe before it is timed."""
         return self.error is not None
 
     @property
     def feature_map(self) -> str:
-        """Where the feature map is computed, as far as it was seen."""
+        """Where the feature map is computed, as far as it was observed."""
         if self.mechanism == SOFTMAX or not self.explain:
             return ""
         if not self.beside:
             return "in kernels"
         if self.profile is None:
             return "beside"
-        # A map runs in every call of attention; fewer kernels are of something else.
+        # A map runs in every call of attention; kernels with fewer calls belong to something else.
         named = self.profile["eager_elementwise"].items()
         calls = sum(count for name, count in named if kind_of(name) == "eager elementwise")
         return "eager" if calls >= (self.calls or sum(self.explain.values())) else "compiled"
@@ -70,7 +70,7 @@ class ModelRow:
 
 @dataclass(frozen=True)
 class ModelGoal:
-    """Faster than the same model on flash softmax: ``value`` is its time over softmax's."""
+    """The goal to be faster than the same model with flash softmax: ``value`` is its time over softmax's."""
 
     case: str
     mechanism: str
@@ -82,12 +82,12 @@ class ModelGoal:
 
 @dataclass
 class ModelsResult:
-    """All of one run, or of several that took up one another: what is written to the JSON file."""
+    """All results of one run, or of several that resumed each other, as they are written to the JSON file."""
 
     meta: dict[str, Any]
     rows: list[ModelRow] = field(default_factory=list)
     interrupted: bool = False
-    checked: dict[Key, ModelRow] = field(default_factory=dict)  # beforehand, and not measured yet
+    checked: dict[Key, ModelRow] = field(default_factory=dict)  # checked beforehand, and not measured yet
 
     @property
     def right(self) -> bool:
@@ -101,7 +101,7 @@ class ModelsResult:
         return next((row for row in self.rows if row.key == (case, mechanism, mode)), None)
 
     def put(self, row: ModelRow) -> None:
-        """In the place of the row of the same thing, if there is one; only one that is left out stays as checked.
+        """Add a row, in place of an earlier row for the same measurement; its check is kept only if it was left out.
 
         After a failure it is checked again.
         """
@@ -114,14 +114,14 @@ class ModelsResult:
             self.rows[self.rows.index(old)] = row
 
     def over_softmax(self, row: ModelRow) -> float | None:
-        """Time over that of softmax in the same case and mode."""
+        """Time relative to softmax in the same case and mode."""
         other = self.find(row.case, SOFTMAX, row.mode)
         if row.median_ms is None or other is None or not other.median_ms:
             return None
         return row.median_ms / other.median_ms
 
     def memory_over_softmax(self, row: ModelRow) -> float | None:
-        """Peak memory over that of softmax in the same case and mode."""
+        """Peak memory relative to softmax in the same case and mode."""
         other = self.find(row.case, SOFTMAX, row.mode)
         if other is None or not row.peak_bytes or not other.peak_bytes:
             return None

@@ -27,9 +27,9 @@ def run_models(
     on_work: OnWork = lambda what: None,
     on_begin: OnBegin = lambda case, mechanism, mode: None,
 ) -> ModelsResult:
-    """Fill ``result``, which has an open run. Ctrl-C keeps the rows that are done: ``interrupted`` is then True.
+    """Fill ``result``, which has an open run. Ctrl-C keeps the rows that are done and sets ``interrupted``.
 
-    Rows that are not in ``result.checked`` are checked here.
+    Rows that are not in ``result.checked`` are checked on the way.
     """
     config.check()
     deadline = time.perf_counter() + config.seconds
@@ -65,7 +65,7 @@ def run_models(
 
 
 def plan_of(config: ModelsConfig, result: ModelsResult) -> list[tuple[ModelCase, str, str]]:
-    """What is to be measured; rows that failed or were left out get another chance in the next run."""
+    """What is to be measured; rows that failed or were left out are tried again in the next run."""
     wanted = [
         (case, mechanism, mode)
         for case in config.selected() for mechanism in config.mechanisms_of(case) for mode in config.modes
@@ -83,13 +83,13 @@ def new_row(case: ModelCase, mechanism: str, mode: str, run: int) -> ModelRow:
 
 
 def as_checked(result: ModelsResult, row: ModelRow) -> ModelRow:
-    """The row with what :meth:`Subject.check` has found beforehand, in this run or an earlier one; else as it is."""
-    known = deepcopy(result.checked.get(row.key))  # which stays as it is: the row may be left out
+    """The row with the findings of an earlier :meth:`Subject.check`, of this run or another; else unchanged."""
+    known = deepcopy(result.checked.get(row.key))  # a copy: the row itself may still be left out
     return row if known is None else replace(known, run=result.run, checked_run=known.run)
 
 
 def same_model(result: ModelsResult, row: ModelRow) -> ModelRow | None:
-    """The row of another case whose model on softmax is this one too, and which needs no second chance."""
+    """The row of another case that has the same model with softmax and need not be measured again."""
     if row.mechanism != SOFTMAX:
         return None
     model = softmax_model(row.case)
@@ -101,7 +101,7 @@ def same_model(result: ModelsResult, row: ModelRow) -> ModelRow | None:
 
 
 def clean(config: ModelsConfig) -> None:
-    if config.compiles:  # else there is nothing to forget, and to load what would do it takes seconds
+    if config.compiles:  # otherwise there is nothing to reset, and loading the compiler takes seconds
         torch.compiler.reset()
     gc.collect()
     if config.torch_device.type == "cuda":

@@ -1,4 +1,4 @@
-"""A race of models as a user sees it: progress, a table, files, and an exit code."""
+"""A race of models on the screen: progress, a table, files, and an exit code."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ COLORS = {"WRONG": "bold red", "not on kernels": "bold red", "failed": "bold red
 def measure_models(
     config: ModelsConfig, path: Path, *, resume: bool = False, command: list[str] | None = None
 ) -> ModelsResult:
-    """Run with a progress bar on stderr, so that what is printed can be piped; every finished row is on disk."""
+    """Run with a progress bar on stderr, so that printed results can be piped; every finished row is on disk."""
     config.check()
     result = ModelsResult(config.describe(command))
     if resume and path.exists():
@@ -52,14 +52,14 @@ def measure_models(
         else:
             run_models(config, result, on_row=on_row, on_work=on_work)
     if result.rows or result.checked:
-        save()  # once more: whether it was interrupted is known only now
+        save()  # once more: only now is it known whether the run was interrupted
     return result
 
 
 def take_up(result: ModelsResult, path: Path) -> None:
-    """The rows of an earlier run of the same thing on the same machine.
+    """Take over the rows of an earlier run with the same settings on the same machine.
 
-    And what it had checked but not measured, if the code is the same: one row is of one code.
+    Rows that it checked but did not measure are kept if the code is the same, as a row belongs to one version of it.
     """
     earlier = ModelsResult.from_json(json.loads(path.read_text()))
     same = [earlier.meta["settings"][key] == result.meta["settings"][key] for key in ("quick", "seed", "backend")]
@@ -98,13 +98,13 @@ def models(config: ModelsConfig, path: Path, console: Console, *, resume: bool =
 def _draw(result: ModelsResult, chart: Path, console: Console) -> bool:
     try:
         return draw_sweep(result, chart)
-    except MissingExtraError as error:  # what was measured is on disk: a chart can be drawn later
+    except MissingExtraError as error:  # the results are on disk: a chart can be drawn later
         console.print(f"[yellow]no chart: {escape(str(error))}[/]")
         return False
 
 
 def models_table(result: ModelsResult) -> Table:
-    """``of softmax``: time over that of the same model on flash softmax; ``map``: where features are computed."""
+    """Columns ``of softmax``: time over the same model with flash softmax; ``map``: where features are computed."""
     title = f"{result.meta['device']}, {result.meta['precision']}, forward and backward"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for header in ("model / mechanism", "mode", "ms", "of softmax", "per second", "peak GiB", "budget", "map", ""):
@@ -135,7 +135,7 @@ def _cells(row: ModelRow, result: ModelsResult) -> list[str]:
 
 
 def kernel_lines(result: ModelsResult) -> list[str]:
-    """One line a profile: what its time went to, what attention takes, what runs beside its kernels."""
+    """One line per profile: where its time went, which form attention takes, what runs outside of kernels."""
     lines = []
     for row in result.rows:
         if row.profile is None:

@@ -1,4 +1,4 @@
-"""What is asked of a race of models: every choice, checked before any work is done."""
+"""Settings of a race of models, checked before any work is done."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,17 +18,17 @@ BACKENDS = ("inductor", "aot_eager", "eager")
 
 @dataclass(frozen=True)
 class ModelsConfig:
-    """One run. ``quick`` shrinks every model, so that all of it runs on a CPU too."""
+    """Settings of one run. ``quick`` shrinks every model, so that all of it also runs on a CPU."""
 
     device: str = "cuda"
     cases: tuple[str, ...] = ()  # none: all
-    mechanisms: tuple[str, ...] = ()  # none: those of each case; softmax is there anyway
+    mechanisms: tuple[str, ...] = ()  # none: those of each case; softmax is always included
     modes: tuple[str, ...] = (COMPILED, GRAPH)
     backend: str = "inductor"
     quick: bool = False
-    seconds: float = 540.0  # nothing is begun after that
+    seconds: float = 540.0  # after this nothing new is begun
     milliseconds: float = 500.0  # of measured steps per row
-    processes: int = 0  # that compile and check eager steps beforehand; 0: the race does it all itself
+    processes: int = 0  # that compile and check eager steps beforehand; 0: the race does it itself
     seed: int = 0
 
     def check(self) -> None:
@@ -57,19 +57,19 @@ class ModelsConfig:
 
     @property
     def autocast(self) -> bool:
-        """bf16 around fp32 weights, as models are trained on a GPU."""
+        """Whether to run bf16 around fp32 weights, as models are trained on a GPU."""
         return self.torch_device.type == "cuda"
 
     @property
     def compiles(self) -> bool:
-        """With torch.compile; kernels are compiled in any case."""
+        """Whether torch.compile is used; kernels are compiled in any case."""
         return any(mode != EAGER_GRAPH for mode in self.modes)
 
     def selected(self) -> list[ModelCase]:
         return [case.quick() if self.quick else case for case in select(self.cases)]
 
     def mechanisms_of(self, case: ModelCase) -> list[str]:
-        """Softmax first; of those asked for, what can serve the case."""
+        """Softmax first, then those of the mechanisms asked for that can serve the case."""
         causal = case.kind == "language"
         able = list_mechanisms(causal=True) if causal else list_mechanisms(bidirectional=True)
         asked = [name for name in self.mechanisms if variant(name)[0] in able] or case.mechanisms

@@ -1,4 +1,4 @@
-"""The race of models in a process of its own: others prepare it beforehand in parallel, and a crash costs one row."""
+"""Runs the race of models in a separate process, prepared by others in parallel; a crash costs one row."""
 
 import gc
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from linattn.bench.models.run import OnRow, new_row, run_models
 from linattn.bench.models.settings import ModelsConfig
 from linattn.bench.models.subject import FIRST_SECONDS, OnWork
 
-WARM_SHARE = 0.4  # of the time at the most
+WARM_SHARE = 0.4  # largest share of the time
 
 
 def race_in_child(line: Line, config: ModelsConfig, result: ModelsResult) -> None:
@@ -20,7 +20,7 @@ def race_in_child(line: Line, config: ModelsConfig, result: ModelsResult) -> Non
 
     def on_begin(case: str, mechanism: str, mode: str) -> None:
         if len(begun) == 1 and (case, mechanism) not in begun:
-            # The first model is gone and all is imported: what is there stays, and collecting need not go through it.
+            # The first model is gone and everything is imported: what exists now stays, and is no garbage to look for.
             gc.freeze()
         begun.add((case, mechanism))
         line.send("begin", (case, mechanism, mode))
@@ -43,7 +43,7 @@ def run_apart(
     on_checked: Callable[[], None] = lambda: None,
     target: Callable[..., None] = race_in_child,
 ) -> ModelsResult:
-    """:func:`run_models` in a process of its own, after several have compiled, and checked what is not compiled."""
+    """:func:`run_models` in a separate process, after several have compiled, and checked what is not compiled."""
 
     def before() -> None:
         if config.processes:

@@ -1,4 +1,4 @@
-"""A training step, and in which way it is compiled and run."""
+"""A training step, and how it is compiled and run."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -20,12 +20,12 @@ Step = Callable[[], tuple[Tensor | None, ...]]
 
 
 def code_of(mode: str) -> str:
-    """The mode whose code it runs: a CUDA graph of the compiled step is the compiled step."""
+    """The mode whose code a mode runs: a CUDA graph of the compiled step runs the compiled step."""
     return COMPILED if mode == GRAPH else mode
 
 
 def compile_host(host: Host, mode: str, backend: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """What is called for the loss: parts compiled one by one, the whole with PyTorch's own CUDA graphs, or as it is."""
+    """The function that gives the loss: compiled part by part, as a whole with PyTorch's CUDA graphs, or eager."""
     if mode == EAGER_GRAPH:
         return host
     options: dict[str, Any] = {"dynamic": False}
@@ -42,7 +42,7 @@ def compile_host(host: Host, mode: str, backend: str) -> Callable[[Tensor, Tenso
 def make_step(
     host: Host, loss_of: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, targets: Tensor, autocast: bool
 ) -> Step:
-    """Forward, loss and backward; the loss and the gradients of all parameters are returned, not stored."""
+    """Forward, loss and backward; loss and gradients of all parameters are returned, not stored."""
     parameters = list(host.parameters())
 
     def step() -> tuple[Tensor | None, ...]:
@@ -54,7 +54,7 @@ def make_step(
 
 
 def marked(step: Step) -> Step:
-    """PyTorch's own graphs must know where a step begins: what the last one returned may be overwritten."""
+    """Mark where a step begins for PyTorch's own graphs: what the last one returned may be overwritten."""
 
     def begun() -> tuple[Tensor | None, ...]:
         torch.compiler.cudagraph_mark_step_begin()
@@ -65,14 +65,14 @@ def marked(step: Step) -> Step:
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Where eager steps run and are captured, one for all models: workspaces of libraries belong to a stream."""
+    """The stream on which all eager steps run and are captured, as workspaces of libraries belong to a stream."""
     return torch.cuda.Stream(device)
 
 
 def run_aside(step: Step, device: torch.device) -> Step:
-    """The step on :func:`side_stream`: runs that are wanted anyway are what a capture needs before it.
+    """Run the step on :func:`side_stream`, where a capture needs some runs before it.
 
-    The caller waits for the device before it reads what the step returned.
+    The caller must wait for the device before it reads what the step returned.
     """
     if device.type != "cuda":
         return step
@@ -87,9 +87,9 @@ def run_aside(step: Step, device: torch.device) -> Step:
 
 
 def flash_only(case: ModelCase, mechanism: str, device: torch.device) -> AbstractContextManager[object]:
-    """Softmax is to be PyTorch's flash kernel, or nothing: another one must not stand in for it unseen.
+    """Allow only PyTorch's flash kernel for softmax, so that no other kernel replaces it unnoticed.
 
-    In a backbone PyTorch takes the fastest that serves: windows with a bias of positions have no flash kernel.
+    In a backbone PyTorch may take the fastest that serves: windows with a bias of positions have no flash kernel.
     """
     if mechanism == SOFTMAX and device.type == "cuda" and case.kind != "backbone":
         return sdpa_kernel([SDPBackend.FLASH_ATTENTION])

@@ -1,4 +1,4 @@
-"""One model with one mechanism: what of its rows is looked at, checked, timed and profiled, and in which order."""
+"""One model with one mechanism: how its rows are observed, checked, timed and profiled, and in which order."""
 
 import time
 from collections.abc import Callable
@@ -30,12 +30,12 @@ from linattn.bench.models.steps import (
 from linattn.bench.models.timing import time_step
 from linattn.bench.oracle import Verdict
 
-FIRST_SECONDS = 240.0  # what a first step may take
+FIRST_SECONDS = 240.0  # limit of a first step
 OnWork = Callable[[str], None]
 
 
 class Subject:
-    """One model with one mechanism; its modes share the truth, and where they can the compiled code."""
+    """One model with one mechanism; its modes share the exact values and, where possible, the compiled code."""
 
     def __init__(self, config: ModelsConfig, case: ModelCase, mechanism: str, on_work: OnWork) -> None:
         self.config, self.case, self.mechanism, self.on_work = config, case, mechanism, on_work
@@ -44,11 +44,11 @@ class Subject:
         self.truth = ModelTruth(case, mechanism, self.inputs, self.targets, config.seed, config.autocast)
         self._look: Look | None = None
         self._doing, self._since = "", 0.0
-        self._too_large = ""  # why
+        self._too_large = ""  # the reason, if it is
         self._steps: dict[str, tuple[Step, float]] = {}
 
     def measure(self, row: ModelRow) -> None:
-        """Fill the row; what is wrong with it is said in it."""
+        """Fill a row; problems are noted in it."""
         if row.mode != COMPILED and self.device.type != "cuda":
             row.status, row.reason = "absent", "CUDA graphs need a GPU"
             return
@@ -63,16 +63,16 @@ class Subject:
         except TimeLimitError as error:
             row.status, row.reason = "left out", f"its first step was {error}"
         except torch.OutOfMemoryError as error:
-            # It would be so the next time too: unlike a failure it is not tried again.
+            # It would be too large the next time too: unlike a failure it is not tried again.
             self._too_large = " ".join(f"{self._doing}: {error}".split())[:240]
             row.status, row.reason = "out of memory", self._too_large
             self._steps.clear()
         except Exception as error:
-            # One that is broken or does not fit must not take the others' rows with it.
+            # A model that is broken or does not fit must not take the others' rows with it.
             row.status, row.reason = "failed", " ".join(f"{type(error).__name__}: {error}".split())[:240]
 
     def check(self, row: ModelRow) -> None:
-        """Fill what of the row of an eager step needs no quiet GPU: what attention takes, and whether it is right."""
+        """Fill what needs no quiet GPU in an eager step's row: which form attention takes, and if the step is right."""
         with flash_only(self.case, self.mechanism, self.device):
             self._work(row, "looking at attention")
             self._note_look(row)
@@ -123,7 +123,7 @@ class Subject:
         row.checked_against = verdict.against
 
     def _work(self, row: ModelRow, what: str = "") -> None:
-        """Begin with that, and write down what the part before it took; nothing: all is done."""
+        """Begin a part of the work and record the time of the part before it; empty: all is done."""
         now = time.perf_counter()
         if self._doing:
             row.took[self._doing] = round(now - self._since, 3)
@@ -138,10 +138,10 @@ class Subject:
         return self._look
 
     def _step(self, mode: str) -> tuple[Step, float]:
-        """The step, run once, and the seconds that took: a captured one is the compiled one."""
+        """The step, run once, and the seconds that took; a captured step uses the compiled one."""
         key = code_of(mode)
         if key not in self._steps:
-            self._steps.clear()  # the other way's compiled code and graphs keep memory
+            self._steps.clear()  # compiled code and graphs of the other mode keep memory
             if self.config.compiles:
                 torch.compiler.reset()
             self._make_host(mode)
@@ -163,23 +163,23 @@ class Subject:
         return create_host(self.case, self.mechanism, self.device, self.config.seed, depth=depth)
 
     def _made_step(self, mode: str, host: Host, loss_of: Callable[[Tensor, Tensor], Tensor]) -> Step:
-        """Of the host as it is now."""
+        """Make the step of the host as it is now."""
         step = make_step(host, loss_of, self.inputs, self.targets, self.config.autocast)
         return marked(step) if mode == REDUCED else step
 
     def _verdict(self, mode: str) -> Verdict:
-        """Of the code that is timed, in all of the model or in the one that is checked in its place."""
+        """Check the code that is timed, in the whole model or in the one that is checked in its place."""
         if self.case.checked_depth is None:
             host, loss_of = self.host, self._loss_of
         else:
             host = self._created(self.case.checked_depth)
-            loss_of = compile_host(host, mode, self.config.backend)  # its blocks find the compiled code that is there
+            loss_of = compile_host(host, mode, self.config.backend)  # its blocks find their existing compiled code
         with checked_part(host, self.case):
             return self.truth.check(host, self._made_step(mode, host, loss_of)())
 
 
 def judge(row: ModelRow, right: bool, on_gpu: bool) -> None:
-    """A row is well if it is right and, on a GPU, attention is what it claims to be."""
+    """Judge a row: it must be right and, on a GPU, attention must use the kernels it claims."""
     if not right:
         row.status = "WRONG"
         row.reason = f"{row.worst_tensor} is off by {row.error:.1e}, allowed {row.budget:.1e}"

@@ -1,13 +1,13 @@
-"""A Markdown table of many backbones: what each does at every size of images, beside its twin on softmax."""
+"""A Markdown table of many backbones at every image size, beside their twins with softmax."""
 
 from linattn.bench.models.cases import SOFTMAX, backbone_case
 from linattn.bench.models.rows import ModelRow, ModelsResult
 
 
 def backbones_table(result: ModelsResult, mode: str) -> str:
-    """Models down, sizes across; a cell has images a second and peak GiB, each with how often softmax's it is.
+    """Models as rows, sizes as columns; a cell has images per second and peak GiB, each also relative to softmax.
 
-    Parameters are those of the smallest images: learned positions grow with the plane.
+    Parameters are counted at the smallest images, as learned positions grow with the plane.
     """
     cells: dict[tuple[str, str], dict[int, str]] = {}
     parameters: dict[tuple[str, str], dict[int, int]] = {}

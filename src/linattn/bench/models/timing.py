@@ -1,4 +1,4 @@
-"""What a step takes, in the way of its mode."""
+"""Times a step in the way of its mode."""
 
 import torch
 
@@ -8,7 +8,7 @@ from linattn.bench.timing import Timing, measure_in_turns
 
 
 def time_step(step: Step, mode: str, device: torch.device, milliseconds: float) -> Timing | None:
-    """In milliseconds, of about ``milliseconds`` of steps; None: it cannot be captured as a CUDA graph."""
+    """Milliseconds of a step, from about ``milliseconds`` of steps; None if no CUDA graph can be captured."""
     if device.type != "cuda":
         timing = measure_in_turns({"": step}, device, min_seconds=0, min_repeats=3)[""]
         return Timing(1000 * timing.median, 1000 * timing.p20, 1000 * timing.p80, timing.repeats)

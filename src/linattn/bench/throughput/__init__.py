@@ -1,1 +1,1 @@
-"""Training throughput: tokens per second against the length of sequences, beside softmax on PyTorch's flash kernel."""
+"""Training throughput: tokens per second by sequence length, beside softmax with PyTorch's flash kernel."""

@@ -1,4 +1,4 @@
-"""The chart of training throughput: tokens per second and memory against the length of sequences."""
+"""The chart of training throughput: tokens per second and memory by sequence length."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from linattn.support.files import write_atomically
 
 
 def draw_throughput_chart(result: ThroughputResult, path: Path) -> bool:
-    """Write the chart as a PNG; False, and no file, where nothing was measured."""
+    """Write the chart as a PNG; False, and no file, if nothing was measured."""
     if not any(row.median_ms for row in result.rows):
         return False
     figure = throughput_figure(result)

@@ -1,9 +1,9 @@
-"""Is a compiled step right? Two checks, both ``err <= 2 (err(plain) + eps)``.
+"""Checks a compiled step in two ways, both with ``err <= 2 (err(plain) + eps)``.
 
-The first layers, at the length and batch that is timed: loss and gradients against attention in plain PyTorch in fp32
-(fp64 on a CPU), by kind of parameter, where plain is that model in the precision that is measured. All layers: the loss
-against the same model in fp32, not compiled, where plain is it in the precision that is measured. Plain PyTorch takes
-seconds for a layer of a long sequence; what the layers share is compiled once, so that two of them tell of all.
+The first layers, at the length and batch size that is timed: loss and gradients against attention in plain PyTorch in
+fp32 (fp64 on a CPU), by kind of parameter, where plain is that model in the precision that is measured. All layers: the
+loss against the same model in fp32, not compiled, where plain is that model in the precision that is measured. Plain
+PyTorch takes seconds for a layer of a long sequence; layers share compiled code, so two of them stand for all.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ LAYERS = 2
 def check_training(
     model: TextModel, mechanism: str, inputs: Tensor, targets: Tensor, config: ThroughputConfig
 ) -> Verdict:
-    """The worst of both checks, by the share of its budget."""
+    """The worse of both checks, by the share of its budget."""
     verdicts = [
         check_loss(model, inputs, targets, config.autocast),
         *check_gradients(model, mechanism, inputs, targets, config),
@@ -34,7 +34,7 @@ def check_training(
 
 
 def check_loss(model: TextModel, inputs: Tensor, targets: Tensor, autocast: bool) -> Verdict:
-    """Of all layers; a loss that is not finite is off by NaN, which no budget allows."""
+    """Check the loss of all layers; a loss that is not finite has the error NaN, which no budget allows."""
     found = loss_of(model, inputs, targets, autocast).item()  # with a graph for gradients: the code that is timed
     with torch.no_grad(), torch.compiler.set_stance("force_eager"), sdpa_kernel(ANY_SOFTMAX):
         plain = loss_of(model, inputs, targets, autocast).item()
@@ -47,7 +47,7 @@ def check_loss(model: TextModel, inputs: Tensor, targets: Tensor, autocast: bool
 def check_gradients(
     model: TextModel, mechanism: str, inputs: Tensor, targets: Tensor, config: ThroughputConfig
 ) -> list[Verdict]:
-    """Of the first layers: one verdict each for the loss and every kind of parameter."""
+    """Check the first layers: one verdict for the loss and for every kind of parameter."""
     on_cpu = inputs.device.type == "cpu"
     with shortened(model, LAYERS):
         found = by_kind(model, make_step(model, model, inputs, targets, config.autocast)())
@@ -71,7 +71,7 @@ def loss_of(model: TextModel, inputs: Tensor, targets: Tensor, autocast: bool) -
 
 @contextmanager
 def shortened(model: TextModel, layers: int) -> Iterator[None]:
-    """The model with its first layers alone, compiled as they are."""
+    """Reduce the model to its first layers, compiled as they are."""
     whole = model.blocks
     model.blocks = whole[:layers]
     try:

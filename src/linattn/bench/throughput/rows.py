@@ -1,4 +1,4 @@
-"""Rows of a measure of training throughput, and what they say together."""
+"""Rows of a benchmark of training throughput, and what is derived from them."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,7 +15,7 @@ class ThroughputRow(LanguageRow):
     batch: int = 1
     parameters: int | None = None
     first_seconds: float | None = None  # the first step: compilation
-    peak_bytes: int | None = None  # the most that a step has beyond weights and the optimiser's memory
+    peak_bytes: int | None = None  # the most that a step allocates beyond weights and the optimiser's memory
 
     @property
     def key(self) -> tuple[str, int]:
@@ -23,15 +23,15 @@ class ThroughputRow(LanguageRow):
 
 
 class ThroughputResult(LanguageResult[ThroughputRow]):
-    """All of one run, or of several that took up one another."""
+    """All results of one run, or of several that resumed each other."""
 
     def series(self, mechanism: str) -> list[ThroughputRow]:
-        """Rows that count, by length."""
+        """The rows that count, by length."""
         own = [row for row in self.rows if (row.mechanism, row.status) == (mechanism, "ok")]
         return sorted(own, key=lambda row: row.length)
 
     def times(self, mechanism: str) -> dict[int, float]:
-        """ms of a step by length; all steps have as many tokens."""
+        """Milliseconds of a step by length; all steps have equally many tokens."""
         return {row.length: row.median_ms for row in self.series(mechanism) if row.median_ms is not None}
 
     def crossovers(self) -> list[Crossover]:

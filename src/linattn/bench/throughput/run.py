@@ -1,4 +1,4 @@
-"""The measure of training throughput: mechanism by mechanism, from short sequences to long ones."""
+"""The benchmark of training throughput: mechanism by mechanism, from short to long sequences."""
 
 import time
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from linattn.bench.throughput.rows import ThroughputResult, ThroughputRow
 from linattn.bench.throughput.settings import ThroughputConfig
 from linattn.bench.timing import Timing, seconds_of
 
-FIRST_SECONDS = 240.0  # what a first step may take
+FIRST_SECONDS = 240.0  # limit of a first step
 WARM_STEPS = 2
 LEARNING_RATE = 1e-5
 OnRow = Callable[[ThroughputRow], None]
@@ -35,7 +35,7 @@ def run_throughput(
     on_work: OnWork = lambda what: None,
     on_begin: OnRow = lambda row: None,
 ) -> ThroughputResult:
-    """Fill ``result``, which has an open run. Ctrl-C keeps the rows that are done: ``interrupted`` is then True."""
+    """Fill ``result``, which has an open run. Ctrl-C keeps the rows that are done and sets ``interrupted``."""
     config.check()
     rows = [
         ThroughputRow(mechanism, length=length, batch=config.tokens // length, run=result.run)
@@ -48,20 +48,20 @@ def run_throughput(
 
 
 def plan_of(config: ThroughputConfig, result: ThroughputResult) -> list[tuple[str, int]]:
-    """What is to be measured."""
+    """The rows that are still to be measured."""
     wanted = [(mechanism, length) for mechanism in config.subjects for length in sorted(set(config.lengths))]
     return [key for key in wanted if not result.finished(key)]
 
 
 class TrainingSubject:
-    """The model with one mechanism: every length has a new one, compiled for it."""
+    """The model with one mechanism; every length gets a new one, compiled for it."""
 
     def __init__(self, config: ThroughputConfig, mechanism: str, on_work: OnWork) -> None:
         self.config, self.mechanism, self.on_work = config, mechanism, on_work
         self.device = config.torch_device
 
     def fill(self, row: ThroughputRow) -> None:
-        """What is wrong with a row is said in it."""
+        """Measure a row; problems are noted in it."""
         config = self.config
         torch.compiler.reset()
         clean(self.device)
@@ -82,7 +82,7 @@ class TrainingSubject:
         self._work(row, "compiling")
         begin = time.perf_counter()
         with time_limit(FIRST_SECONDS):
-            step()  # the optimiser's memory is there from now on
+            step()  # from here on the optimiser's memory is allocated
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
         row.first_seconds = time.perf_counter() - begin
@@ -111,7 +111,7 @@ class TrainingSubject:
 
 
 def training_step(model: TextModel, inputs: Tensor, targets: Tensor, autocast: bool) -> Callable[[], Tensor]:
-    """Forward, loss, backward and AdamW; the loss comes back."""
+    """Forward, loss, backward and AdamW; returns the loss."""
     on_gpu = inputs.device.type == "cuda"
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0, fused=on_gpu)
 
@@ -127,13 +127,13 @@ def training_step(model: TextModel, inputs: Tensor, targets: Tensor, autocast: b
 
 
 def draw_batch(config: ThroughputConfig, length: int) -> tuple[Tensor, Tensor]:
-    """Inputs and the tokens after them ``(tokens / T, T)``; all lengths are cut from the same text."""
+    """Inputs and the tokens after them, ``(tokens / T, T)``; all lengths are cut from the same text."""
     text = draw_text(config.size, (config.tokens + 1,), config.torch_device, config.seed)
     return text[:-1].view(-1, length), text[1:].view(-1, length)
 
 
 def flash_only(config: ThroughputConfig, mechanism: str) -> AbstractContextManager[object]:
-    """Softmax is to be PyTorch's flash kernel, or nothing: another one must not stand in for it unseen."""
+    """Allow only PyTorch's flash kernel for softmax, so that no other kernel replaces it unnoticed."""
     if mechanism == SOFTMAX and config.torch_device.type == "cuda" and config.autocast:
         return sdpa_kernel([SDPBackend.FLASH_ATTENTION])
     return nullcontext()

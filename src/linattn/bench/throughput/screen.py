@@ -1,4 +1,4 @@
-"""A measure of training throughput as a user sees it: progress, a table, crossovers, files, an exit code."""
+"""The benchmark of training throughput on the screen: progress, a table, crossovers, files, an exit code."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from linattn.bench.throughput.start import warm_throughput
 def measure_throughput(
     config: ThroughputConfig, path: Path, *, resume: bool = False, command: list[str] | None = None
 ) -> ThroughputResult:
-    """Run, with every finished row on disk."""
+    """Run the benchmark, with every finished row on disk."""
     config.check()
     result = ThroughputResult(config.describe(command))
     measure_to_file(
@@ -40,7 +40,7 @@ def throughput(
 
 
 def throughput_table(result: ThroughputResult) -> Table:
-    """A line for each length and mechanism."""
+    """The table with a line for each length and mechanism."""
     settings = result.meta["settings"]
     title = f"training, {settings['tokens']:,} tokens a step, {settings['dtype']}, {result.meta['device']}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))

@@ -1,4 +1,4 @@
-"""What is asked of a measure of training throughput: every choice, checked before any work is done."""
+"""Settings of a benchmark of training throughput, checked before any work is done."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +13,12 @@ QUICK_LENGTHS = (16, 32, 64)
 
 @dataclass(frozen=True)
 class ThroughputConfig(LanguageConfig):
-    """One run. ``dtype`` is that of autocast around fp32 weights; float32: none."""
+    """Settings of one run. ``dtype`` is that of autocast around fp32 weights; float32: no autocast."""
 
     lengths: tuple[int, ...] = LENGTHS
-    tokens: int = 32768  # of a step: as many sequences as make that
+    tokens: int = 32768  # per step, in as many sequences as that makes
     backend: str = "inductor"
-    steps: int = 6  # that are timed
+    steps: int = 6  # timed steps
 
     def check(self) -> None:
         super().check()

@@ -1,4 +1,4 @@
-"""Models compiled beforehand, in parallel."""
+"""Compiles models beforehand, in parallel."""
 
 import torch
 
@@ -11,7 +11,7 @@ from linattn.bench.throughput.settings import ThroughputConfig
 
 
 def warm_throughput(config: ThroughputConfig, result: ThroughputResult, on_work: OnWork) -> None:
-    """One block of every model and length; the head, whose logits are large, once for every length."""
+    """Compile one block of every model at every length; the head, whose logits are large, once for every length."""
     if config.torch_device.type != "cuda" or config.backend != "inductor":
         return
     plan = plan_of(config, result)
@@ -34,7 +34,7 @@ def warm_one(task: tuple[str, int, bool], config: ThroughputConfig) -> None:
                 x = model.hidden(inputs)
             x.float().square().sum().backward()
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        model.hidden(inputs)  # kernels in fp32, which the check takes
+        model.hidden(inputs)  # kernels in fp32, which the check uses
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()  # others compile beside it and need memory too
+        torch.cuda.empty_cache()  # others compile at the same time and need memory too

@@ -1,1 +1,1 @@
-"""Error of random features of the attention kernel against their number, by how they are drawn, with the bound."""
+"""Error of random features of the attention kernel by their number and sampling, beside the theoretical bound."""

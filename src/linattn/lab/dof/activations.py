@@ -1,4 +1,4 @@
-"""Points to look at the kernel on: random ones, of a file, or inside a pretrained model."""
+"""Points on which the kernel is evaluated: random ones, from a file, or from inside a pretrained model."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from linattn.linearize.degrees.points import Reservoir
 from linattn.support.extras import need
 from linattn.support.options import OptionError
 
-SEQUENCES, LENGTH = 16, 256  # read by a model
+SEQUENCES, LENGTH = 16, 256  # what a model reads
 
 
 class Head(NamedTuple):
@@ -24,7 +24,7 @@ class Head(NamedTuple):
 
 
 def random_heads(config: DofConfig) -> list[Head]:
-    """Normal vectors whose channels have variances that fall as 1 / i, as those of trained heads do."""
+    """Normal vectors whose channels have variances that fall as 1 / i, like those of trained heads."""
     generator = Generator().manual_seed(config.seed)
     variance = 1 / torch.arange(1, config.dim + 1, dtype=torch.float64)
     variance *= config.norm * config.dim**0.5 / variance.sum()
@@ -34,7 +34,7 @@ def random_heads(config: DofConfig) -> list[Head]:
 
 
 def real_heads(config: DofConfig) -> list[Head]:
-    """``config.heads`` of all heads of the source, spread over its layers."""
+    """Choose ``config.heads`` heads of the source, spread over its layers."""
     assert config.activations is not None
     path = config.activations
     layers = _of_model(config) if path.is_dir() else _of_file(path, config)

@@ -1,4 +1,4 @@
-"""Charts and the page: errors against the number of features, solid measured, dotted the bound."""
+"""Charts and the page: errors against the number of features, solid as measured, dotted for the bound."""
 
 from functools import partial
 from math import exp, log
@@ -30,7 +30,7 @@ READING = (
 
 
 def charts_of(rows: list[Row]) -> list[Chart]:
-    """One of each source."""
+    """One chart per source."""
     return [_chart([row for row in rows if row.source == source]) for source in dict.fromkeys(r.source for r in rows)]
 
 
@@ -50,7 +50,7 @@ def _last(rows: list[Row], sampling: str, name: str) -> float:
 
 
 def curve(rows: list[Row], sampling: str, name: str) -> list[tuple[int, float, float, float]]:
-    """Number of features, geometric mean, lowest and highest error over heads and seeds."""
+    """For each number of features: geometric mean, lowest and highest error over heads and seeds."""
     found = []
     for count in sorted({row.count for row in rows}):
         chosen = [row for row in rows if row.sampling == sampling and row.count == count]
@@ -60,7 +60,7 @@ def curve(rows: list[Row], sampling: str, name: str) -> list[tuple[int, float, f
 
 
 def bound_curve(rows: list[Row], name: str) -> list[tuple[int, float]]:
-    """The largest bound of all heads; empty where there is none."""
+    """The largest bound over all heads; empty if there is none."""
     bounds: dict[int, list[float]] = {}
     for row in rows:
         value = getattr(row, f"{name}_bound", None)
@@ -107,7 +107,7 @@ def _table(rows: list[Row]) -> Markup:
 
 
 def page(meta: dict[str, Any], rows: list[Row], charts: list[Chart], summary: str) -> str:
-    """The whole text; the same results give the same text."""
+    """The text of the page; the same results give the same text."""
     reading = "Means over seeds of each head; a bound is of leverage scores alone."
     return document(
         TITLE,

@@ -1,4 +1,4 @@
-"""Errors of the approximated kernel, and the theory's bound on them.
+"""Errors of the approximated kernel, and the theoretical bound on them.
 
 On J points the kernel is ``Sigma = [K(x_i, x_j)] / J`` and its estimate with M features ``Sigma^``. Let N be the
 degrees of freedom at tolerance lambda. ``(Sigma + lambda)^{-1/2} Sigma^ (Sigma + lambda)^{-1/2}`` is a mean of M
@@ -13,8 +13,8 @@ with ``p = s_1 / (s_1 + lambda)``, from which the two statements of arXiv 2507.0
 - ``|K - K^|_{L2(rho x rho)} = |Sigma^ - Sigma|_HS`` is at most ``t |Sigma + lambda|_HS``; and, as the trace of Sigma^
   is at most ``1 / delta`` times its mean with probability 1 - delta, its square at most
   ``t (s_1 + lambda) tr(Sigma) (1 + 1 / delta)``;
-- a sum weighted by attention, ``sum_i K(x_i, .) v_i / J``, errs by ``|Sigma^ - Sigma|_op |v|`` for the worst v, which
-  is at most ``t (s_1 + lambda) |v|``.
+- a sum weighted by attention, ``sum_i K(x_i, .) v_i / J``, has the error ``|Sigma^ - Sigma|_op |v|`` for the worst v,
+  which is at most ``t (s_1 + lambda) |v|``.
 """
 
 import math
@@ -36,7 +36,7 @@ SAMPLINGS = ("normal", "leverage")
 
 @dataclass(frozen=True)
 class Row:
-    """One head, way of drawing and number of features; errors of each seed, bounds None where there is none."""
+    """One head, sampling and number of features, with the errors of each seed; a bound is None if there is none."""
 
     source: str
     head: str
@@ -54,7 +54,7 @@ class Row:
 
 
 def measure_head(head: Head, config: DofConfig) -> Iterator[Row]:
-    """All ways of drawing and all numbers of features on the points of one head."""
+    """Measure all samplings and all numbers of features on the points of one head."""
     y = scaled(head.points.double())
     scores = y @ y.mT
     density = LeverageDensity(head.points, config.tolerance)
@@ -86,7 +86,7 @@ def _errors(y: Tensor, scores: Tensor, features: PositiveFeatures) -> tuple[floa
 
 
 def error_bounds(eigenvalues: Tensor, density: LeverageDensity, count: int, config: DofConfig) -> tuple[float, float]:
-    """Of both errors, in the same units; ``eigenvalues (J,)`` relative to the largest."""
+    """Bounds of both errors, in the same units; ``eigenvalues (J,)`` are relative to the largest."""
     t = deviation(density.limit, count, config.tolerance, config.delta)
     tolerance, size = config.tolerance, float(eigenvalues.norm())
     first = t * float((eigenvalues + tolerance).norm())
@@ -95,7 +95,7 @@ def error_bounds(eigenvalues: Tensor, density: LeverageDensity, count: int, conf
 
 
 def deviation(degrees: float, count: int, tolerance: float, delta: float) -> float:
-    """t of the inequality above, the tolerance in units of the largest eigenvalue."""
+    """t of the inequality in this module's docstring; the tolerance is in units of the largest eigenvalue."""
     p = 1 / (1 + tolerance)
     a = degrees / count * math.log(8 * degrees / (p * delta))
     return a / 3 + math.sqrt(a * a / 9 + 2 * a * p)

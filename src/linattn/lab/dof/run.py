@@ -1,4 +1,4 @@
-"""The experiment from its settings to its files, and as a user sees it."""
+"""The experiment, from its settings to its files, and on the screen."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Result:
 
     @property
     def within(self) -> tuple[int, int]:
-        """How many errors lie within the bound, of how many that have one."""
+        """How many errors are within the bound, and how many have a bound."""
         checked = [
             error <= bound
             for row in self.rows
@@ -39,7 +39,7 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        """Whether the bound holds as often as it must."""
+        """Whether the bound holds as often as it should."""
         right, all_ = self.within
         return right >= (1 - 2 * self.meta["settings"]["delta"]) * all_
 
@@ -62,7 +62,7 @@ class Result:
 
 
 def run_dof(config: DofConfig, on_work: Callable[[str], None], command: list[str] | None = None) -> Result:
-    """Random activations, then the real ones if there are any."""
+    """Measure random activations, then real ones if there are any."""
     config.check()
     meta = lab_meta(config, "cpu", command)
     on_work("activations")
@@ -75,7 +75,7 @@ def run_dof(config: DofConfig, on_work: Callable[[str], None], command: list[str
 
 
 def save(result: Result, folder: Path, name: str, charts: bool = True) -> list[Path]:
-    """``<name>.json``, and with charts ``<name>-<source>.png`` and the page ``<name>.html``."""
+    """Write ``<name>.json`` and, with charts, ``<name>-<source>.png`` and the page ``<name>.html``."""
     written = [folder / f"{name}.json"]
     write_json(written[0], result.as_dict())
     if not charts:

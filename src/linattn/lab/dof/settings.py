@@ -1,4 +1,4 @@
-"""All that decides what the experiment measures, in one frozen value."""
+"""The settings of the experiment, in one frozen value."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +16,13 @@ class DofConfig:
 
     Attributes:
         counts: numbers of features M.
-        seeds: draws of the features for each number.
-        points: J, queries and keys that the kernel is looked at on.
+        seeds: how often features are drawn for each number.
+        points: J, the number of queries and keys on which the kernel is evaluated.
         tolerance: lambda in units of the kernel's largest eigenvalue.
-        heads: looked at of each source, spread over its layers.
+        heads: number of heads from each source, spread over its layers.
         dim, norm: of random activations: D, and the mean of ``|x|^2 / sqrt(D)``.
-        activations: a file with q ``(B, H, T, D)`` and k ``(B, H_kv, T, D)``, or a folder of a pretrained model.
-        text: file that the model reads; None: what it writes itself.
+        activations: a file with q ``(B, H, T, D)`` and k ``(B, H_kv, T, D)``, or a folder with a pretrained model.
+        text: file that the model reads; None: what it generates itself.
         delta: the bound holds with probability ``1 - 2 delta``.
     """
 

@@ -1,4 +1,4 @@
-"""Queries and keys to look at: random ones, and those inside a model."""
+"""Queries and keys to be examined: random ones, and those inside a model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,14 +13,14 @@ from linattn.lab.entropy.settings import EntropyConfig
 from linattn.mechanisms.base import Mechanism
 from linattn.ops.rotation import Rotate
 
-SPREAD = 0.7  # of the logarithm of random queries' lengths: one in twenty is 4 times as long as the middle one
+SPREAD = 0.7  # standard deviation of the log-length of random queries: one in twenty is 4 times as long as the median
 
 
 @dataclass(frozen=True)
 class Activations:
-    """q ``(B, H, T, D)``, k ``(B, H_kv, T, D)`` and the layer's input x ``(B, T, C)``, fp64.
+    """q ``(B, H, T, D)``, k ``(B, H_kv, T, D)`` and the layer's input x ``(B, T, C)``, in fp64.
 
-    ``own`` is the mechanism that was called with them, as it was trained; None where there is none.
+    ``own`` is the mechanism that was called with them, as it was trained; None if there is none.
     """
 
     source: str
@@ -34,16 +34,16 @@ class Activations:
     own: Mechanism | None = None
 
     def times(self, scale: float) -> "Activations":
-        """All queries so many times as long."""
+        """The same activations with all queries multiplied by ``scale``."""
         return replace(self, q=scale * self.q)
 
     def map_arguments(self) -> dict[str, Any]:
-        """Of ``attention_map``."""
+        """The keyword arguments of ``attention_map``."""
         return {"spatial_shape": self.spatial_shape, "x": self.x, "rotate": self.rotate}
 
 
 def random_activations(config: EntropyConfig) -> Activations:
-    """Normal keys, and queries of random directions whose lengths are log-normal around ``sqrt(D)``."""
+    """Normal keys, and queries in random directions whose lengths are log-normal around ``sqrt(D)``."""
     B, H, T, D = config.batch, config.heads, config.tokens, config.head_dim
     generator = torch.Generator().manual_seed(config.seed)
 
@@ -57,7 +57,7 @@ def random_activations(config: EntropyConfig) -> Activations:
 
 
 def captured_activations(model: nn.Module, inputs: Tensor, source: str) -> list[Activations]:
-    """What the mechanisms of ``model`` are called with, layer by layer, and what the layers around them read."""
+    """What the mechanisms of ``model`` are called with, layer by layer, with the inputs of the layers around them."""
     with _inputs_of_layers(model) as read:
         calls = capture(model, inputs)
     found = []
@@ -65,7 +65,7 @@ def captured_activations(model: nn.Module, inputs: Tensor, source: str) -> list[
         arguments = call.map_arguments()
         x = arguments["x"] if arguments["x"] is not None else read.get(call.name)
         if x is not None and x.shape[:2] != (call.k.shape[0], call.k.shape[2]):
-            x = None  # keys of a reduced plane: gates per key have no input there
+            x = None  # keys of a reduced plane: there is no input for gates per key
         found.append(
             Activations(
                 source, call.name.removesuffix(".mechanism"), call.q.double(), call.k.double(),
@@ -78,7 +78,7 @@ def captured_activations(model: nn.Module, inputs: Tensor, source: str) -> list[
 
 @contextmanager
 def _inputs_of_layers(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Input of every layer that holds a mechanism, by the name that ``capture`` gives its calls."""
+    """Record the input of every layer that holds a mechanism, by the name that ``capture`` gives to its calls."""
     found: dict[str, Tensor] = {}
 
     def hook_of(names: tuple[str, str]) -> Any:

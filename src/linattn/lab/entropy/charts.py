@@ -1,4 +1,4 @@
-"""Charts of the experiment: entropy against the norm of queries, its correlation with it, and what a power does."""
+"""Charts of the experiment: entropy against the norm of queries, their correlation, and the effect of a power."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from linattn.report.style import MUTED, Style, styles
 
 KINDS = {"sharper": "Sharper as queries grow", "blind": "Blind to the norm", "wider": "Wider as queries grow"}
 UNIT = "PSE, nats"
-FEW = 8  # lines that one panel can hold, whatever they do
+FEW = 8  # up to so many lines share one panel, whatever their kind
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A mechanism on one source of activations: the mean over its layers."""
+    """One mechanism on one source of activations: the mean over its layers."""
 
     mechanism: str
     norms: list[float]
@@ -33,7 +33,7 @@ class Curve:
 
 
 def curves_of(rows: list[Row], wanted: Callable[[Row], bool]) -> dict[str, Curve]:
-    """By mechanism, those that have rows."""
+    """Curves by mechanism, for those that have rows."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         if row.pse and wanted(row):
@@ -59,7 +59,7 @@ def charts_of(
     source: str,
     checks: list[Check],
 ) -> list[Chart]:
-    """Those there are numbers for, in reading order."""
+    """The charts for which there are numbers, in reading order."""
     look = styles(names)
     found = [
         _norms("random", "Random activations", "Each mechanism as it starts, on the same random queries and keys.",
@@ -100,7 +100,7 @@ def _draw_norms(
         plot_line(axes, curve.norms, curve.pse, look[name], every=2)
     even = log(max(curve.keys for curve in all_curves))
     axes.axhline(even, color=MUTED, linestyle=":", linewidth=1.2)
-    axes.set_ylim(min(0.0, *(min(curve.pse) for curve in all_curves)) - 0.05, 1.05 * even)  # panels compare
+    axes.set_ylim(min(0.0, *(min(curve.pse) for curve in all_curves)) - 0.05, 1.05 * even)  # alike in all panels
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: short(value))
     axes.xaxis.set_minor_formatter(NullFormatter())
@@ -147,7 +147,7 @@ def _draw_correlations(
 
 
 def _powers(checks: list[Check]) -> Chart | None:
-    """Lines out of the numbers of the checks: ``<line>_p=<power>``."""
+    """Draw the checks' numbers named ``<line>_p=<power>`` as lines."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for check in checks:
         for key, value in check.numbers.items():

@@ -1,4 +1,4 @@
-"""Vision transformers whose activations are looked at: trained here for a moment, or read from a folder."""
+"""Vision transformers whose activations are examined: trained briefly for this, or read from a folder."""
 
 import tempfile
 from collections.abc import Callable
@@ -22,7 +22,7 @@ OnWork = Callable[[str], None]
 
 
 def host_activations(config: EntropyConfig, on_work: OnWork) -> list[list[Activations]]:
-    """For each host its layers, on the first test images."""
+    """The layers of each host, on the first test images."""
     data = load_images(config.data)
     changes = {"epochs": config.epochs, "seed": config.seed, "device": config.device, "precision": "fp32"}
     recipe = configure(default_recipe(data), changes | {"compile": False})

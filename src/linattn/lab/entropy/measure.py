@@ -14,22 +14,23 @@ from linattn.lab.entropy.activations import Activations
 from linattn.mechanisms.base import Mechanism
 from linattn.mechanisms.registry import create_mechanism
 
-SEEN = 1e-3  # nats between the shortest and the longest queries: less is not seeing the norm
+SEEN = 1e-3  # nats between the shortest and the longest queries: a smaller change means that the norm has no effect
 BINS = 8
 
 
 @dataclass(frozen=True)
 class Row:
-    """One mechanism on the activations of one layer. Entropies in nats, means over images, heads and queries.
+    """One mechanism on the activations of one layer. Entropies are in nats, means over images, heads and queries.
 
     Attributes:
-        source, layer: of the activations; trained: whether the mechanism was trained on them, else as it starts.
+        source, layer: of the activations.
+        trained: whether the mechanism was trained on them; otherwise it is measured as it starts.
         norms, scales: median norm of the queries at each scale.
-        pse, entropy: positive-sequence entropy at each scale, and the entropy by size of weights.
-        correlation: Pearson, between the entropy and the norm of single queries at scale 1, mean over heads.
-        binned_norms, binned_pse: of single queries at scale 1, in bins of equal numbers.
-        keys: that a query sees, at most; the highest entropy is its logarithm.
-        reason: why there are no rows; empty where there are.
+        pse, entropy: positive-sequence entropy at each scale, and the entropy of absolute weights.
+        correlation: Pearson correlation between the entropy and the norm of single queries at scale 1, mean over heads.
+        binned_norms, binned_pse: of single queries at scale 1, in bins of equal size.
+        keys: the most keys that a query sees; the highest possible entropy is the logarithm of this.
+        reason: why there are no numbers; empty if there are.
     """
 
     source: str
@@ -55,7 +56,7 @@ class Row:
 
 
 def kind_of(pse: Sequence[float]) -> str:
-    """``sharper`` or ``wider`` as queries grow, or ``blind`` where the entropy does not change.
+    """``sharper`` or ``wider`` as queries grow, or ``blind`` if the entropy does not change.
 
     Example:
         >>> kind_of([4.1, 3.0, 1.0]), kind_of([2.0, 2.0001, 2.0]), kind_of([2.0, 2.1])
@@ -67,7 +68,7 @@ def kind_of(pse: Sequence[float]) -> str:
 
 
 def fitting_mechanism(name: str, activations: Activations, seed: int) -> Mechanism:
-    """The mechanism as it starts, for the shape of the activations, in fp64; ValueError if it does not fit."""
+    """The untrained mechanism for the shape of the activations, in fp64; ValueError if it does not fit."""
     (_, H, _, D), H_kv = activations.q.shape, activations.k.shape[1]
     options = {"input_dim": activations.x.shape[-1]} if activations.x is not None else {}
     with torch.random.fork_rng():
@@ -79,7 +80,7 @@ def fitting_mechanism(name: str, activations: Activations, seed: int) -> Mechani
 
 
 def attention_rows(mechanism: Mechanism, activations: Activations) -> Tensor:
-    """Weights ``(B, H, rows, Tk)`` of the queries that count: causal, those of the last quarter, which see much."""
+    """Weights ``(B, H, rows, Tk)`` of all queries or, if causal, those of the last quarter, which see many keys."""
     weights = attention_map(mechanism, activations.q, activations.k, **activations.map_arguments())
     return weights[:, :, _counting(activations)]
 
@@ -87,7 +88,7 @@ def attention_rows(mechanism: Mechanism, activations: Activations) -> Tensor:
 def measure(
     name: str, activations: Activations, scales: tuple[float, ...], *, seed: int = 0, trained: bool = False
 ) -> Row:
-    """A mechanism, or with ``trained`` the activations' own, at all scales."""
+    """Measure a mechanism, or with ``trained`` the activations' own one, at all scales."""
     place = (activations.source, activations.layer, name, trained, activations.k.shape[2])
     try:
         mechanism = activations.own if trained and activations.own is not None else None

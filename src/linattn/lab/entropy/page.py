@@ -22,7 +22,7 @@ def page(
     groups: dict[str, dict[str, Curve]],
     left_out: dict[str, str],
 ) -> str:
-    """The whole text; the same results give the same text."""
+    """The text of the page; the same results give the same text."""
     opening = element("header", element("h1", TITLE), element("p", summary, class_="summary"))
     settings = fold("Settings", pairs(meta["settings"]))
     return document(
@@ -46,7 +46,7 @@ def _checks(checks: list[Check]) -> Markup:
 
 
 def _numbers(groups: dict[str, dict[str, Curve]]) -> Markup:
-    """Of each group: entropy of the shortest queries and of the longest, and the correlation."""
+    """For each group: entropy of the shortest and of the longest queries, and the correlation."""
     parts = []
     for title, curves in groups.items():
         if not curves:

@@ -1,4 +1,4 @@
-"""Activations of a language model in a folder: of this library, or any that transformers loads."""
+"""Activations of a language model in a folder, from this library or any that transformers loads."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +12,12 @@ from linattn.lab.entropy.settings import EntropyConfig
 from linattn.support.extras import need
 from linattn.support.options import OptionError
 
-LISTENER = "linattn_lab_entropy"  # name of the attention that listens, in the registry of transformers
+LISTENER = "linattn_lab_entropy"  # name of the listening attention in the registry of transformers
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
 def text_activations(config: EntropyConfig) -> list[list[Activations]]:
-    """Its layers on the first ``batch x tokens`` tokens of the text."""
+    """The layers of the model on the first ``batch x tokens`` tokens of the text."""
     need("a language model", "transformers", "safetensors")
     from transformers import AutoConfig, AutoModel
 
@@ -45,7 +45,7 @@ def text_activations(config: EntropyConfig) -> list[list[Activations]]:
 
 
 class _Reader(nn.Module):
-    """The model without a cache: a mechanism is then called as a whole, where it can be seen."""
+    """The model without a cache: each mechanism is then called on the whole text, where hooks see it."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def _tokens(config: EntropyConfig, vocabulary: int) -> Tensor:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Transformers reports the head that is left out here, and shows a bar of its own."""
+    """Silence transformers, which reports that the head is left out, and shows a bar."""
     from transformers.utils import logging
 
     shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
@@ -89,7 +89,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _listen(source: str, heard: list[Activations]) -> str:
-    """The name of softmax attention that writes down its queries and keys; queries take in the model's scale."""
+    """Register softmax attention that records its queries, times the model's scale, and keys; returns its name."""
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

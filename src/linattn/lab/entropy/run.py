@@ -1,4 +1,4 @@
-"""The experiment from its settings to its files, and as a user sees it."""
+"""The experiment, from its settings to its files, and on the screen."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ OnWork = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Result:
-    """All numbers. Real activations are those of the first host, given to every mechanism."""
+    """All numbers. Real activations are those of the first host, and every mechanism is measured on them."""
 
     meta: dict[str, Any]
     checks: list[Check]
@@ -60,7 +60,7 @@ class Result:
         return all(check.passed for check in self.checks)
 
     def summary(self) -> str:
-        """What came out, in two sentences."""
+        """The findings in two sentences."""
         right = sum(check.passed for check in self.checks)
         words = [f"{right} of {len(self.checks)} checks hold."]
         for title, curves in (("random activations", self.random), ("real ones", self.real)):
@@ -76,10 +76,10 @@ class Result:
 
 
 def run_entropy(config: EntropyConfig, on_work: OnWork, command: list[str] | None = None) -> Result:
-    """Checks, and every mechanism on random activations, on real ones, and as it was trained."""
+    """Run the checks, and measure every mechanism on random and real activations, and as it was trained."""
     config.check()
     meta = lab_meta(config, config.device, command)
-    hosts: list[list[Activations]] = []  # first, since they are what may not fit
+    hosts: list[list[Activations]] = []  # first, since hosts are what may not fit into memory
     if config.reads_text:
         hosts = text_activations(config)
     elif config.hosts:
@@ -110,7 +110,7 @@ def _name(layer: Activations) -> str:
 
 
 def save(result: Result, folder: Path, name: str, charts: bool = True) -> list[Path]:
-    """``<name>.json``, and with charts the PNG files ``<name>-*.png`` and the page ``<name>.html``."""
+    """Write ``<name>.json`` and, with charts, the PNG files ``<name>-*.png`` and the page ``<name>.html``."""
     written = [folder / f"{name}.json"]
     write_json(written[0], result.as_dict())
     if not charts:

@@ -1,4 +1,4 @@
-"""Theorems on entropies of positive sequences, checked on random ones in fp64."""
+"""Theorems about entropies of positive sequences, checked on random ones in fp64."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ from linattn.analysis.entropy import positive_sequence_entropy as pse
 EXACT = 1e-9  # nats that rounding may cost in fp64
 Map = Callable[[Tensor], Tensor]
 
-# Increasing and convex on x > 0, all of them. What they differ in is the elasticity x f'(x) / f(x).
+# All are increasing and convex on x > 0. They differ in their elasticity x f'(x) / f(x).
 RISING: dict[str, Map] = {"exp(x) - 1": torch.expm1, "x + x^2": lambda x: x + x**2, "x exp(x)": lambda x: x * x.exp()}
 FALLING: dict[str, Map] = {"x^2 / (1 + x)": lambda x: x**2 / (1 + x)}
 OFFSET: dict[str, Map] = {"x^2 + 100": lambda x: x**2 + 100}
@@ -25,9 +25,10 @@ HOMOGENEOUS: dict[str, Map] = {
 
 @dataclass(frozen=True)
 class Check:
-    """A statement, whether the numbers bear it out, and the numbers.
+    """A statement, whether the numbers support it, and the numbers.
 
-    ``kind``: ``theorem``, of every single row or sequence; ``counterexample``; ``mean``, of the mean over rows alone.
+    ``kind`` is ``theorem``, about every single row or sequence; ``counterexample``; or ``mean``, about the mean over
+    rows alone.
     """
 
     name: str
@@ -41,7 +42,7 @@ class Check:
 
 
 def sequence_checks(seed: int = 0, count: int = 256, length: int = 64) -> list[Check]:
-    """``count`` sequences of ``length`` numbers.
+    """Check the theorems on ``count`` sequences of ``length`` numbers.
 
     Example:
         >>> [check.name for check in sequence_checks() if not check.passed]
@@ -49,7 +50,7 @@ def sequence_checks(seed: int = 0, count: int = 256, length: int = 64) -> list[C
     """
     generator = torch.Generator().manual_seed(seed)
     signed = torch.randn(count, length, generator=generator, dtype=torch.float64)
-    third = count // 3  # normal by size, log-normal and uniform ones
+    third = count // 3  # absolute normal, log-normal and uniform sequences
     uniform = 1 - torch.rand(count - 2 * third, length, generator=generator, dtype=torch.float64)
     positive = torch.cat([signed[:third].abs(), signed[third : 2 * third].exp(), 2 * uniform])
     return [
@@ -127,7 +128,7 @@ def _elasticity(x: Tensor) -> Check:
 
 
 def _rises(path: Tensor) -> int:
-    """Steps ``(steps, ...)`` along which an entropy does not fall."""
+    """Number of steps ``(steps, ...)`` along which an entropy does not fall."""
     return int((path.diff(dim=0) >= 0).sum())
 
 
@@ -136,8 +137,8 @@ def _means(name: str, values: tuple[float, ...], path: Tensor) -> dict[str, floa
 
 
 def _slope_error(x: Tensor, weights: Map, exponent: Tensor, at: float) -> float:
-    """Of autograd's slope against ``-t Var``, the largest over sequences."""
-    t = x.new_full((len(x), 1), at, requires_grad=True)  # one for each sequence, so that one pass gives all slopes
+    """The largest error, over sequences, of autograd's slope against ``-t Var``."""
+    t = x.new_full((len(x), 1), at, requires_grad=True)  # one t per sequence, so that one pass gives all slopes
     w = weights(t)
     slopes = torch.autograd.grad(pse(w).sum(), t)[0].squeeze(-1)
     p, e = (w / w.sum(-1, keepdim=True)).detach(), exponent

@@ -1,4 +1,4 @@
-"""All that decides what the experiment measures, in one frozen value."""
+"""The settings of the experiment, in one frozen value."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +14,18 @@ HOSTS = ("softmax", "relu", "pola", "nala", "mirror")
 
 @dataclass(frozen=True)
 class EntropyConfig:
-    """Sizes of the random activations, where the real ones come from, and what all queries are multiplied by.
+    """Sizes of the random activations, where the real ones come from, and the factors of all queries.
 
     Attributes:
         mechanisms: measured on the random activations, and on those of the first host; empty: all that are registered.
         scales: factors of the queries, 1 among them.
-        batch, heads, head_dim, tokens: of random activations; ``tokens`` of texts too.
-        hosts: mechanisms that a vision transformer is trained with, each looked at as it came out of training; the
-            activations of the first one are given to all mechanisms as well. Empty: random activations alone.
-        data, size, patch_size, epochs, images: of these hosts; ``images`` are looked at after training.
-        checkpoint: a folder in place of training: ``weights.pt`` of a run of ``linattn train`` with the first host and
+        batch, heads, head_dim, tokens: sizes of random activations; ``tokens`` is also the length of texts.
+        hosts: mechanisms with which a vision transformer is trained, each measured as it is after training; all
+            mechanisms are also measured on the activations of the first host. Empty: random activations alone.
+        data, size, patch_size, epochs, images: of these hosts; ``images`` are examined after training.
+        checkpoint: a folder instead of training: ``weights.pt`` of a run of ``linattn train`` with the first host and
             the same data, size and patch size, or a language model that transformers can load, which reads ``text``.
-        text: a file.
+        text: a text file.
     """
 
     mechanisms: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What the papers say of attention rows, checked on random activations in fp64."""
+"""Statements of the papers about attention rows, checked on random activations in fp64."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -17,11 +17,11 @@ from linattn.mechanisms.registry import create_mechanism
 
 FACTORS = (0.1, 0.5, 2.0, 10.0)
 BLIND = ("relu", "mirror", "pola", "cosformer", "angular", "hydra")
-SHORT, LONG = (0.25, 0.5, 1.0, 2.0), (4.0, 400.0)  # norms below and above which tanh is 1 to a thousandth
+SHORT, LONG = (0.25, 0.5, 1.0, 2.0), (4.0, 400.0)  # norms below and above which tanh is 1 up to a thousandth
 
 
 def attention_checks(activations: Activations, seed: int = 0) -> list[Check]:
-    """``activations`` are random, of an even width, and not causal."""
+    """Check the statements; ``activations`` must be random, of an even width, and not causal."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return [
@@ -57,7 +57,7 @@ def _softmax(activations: Activations) -> Check:
 
 
 def _largest_change(mechanism: Mechanism, activations: Activations) -> float:
-    """Of any row at any scale; flows that weigh different channels of v have rows of their own."""
+    """Largest change of any row over the scales; flows that weigh different channels of v have separate rows."""
     one = replace(activations, q=activations.q[:1], k=activations.k[:1])
 
     def entropies(scale: float) -> Tensor:
@@ -77,7 +77,7 @@ def _blind(activations: Activations) -> Check:
 
 
 def _sees_once_trained(activations: Activations) -> Check:
-    """Two of the above are homogeneous only as they start: parameters that training moves break it."""
+    """Two of the mechanisms above are homogeneous only as they start, until training moves their parameters."""
     pola, mirror = _build("pola", activations), _build("mirror", activations)
     with torch.no_grad():
         pola.get_parameter("power").normal_()

@@ -1,1 +1,1 @@
-"""In-context linear estimation: one-layer models on tasks of regression, beside the best risk in closed form."""
+"""In-context linear estimation: one-layer models on regression tasks, beside the best risk in closed form."""

@@ -1,4 +1,4 @@
-"""Cases: what one curve of a figure is, a data model and what the model may learn on it."""
+"""Cases: each curve of a figure, defined by a data model and by what the model may learn on it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from linattn.lab.icl.data.retrieval import Retrieval
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Tasks of ``data``; with a ``rank`` attention is of that rank, with a ``source`` too it is an update of that rank
-    to a model that was trained on ``source``."""
+    """Tasks of ``data``. With a ``rank``, attention has that rank; with a ``source`` as well, it is an update of that
+    rank to a model that was trained on ``source``."""
 
     label: str
     data: DataModel
@@ -56,7 +56,7 @@ def low_rank(d: int) -> list[Case]:
 
 
 def low_rank_update(d: int) -> list[Case]:
-    """The same eigenvalues along other directions: what was learnt is right in size and wrong in place."""
+    """The same eigenvalues along other directions: what was learnt has the right size and the wrong place."""
     source, data = (Gaussian(d, task_covariance=power_law(d, 1.0, seed)) for seed in (2, 3))
     return [Case(f"rank {r}", data, rank=r, source=source) for r in (0, *_ranks(d))]
 

@@ -1,4 +1,4 @@
-"""Figures: risk against the number of examples, solid where it was trained, dotted where it is the formula's."""
+"""Figures of the risk against the number of examples, solid for trained models, dotted for the formula."""
 
 from functools import partial
 from statistics import mean
@@ -33,11 +33,11 @@ def charts_of(result: Result) -> list[Chart]:
 
 
 def _family_chart(result: Result, family: str) -> Chart:
-    """A panel a model with a curve a case; where models differ it is the other way round."""
+    """One panel per model with a curve per case or, where models are compared, the other way round."""
     rows = result.select(family=family)
     panels, lines = ("case", "model") if family == "drift" else ("model", "case")
     look = styles(list(dict.fromkeys(_name(row, lines) for row in rows)))
-    # Where models are compared, each panel has the range that shows their differences.
+    # Where models are compared, each panel has its own range, which shows their differences.
     top = None if family == "drift" else 1.05 * max(max(row.theory, row.trained) for row in rows)
     found = []
     for title in dict.fromkeys(getattr(row, panels) for row in rows):
@@ -67,7 +67,7 @@ def _draw(axes: Any, *, rows: list[Row], look: dict[str, Style], lines: str, tit
 
 
 def _step_charts(result: Result) -> list[Chart]:
-    """Distance of the steps that were learnt from the formula's."""
+    """Distance of the steps that were learnt from those of the formula."""
     rows = [row for row in result.rows if row.model in EXACT]
     if not rows:
         return []

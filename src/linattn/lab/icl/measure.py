@@ -1,4 +1,4 @@
-"""What is measured on a trained stack: its risk beside that of the formula's predictor, and the step it has learnt."""
+"""Measurements of a trained stack: its risk beside that of the formula's predictor, and the step it has learnt."""
 
 from typing import NamedTuple
 
@@ -11,8 +11,8 @@ from linattn.lab.icl.train import predict
 
 
 class Risks(NamedTuple):
-    """Means over the same test tasks ``(M,)``, in units of the labels' variance; ``error`` is the first one's standard
-    error."""
+    """Means over the same test tasks ``(M,)``, in units of the labels' variance; ``error`` is the standard error of the
+    first one."""
 
     trained: Tensor
     error: Tensor
@@ -21,7 +21,7 @@ class Risks(NamedTuple):
 
 @torch.no_grad()
 def measure_risks(stack: nn.Module, stream: TaskStream, optima: list[Optimum], tasks: int, batch: int) -> Risks:
-    """``optima`` are those of the stream's cells."""
+    """Measure the risks of the models and of ``optima``, which belong to the stream's cells."""
     W, w = _predictors(optima, stream)
     sums = torch.zeros(3, len(optima), dtype=torch.float64, device=W.device)
     drawn = 0
@@ -39,10 +39,10 @@ def measure_risks(stack: nn.Module, stream: TaskStream, optima: list[Optimum], t
 
 @torch.no_grad()
 def learnt_steps(stack: nn.Module, stream: TaskStream) -> Tensor:
-    """``W w_i`` as the models answer, ``(M, n, d, d)``: the coefficient of ``x_a x_ib y_i`` in ``f``, for each i.
+    """``W w_i`` in the models' answers, ``(M, n, d, d)``: the coefficient of ``x_a x_ib y_i`` in ``f``, for each i.
 
-    A single example ``(+-e_b, +-1)`` stands at place i and the query is ``e_a``; the part of the answer that is odd in
-    both signs is the coefficient. Read off so, it does not depend on how a model writes W as a product of others.
+    A single example ``(+-e_b, +-1)`` is put at place i and the query is ``e_a``; the part of the answer that is odd in
+    both signs is the coefficient. This does not depend on how a model factorises W.
     """
     M, d, T = len(stream.cells), stream.width - 1, stream.most + 1
     device = stream.counts.device
@@ -70,7 +70,7 @@ def step_errors(steps: Tensor, optima: list[Optimum]) -> list[float]:
 
 
 def _predictors(optima: list[Optimum], stream: TaskStream) -> tuple[Tensor, Tensor]:
-    """W ``(M, d, d)`` and w ``(M, n)``, with zeros where tokens are padding."""
+    """W ``(M, d, d)`` and w ``(M, n)`` of the optima, with zeros where tokens are padding."""
     w = torch.zeros(len(optima), stream.most, dtype=torch.float64)
     for row, optimum in zip(w, optima, strict=True):
         row[stream.most - len(optimum.weights) :] = optimum.weights

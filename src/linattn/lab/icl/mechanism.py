@@ -6,15 +6,15 @@ from torch import Tensor, nn
 from linattn.lab.icl.models import draw, project
 from linattn.mechanisms.registry import create_mechanism
 
-MULTIPLE = 8  # head widths that every mechanism takes
+MULTIPLE = 8  # multiple of head widths that every mechanism accepts
 
 
 class MechanismStack(nn.Module):
     """``f = n r^T attend(Z Wq, Z Wk, Z Wv)`` at the last token, with one head of a causal mechanism.
 
-    Mechanisms run one after the other, each on its model's tasks, so that nothing leaks from one model to another:
-    slower than the other stacks. Tokens that are zero are padding and are masked. What most mechanisms give is a mean
-    over the examples: times n it is the sum that the other stacks give.
+    Mechanisms run one after the other, each on the tasks of its model, so that nothing leaks between models; this is
+    slower than the other stacks. Tokens that are zero are padding and are masked. Most mechanisms return a mean over
+    the examples, which times n is the sum that the other stacks return.
     """
 
     def __init__(self, name: str, models: int, width: int, generator: torch.Generator) -> None:

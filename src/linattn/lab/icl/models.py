@@ -1,8 +1,8 @@
 """One-layer models, many at a time: a *stack* holds M independent ones along its first axis.
 
-Tokens are ``z_i = (x_i, y_i)``, the last one ``(x, 0)``: ``(M, B, T, d+1)`` for B tasks of each model. A model gives
-one number for each task, its answer at the last token. Shorter tasks have zeros in front: a token that is zero adds
-nothing to any of these models.
+Tokens are ``z_i = (x_i, y_i)``, the last one ``(x, 0)``: ``(M, B, T, d+1)`` for B tasks of each model. A model returns
+one number per task, its answer at the last token. Shorter tasks have zeros in front, as a zero token adds nothing in
+any of these models.
 """
 
 import torch
@@ -13,17 +13,17 @@ from linattn.ops.convolution import short_convolution, short_convolution_step
 from linattn.ops.convolution_call import ConvolutionState
 from linattn.ops.linear import linear_attention
 
-OPEN_GATE = 3.0  # sigmoid(3) = 0.95: the last examples count nearly alike at the start
+OPEN_GATE = 3.0  # sigmoid(3) = 0.95: at first the last examples count nearly alike
 CANON_WIDTH = 4
-# Rows here are tens of tokens long and one value wide: too small for kernels that are made for long sequences.
+# These rows are tens of tokens long and one value wide: too small for kernels that are made for long sequences.
 IMPL = "chunked"
 
 
 class LinearStack(nn.Module):
     """``f = sum_i (z^T Wq Wk^T z_i) (z_i^T v)``, z the last token: linear attention without a denominator.
 
-    Wq, Wk ``(M, d+1, r)`` and v ``(M, d+1)``, the values' projection and the read-out in one: only their product is
-    seen. ``ranks`` gives each model its r; columns beyond it are zero in both factors, so that no gradient moves them.
+    Wq, Wk ``(M, d+1, r)``; v ``(M, d+1)`` stands for the values' projection and the read-out, of which only the product
+    matters. ``ranks`` gives each model its r; columns beyond it are zero in both factors, so no gradient changes them.
     """
 
     def __init__(self, models: int, width: int, generator: torch.Generator, ranks: list[int] | None = None) -> None:
@@ -48,7 +48,7 @@ class LinearStack(nn.Module):
 
 
 class AdaptedStack(nn.Module):
-    """A trained stack that stays as it is, plus ``U D^T`` of low rank in the place of ``Wq Wk^T``: LoRA."""
+    """A frozen trained stack, plus ``U D^T`` of low rank added to ``Wq Wk^T``: LoRA."""
 
     def __init__(self, base: LinearStack, width: int, generator: torch.Generator, ranks: list[int]) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class AdaptedStack(nn.Module):
         self.update = LinearStack(len(ranks), width, generator, ranks)
         self.update.value.requires_grad_(False)
         with torch.no_grad():
-            self.update.query.zero_()  # nothing is added at the start
+            self.update.query.zero_()  # at the start nothing is added
 
     def forward(self, tokens: Tensor) -> Tensor:
         (q, k, v), (up, down, _) = self.base.features(tokens), self.update.features(tokens)
@@ -65,10 +65,10 @@ class AdaptedStack(nn.Module):
 
 
 class H3Stack(nn.Module):
-    """``f = sum_c q_c (filter * (k_c v_c))``: a gated long convolution, with one filter over the T tokens a model.
+    """``f = sum_c q_c (filter * (k_c v_c))``: a gated long convolution, with one filter over the T tokens per model.
 
-    q, k, v are projections of the tokens with d+1 channels, q of the last one; the read-out is part of q. The filter's
-    taps weigh the examples: that is what linear attention cannot do.
+    q, k, v are projections of the tokens with d+1 channels, q that of the last one; the read-out is part of q. The
+    filter's taps weight the examples, which linear attention cannot do.
     """
 
     def __init__(self, models: int, width: int, generator: torch.Generator, tokens: int) -> None:
@@ -84,13 +84,13 @@ class H3Stack(nn.Module):
         product = product.permute(1, 2, 0, 3).flatten(2)  # (B, T, M C): models are channels to the convolution
         taps = self.filter.repeat_interleave(C, dim=0)
         state = ConvolutionState(product[:, :-1])
-        # Only the last token is asked: one step after the others gives it.
+        # Only the last token's output is needed: one step after the others gives it.
         summed = short_convolution_step(product[:, -1], taps, None, state).output
         return (q * summed.view(B, M, C).transpose(0, 1)).sum(-1)
 
 
 class GatedStack(LinearStack):
-    """Linear attention with the state's decay ``sigmoid(g^T z_t + b)`` at every token."""
+    """Linear attention whose state decays by ``sigmoid(g^T z_t + b)`` at every token."""
 
     def __init__(self, models: int, width: int, generator: torch.Generator) -> None:
         super().__init__(models, width, generator)
@@ -106,7 +106,7 @@ class GatedStack(LinearStack):
 
 
 class CanonStack(LinearStack):
-    """A Canon layer, ``z'_t = z_t + sum_w c_w * z_{t-w}`` over four tokens, in front of linear attention."""
+    """A Canon layer, ``z'_t = z_t + sum_w c_w * z_{t-w}`` over four tokens, followed by linear attention."""
 
     def __init__(self, models: int, width: int, generator: torch.Generator) -> None:
         super().__init__(models, width, generator)
@@ -121,7 +121,7 @@ class CanonStack(LinearStack):
 
 
 def project(tokens: Tensor, weight: Tensor) -> Tensor:
-    """Each model's own matrix: ``(M, B, T, C)`` and ``(M, C, K)`` to ``(M, B, T, K)``."""
+    """Multiply by each model's own matrix: ``(M, B, T, C)`` and ``(M, C, K)`` to ``(M, B, T, K)``."""
     M, B, T, _ = tokens.shape
     return torch.bmm(tokens.flatten(1, 2), weight).view(M, B, T, -1)
 
@@ -133,7 +133,7 @@ def make_stack(model: str, models: int, width: int, tokens: int, generator: torc
 
 
 def near_label(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Values ``(M, d+1, ...)`` start near the label alone: from a random direction some models never find it."""
+    """Values ``(M, d+1, ...)`` that start near the label alone: from a random direction some models never find it."""
     values = 0.2 * draw(shape, shape[1], generator)
     values[:, -1] += 1
     return values

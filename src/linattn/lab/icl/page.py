@@ -1,4 +1,4 @@
-"""The page of the laboratory: figures, what H3 wins, every run, and how it was made."""
+"""The page of the laboratory: figures, the gain of H3, every run, and how it was made."""
 
 from linattn.lab.icl.charts import charts_of, model_name
 from linattn.lab.icl.rows import Result, Row
@@ -18,7 +18,7 @@ FOUR, PERCENT, THREE = Unit(decimals=4), Unit(0.01, decimals=2, signed=True), Un
 
 
 def page(result: Result) -> str:
-    """The whole text; the same results give the same text."""
+    """The text of the page; the same results give the same text."""
     state = [element("p", "Unfinished", class_="tag")] if result.interrupted else []
     found = [element("p", unbroken(line), class_="summary") for line in summary(result)]
     opening = element("header", *state, element("h1", TITLE), element("p", LEAD, class_="lead"), *found)

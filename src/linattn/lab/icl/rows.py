@@ -1,4 +1,4 @@
-"""Rows of results, kept in a file that a later run can go on from."""
+"""Rows of results, kept in a file from which a later run can go on."""
 
 import json
 from dataclasses import asdict, dataclass, field, fields
@@ -12,7 +12,7 @@ from linattn.support.options import OptionError
 
 @dataclass(frozen=True)
 class Row:
-    """One trained model. Risks are ``E (y - f)^2 / d``, those that are measured over the same test tasks."""
+    """One trained model. Risks are ``E (y - f)^2 / d``; measured ones are taken over the same test tasks."""
 
     family: str
     case: str
@@ -20,7 +20,7 @@ class Row:
     n: int
     seed: int
     theory: float
-    formula_measured: float  # of the predictor that the formula gives
+    formula_measured: float  # of the formula's predictor
     trained: float
     standard_error: float
     deviation: float  # trained / theory - 1
@@ -30,7 +30,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Gain:
-    """What H3 wins over linear attention, as a share of the latter's risk: measured, and by the formulas."""
+    """What H3 gains over linear attention, as a share of the latter's risk: measured, and by the formulas."""
 
     family: str
     case: str
@@ -41,7 +41,7 @@ class Gain:
 
 @dataclass
 class Result:
-    """All rows so far; a unit is (family, model), its rows come together."""
+    """All rows so far; a unit is a pair (family, model), whose rows come together."""
 
     meta: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
@@ -59,8 +59,8 @@ class Result:
 
     @property
     def beyond(self) -> list[Row]:
-        """Models whose optimum the formula is, and whose best seed is farther from it than the tolerance, by more than
-        the test tasks' luck explains (two standard errors)."""
+        """Models whose optimum the formula is, but whose best seed is farther from it than the tolerance, by more than
+        the luck of the test tasks (two standard errors) explains."""
         best: dict[tuple[str, str, str, int], Row] = {}
         for row in (row for row in self.rows if row.model in EXACT):
             place = (row.family, row.case, row.model, row.n)
@@ -88,7 +88,7 @@ class Result:
 
 
 def earlier_rows(path: Path, settings: dict[str, Any]) -> list[Row]:
-    """The rows of a file that was made with the same settings; none if there is no file."""
+    """The rows of a file that was written with the same settings; none if there is no file."""
     if not path.exists():
         return []
     try:

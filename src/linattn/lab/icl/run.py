@@ -17,7 +17,7 @@ from linattn.lab.icl.tasks import Cell, TaskStream
 from linattn.lab.icl.train import Recipe, fit
 from linattn.lab.meta import lab_meta
 
-WEIGHTING: dict[str, Weighting] = {"h3": "free", "gated": "geometric"}  # of the formula beside a model
+WEIGHTING: dict[str, Weighting] = {"h3": "free", "gated": "geometric"}  # of the formula to compare with
 OnStep = Callable[[], None]
 
 
@@ -26,17 +26,17 @@ def new_result(config: IclConfig, command: list[str] | None = None) -> Result:
 
 
 def steps_of(config: IclConfig, family: str) -> int:
-    """Training steps of a unit: an update comes after the training that it is an update of."""
+    """Training steps of a unit; an update includes the training of the model that it updates."""
     return config.steps * (2 if family == "low-rank-update" else 1)
 
 
 def run_unit(config: IclConfig, family: str, model: str, on_step: OnStep = lambda: None) -> list[Row]:
-    """Train the models of all cases, lengths and seeds of a family at once; a row for each."""
+    """Train the models of all cases, lengths and seeds of a family at once; returns a row for each."""
     cases = FAMILIES[family](config.d)
     cells = [Cell(case, n, seed) for case in cases for n in config.lengths for seed in range(config.seeds)]
     optima = [cell.case.optimum(cell.n, WEIGHTING.get(model, "uniform")) for cell in cells]
     stack = _trained(config, family, model, cells, on_step)
-    # Seeded by the family alone: all its models are tested on the same tasks.
+    # Seeded by the family alone, so that all its models are tested on the same tasks.
     test = TaskStream(cells, _generator(config, "test", family))
     risks = measure_risks(stack, test, optima, config.tests, 2 * config.batch)
     measured = model in MODELS

@@ -1,4 +1,4 @@
-"""The laboratory as a user sees it: progress, a table, files, and an exit code."""
+"""The laboratory on the screen: progress, a table, files, and an exit code."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,10 +54,10 @@ def icl_on_screen(
 
 
 def _train(config: IclConfig, result: Result, path: Path) -> None:
-    """Every unit that is not there yet; the file holds all finished ones at any time."""
+    """Train every unit that is not there yet; the file always holds all finished ones."""
     left = [unit for unit in config.units if unit not in result.done]
     columns = (BarColumn(bar_width=24), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    # On stderr, so that what is printed can be piped.
+    # On stderr, so that printed results can be piped.
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("starting", total=sum(steps_of(config, family) for family, _ in left))
         try:
@@ -80,7 +80,7 @@ def save_page(result: Result, folder: Path, name: str) -> list[Path]:
 
 
 def result_tables(result: Result) -> Iterator[Table]:
-    """One a family: the risk of trained models, best of seeds, and the run that is farthest from the formula."""
+    """One table per family: the risk of trained models, best over seeds, and the run farthest from the formula."""
     lengths = sorted({row.n for row in result.rows})
     for family in dict.fromkeys(row.family for row in result.rows):
         table = Table(title=f"{TITLES[family]}: risk / d", title_justify="left", box=None, pad_edge=False)

@@ -8,10 +8,10 @@ from linattn.mechanisms.registry import list_mechanisms
 from linattn.support.options import OptionError, check_device, check_option
 
 LINEAR, H3, GATED, CANON = "linear", "h3", "gated", "canon"
-MODELS = (LINEAR, H3, GATED, CANON)  # beside these, any registered mechanism
-EXACT = (LINEAR, H3)  # the formula is their optimum; of the others it is that of a restriction
+MODELS = (LINEAR, H3, GATED, CANON)  # besides these, any registered mechanism
+EXACT = (LINEAR, H3)  # the formula is their optimum; for the others it is that of a restricted form
 RANKED = ("low-rank", "low-rank-update")  # statements about linear attention
-EVERYWHERE = ("independent", "drift")  # where all models are trained unless models are named
+EVERYWHERE = ("independent", "drift")  # families on which all models are trained unless models are named
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class IclConfig:
     """One run. The defaults are the documented table of a GPU; ``QUICK`` changes them to those of a CPU."""
 
     families: tuple[str, ...] = tuple(FAMILIES)
-    models: tuple[str, ...] = ()  # none: linear and h3 for all families, the others where they say something new
+    models: tuple[str, ...] = ()  # none: linear and h3 for all families, the others where they add something
     d: int = 20
     lengths: tuple[int, ...] = (5, 10, 20, 40, 60)
     seeds: int = 2
@@ -56,7 +56,7 @@ class IclConfig:
 
     @property
     def units(self) -> list[tuple[str, str]]:
-        """(family, model): each is one stack of models that are trained together."""
+        """Pairs (family, model): each is one stack of models that are trained together."""
         return [(family, model) for family in self.families for model in self._models_of(family)]
 
     def _models_of(self, family: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Tasks for a stack of models: every cell draws from the data of its case, with its own number of examples."""
+"""Tasks for a stack of models: each cell draws from the data of its case, with its own number of examples."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from linattn.lab.icl.data.base import DataModel
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One model of a stack: a case, the number of examples, and which of several equal runs it is."""
+    """One model of a stack: a case, a number of examples, and which of several equal runs this is."""
 
     case: Case
     n: int
@@ -28,10 +28,10 @@ class Tasks(NamedTuple):
 
 
 class TaskStream:
-    """Fresh tasks for the cells, in their order; all cells of one case must stand together.
+    """Fresh tasks for the cells, in their order; all cells of a case must be adjacent.
 
-    Tasks with fewer than the most examples have zeros in front. With ``sources`` they come from what a case was
-    trained on before.
+    Tasks with fewer examples than the largest number have zeros in front. With ``sources`` tasks come from the data
+    that a case was trained on before.
     """
 
     def __init__(self, cells: list[Cell], generator: torch.Generator, *, sources: bool = False) -> None:

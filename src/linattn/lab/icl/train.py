@@ -1,4 +1,4 @@
-"""Training of a stack: Adam on fresh tasks at every step. The models of a stack do not touch one another."""
+"""Training of a stack: Adam on fresh tasks at every step. The models of a stack do not affect each other."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from linattn.lab.icl.tasks import TaskStream
 
-WARM_UP = 0.05  # of all steps
+WARM_UP = 0.05  # share of all steps
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """``steps`` of ``batch`` tasks a model; the learning rate rises, then falls as a cosine to 0."""
+    """``steps`` of ``batch`` tasks per model; the learning rate rises, then falls as a cosine to 0."""
 
     steps: int
     batch: int
@@ -28,7 +28,7 @@ def fit(stack: nn.Module, stream: TaskStream, recipe: Recipe, on_step: Callable[
     for _ in range(recipe.steps):
         tasks = stream.draw(recipe.batch)
         errors = (predict(stack, tasks.tokens, stream.counts) - tasks.answers).square()
-        # A sum over models: each one's gradient is that of its own loss.
+        # A sum over models: each model's gradient is that of its own loss.
         loss = errors.mean(1).sum()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -43,7 +43,7 @@ def predict(stack: nn.Module, tokens: Tensor, counts: Tensor) -> Tensor:
 
 
 def rate(step: int, steps: int) -> float:
-    """Factor of the learning rate before the step; it counts from 0."""
+    """Factor of the learning rate at a step, counted from 0."""
     rise = max(round(WARM_UP * steps), 1)
     if step < rise:
         return (step + 1) / rise

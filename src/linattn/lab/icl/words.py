@@ -1,17 +1,17 @@
-"""What came out, in sentences that claim no more than the rows show."""
+"""Sentences about the findings, which claim no more than the rows show."""
 
 from linattn.lab.icl.charts import model_name
 from linattn.lab.icl.rows import Gain, Result, Row
 from linattn.lab.icl.settings import EXACT
 from linattn.report.numbers import counted
 
-EVEN = 1e-9  # formulas that give one number
+EVEN = 1e-9  # gains below this mean that formulas give the same number
 EQUAL = "linear attention"
 REFERENCES = {"gated": "the best constant gate"}
 
 
 def summary(result: Result) -> list[str]:
-    """A sentence a model, then H3 beside linear attention."""
+    """A sentence per model, then H3 beside linear attention."""
     models = dict.fromkeys(row.model for row in result.rows)
     return [*(_distance(result, model) for model in models), *_gain_words(result.gains())]
 

@@ -1,4 +1,4 @@
-"""Tasks, hosts and training of three sizes: minutes on a CPU, minutes on a GPU, and the paper's."""
+"""Tasks, hosts and training at three scales: minutes on a CPU, minutes on a GPU, and the paper's."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,24 +9,24 @@ from linattn.train.text.recipes import host_of_recipe
 SCALES = ("cpu", "gpu", "paper")
 CPU_HOST = {"size": "small", "depth": 2, "heads": 2}
 GPU_HOST = {"size": "small", "depth": 4, "heads": 2}
-# Small models in short runs take higher rates than the paper's, and a longer part of the run to warm up to them.
-# They are alike in all else too, whatever the recipe of the task says.
+# Small models in short runs take higher learning rates than the paper's, and a longer share of the run to warm up. In
+# all else they are trained alike, whatever the task's recipe says.
 SMALL_TRAIN: dict[str, Any] = {"betas": (0.9, 0.98), "weight_decay": 0.03, "eps": 1e-8, "schedule": "cosine"}
 WARMUP = 0.05
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a run has at one scale.
+    """The budget of a task at one scale.
 
     Attributes:
-        settings: of the task.
+        settings: settings of the task.
         train: fields of ``TextConfig`` that differ from those of the task's recipe.
         host: fields of ``HostOptions``.
-        widths: of the hosts.
-        lrs: tried for all alike.
-        metrics: shown in the table, the first of them is what models are compared by.
-        recipe: whose settings hold where nothing else is said.
+        widths: widths of the hosts.
+        lrs: learning rates that are tried for all models alike.
+        metrics: metrics shown in the table; models are compared by the first.
+        recipe: the recipe whose settings hold where nothing else is given.
     """
 
     settings: dict[str, Any]
@@ -38,7 +38,7 @@ class Budget:
     recipe: str = ""
 
     def training(self, given: dict[str, Any]) -> dict[str, Any]:
-        """``train`` with what is ``given``; of a small scale a warm-up that nobody named has its share of the steps.
+        """``train`` with what is ``given``; small scales warm up for a share of the steps unless a warm-up is given.
 
         Example:
             >>> budget("depo", "gpu").training({"steps": 400})["warmup_steps"]
@@ -104,7 +104,7 @@ def budget(task: str, scale: str) -> Budget:
 
 
 def shown_metrics(task: Any, chosen: Budget) -> tuple[str, ...]:
-    """Those of the budget; for Depo the accuracies of K and K/2 hops too, as in the paper's table.
+    """The metrics of the budget; for Depo also the accuracies at K and K/2 hops, as in the paper's table.
 
     Example:
         >>> from linattn.tasks.text import text_task

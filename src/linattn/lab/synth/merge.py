@@ -1,4 +1,4 @@
-"""One set of results from the comparisons of a laboratory run, as the report reads them."""
+"""Merges the comparisons of a laboratory run into one set of results, as the report reads it."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ JOINT = "positions"
 
 
 def merged(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Results by kind of positions as one: ``softmax+ABCD 128`` becomes ``softmax+ABCD rotary 128``.
+    """Merge results by kind of positions: ``softmax+ABCD 128`` becomes ``softmax+ABCD rotary 128``.
 
     Example:
         >>> entry = {"mechanism": "elu 64", "series": "elu", "width": 64}
@@ -27,5 +27,5 @@ def merged(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
             names[entry["mechanism"]] = name
             mechanisms.append(entry | {"mechanism": name, "series": series, "position": kind})
         rows += [row | {"mechanism": names[row["mechanism"]]} for row in part["rows"]]
-    mechanisms.sort(key=lambda entry: entry["width"] or 0)  # stable: kinds stay together inside a width
+    mechanisms.sort(key=lambda entry: entry["width"] or 0)  # stable: kinds stay together within a width
     return {"meta": meta, "mechanisms": mechanisms, "rows": rows}

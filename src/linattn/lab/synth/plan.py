@@ -1,4 +1,4 @@
-"""How many runs there will be and how long they take, told before the first one."""
+"""The number of runs and the time they take, estimated before the first one."""
 
 from statistics import median
 from time import perf_counter
@@ -18,13 +18,13 @@ from linattn.train.text.hosts import create_host
 from linattn.train.text.network import TextNetwork
 
 REPEATS = 3
-OPTIMIZER = 1.15  # of a step: what is timed leaves the optimiser out
+OPTIMIZER = 1.15  # factor of a step's time: the timed step has no optimiser
 
 
 class Plan(NamedTuple):
     runs: int
     seconds: float
-    """Of all runs, one after another; without the start of processes, evaluation and compilation."""
+    """Time of all runs, one after another, without starting processes, evaluation and compilation."""
     jobs: int
 
     def words(self) -> str:
@@ -37,7 +37,7 @@ class Plan(NamedTuple):
 
 
 def make_plan(config: SynthConfig) -> Plan:
-    """Times a few steps of every model."""
+    """Estimate the time by a few timed steps of every model."""
     runs, seconds = 0, 0.0
     for part in config.parts.values():
         own = runs_to_train(part, Texts(part).sweep_is_final) if config.final else len(sweep_cells(part))
@@ -47,7 +47,7 @@ def make_plan(config: SynthConfig) -> Plan:
 
 
 def seconds_of_runs(part: TextCompareConfig) -> dict[str, float]:
-    """Of one run of each contender, by name."""
+    """Time of one run of each contender, by name."""
     texts, train = Texts(part), part.train
     device = torch.device(train.device)
     batch = next(iter(Feed(texts.task, train, device).train())).parts[0]

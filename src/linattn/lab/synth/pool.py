@@ -1,7 +1,7 @@
-"""All runs of a laboratory in one pool of processes, which comparisons then find finished in their folders.
+"""Trains all runs of a laboratory in one pool of processes; comparisons then find them finished in their folders.
 
-A comparison starts processes for the runs that choose learning rates and others for the final ones, and there is one
-comparison for each kind of positions: with runs of seconds the starts would take longer than the training.
+A comparison starts separate processes for the runs that choose learning rates and for the final ones, and there is one
+comparison for each kind of positions: with runs of seconds these starts would take longer than the training.
 """
 
 import multiprocessing
@@ -18,13 +18,13 @@ from linattn.lab.synth.settings import SynthConfig
 from linattn.support.processes import end_with_parent
 
 SECONDS_BETWEEN_LOOKS = 0.5
-_TEXTS: dict[str, Texts] = {}  # of a worker
+_TEXTS: dict[str, Texts] = {}  # of a worker process
 
 
 def train_in_pool(config: SynthConfig, on_work: Callable[[str], None]) -> set[str]:
-    """Train what the comparisons of ``config.parts`` will ask for; returns the kinds of positions with failed runs.
+    """Train what the comparisons of ``config.parts`` will need; returns the kinds of positions with failed runs.
 
-    Every contender's final runs begin as soon as those that choose its learning rate are done.
+    A contender's final runs begin as soon as the runs that choose its learning rate are done.
     """
     parts, failed = config.parts, set[str]()
     texts = {kind: Texts(part) for kind, part in parts.items()}
@@ -60,14 +60,14 @@ def train_in_pool(config: SynthConfig, on_work: Callable[[str], None]) -> set[st
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         for process in multiprocessing.active_children():
-            process.terminate()  # what they have finished is on disk; to wait for the rest would take minutes
+            process.terminate()  # finished runs are on disk; waiting for the others would take minutes
         raise
     pool.shutdown()
     return failed
 
 
 def _final(part: TextCompareConfig, swept: list[CellResult]) -> list[Cell]:
-    """Final runs of a contender whose learning rates have all been tried; none before that, or if all have failed."""
+    """Final runs of a contender once all its learning rates have been tried; none if all of these have failed."""
     if len(swept) < len(set(part.lrs)) or all(result.score is None for result in swept):
         return []
     name = swept[0].cell.mechanism
@@ -76,7 +76,7 @@ def _final(part: TextCompareConfig, swept: list[CellResult]) -> list[Cell]:
 
 
 def _start(parts: dict[str, TextCompareConfig]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     end_with_parent()
     torch.set_num_threads(1)
     _TEXTS.update({kind: Texts(part) for kind, part in parts.items()})

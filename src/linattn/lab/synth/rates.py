@@ -1,4 +1,4 @@
-"""A table without final runs: what every contender scored on held-out data at its best learning rate."""
+"""A table without final runs: each contender's score on held-out data at its best learning rate."""
 
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +42,7 @@ def tabulate_rates(config: SynthConfig, console: Console) -> int:
 
 
 def _part(part: TextCompareConfig, on_work: Callable[[str], None]) -> tuple[dict[str, Any], list[CellResult]]:
-    """Results as a comparison has them, with each contender's best run in the place of its final ones."""
+    """Results in the form of a comparison, with each contender's best run in place of its final ones."""
     texts, swept = Texts(part), list[CellResult]()
     trainer = texts.trainer(lambda *_: None, lambda *_: None)
     for cell in sweep_cells(part):

@@ -21,10 +21,10 @@ from linattn.support.files import write_json
 
 
 def run(config: SynthConfig, console: Console, *, plan_only: bool = False, measure: bool = True) -> int:
-    """Say how long it takes, train what is not trained yet, write; returns the exit code of the comparisons.
+    """Show how long it takes, train what is not trained yet, write; returns the exit code of the comparisons.
 
-    Files in ``config.output``: a folder for each kind of positions, ``results.json``, ``results.csv``, ``table.json``,
-    and with matplotlib ``report.html`` and ``charts``; without final runs ``table.json`` alone.
+    Writes to ``config.output``: a folder for each kind of positions, ``results.json``, ``results.csv``, ``table.json``,
+    and with matplotlib ``report.html`` and ``charts``; without final runs only ``table.json``.
     """
     need("a laboratory of language models", "accelerate", "transformers", "safetensors")
     config.check()
@@ -50,7 +50,7 @@ def run(config: SynthConfig, console: Console, *, plan_only: bool = False, measu
 
 
 def train_together(config: SynthConfig, console: Console) -> set[str]:
-    """All runs in one pool, where there may be several at a time; returns what comparisons still have to train."""
+    """Train all runs in one pool if several may run at a time; returns what comparisons still have to train."""
     if config.shared.jobs < 2:
         return set(config.parts)
     for part in config.parts.values():

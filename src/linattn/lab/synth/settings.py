@@ -1,4 +1,4 @@
-"""What a laboratory run is: one comparison for each kind of positions."""
+"""Settings of a laboratory run: one comparison for each kind of positions."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from linattn.compare.text.settings import TextCompareConfig
 from linattn.support.options import OptionError, check_option
 
-# Kind of positions -> share of a head's channels that rotary positions turn.
+# Kind of positions -> share of a head's channels that rotary positions rotate.
 POSITIONS = {"rotary": 1.0, "quarter": 0.25, "none": 0.0}
 
 
@@ -15,11 +15,11 @@ class SynthConfig:
     """Mechanisms with and without Canon layers, with and without positions, at some widths, on one task.
 
     Attributes:
-        shared: the comparison; its mechanisms may be written ``gated:none``, with kinds of positions of their own.
-        positions: of mechanisms that name none.
-        metrics: of the task, those the table shows; the first is what models are compared by.
-        samples: answers or sentences that trained models write, to be checked; 0: none.
-        final: False to stop when learning rates are chosen; the table then has the scores that chose them.
+        shared: the comparison; its mechanisms may be written ``gated:none``, with their own kinds of positions.
+        positions: kinds of positions for mechanisms that name none.
+        metrics: the task's metrics that the table shows; models are compared by the first.
+        samples: number of answers or sentences that trained models write, to be checked; 0: none.
+        final: False to stop once learning rates are chosen; the table then has the scores that chose them.
     """
 
     shared: TextCompareConfig
@@ -71,6 +71,6 @@ class SynthConfig:
         }
 
     def _options(self, patterns: list[str]) -> dict[str, dict[str, object]]:
-        """Those of mechanisms that are there: a comparison refuses what belongs to none of its own."""
+        """Options of the mechanisms that are in the comparison, which refuses any others."""
         there = {name.partition("*")[0] for pattern in patterns for name in pattern.split("/")}
         return {name: dict(own) for name, own in self.shared.host.options.items() if not name or name in there}

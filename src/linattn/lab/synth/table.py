@@ -1,4 +1,4 @@
-"""A table like the paper's: a row for each mechanism, positions and Canon layers, a column for each width."""
+"""A table like the paper's: a row per mechanism, positions and Canon layers, a column per width."""
 
 from statistics import mean
 from typing import Any
@@ -9,7 +9,7 @@ from rich.table import Table
 def paper_table(results: dict[str, Any], metrics: tuple[str, ...]) -> list[dict[str, Any]]:
     """Rows with ``mechanism``, ``positions``, ``canon``, and ``scores`` by width: means over seeds of each metric.
 
-    ``gain`` is by width what Canon layers add to the first metric; None in rows without them.
+    ``gain`` holds, by width, what Canon layers add to the first metric; None in rows without Canon layers.
     """
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
     for entry in results["mechanisms"]:
@@ -45,7 +45,7 @@ def _difference(one: dict[str, Any], other: dict[str, Any], metric: str) -> floa
 
 
 def on_screen(rows: list[dict[str, Any]]) -> Table:
-    """Widths below one another: side by side they would not fit a screen."""
+    """The table with widths below each other: side by side they would not fit a screen."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     metrics = list(dict.fromkeys(metric for row in rows for found in row["scores"].values() for metric in found))
     for title in ("mechanism", "positions", "canon"):

@@ -1,4 +1,4 @@
-"""What trained models write themselves, checked: sentences of Lano, answers of Brevo."""
+"""Checks what trained models write: sentences of Lano, answers of Brevo."""
 
 from typing import Any
 
@@ -16,11 +16,11 @@ from linattn.tasks.synthetic.lano import Lano
 from linattn.train.text.folder import TextFolder
 from linattn.train.text.hosts import create_host
 
-PAD = 1  # before shorter prompts and behind what is done: masked or cut off, so any token but the end will do
+PAD = 1  # before shorter prompts and after finished texts: masked or cut off, so any token except the end will do
 
 
 def write_samples(part: TextCompareConfig, results: dict[str, Any], samples: int, console: Console) -> None:
-    """Put ``written`` into every entry of ``results``: the percentage that is right of what its seed 0 writes."""
+    """Add ``written`` to every entry of ``results``: the percentage of right texts among those its seed 0 writes."""
     texts = Texts(part)
     for entry in results["mechanisms"]:
         rows = [r for r in results["rows"] if r["mechanism"] == entry["mechanism"] and r["seed"] == 0]
@@ -32,7 +32,7 @@ def write_samples(part: TextCompareConfig, results: dict[str, Any], samples: int
 
 
 def load(texts: Texts, cell: Cell) -> Any:
-    """The model of a finished run."""
+    """Load the model of a finished run."""
     model = create_host(texts.hosts[cell.mechanism], texts.task, cell.seed)
     model.load_state_dict(TextFolder(cell.folder(texts.config.output)).load_weights())
     return model.to(texts.config.train.device).eval()
@@ -40,7 +40,7 @@ def load(texts: Texts, cell: Cell) -> Any:
 
 @torch.no_grad()
 def share_right(model: Any, task: Any, samples: int) -> float:
-    """In percent: of sentences at temperature 1 from ``bos`` for Lano, of the likeliest answers for Brevo."""
+    """Percentage of right texts: sentences at temperature 1 from ``bos`` for Lano, greedy answers for Brevo."""
     if isinstance(task, Lano):
         prompts = torch.zeros(samples, 1, dtype=torch.int64)
         written = _written(model, prompts, torch.ones_like(prompts), task.length, stop=0, sample=True)
@@ -58,7 +58,7 @@ def share_right(model: Any, task: Any, samples: int) -> float:
 
 
 def _written(model: Any, prompts: Tensor, mask: Tensor, most: int, *, stop: int, sample: bool) -> list[list[int]]:
-    """What the model puts behind each prompt, up to the token that stops it; nothing where it does not stop."""
+    """What the model writes after each prompt, up to the token that stops it; empty if it does not stop."""
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(0)
         out = model.generate(

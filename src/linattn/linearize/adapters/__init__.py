@@ -1,4 +1,4 @@
-"""Adapters: one small file a family of models; :func:`find_adapter` finds that of a model."""
+"""Adapters, one small file for each family of models; :func:`find_adapter` returns the one that fits a model."""
 
 import importlib
 import pkgutil
@@ -9,7 +9,7 @@ from torch import nn
 from linattn.linearize.adapters.base import Adapter
 
 _ADAPTERS: list[Adapter] = []
-SHARED = ("base", "heads")  # what families have in common
+SHARED = ("base", "heads")  # modules with code that several families share, and no adapter
 
 HOW_TO_WRITE_ONE = """no adapter knows {family}. To write one, inherit linattn.linearize.adapters.base.Adapter:
   model_types  names the family ({family_type!r}), or write matches(model)
@@ -20,14 +20,14 @@ and hand it to linattn.linearize.adapters.register_adapter(YourAdapter()). Famil
 
 
 def register_adapter(adapter: Adapter) -> None:
-    """Let :func:`find_adapter` know a family; the one registered last is asked first."""
+    """Make a family's adapter known to :func:`find_adapter`; the one registered last is asked first."""
     if not isinstance(adapter, Adapter):
         raise TypeError(f"adapter must be an instance of Adapter, got {adapter!r}")
     _ADAPTERS.insert(0, adapter)
 
 
 def find_adapter(model: nn.Module) -> Adapter:
-    """The adapter of the model's family; an unknown one is refused with how to write an adapter."""
+    """The adapter of the model's family; for an unknown family, a ValueError that says how to write one."""
     _discover()
     for adapter in _ADAPTERS:
         if adapter.matches(model):
@@ -40,7 +40,7 @@ def find_adapter(model: nn.Module) -> Adapter:
 
 @cache
 def _discover() -> None:
-    """Every module of this folder that is a family's has an ``ADAPTERS`` of its own."""
+    """Import every module of this folder that is a family's, and collect the adapters in its ``ADAPTERS``."""
     for module in pkgutil.iter_modules(__path__):
         if module.name not in SHARED:
             found = importlib.import_module(f"{__name__}.{module.name}")

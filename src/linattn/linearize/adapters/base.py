@@ -1,4 +1,4 @@
-"""What a family of models must say so that its attention can be replaced."""
+"""The interface through which a family of models lets its attention be replaced."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from linattn.linearize.plan import LayerShape
 
-HOOKS = {"forward", "_old_forward", "_hf_hook"}  # what accelerate puts around a module's forward
+HOOKS = {"forward", "_old_forward", "_hf_hook"}  # attributes that accelerate adds to a module when it wraps its forward
 
 
 class Projected(NamedTuple):
@@ -21,7 +21,7 @@ class Projected(NamedTuple):
 
 
 class Site(NamedTuple):
-    """One attention module of a model; ``name`` is its dotted path."""
+    """One attention module of a model; ``name`` is its dotted path, ``why_not`` the reason if it is not convertible."""
 
     name: str
     layer_idx: int
@@ -31,17 +31,18 @@ class Site(NamedTuple):
 
 
 class Adapter(ABC):
-    """The small part of a conversion that differs from family to family; without state of its own.
+    """The part of a conversion that differs between families of models. Adapters hold no state.
 
-    ``module`` is the model's attention module, or the :class:`LinearizedAttention` in its place, which has the same
-    children and attributes under the same names. ``kwargs`` is what the model hands to its attention, by name.
+    ``module`` is the model's attention module, or the :class:`LinearizedAttention` that replaced it, which has the
+    same children and attributes under the same names. ``kwargs`` holds what the model passes to its attention, by
+    name.
     """
 
-    model_types: ClassVar[tuple[str, ...]] = ()  # of transformers' configs
-    arguments: ClassVar[tuple[str, ...]] = ("hidden_states",)  # names of what the model hands over by position
+    model_types: ClassVar[tuple[str, ...]] = ()  # values of ``model_type`` in configs of transformers
+    arguments: ClassVar[tuple[str, ...]] = ("hidden_states",)  # arguments that the model passes by position
     lora_targets: ClassVar[tuple[str, ...]] = ()  # projections of the attention, by the last part of their names
 
-    # Rotary positions: softmax does not mind where they start to count, features do. True: from the first real token.
+    # Rotary positions: softmax does not depend on where they start, features do. True: start at the first real token.
     positions_from_mask: ClassVar[bool] = False
 
     def matches(self, model: nn.Module) -> bool:
@@ -50,41 +51,41 @@ class Adapter(ABC):
 
     @abstractmethod
     def sites(self, model: nn.Module) -> list[Site]:
-        """All attention modules, in the order of their layers."""
+        """All attention modules of the model, in the order of its layers."""
 
     @abstractmethod
     def project(self, module: Any, hidden: Tensor, **kwargs: Any) -> Projected:
-        """Queries, keys and values of ``hidden (B, T, hidden)``."""
+        """Compute queries, keys and values from ``hidden (B, T, hidden)``."""
 
     @abstractmethod
     def merge(self, module: Any, out: Tensor, **kwargs: Any) -> Any:
-        """From heads ``(B, H, T, D)`` to what the model's attention returns, output projection included."""
+        """Turn heads ``(B, H, T, D)`` into what the model's attention returns, output projection included."""
 
     def most_tokens(self, model: Any) -> int | None:
-        """Tokens that the model has learned positions for; None: it takes any number of them."""
+        """How many tokens the model has learned positions for; None: there is no limit."""
         return None
 
     def scale(self, module: Any) -> float:
-        """Factor of the logits ``scale q . k``."""
+        """The factor ``scale`` of the logits ``scale q . k``."""
         return float(module.scaling)
 
     def key_mask(self, **kwargs: Any) -> Tensor | None:
-        """``(B, Tk)`` bool, True = real token, of whatever mask the model hands over; None: all are real."""
+        """Mask of keys ``(B, Tk)``, bool, True = real token, from the mask that the model passes; None: all real."""
         return padding_of(kwargs.get("attention_mask"))
 
     def cache(self, **kwargs: Any) -> Any:
-        """The model's cache, or None."""
+        """The cache that the model passes to its attention, or None."""
         return kwargs.get("past_key_values")
 
     def hidden(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        """The attention's input and all else by name, however the model hands them over."""
+        """The attention's input, and all other arguments by name, however the model passes them."""
         named = dict(zip(self.arguments, args, strict=False)) | dict(kwargs)
         return named.pop(self.arguments[0]), named
 
     def children(self, module: nn.Module) -> dict[str, Any]:
-        """What the module in the place of ``module`` keeps of it, by name: children, parameters, buffers, attributes.
+        """What the module that replaces ``module`` takes over: children, parameters, buffers and attributes, by name.
 
-        A plain attribute is one that ``nn.Module`` does not know by itself.
+        Plain attributes are those that a bare ``nn.Module`` does not have.
         """
         left = vars(nn.Module()).keys() | HOOKS
         own = {name: value for name, value in vars(module).items() if name not in left}
@@ -92,10 +93,11 @@ class Adapter(ABC):
 
 
 def padding_of(mask: Tensor | None) -> Tensor | None:
-    """``(B, Tk)`` bool of a padding mask ``(B, Tk)``, or of pairs ``(B, 1, Tq, Tk)``, bool or added to logits.
+    """Read which keys are real, ``(B, Tk)`` bool, from a padding mask ``(B, Tk)`` or a mask of pairs.
 
-    The last query of a causal or full mask sees every real key. Any other pattern is refused: a converted layer has
-    none, and would see what it was told not to.
+    Masks of pairs are ``(B, 1, Tq, Tk)``, bool or to be added to the logits. In a causal or a full mask the last query
+    sees every real key. Any other pattern is refused: converted layers apply no pattern of pairs, so their queries
+    would see keys that the mask hides.
     """
     if mask is None or mask.ndim == 2:
         return None if mask is None else mask.bool()

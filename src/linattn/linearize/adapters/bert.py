@@ -12,9 +12,9 @@ LAYERS = ("BertLayer", "RobertaLayer", "XLMRobertaLayer", "CamembertLayer", "Ele
 
 
 class BertAdapter(Adapter):
-    """``q, k, v = query(x), key(x), value(x)``; the output projection is a module of its own, beside the attention.
+    """``q, k, v = query(x), key(x), value(x)``; the output projection is a separate module beside the attention.
 
-    Bidirectional, or causal as a decoder (``config.is_decoder``), whose cross-attention is not touched.
+    The attention is bidirectional, or causal if ``config.is_decoder``. Cross-attention is not converted.
     """
 
     model_types: ClassVar[tuple[str, ...]] = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
@@ -31,7 +31,7 @@ class BertAdapter(Adapter):
         return found
 
     def most_tokens(self, model: Any) -> int | None:
-        """Positions of RoBERTa and its like begin behind the number that means padding."""
+        """In RoBERTa and its relatives positions start after the padding id: the first of them are never used."""
         config = model.config
         begins = 0 if config.model_type in ("bert", "electra") else config.pad_token_id + 1
         return int(config.max_position_embeddings) - begins

@@ -1,4 +1,4 @@
-"""Gemma 3, text models: layers with a window stay as they are, the others are converted."""
+"""Gemma 3, text models: layers with a sliding window stay as they are, the others are converted."""
 
 from typing import Any, ClassVar
 
@@ -6,7 +6,7 @@ from linattn.linearize.adapters.llama import LlamaAdapter
 
 
 class Gemma3Adapter(LlamaAdapter):
-    """As Llama, with normed queries and keys, a scale of its own, and window layers between the others."""
+    """As Llama, but with normed queries and keys, another scale, and sliding-window layers among the others."""
 
     model_types: ClassVar[tuple[str, ...]] = ("gemma3_text",)
 

@@ -12,7 +12,7 @@ from linattn.linearize.plan import LayerShape
 class GPT2Adapter(Adapter):
     """``q, k, v = split(c_attn(x))``, ``y = dropout(c_proj(o))``; ``scaling`` may shrink with the depth.
 
-    Cross-attention to an encoder is not touched.
+    Cross-attention to an encoder is not converted.
     """
 
     model_types: ClassVar[tuple[str, ...]] = ("gpt2",)
@@ -40,7 +40,7 @@ class GPT2Adapter(Adapter):
 
     def cache(self, **kwargs: Any) -> Any:
         cache = kwargs.get("past_key_values")
-        return getattr(cache, "self_attention_cache", cache)  # of a decoder beside an encoder
+        return getattr(cache, "self_attention_cache", cache)  # a decoder with an encoder has two caches
 
 
 ADAPTERS = (GPT2Adapter(),)

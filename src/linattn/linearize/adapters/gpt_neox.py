@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: q, k and v interleaved head by head, rotary positions on a part of the channels."""
+"""GPT-NeoX and Pythia: q, k and v interleaved head by head, and rotary positions on a part of the channels."""
 
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ from linattn.linearize.plan import LayerShape
 
 
 class GPTNeoXAdapter(Adapter):
-    """``[q, k, v] = query_key_value(x)`` in every head, q and k turned by their positions; ``y = dense(o)``."""
+    """``[q, k, v] = query_key_value(x)`` in every head, q and k rotated by their positions; ``y = dense(o)``."""
 
     model_types: ClassVar[tuple[str, ...]] = ("gpt_neox",)
     arguments: ClassVar[tuple[str, ...]] = ("hidden_states", "attention_mask", "layer_past", "position_embeddings")
@@ -40,9 +40,9 @@ class GPTNeoXAdapter(Adapter):
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x ``(B, H, T, D)`` with its first R channels rotated by the angles of cos and sin ``(B, 1, T, R)``.
+    """Rotate the first R channels of x ``(B, H, T, D)`` by the angles of cos and sin ``(B, 1, T, R)``.
 
-    Channel i is turned with channel ``i + R / 2``.
+    Channel i is paired with channel ``i + R / 2``.
     """
     width = cos.shape[-1]
     first, second = x[..., :width].chunk(2, dim=-1)

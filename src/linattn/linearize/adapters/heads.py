@@ -6,9 +6,10 @@ from torch import Tensor, nn
 
 
 def blocks(model: nn.Module, *class_names: str) -> Iterator[tuple[str, nn.Module]]:
-    """Dotted paths and modules of the blocks whose class, or one it inherits, has one of these names, in order.
+    """The model's blocks in order, each as (dotted path, module).
 
-    A block is found before and after its attention was replaced.
+    Blocks are found by the name of their class, or of one that it inherits, before and after their attention was
+    replaced.
     """
     for name, module in model.named_modules():
         if any(cls.__name__ in class_names for cls in type(module).__mro__):
@@ -16,7 +17,7 @@ def blocks(model: nn.Module, *class_names: str) -> Iterator[tuple[str, nn.Module
 
 
 def inside(path: str, *parts: str) -> str:
-    """Dotted path of a part; the path of the model itself is empty."""
+    """Dotted path of a part inside the module at ``path``; the model itself has the empty path."""
     return ".".join(filter(None, (path, *parts)))
 
 

@@ -1,4 +1,4 @@
-"""Llama and what is built like it: Mistral, SmolLM, Qwen2 (biases), Qwen3 (normed queries and keys)."""
+"""Llama and models with its layers: Mistral, SmolLM, Qwen2 (with biases), Qwen3 (with normed queries and keys)."""
 
 from typing import Any, ClassVar
 
@@ -10,7 +10,7 @@ from linattn.linearize.plan import LayerShape
 
 
 class LlamaAdapter(Adapter):
-    """``self_attn`` with q_proj, k_proj, v_proj o_proj, and rotary positions; q_norm and k_norm where they exist."""
+    """``self_attn`` with q_proj, k_proj, v_proj, o_proj and rotary positions; q_norm and k_norm where they exist."""
 
     model_types: ClassVar[tuple[str, ...]] = ("llama", "mistral", "qwen2", "qwen3")
     arguments: ClassVar[tuple[str, ...]] = ("hidden_states", "position_embeddings", "attention_mask", "past_key_values")
@@ -33,16 +33,16 @@ class LlamaAdapter(Adapter):
         return Site(name, module.layer_idx, shape, why_not is None, why_not)
 
     def why_not(self, module: Any) -> str | None:
-        """Why a layer is left as it is; None: it can be converted."""
+        """Why a layer cannot be converted; None: it can."""
         window = self.window(module)
         if window is None:
             return None
         return f"it sees a window of {window} tokens only, so its cache has a fixed size already"
 
     def window(self, module: Any) -> int | None:
-        """Tokens that the layer sees, where these are not all."""
+        """The length of the layer's sliding window; None: it sees all tokens."""
         own = getattr(module, "sliding_window", None)
-        if own is None and not hasattr(module, "layer_type"):  # Mistral says it for all layers at once
+        if own is None and not hasattr(module, "layer_type"):  # Mistral has one setting for all layers
             own = getattr(module.config, "sliding_window", None)
         return own
 
@@ -54,7 +54,7 @@ class LlamaAdapter(Adapter):
         if hasattr(module, "q_norm"):
             q, k = module.q_norm(q), module.k_norm(k)
         cos, sin = (part.unsqueeze(1) for part in kwargs["position_embeddings"])
-        if hidden.shape[1] == 1:  # of one token the number of operations counts: all heads at once
+        if hidden.shape[1] == 1:  # for one token the number of operations decides: all heads at once
             both = torch.cat([q, k], 1)
             q, k = (both * cos + _turned(both) * sin).split([q.shape[1], k.shape[1]], 1)
             return Projected(q, k, v)
@@ -65,7 +65,7 @@ class LlamaAdapter(Adapter):
 
 
 def _turned(x: Tensor) -> Tensor:
-    """Each pair ``(a, b)`` of channels, which lie half a head apart, becomes ``(-b, a)``."""
+    """Map each pair ``(a, b)`` of channels half a head apart to ``(-b, a)``."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat([-b, a], dim=-1)
 

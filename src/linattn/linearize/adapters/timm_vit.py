@@ -1,4 +1,4 @@
-"""Vision transformers of timm, which are found by their class: they have no config of transformers."""
+"""Vision transformers of timm. They have no config of transformers and are recognised by their class."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -26,14 +26,14 @@ class TimmViTAdapter(Adapter):
 
     def _site(self, name: str, index: int, block: nn.Module) -> Site:
         attention: Any = getattr(block, "attn", None)
-        if _is_timms(attention, "Attention") or hasattr(attention, "core"):  # the latter: it is converted already
+        if _is_timms(attention, "Attention") or hasattr(attention, "core"):  # with a core it is already converted
             heads, width, hidden = attention.num_heads, attention.head_dim, attention.qkv.in_features
             return Site(f"{name}.attn", index, LayerShape(heads, heads, width, hidden, causal=False))
         kind = type(block if attention is None else attention).__name__
         return Site(name, index, LayerShape(0, 0, 0, 0, causal=False), False, f"{kind} is not timm's plain attention")
 
     def hidden(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        """The gate of the output reads the input as well."""
+        """The input is also kept among the arguments by name, since the gate of the output reads it."""
         x, named = super().hidden(args, kwargs)
         return x, named | {"input": x}
 
@@ -54,7 +54,7 @@ class TimmViTAdapter(Adapter):
         return float(module.scale)
 
     def key_mask(self, **kwargs: Any) -> Tensor | None:
-        """Keys that no query sees; rows of padding may see none or all of the others."""
+        """``(B, T)``: the keys that some query sees. Each query must see all of these or, as at padding, none."""
         mask = kwargs.get("attn_mask")
         if mask is None:
             return None

@@ -1,4 +1,4 @@
-"""How many features each layer needs: degrees of freedom of the attention kernel, and features made for it."""
+"""Degrees of freedom of the attention kernel: how many features each layer needs, and features to match."""
 
 from linattn.linearize.degrees.allocate import allocate
 from linattn.linearize.degrees.gram import kernel_degrees

@@ -1,4 +1,4 @@
-"""A budget of feature dimensions, split between layers by their degrees of freedom."""
+"""Splits a budget of feature dimensions between layers by their degrees of freedom."""
 
 import math
 from collections.abc import Mapping
@@ -8,16 +8,16 @@ def allocate(
     values: Mapping[int, float], cost: int, *, multiple: int = 16, smallest: int = 16, largest: int | None = None,
     clip: int | None = None,
 ) -> dict[int, int]:  # fmt: skip
-    """Dimension of each layer, in proportion to ``values``, with mean ``cost``: the cost of that many for all alike.
+    """Choose a dimension for each layer, in proportion to ``values``, with ``cost`` as the mean of all dimensions.
 
-    Dimensions are multiples of ``multiple`` from ``smallest`` to ``largest``. What a layer at a limit leaves over, or
-    takes more than its share, is made up by the others (water filling): the factor t solves
-    ``sum_s clip(t N_s, smallest, largest) = cost * layers``, then all are rounded down and what is left is given out
-    by multiples, the largest remainder first. Where ``cost * layers`` is no multiple itself, the rest stays unused:
-    never more than the budget is spent.
+    Dimensions are multiples of ``multiple`` from ``smallest`` to ``largest``. Where a layer is held at one of these
+    limits, the others share the difference (water filling): the factor t solves
+    ``sum_s clip(t N_s, smallest, largest) = cost * layers``, then all dimensions are rounded down and the rest is given
+    out in multiples, the largest remainder first. Where ``cost * layers`` is not a multiple itself, what remains stays
+    unused: the budget is never exceeded.
 
-    ``clip``, the paper's "DoF+Clip", comes last, ``M_s = min(M_s, clip)``: what it takes from a layer is saved, and no
-    other layer gets it.
+    ``clip`` is the paper's "DoF+Clip" and is applied last, ``M_s = min(M_s, clip)``: what it takes from a layer is
+    saved, not given to the others.
 
     Example:
         >>> allocate({0: 40.0, 1: 10.0, 2: 10.0, 3: 4.0}, 64)
@@ -32,7 +32,7 @@ def allocate(
     low, high, units = _limits(values, cost, multiple, smallest, largest)
     shares = dict(zip(values, _fill(list(values.values()), low, high, units), strict=True))
     found = {layer: math.floor(share) for layer, share in shares.items()}
-    # The largest remainder first; of equal ones the larger value, then the earlier layer.
+    # The largest remainder first; among equal ones the larger value, then the earlier layer.
     order = sorted(shares, key=lambda layer: (found[layer] - shares[layer], -values[layer]))
     for layer in [layer for layer in order if found[layer] < high][: units - sum(found.values())]:
         found[layer] += 1
@@ -41,7 +41,7 @@ def allocate(
 
 
 def split_cost(values: Mapping[int, float], cost: int, *, clip: int | None = None) -> dict[int, int]:
-    """:func:`allocate` with any mean ``cost``: one below 16 is split in steps of itself.
+    """:func:`allocate` for any mean ``cost``; a cost below 16 is itself the multiple and the smallest dimension.
 
     Example:
         >>> split_cost({0: 40.0, 1: 10.0, 2: 10.0, 3: 4.0}, 64)
@@ -56,7 +56,7 @@ def split_cost(values: Mapping[int, float], cost: int, *, clip: int | None = Non
 def _limits(
     values: Mapping[int, float], cost: int, multiple: int, smallest: int, largest: int | None
 ) -> tuple[int, int, int]:
-    """Lower and upper limit of a layer and the budget of all, in units of ``multiple``."""
+    """Smallest and largest dimension of a layer, and the budget of all layers, in units of ``multiple``."""
     for name, number in (("cost", cost), ("multiple", multiple), ("smallest", smallest), ("largest", largest)):
         if number is not None and (not isinstance(number, int) or number < 1):
             raise ValueError(f"{name} must be an integer >= 1, got {number!r}")
@@ -78,7 +78,7 @@ def _fill(values: list[float], low: int, high: int, units: int) -> list[float]:
     """Shares ``clip(t v, low, high)`` whose sum is ``units``, by bisection on ``log t``: the sum grows with t."""
 
     def shares(log_t: float) -> list[float]:
-        # In logarithms: t v itself may overflow where values differ by many orders.
+        # In logarithms: t v itself may overflow where values differ by many orders of magnitude.
         logs = (min(max(log_t + math.log(value), math.log(low)), math.log(high)) for value in values)
         return [min(max(math.exp(x), low), high) for x in logs]
 
@@ -89,4 +89,4 @@ def _fill(values: list[float], low: int, high: int, units: int) -> list[float]:
             below = middle
         else:
             above = middle
-    return shares(below)  # from below: rounded down, the sum cannot pass the budget
+    return shares(below)  # the lower end: after rounding down, the sum cannot exceed the budget

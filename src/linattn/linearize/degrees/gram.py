@@ -12,7 +12,7 @@ from linattn.linearize.degrees.kernel import scaled
 
 
 class Spectrum(NamedTuple):
-    """Eigenvalues of the Gram matrix in units of the largest, in falling order, and their vectors if asked for."""
+    """Eigenvalues of the Gram matrix over the largest one, in falling order, and the eigenvectors if asked for."""
 
     values: Tensor  # (..., J), fp64, between 0 and 1
     vectors: Tensor | None  # (..., J, J), columns
@@ -20,11 +20,12 @@ class Spectrum(NamedTuple):
 
 
 def spectrum(points: Tensor, scale: float | None = None, *, vectors: bool = False) -> Spectrum:
-    """Of ``[K(x_i, x_j)] (J, J)``, ``K(x, x') = exp(scale x . x')``: ``points (..., J, D)``, in fp64.
+    """Eigenvalues of the kernel matrix ``[K(x_i, x_j)] (J, J)``, ``K(x, x') = exp(scale x . x')``, in fp64.
 
-    ``K(x, x) >= 1`` grows exponentially with the norm of x, and the paper's text leaves the matrix's scale open. Here
-    it is divided by its largest eigenvalue: the tolerance becomes relative to it, the result does not change when all
-    scores are shifted, and nothing overflows, as the largest score is subtracted before the exponential.
+    The points are ``(..., J, D)``. ``K(x, x) >= 1`` grows exponentially with the norm of x, and the paper's text leaves
+    the matrix's scale open. This function divides the matrix by its largest eigenvalue, so the tolerance is relative
+    to that; the result does not change when all scores are shifted; and nothing overflows, as the largest score is
+    subtracted before the exponential.
     """
     if points.shape[-2] < 1:
         raise ValueError(f"points must be (..., J, D) with J >= 1, got {tuple(points.shape)}")
@@ -37,13 +38,13 @@ def spectrum(points: Tensor, scale: float | None = None, *, vectors: bool = Fals
         basis = basis.flip(-1)
     else:
         values, basis = torch.linalg.eigvalsh(gram), None
-    values = values.flip(-1).clamp_min(0)  # rounding leaves tiny negative ones
+    values = values.flip(-1).clamp_min(0)  # rounding can leave tiny negative eigenvalues
     top = values[..., :1]
     return Spectrum(values / top, basis, largest.flatten(-2).squeeze(-1) + top.squeeze(-1).log())
 
 
 def effective_dimension(values: Tensor, tolerance: float) -> Tensor:
-    """``N = tr S (S + lambda I)^-1 = sum_i s_i / (s_i + lambda)``: relative eigenvalues ``(..., J) -> (...)``."""
+    """``N = tr S (S + lambda I)^-1 = sum_i s_i / (s_i + lambda)`` of relative eigenvalues: ``(..., J) -> (...)``."""
     if not tolerance > 0:
         raise ValueError(f"tolerance must be > 0, got {tolerance!r}")
     return (values / (values + tolerance)).sum(-1)

@@ -1,4 +1,4 @@
-"""Features of all layers of a model at once: learnt on its queries and keys, and put into a converted model."""
+"""Learns random features for all layers of a model at once, and puts them into a converted model."""
 
 from collections.abc import Iterable
 
@@ -20,9 +20,10 @@ def learn_layers(
     measured: DegreesOfFreedom,
     options: LearnOptions,
 ) -> dict[int, FeatureLearner]:
-    """One pass of the model over a batch is one step of every layer of ``start``; the learners have the curves too.
+    """Learn the features of every layer in ``start`` on the queries and keys that the model computes.
 
-    Keys are centred as those of ``measured`` were.
+    One pass of the model over a batch is one step of every layer. Keys are centred as those of ``measured`` were. The
+    learners that are returned also hold the curves of their losses.
     """
     device = next(model.parameters()).device
     learners = {
@@ -41,10 +42,10 @@ def learn_layers(
 
 @torch.no_grad()
 def install_features(model: nn.Module, features: dict[int, PositiveFeatures], measured: DegreesOfFreedom) -> None:
-    """Put them into the layers of a converted model whose plan says ``features="prf"``.
+    """Put ``features`` into the layers of a converted model whose plan says ``features="prf"``.
 
-    The unit of a head's key features is the median over keys of the largest one: far from it fp32 would overflow or
-    lose them.
+    The unit of a head's key features is the median, over keys, of the largest feature: much larger or smaller features
+    would overflow or vanish in fp32.
     """
     layers = linearized_layers(model)
     for index, own in features.items():

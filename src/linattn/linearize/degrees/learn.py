@@ -1,4 +1,4 @@
-"""Features that are learnt layer by layer, from queries and keys alone; the model stays as it is."""
+"""Learns random features layer by layer, from queries and keys alone; the model itself does not change."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,22 +10,22 @@ from torch import Generator, Tensor, nn
 from linattn.linearize.degrees.kernel import PositiveFeatures, log_estimate, scaled
 from linattn.support.options import OptionError, check_option
 
-LARGEST_LOG = 30.0  # of an estimate, in units of the largest kernel value
+LARGEST_LOG = 30.0  # bound on the logarithm of an estimate, in units of the largest kernel value
 
 
 @dataclass(frozen=True)
 class LearnOptions:
-    """Adam with the paper's rates, which fall linearly to zero over ``steps``."""
+    """Options of the learning: Adam with the paper's rates, which fall linearly to zero over ``steps``."""
 
     steps: int = 300
     loss: Literal["softmax", "l2"] = "softmax"
-    """softmax: cross-entropy of attention rows, the paper's best. l2: squared error of the kernel."""
+    """``"softmax"``: cross-entropy of attention rows, the paper's best. ``"l2"``: squared error of the kernel."""
     lr_z: float = 0.02
     lr_alpha: float = 0.2
-    """Of log alpha: alpha stays positive by itself."""
+    """Learning rate of log alpha; in this form alpha stays positive by itself."""
     causal: bool = True
     rows: int | None = 128
-    """Queries drawn of each sequence in a step; None: all."""
+    """Queries drawn from each sequence in a step; None: all."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -40,7 +40,7 @@ class LearnOptions:
 
 
 class Pairs(NamedTuple):
-    """Scaled queries and keys of some rows, and which pairs they see."""
+    """Scaled queries and keys of some rows of attention, and which keys each query sees."""
 
     q: Tensor  # (B, H_kv, group x rows, D)
     k: Tensor  # (B, H_kv, T, D)
@@ -49,9 +49,9 @@ class Pairs(NamedTuple):
 
 
 def attention_row_loss(pairs: Pairs, features: PositiveFeatures) -> Tensor:
-    """Mean over rows of ``KL(p || p^)``: p the softmax row, p^ the row of ``K^`` divided by its sum.
+    """Mean over rows of ``KL(p || p^)``, with p the softmax row and p^ the row of ``K^`` divided by its sum.
 
-    It differs from the cross-entropy by the entropy of p, which no parameter moves: 0 means that rows are equal.
+    It is the cross-entropy less the entropy of p, which no parameter changes; 0 means that the rows are equal.
     """
     scores = (pairs.q @ pairs.k.mT).masked_fill(~pairs.visible, -torch.inf)
     estimate = log_estimate(pairs.q, pairs.k, features).masked_fill(~pairs.visible, -torch.inf)
@@ -61,7 +61,7 @@ def attention_row_loss(pairs: Pairs, features: PositiveFeatures) -> Tensor:
 
 
 def kernel_loss(pairs: Pairs, features: PositiveFeatures) -> Tensor:
-    """Mean over rows of ``sum (K - K^)^2``, both divided by the largest K of the head: K itself overflows."""
+    """Mean over rows of ``sum (K - K^)^2``, both divided by the largest K of the head, since K itself overflows."""
     scores = (pairs.q @ pairs.k.mT).masked_fill(~pairs.visible, -torch.inf)
     unit = scores.amax((0, 2, 3), keepdim=True)
     # Bounded, so that its square stays finite in fp32.
@@ -74,7 +74,7 @@ LOSSES = {"softmax": attention_row_loss, "l2": kernel_loss}
 
 
 class FeatureLearner:
-    """Learns z and alpha of one layer; ``step`` takes the queries and keys of one batch."""
+    """Learns z and alpha of one layer; each :meth:`step` takes the queries and keys of one batch."""
 
     def __init__(self, start: PositiveFeatures, options: LearnOptions, scale: float | None = None) -> None:
         self.options, self.scale = options, scale
@@ -87,7 +87,7 @@ class FeatureLearner:
         self._generator = Generator().manual_seed(options.seed)
 
     def step(self, q: Tensor, k: Tensor, key_mask: Tensor | None = None) -> float:
-        """``q (B, H, T, D)``, ``k (B, H_kv, T, D)``; the loss before the step."""
+        """Make one step on ``q (B, H, T, D)`` and ``k (B, H_kv, T, D)``; returns the loss before it."""
         with torch.enable_grad():
             loss = self.loss(q, k, key_mask)
             self._optimizer.zero_grad(set_to_none=True)
@@ -111,7 +111,7 @@ class FeatureLearner:
 def learn_features(
     start: PositiveFeatures, batches: Iterable[tuple[Tensor, Tensor]], options: LearnOptions, scale: float | None = None
 ) -> tuple[PositiveFeatures, list[float]]:
-    """Learn from ``(q, k)`` batches, over again until ``options.steps`` are done: features, and the loss by step."""
+    """Learn from ``(q, k)`` batches, repeated until ``options.steps`` are done; returns features and loss per step."""
     learner = FeatureLearner(start, options, scale)
     while len(learner.curve) < options.steps:
         before = len(learner.curve)
@@ -128,7 +128,7 @@ def select_pairs(
     q: Tensor, k: Tensor, key_mask: Tensor | None = None, *, causal: bool, rows: int | None = None,
     scale: float | None = None, generator: Generator | None = None,
 ) -> Pairs:  # fmt: skip
-    """``rows`` queries of each head (the same positions for all) against all keys they see; fp32."""
+    """Pair ``rows`` queries of each head, at positions that all heads share, with all keys that they see; in fp32."""
     B, H_kv, T, _ = k.shape
     groups = q.shape[1] // H_kv
     positions = torch.arange(T)
@@ -143,9 +143,9 @@ def select_pairs(
     if key_mask is not None:
         visible = visible & key_mask[:, None, None, :]
         real = key_mask[:, positions].repeat(1, groups).unsqueeze(1)
-        # A padded query sees one pair, so that its softmax is finite; the mean leaves its row out.
+        # A padded query sees one key, so that its softmax is finite; the mean over rows leaves it out.
         visible = visible | (~real.unsqueeze(-1) & (tokens == 0))
-        k = k.masked_fill(~key_mask[:, None, :, None], 0)  # what padding holds does not matter, NaN included
+        k = k.masked_fill(~key_mask[:, None, :, None], 0)  # whatever padding holds, even NaN, is ignored
         queries = queries.masked_fill(~real.unsqueeze(-1), 0)
     return Pairs(queries, scaled(k.detach().float(), scale), visible, real)
 

@@ -1,13 +1,13 @@
-"""Random features where the kernel needs them: drawn from the density of ridge leverage scores.
+"""Random features drawn where the kernel needs them: from the density of ridge leverage scores.
 
     tau(z) = <phi(.; z), (Sigma + lambda)^-1 phi(.; z)>,     q(z) = tau(z) / N,     N = E_{z ~ N(0, I)} tau(z)
 
-N is the degrees of freedom, and q the density (relative to N(0, I)) for which the fewest features suffice. On a sample
-of J points, ``phi = (phi(x_j; z))_j`` and Gram matrix S with the tolerance in units of its largest eigenvalue s_1,
+N is the degrees of freedom, and q the density (relative to N(0, I)) that needs the fewest features. On a sample of J
+points, ``phi = (phi(x_j; z))_j`` and Gram matrix S with the tolerance in units of its largest eigenvalue s_1,
 ``tau(z) = phi^T (S + lambda s_1 I)^-1 phi``.
 
-Candidates from N(0, I) would hardly ever fall where points of large norm need them. But q is drawn from exactly: the
-mixture of normals around ``2 y_j`` with weights ``K(x_j, x_j)`` has the density ``|phi|^2 / tr S``, and since
+Candidates from N(0, I) would hardly ever fall where points of large norm need them. Draws from q can be exact all the
+same: the mixture of normals around ``2 y_j`` with weights ``K(x_j, x_j)`` has the density ``|phi|^2 / tr S``, and since
 ``tau <= |phi|^2 / (lambda s_1)`` a candidate from it is accepted with probability
 
     lambda s_1 tau(z) / |phi|^2 = 1 - sum_r c_r (u_r . phi)^2 / |phi|^2,     c_r = s_r / (s_r + lambda s_1)
@@ -24,22 +24,22 @@ from torch import Generator, Tensor
 from linattn.linearize.degrees.gram import Spectrum, effective_dimension, spectrum
 from linattn.linearize.degrees.kernel import PositiveFeatures, scaled
 
-CANDIDATES = 4096  # looked at together
+CANDIDATES = 4096  # drawn and scored at once
 
 
 class Scored(NamedTuple):
-    """Of each z: ``log tau(z)`` and the probability that a candidate is accepted there."""
+    """For each z: ``log tau(z)``, and the probability that a candidate at z is accepted."""
 
     log_tau: Tensor
     accepted: Tensor
 
 
 class LeverageDensity:
-    """The density q of one head: ``points (J, D)`` -> scores of z, draws of (z, alpha).
+    """The density q of one head on ``points (J, D)``: scores any z, and draws (z, alpha).
 
     Attributes:
         degrees: N, the degrees of freedom.
-        limit: what ``tau(z) / q(z)`` is at most for every z: N but for a thousandth.
+        limit: upper bound of ``tau(z) / q(z)`` for every z: N up to a thousandth.
     """
 
     def __init__(self, points: Tensor, tolerance: float = 2**-8, scale: float | None = None) -> None:
@@ -51,26 +51,26 @@ class LeverageDensity:
         values, vectors = self._spectrum.values, self._spectrum.vectors
         assert vectors is not None
         self.degrees = float(effective_dimension(values, tolerance))
-        # Directions with an eigenvalue far below the tolerance hardly take anything off. Without them tau is larger by
-        # a thousandth at most; over its own mean in place of N it is a density all the same, and alpha its inverse.
+        # Directions with an eigenvalue far below the tolerance change tau by a thousandth at most, and are left out.
+        # What is left, divided by its own mean instead of N, is still a density, and alpha is its inverse.
         kept = int((values > 1e-3 * tolerance).sum())
         self._weights = values[:kept] / (values[:kept] + tolerance)
         self._vectors = vectors[:, :kept]
         self.limit = float(self._weights.sum() + values[kept:].sum() / tolerance)
 
     def scores(self, z: Tensor) -> Scored:
-        """``z (R, D) -> (R,)``; the mean of tau over N(0, I) is ``degrees``."""
+        """Score ``z (R, D) -> (R,)``; the mean of tau over N(0, I) is ``degrees``, up to a thousandth."""
         log_phi = z @ self._y.mT - self._y.square().sum(-1) / 2  # (R, J)
         log_square = torch.logsumexp(2 * log_phi, -1)
         direction = (log_phi - log_square.unsqueeze(-1) / 2).exp()
         accepted = 1 - ((direction @ self._vectors).square() * self._weights).sum(-1)
-        # The exact value is at least lambda / (1 + lambda): eigenvalues are at most 1.
+        # The exact value is at least lambda / (1 + lambda), as eigenvalues are at most 1.
         accepted = accepted.clamp(self.tolerance / (1 + self.tolerance), 1)
         log_tau = accepted.log() + log_square - self._spectrum.log_top - math.log(self.tolerance)
         return Scored(log_tau, accepted)
 
     def draw(self, count: int, generator: Generator | None = None) -> PositiveFeatures:
-        """``count`` independent draws with ``alpha = 1 / q(z) = N / tau(z)``, as features of one head."""
+        """Draw ``count`` independent features of one head, with ``alpha = 1 / q(z) = N / tau(z)``."""
         squares = self._y.square().sum(-1)
         weights = (squares - squares.max()).exp()  # K(x_j, x_j) up to a factor
         found: list[Tensor] = []
@@ -91,6 +91,9 @@ class LeverageDensity:
 def leverage_features(
     points: Tensor, count: int, tolerance: float = 2**-8, scale: float | None = None, generator: Generator | None = None
 ) -> PositiveFeatures:
-    """A start for learning, or features as they are: ``points (H, J, D)`` -> z ``(H, M, D)``, log alpha ``(H, M)``."""
+    """Draw ``count`` features for each head: ``points (H, J, D)`` -> z ``(H, M, D)``, log alpha ``(H, M)``.
+
+    They can be used as they are, or as a start for learning.
+    """
     heads = [LeverageDensity(head, tolerance, scale).draw(count, generator) for head in points]
     return PositiveFeatures(torch.cat([head.z for head in heads]), torch.cat([head.log_alpha for head in heads]))

@@ -1,4 +1,4 @@
-"""Degrees of freedom of every layer and head of a model."""
+"""Measures the degrees of freedom of every layer and head of a model."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,24 +20,24 @@ SAMPLINGS = ("normal", "leverage")
 
 @dataclass(frozen=True, eq=False)
 class MeasuredLayer:
-    """One layer: its degrees of freedom by key head, and the sample they were measured on."""
+    """Degrees of freedom of one layer, for each key head, and the sample they were measured on."""
 
-    mean: Tensor  # (H_kv,), over draws
-    std: Tensor  # (H_kv,), between draws
-    points: Tensor  # (H_kv, J, D), the last draw, keys without their mean if ``center``
+    mean: Tensor  # (H_kv,), mean over draws
+    std: Tensor  # (H_kv,), standard deviation between draws
+    points: Tensor  # (H_kv, J, D), the last draw; with ``center`` its keys are without their mean
     center: Tensor  # (H_kv, D), the mean key, or 0
-    keys: Tensor  # (H_kv, N, D), as they came
+    keys: Tensor  # (H_kv, N, D), the keys themselves
 
 
 @dataclass(frozen=True, eq=False)
 class DegreesOfFreedom:
-    """Of every layer, with the tolerance they were measured at."""
+    """Degrees of freedom of every layer, and the tolerance they were measured at."""
 
     layers: dict[int, MeasuredLayer]
     tolerance: float
 
     def values(self, reduce: str = "max") -> dict[int, float]:
-        """One number a layer, for ``allocate``: of its heads the largest (the paper), 90th percentile or mean."""
+        """One number per layer, for ``allocate``: the largest of its heads (the paper), 90th percentile or mean."""
         check_option("reduce", reduce, REDUCE)
         if reduce == "p90":
             return {index: float(layer.mean.quantile(0.9)) for index, layer in self.layers.items()}
@@ -47,7 +47,7 @@ class DegreesOfFreedom:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, without the points."""
+        """As plain values, without the points."""
         rows = [
             {"layer": index, "degrees": layer.mean.tolist(), "std": layer.std.tolist()}
             for index, layer in self.layers.items()
@@ -55,11 +55,11 @@ class DegreesOfFreedom:
         return {"tolerance": self.tolerance, "layers": rows}
 
     def start(self, dims: dict[int, int], seed: int = 0, sampling: str = "normal") -> dict[int, PositiveFeatures]:
-        """Features of the layers of ``dims``: ``z ~ N(0, I)``, or drawn by leverage scores at the same tolerance.
+        """Draw features for the layers in ``dims``: ``z ~ N(0, I)``, or by leverage scores at the same tolerance.
 
-        Leverage scores serve the kernel as it is, where the few points of large norm outweigh all others. Rows of
-        attention are divided by their sums, so that every query counts alike: for them, and for learning them from
-        there, few features (64 a head of a small Llama) drawn from N(0, I) were the better start.
+        Leverage scores serve the kernel itself, in which the few points of large norm outweigh all others. But rows of
+        attention are divided by their sums, so that every query counts alike: for these, and as a start for learning
+        them, few features (64 per head of a small Llama) drawn from N(0, I) were better.
         """
         check_option("sampling", sampling, SAMPLINGS)
         generator = Generator().manual_seed(seed)
@@ -84,13 +84,16 @@ def degrees_of_freedom(
     center: bool = False,
     seed: int = 0,
 ) -> DegreesOfFreedom:
-    """Of real queries and keys: ``draws`` disjoint draws of ``points`` of them for each layer and key head.
+    """Measure the degrees of freedom of real queries and keys, for each layer and key head.
+
+    Each measurement is repeated on ``draws`` disjoint draws of ``points`` queries and keys.
 
     Args:
-        model: of transformers or timm, of a family that can be converted; or a converted one, seen as it was before.
+        model: of transformers or timm, from a family that can be converted; a converted model is measured as it was
+            before.
         batches: token ids ``(B, T)`` or pictures, or dicts of the model's arguments.
         tolerance: lambda, in units of the largest eigenvalue; the paper has 2^-4 for GPT-2 and 2^-8 for Pythia-1B.
-        center: take the mean key from all keys first. Softmax attention does not change by it, its kernel does.
+        center: subtract the mean key from all keys first. This changes the kernel, but not softmax attention.
     """
     for name, number in (("points", points), ("draws", draws)):
         if number < 1:

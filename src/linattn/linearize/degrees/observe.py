@@ -1,4 +1,4 @@
-"""Queries and keys as they go through the attention layers of a model, converted or not."""
+"""Shows the queries and keys that pass through the attention layers of a model, converted or not."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -26,11 +26,10 @@ class SeenPairs(NamedTuple):
 def watch(
     model: nn.Module, batches: Iterable[Batch], see: Callable[[SeenPairs], None], limit: int | None = None
 ) -> int:
-    """Run the model on token ids, pictures or dicts of its arguments, without gradients.
+    """Run the model on token ids, pictures or dicts of its arguments, and show ``see`` its queries and keys.
 
-    ``see`` gets every layer that can be converted.
-
-    A converted model runs as it was before its conversion. Returns the number of batches seen, at most ``limit``.
+    ``see`` is called for every layer that can be converted. The model runs without gradients; a converted one runs as
+    it was before its conversion. Returns the number of batches seen, at most ``limit``.
     """
     training, done = model.training, 0
     device = next(model.parameters()).device
@@ -65,7 +64,7 @@ def _watching(model: nn.Module, see: Callable[[SeenPairs], None]) -> Iterator[No
     adapter = find_adapter(model)
     with ExitStack() as hooks:
         for site in adapter.sites(model):
-            if not site.convertible:  # its mask, if it keeps a window, is a pattern that adapters do not read
+            if not site.convertible:  # its mask may be the pattern of a window, which adapters do not read
                 continue
             factor = adapter.scale(model.get_submodule(site.name)) * site.shape.head_dim**0.5
 
@@ -75,7 +74,7 @@ def _watching(model: nn.Module, see: Callable[[SeenPairs], None]) -> Iterator[No
             ) -> None:  # fmt: skip
                 hidden, named = adapter.hidden(args, kwargs)
                 q, k, _ = adapter.project(module, hidden, **named)
-                with torch.enable_grad():  # observers learn from what they see
+                with torch.enable_grad():  # observers may learn from what they see
                     see(SeenPairs(index, q.detach() * factor, k.detach(), adapter.key_mask(**named)))
 
             handle = model.get_submodule(site.name).register_forward_pre_hook(before, with_kwargs=True)

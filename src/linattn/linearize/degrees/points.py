@@ -7,9 +7,9 @@ from torch import Generator, Tensor
 class Reservoir:
     """``capacity`` points of each key head, drawn without replacement from all that were added.
 
-    The kernel's inputs are queries and keys alike: with grouped heads the queries of a group and their keys are one
-    population. Positions are drawn once for all heads. Every row gets a random number, the rows with the largest stay:
-    whatever the order and the sizes of what is added, each subset is equally likely.
+    Queries and keys are inputs of the same kernel: with grouped heads, the queries of a group and their keys are one
+    population. Positions are drawn once for all heads. Every row gets a random number, and those with the largest
+    numbers stay: every subset is equally likely, whatever the order and the sizes of what is added.
 
     Example:
         >>> import torch
@@ -30,7 +30,7 @@ class Reservoir:
         self._sum, self._count = torch.zeros(()), 0
 
     def add(self, q: Tensor, k: Tensor, key_mask: Tensor | None = None) -> None:
-        """``q (B, H, T, D)``, ``k (B, H_kv, T, D)``, ``key_mask (B, T)`` True at real tokens."""
+        """Add ``q (B, H, T, D)`` and ``k (B, H_kv, T, D)``; ``key_mask (B, T)`` is True at real tokens."""
         queries, keys = _rows(q.detach(), k.detach(), key_mask)
         self._sum, self._count = self._sum + keys.double().sum(1).cpu(), self._count + keys.shape[1]
         rows = torch.cat((queries, keys), 1)
@@ -45,31 +45,31 @@ class Reservoir:
         self._points, self._rank, self._keys = rows[:, kept], rank[kept], is_key[kept]
 
     def draws(self, count: int, *, center: bool = False) -> Tensor:
-        """Disjoint draws of equal size, ``(count, H_kv, J, D)``; J is ``capacity / count``, or less for few points."""
+        """``count`` disjoint draws of equal size ``(count, H_kv, J, D)``; J is ``capacity / count``, or less."""
         points = self.points(center=center)
         J = points.shape[1] // count
         if J < 1:
             raise ValueError(f"{count} draws need at least {count} points, {points.shape[1]} were seen")
-        # Rows lie in the order of their random numbers, so any cut is a random one.
+        # Rows are sorted by their random numbers, so every slice of them is a random one.
         return points[:, : count * J].unflatten(1, (count, J)).transpose(0, 1)
 
     def points(self, *, center: bool = False) -> Tensor:
-        """``(H_kv, N, D)``, fp32; ``center`` takes the mean key from the keys, which softmax attention does not see."""
+        """All points ``(H_kv, N, D)``, fp32; ``center`` subtracts the mean key from keys (same softmax attention)."""
         if self._points is None:
             raise ValueError("no points were added")
         return self._points - self._keys.unsqueeze(-1) * self.key_mean().unsqueeze(1) if center else self._points
 
     def keys(self) -> Tensor:
-        """Those of the points that are keys, ``(H_kv, N', D)``, as they came."""
+        """The points that are keys, ``(H_kv, N', D)``, as they were added."""
         return self.points()[:, self._keys]
 
     def key_mean(self) -> Tensor:
-        """Of all keys that were added, ``(H_kv, D)``."""
+        """Mean of all keys that were added, ``(H_kv, D)``."""
         return (self._sum / self._count).float()
 
 
 def _rows(q: Tensor, k: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Queries of each group and their keys, both ``(H_kv, rows, D)``, without padding."""
+    """Queries of each group, and keys, both ``(H_kv, rows, D)``, without padding."""
     B, H_kv, T, D = k.shape
     if q.shape[1] % H_kv or (q.shape[0], *q.shape[2:]) != (B, T, D):
         raise ValueError(f"q must be (B, H, T, D) with heads in groups of {tuple(k.shape)}, got {tuple(q.shape)}")

@@ -1,4 +1,4 @@
-"""What decides how many features each layer of ``dof`` gets."""
+"""The options that decide how many features each layer of the method ``dof`` gets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -15,11 +15,11 @@ class Split:
     """A budget of features that layers share by their degrees of freedom.
 
     Attributes:
-        cost: mean number of features of a layer; None: the head's dimension.
-        clip: the most features of a layer; what it takes from one layer is saved, and not given to others. This is
+        cost: mean number of features per layer; None: the head's dimension.
+        clip: most features that a layer may have; what it takes from one layer is saved, not given to others. This is
             "DoF+Clip" of the paper, which clips to the head's dimension. None: no such limit.
-        tolerance: lambda of the degrees of freedom, in units of the largest eigenvalue; of a smaller one there are
-            more degrees.
+        tolerance: lambda of the degrees of freedom, in units of the largest eigenvalue; a smaller one gives more
+            degrees.
 
     Example:
         >>> Split(cost=64, clip=64).dims({0: 40.0, 1: 10.0, 2: 10.0, 3: 4.0}, head_dim=64)
@@ -38,17 +38,20 @@ class Split:
         check_number("tolerance", self.tolerance, above=0)
 
     def dims(self, degrees: Mapping[int, float], head_dim: int) -> dict[int, int]:
-        """Features of each layer."""
+        """Number of features of each layer."""
         return split_cost(degrees, self.cost or head_dim, clip=self.clip)
 
     def without_degrees(self, head_dim: int) -> int:
-        """Features of every layer, where nothing is known of their degrees of freedom."""
+        """Number of features of every layer while their degrees of freedom are not known."""
         count = self.cost or head_dim
         return count if self.clip is None else min(count, self.clip)
 
 
 def taken(method: str, options: Mapping[str, Any]) -> tuple[Split | None, dict[str, Any]]:
-    """A method's options in two: the split that they ask for, checked (None: not of this method), and all others."""
+    """Divide a method's options into the :class:`Split` they ask for, checked, and all others.
+
+    The split is None if the method is not ``dof``.
+    """
     if method != "dof":
         return None, dict(options)
     names = {each.name for each in fields(Split)}

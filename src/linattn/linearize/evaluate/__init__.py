@@ -1,1 +1,1 @@
-"""What a conversion cost: perplexity, retrieval, memory and speed, samples, embeddings; with parts switched off too."""
+"""Evaluation of a conversion: perplexity, retrieval, memory and speed, samples, embeddings, and ablations."""

@@ -1,4 +1,4 @@
-"""Is it the linear part? The same figures with parts of the converted attention switched off."""
+"""Ablations: the same figures again with parts of the converted attention switched off."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,14 +20,14 @@ VARIANTS: dict[str, dict[str, bool]] = {
     NO_SALIENT: {"zero_salient": True},
     WINDOW: {"zero_linear": True, "zero_salient": True},
 }
-ERRORS = 2.0  # standard errors that a difference must exceed to count
+ERRORS = 2.0  # how many standard errors a difference must exceed to count
 
 Figure = TypeVar("Figure")
 
 
 @contextmanager
 def ablated(model: Any, *, zero_linear: bool = False, zero_salient: bool = False) -> Iterator[None]:
-    """Switch parts off in every layer with a window; afterwards all is as it was."""
+    """Switch parts off in every layer that has a window; on exit every layer is as it was before."""
     before = []
     try:
         for core in _windowed(model):
@@ -40,7 +40,7 @@ def ablated(model: Any, *, zero_linear: bool = False, zero_salient: bool = False
 
 
 def variants(model: Any) -> list[str]:
-    """Those that differ: a layer without a window has no part that could do without the rest."""
+    """Names of the variants that differ. Layers without a window stay whole: their parts are all they have."""
     plans = [core.plan for core in _windowed(model)]
     linear = any(plan.features != "none" for plan in plans)
     salient = any(plan.budget is not None for plan in plans)
@@ -54,7 +54,7 @@ def _windowed(model: Any) -> list[Any]:
 
 
 def ablations(model: Any, measure: Callable[[Any, str], Figure]) -> dict[str, Figure]:
-    """``measure(model, name)`` for each variant that differs."""
+    """Call ``measure(model, name)`` for each of the :func:`variants`, with its parts switched off."""
     found = {}
     for name in variants(model):
         with ablated(model, **VARIANTS[name]):
@@ -64,11 +64,11 @@ def ablations(model: Any, measure: Callable[[Any, str], Figure]) -> dict[str, Fi
 
 @dataclass(frozen=True)
 class Worth:
-    """What a part adds: ``gain`` in nats per token, or in the share of needles found; ``error`` is its spread.
+    """What a part adds: ``gain`` in nats per token, or in the share of needles found; ``error`` is its standard error.
 
     Attributes:
-        haystack: of needles.
-        counts: the gain is more than twice its standard error.
+        haystack: what the needles were hidden in; None for perplexity.
+        counts: whether the gain is more than twice its standard error.
     """
 
     figure: str
@@ -88,19 +88,22 @@ class Worth:
 
 
 def perplexity_worth(found: dict[str, Perplexity]) -> list[Worth]:
-    """Against each variant, over the windows that both saw."""
+    """The full model's perplexity against that of each variant, over the windows that both saw."""
     full = found[FULL]
     return [Worth("perplexity", full.length, name, *gain(other, full)) for name, other in found.items() if name != FULL]
 
 
 def needle_worth(found: dict[str, list[NeedleRow]]) -> list[Worth]:
-    """Against each variant, by haystack and length; the error is that of two shares of so many texts."""
+    """The full model's retrieval against each variant's, by haystack and length.
+
+    The error is that of a difference of two shares, each of so many texts.
+    """
     worth = []
     for name, rows in found.items():
         for haystack, length in dict.fromkeys((row.haystack, row.length) for row in rows) if name != FULL else ():
             with_it, count = _share(found[FULL], haystack, length)
             without, _ = _share(rows, haystack, length)
-            # A share of 0 or 1 has no spread of its own: half a text is the least that is assumed.
+            # A share of 0 or 1 would have no spread; its variance is taken to be that of half a text at least.
             error = sqrt(sum(max(p * (1 - p), 0.5 / count) / count for p in (with_it, without)))
             worth.append(Worth("needle", length, name, with_it - without, error, haystack))
     return worth

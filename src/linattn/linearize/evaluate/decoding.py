@@ -1,4 +1,4 @@
-"""Memory and speed of decoding, by how many tokens came before."""
+"""Memory and speed of decoding, by the number of tokens that came before."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -13,12 +13,12 @@ from linattn.linearize.evaluate.quiet import quiet
 
 @dataclass(frozen=True)
 class DecodingRow:
-    """One context.
+    """Figures of decoding after one context.
 
     Attributes:
-        cache_bytes: all tensors of the cache, over all layers and sequences.
-        tokens_per_second: decoded, over all sequences; the median step counts.
-        read_seconds: from the first token to this context, without the timed steps.
+        cache_bytes: memory of all tensors in the cache, over all layers and sequences.
+        tokens_per_second: tokens decoded per second over all sequences, from the median step.
+        read_seconds: time to read from the first token up to this context, without the timed steps.
     """
 
     context: int
@@ -43,13 +43,13 @@ def decoding(
     seed: int = 0,
     progress: Callable[[DecodingRow], None] | None = None,
 ) -> list[DecodingRow]:
-    """Read one long sequence in pieces, and stop at each context to decode ``steps`` tokens greedily.
+    """Read one long sequence in pieces; at each context, stop and decode ``steps`` tokens greedily.
 
-    The steps' own tokens count to the context that follows. Once ``seconds`` have passed, no further context is begun.
+    The tokens that were decoded are part of the next context. Once ``seconds`` have passed, no new context is begun.
 
     Args:
         model: causal, from ids and ``past_key_values`` to ``logits`` and ``past_key_values``.
-        text: ids to read, over and over; None: drawn with ``seed``.
+        text: ids to read, repeated as often as needed; None: random ids, drawn with ``seed``.
         piece: tokens that are read at a time.
     """
     if steps < 2:
@@ -74,7 +74,7 @@ def decoding(
 
 
 class _Reader:
-    """A cache, and what it has seen."""
+    """A model's cache, how many tokens it has read and how long that took."""
 
     def __init__(self, model: Any, text: Tensor, batch: int, piece: int, device: torch.device) -> None:
         self.model, self.text, self.batch, self.piece, self.device = model, text, batch, piece, device
@@ -93,7 +93,7 @@ class _Reader:
         self.seconds += perf_counter() - begun
 
     def step(self) -> float:
-        """Seconds of one token."""
+        """Decode one token; returns the seconds it took."""
         self._wait()
         begun = perf_counter()
         self._call(self.next)
@@ -119,7 +119,7 @@ def _endless(model: Any, text: Sequence[int] | Tensor | None, seed: int) -> Tens
 
 
 def bytes_of(holder: Any) -> int:
-    """Memory of all tensors that an object reaches; a view counts as what it keeps alive, and once.
+    """Memory of all tensors reachable from an object; views count once, and with all the memory they keep alive.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Encoders: mean-pooled vectors of sentences, against the teacher's and as features of a linear probe."""
+"""Embeddings of encoders: mean-pooled sentence vectors, compared to the teacher's and used for a linear probe."""
 
 import re
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from linattn.support.extras import need
 def sentence_vectors(
     model: Any, tokenizer: Any, sentences: Sequence[str], *, batch_size: int = 32, length: int = 256
 ) -> Tensor:
-    """The mean of the last hidden states over the tokens of each sentence: ``(sentences, hidden)`` in fp32 on the CPU.
+    """Mean of the last hidden states over the tokens of each sentence: ``(sentences, hidden)``, fp32, on the CPU.
 
-    Sentences are cut to ``length`` tokens, and batched by their size, which the result does not show.
+    Sentences are cut to ``length`` tokens and batched by their length; the vectors come in the order of the sentences.
     """
     order = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))
     found: list[Tensor] = []
@@ -49,7 +49,7 @@ class Agreement:
 
 
 def agreement(student: Tensor, teacher: Tensor) -> Agreement:
-    """Cosine sentence by sentence: the mean, that which a tenth is under, and the least.
+    """Cosine similarity sentence by sentence: its mean, its 10th percentile and its minimum.
 
     Example:
         >>> import torch
@@ -61,7 +61,7 @@ def agreement(student: Tensor, teacher: Tensor) -> Agreement:
 
 
 def sentences_of(texts: Sequence[str], count: int, *, least: int = 6, most: int = 60) -> list[str]:
-    """Up to ``count`` sentences of ``least`` to ``most`` words, as many of each text as of every other.
+    """Up to ``count`` sentences of ``least`` to ``most`` words, taken from the texts in equal numbers.
 
     Example:
         >>> sentences_of(["One two three. Four five six. Seven.", "Eight nine ten eleven!"], 2, least=3)
@@ -78,7 +78,7 @@ def sentences_of(texts: Sequence[str], count: int, *, least: int = 6, most: int 
 
 
 def probe(train: Tensor, train_labels: Sequence[int], test: Tensor, test_labels: Sequence[int]) -> float:
-    """Accuracy in percent of a logistic regression on standardised vectors."""
+    """Accuracy, in percent, of a logistic regression on standardised vectors."""
     need("the linear probe", "sklearn")
     from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
 

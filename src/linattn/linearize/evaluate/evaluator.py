@@ -1,4 +1,4 @@
-"""The same figures of a model at each stage of its conversion."""
+"""Takes the same figures of a model at each stage of its conversion."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,13 +24,13 @@ from linattn.linearize.evaluate.samples import prompts_of, samples
 from linattn.support.options import OptionError
 
 LONGEST_SENTENCE = 256
-PIECE, LONGEST_PIECE = 1024, 4096  # tokens that are read at a time before decoding: softmax has a mask of all pairs
+PIECE, LONGEST_PIECE = 1024, 4096  # tokens read at a time before decoding: softmax has a mask of all pairs
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """Texts with classes, for a linear probe."""
+    """Texts with class labels, for a linear probe."""
 
     train: Sequence[str]
     train_labels: Sequence[int]
@@ -38,7 +38,7 @@ class Labelled:
     test_labels: Sequence[int]
 
     def first(self, count: int) -> "Labelled":
-        """Of each class the first ``count`` texts, to train and to test on alike.
+        """Keep the first ``count`` texts of each class, for training and for testing.
 
         Example:
             >>> Labelled(["a", "b", "c"], [1, 0, 1], ["d", "e"], [1, 0]).first(1)
@@ -59,17 +59,18 @@ def _first(texts: Sequence[str], labels: Sequence[int], count: int) -> tuple[lis
 
 @dataclass
 class Evaluator:
-    """Measures stages of a model on the same texts; with a ``path`` each figure is written when it is done, once.
+    """Measures the stages of a model on the same texts; with a ``path``, each figure is written once it is measured.
 
     Attributes:
         tokenizer: the model's.
-        texts: that no stage was trained on.
-        causal: a language model; else an encoder, whose first stage is the teacher that others are compared to.
-        path: JSON file of finished stages, and of single figures; one that was written with other options or texts is
-            begun anew.
-        tell: is handed a line on each figure.
-        labelled: for encoders, for a probe on frozen vectors.
-        pieces: ids of the texts, where they have marks that the texts as written have not; None: encoded here.
+        texts: texts that no stage was trained on.
+        causal: True for a language model, False for an encoder, whose first stage is the teacher that later stages are
+            compared to.
+        path: JSON file of finished stages and single figures; a file that was written with other options or texts is
+            started anew.
+        tell: called with a line of text about each figure.
+        labelled: labelled texts for a probe on frozen vectors, for encoders.
+        pieces: token ids of the texts, where these have marks that the written texts lack; None: the texts are encoded.
     """
 
     tokenizer: Any
@@ -95,7 +96,7 @@ class Evaluator:
         self._kept = Kept(self.path, blake2b(text.encode(), digest_size=12).hexdigest())
 
     def _make_haystacks(self) -> list[Haystack]:
-        """Raises OptionError where the texts are too short to be one, or a length for its needle."""
+        """Raises OptionError where the texts are too short for a haystack, or a length is too short for its needle."""
         if not self.causal or not self.options.needle_lengths:
             return []
         shortest, longest = min(self.options.needle_lengths), max(self.options.needle_lengths)
@@ -120,9 +121,9 @@ class Evaluator:
         return found
 
     def stage(self, name: str, model: Any, *, full: bool = True) -> dict[str, Any]:
-        """Figures of the model now, kept under ``name``; if not in ``full``, without speed, samples and probe."""
+        """Figures of the model at this stage, kept under ``name``; ``full=False``: no speed, samples and probe."""
         if not self.causal and self._teacher is None:
-            self._teacher = self._vectors(model)  # later stages are compared to it: never read from a file
+            self._teacher = self._vectors(model)  # for later stages to be compared to: never read from a file
         if name not in self._kept.stages:
             self._kept.keep(name, self._language(name, model, full) if self.causal else self._encoder(model, full))
         found = {"name": name, **self._kept.stages[name]}
@@ -130,9 +131,9 @@ class Evaluator:
         return found
 
     def ablation(self, model: Any, stage: str | None = None) -> dict[str, Any] | None:
-        """Perplexity and needles with parts switched off, and what each part is worth.
+        """Perplexity and needles with parts of the attention switched off, and what each part is worth.
 
-        ``stage``: the one that measured this model, with nothing switched off; None: that is done here.
+        ``stage`` names the stage that measured this model with nothing switched off; None: this is measured here.
         """
         if not self.causal or not self.options.ablate or variants(model) == [FULL]:
             return None
@@ -209,7 +210,7 @@ class Evaluator:
         return found
 
     def _needles_of(self, haystack: Haystack, length: int) -> list[Needle]:
-        """The same texts for all stages: to make them takes longer than a model takes to read them."""
+        """The needle texts of one length, kept for all stages: making them takes longer than reading them."""
         key, options = (haystack.name, length), self.options
         if key not in self._needle_texts:
             self._needle_texts[key] = needle_texts(
@@ -223,7 +224,7 @@ class Evaluator:
 
     @property
     def _longest(self) -> int:
-        """Tokens that the texts of an encoder are cut to."""
+        """The number of tokens that an encoder's texts are cut to."""
         return max(self.options.lengths, default=LONGEST_SENTENCE)
 
     def _encoder(self, model: Any, full: bool) -> dict[str, Any]:
@@ -236,7 +237,7 @@ class Evaluator:
                 for texts in (self.labelled.train, self.labelled.test)
             )
             found["probe"] = probe(train, self.labelled.train_labels, test, self.labelled.test_labels)
-            # What a probe that learned nothing would have: a figure near it says nothing about the vectors.
+            # The accuracy of a probe that learned nothing: a figure near it says nothing about the vectors.
             labels = self.labelled.test_labels
             found["probe_largest_class"] = 100 * max(Counter(labels).values()) / len(labels)
             self.tell(f"probe {found['probe']:.2f} %, the largest class alone {found['probe_largest_class']:.2f} %")

@@ -1,4 +1,4 @@
-"""The texts around a needle, as RULER (arXiv:2404.06654) has them: sentences that repeat, or ordinary text."""
+"""The text around a needle, as in RULER (arXiv:2404.06654): repeated sentences, or ordinary text."""
 
 import re
 from bisect import bisect_left
@@ -11,7 +11,7 @@ from linattn.tasks.text.passkey import SENTENCES
 
 NOISE, TEXT = "noise", "text"
 HAYSTACKS = (NOISE, TEXT)
-LONGEST = 400  # characters of a sentence: what has no end marks is cut, so that a needle finds a place near its depth
+LONGEST = 400  # characters of a sentence; text without end marks is cut, so that needles find places near their depth
 
 WORD = re.compile(rf"\S{{1,{LONGEST}}}\s*")
 END = re.compile(r"[.!?…][\"'”’)\]]*\s+$|\n\s*\n")
@@ -19,10 +19,10 @@ END = re.compile(r"[.!?…][\"'”’)\]]*\s+$|\n\s*\n")
 
 @dataclass(frozen=True)
 class Haystack:
-    """Sentences that come in turn around a needle, from a drawn one on; each ends with white space.
+    """Sentences that follow one another around a needle, starting at a random one; each ends with white space.
 
     Attributes:
-        repeats: a few sentences of nearly one size, again and again; else each comes once at most.
+        repeats: True for a few sentences of nearly equal length that repeat; False if each comes at most once.
     """
 
     name: str
@@ -30,11 +30,11 @@ class Haystack:
     repeats: bool = False
 
     def turn(self, first: int, count: int) -> list[str]:
-        """``count`` sentences from number ``first`` on; after the last one comes the first."""
+        """``count`` sentences starting at number ``first``; after the last sentence comes the first one again."""
         return [self.sentences[(first + i) % len(self.sentences)] for i in range(count)]
 
     def place(self, turn: Sequence[str], depth: float) -> int:
-        """How many sentences come before a needle: a share of them, or of the characters where sizes differ.
+        """How many sentences come before a needle at ``depth``, by number, or by characters where sizes differ.
 
         Example:
             >>> Haystack("text", ()).place(["A long sentence. ", "Two. ", "Three. ", "Four. "], 0.5)
@@ -52,11 +52,11 @@ REPEATED = Haystack(NOISE, SENTENCES, repeats=True)
 
 
 def text_haystack(texts: Sequence[str], encode: Callable[[str], list[int]], longest: int) -> Haystack:
-    """The sentences of ``texts``, one text after the other; they must have ``longest`` tokens, so that none repeats."""
+    """The sentences of all ``texts`` in order; they must have at least ``longest`` tokens, so that none repeats."""
     tokens = 0
     for text in texts:
         if tokens >= longest:
-            break  # as far as this is known, no more is encoded
+            break  # long enough: nothing more is encoded
         tokens += len(encode(text.strip()))
     if tokens < longest:
         raise OptionError(
@@ -68,9 +68,9 @@ def text_haystack(texts: Sequence[str], encode: Callable[[str], list[int]], long
 
 
 def split_sentences(text: str) -> list[str]:
-    """Pieces that end behind an end mark and white space, at an empty line, or before they get too long.
+    """Split a text after end marks with white space and at empty lines, and cut sentences that get too long.
 
-    Together they are the text, with an empty line at its end.
+    The pieces joined are the text, with an empty line at its end.
 
     Example:
         >>> split_sentences("So it is.  (Is it?) Yes")

@@ -1,4 +1,4 @@
-"""What was measured, written down figure by figure."""
+"""Keeps measured figures, each written to a file as soon as it is known."""
 
 from collections.abc import Callable
 from json import loads
@@ -9,11 +9,11 @@ from linattn.support.files import write_json
 
 
 class Kept:
-    """Finished stages, and single figures of stages that are not.
+    """Figures of finished stages, and the single figures of unfinished ones.
 
     Args:
         path: JSON file; None: nothing is written.
-        fingerprint: what figures depend on; a file with another one is begun anew.
+        fingerprint: what the figures depend on; a file with another fingerprint is started anew.
     """
 
     def __init__(self, path: Path | None, fingerprint: str) -> None:
@@ -25,12 +25,12 @@ class Kept:
             self.stages, self.figures = kept["stages"], kept.get("figures", {})
 
     def keep(self, stage: str, figures: dict[str, Any]) -> None:
-        """All of a stage."""
+        """Keep all figures of a stage."""
         self.stages[stage] = figures
         self._write()
 
     def figure(self, stage: str, name: str, measure: Callable[[], Any]) -> Any:
-        """One figure, ready for JSON: measured if it is not there. What is no number comes back from a file as text."""
+        """One figure, ready for JSON; measured if it is not kept yet. NaN and infinity are text in a file."""
         key = f"{stage}: {name}"
         if key not in self.figures:
             self.figures[key] = measure()

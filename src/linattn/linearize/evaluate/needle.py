@@ -1,4 +1,4 @@
-"""One needle in a long text (RULER, arXiv:2404.06654), for any tokenizer: a number asked for at the end."""
+"""Retrieval of one needle from a long text (RULER, arXiv:2404.06654): a number that is asked for at the end."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,13 +15,13 @@ from linattn.linearize.evaluate.quiet import quiet
 
 @dataclass(frozen=True)
 class NeedleRow:
-    """One haystack, length and depth.
+    """Retrieval at one haystack, length and depth.
 
     Attributes:
-        found: share of the texts whose number is right to the last digit, decoded greedily.
-        tokens_right: share of the number's tokens that are the likeliest, given those before.
-        nats: of a token of the number: it moves long before ``found`` does.
-        count: texts.
+        found: share of the texts whose number is decoded (greedily) without a wrong digit.
+        tokens_right: share of the number's tokens that are the most likely ones, given the tokens before them.
+        nats: loss per token of the number; it changes long before ``found`` does.
+        count: number of texts.
     """
 
     length: int
@@ -30,17 +30,17 @@ class NeedleRow:
     tokens_right: float
     nats: float
     count: int
-    haystack: str = NOISE  # that of files that do not name it
+    haystack: str = NOISE  # what files mean that name none
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def needles_found(model: Any, texts: Sequence[Needle], length: int, *, batch_tokens: int = 1) -> list[NeedleRow]:
-    """Retrieval from texts of ``length`` tokens, a row for each of their haystacks and depths.
+    """Retrieval from texts of ``length`` tokens, with a row for each of their haystacks and depths.
 
-    The number is read off one pass over the text with the number behind it: the likeliest tokens are all right there
-    exactly if greedy decoding writes the number. ``batch_tokens``: that the model sees at once, one text at least.
+    One pass over the text with the number appended is enough: greedy decoding writes the number exactly if each of its
+    tokens is the most likely one there. ``batch_tokens``: tokens that the model sees at once, but at least one text.
     """
     size = max(1, batch_tokens // length)
     answers: list[list[tuple[bool, float]]] = []
@@ -60,16 +60,16 @@ def needles_found(model: Any, texts: Sequence[Needle], length: int, *, batch_tok
 
 
 def _answers(model: Any, texts: Sequence[Needle], device: torch.device) -> list[list[tuple[bool, float]]]:
-    """Of each text, for each token of its number: whether it is the likeliest, and its nats.
+    """For each token of each text's number: whether it is the most likely one, and its loss in nats.
 
-    Shorter texts are filled up behind their ends, which a causal model does not see before it is there.
+    Shorter texts are padded at the end, which a causal model cannot see from earlier tokens.
     """
     ids = pad_sequence([torch.tensor(text.ids) for text in texts], batch_first=True).to(device)
     last = [len(text.ids) for text in texts]
     most = max(text.answer for text in texts)
     keep = ids.shape[1] - min(last) + most + 1
     logits = model(ids, use_cache=False, logits_to_keep=keep).logits[:, -keep:]
-    # The tokens of an answer, from the last one back: those of a text that has fewer are read, and dropped.
+    # The last tokens of every text, as many as the longest answer has; what shorter answers do not need is dropped.
     place = torch.tensor(last)[:, None] - torch.arange(most, 0, -1)
     place, rows = place.to(device), torch.arange(len(texts), device=device)[:, None]
     targets = ids[rows, place]
@@ -82,7 +82,7 @@ def _answers(model: Any, texts: Sequence[Needle], device: torch.device) -> list[
 
 
 def by_length(rows: Sequence[NeedleRow]) -> list[dict[str, Any]]:
-    """Means over depths of each haystack and length, weighted by texts.
+    """Means over depths for each haystack and length, weighted by the number of texts.
 
     Example:
         >>> by_length([NeedleRow(64, 0.0, 1.0, 1.0, 0.0, 1), NeedleRow(64, 1.0, 0.0, 0.5, 2.0, 1)])

@@ -1,4 +1,4 @@
-"""Texts of a given number of tokens that hide a number, for any tokenizer."""
+"""Texts with a given number of tokens that hide a number, for any tokenizer."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -12,14 +12,14 @@ from linattn.linearize.evaluate.haystack import NOISE, REPEATED, Haystack
 from linattn.tasks.text.passkey import ADJECTIVES, NOUNS
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-GUESSES = 6  # of a number of sentences; after so many the rest is halved
+GUESSES = 6  # tries to guess a number of sentences; after these the interval is halved
 
 Encode = Callable[[str], list[int]]
 
 
 @dataclass(frozen=True)
 class Needle:
-    """Tokens of one text; the last ``answer`` of them are the number."""
+    """Token ids of one text; the last ``answer`` of them are the number."""
 
     ids: list[int]
     answer: int
@@ -28,19 +28,19 @@ class Needle:
 
 
 def encoder(tokenizer: Any) -> Encode:
-    """Text to ids, without marks of a start or an end."""
+    """A function from text to token ids, without marks at the start or the end."""
     return lambda text: list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def needle_text(before: str, after: str, key: str, number: str) -> tuple[str, str]:
-    """The text up to the answer, and the answer."""
+    """The text up to the answer, and the answer itself."""
     needle = f"One of the special magic numbers for {key} is: {number}. "
     question = f"The special magic number for {key} mentioned in the provided text is:"
     return f"{before}{needle}{after}{question}", f" {number}"
 
 
 def least_length(encode: Encode, digits: int = 7) -> int:
-    """Tokens of the needle and the question alone, with the longest of their words: less holds no needle.
+    """Tokens of needle and question alone, with the longest of their words: shorter texts cannot hold a needle.
 
     Example:
         >>> least_length(lambda text: text.split())
@@ -54,7 +54,7 @@ def least_length(encode: Encode, digits: int = 7) -> int:
 def make_needle(
     encode: Encode, length: int, depth: float, random: Random, *, digits: int = 7, haystack: Haystack = REPEATED
 ) -> Needle:
-    """A text of at most ``length`` tokens, and less than one sentence of the haystack under it.
+    """A text of at most ``length`` tokens, shorter than that by less than one sentence of the haystack.
 
     Args:
         depth: 0 puts the needle at the start, 1 right before the question.
@@ -73,24 +73,24 @@ def make_needle(
     own = haystack.turn(first, min(len(haystack.sentences), length))
     most = length if haystack.repeats else len(own)
     prompt, whole = made(most_sentences(lambda n: len(made(n)[1]), length, list(map(len, own)), most))
-    # A tokenizer may join the end of the prompt with the answer: what they have in common is given.
+    # A tokenizer may join the end of the prompt with the answer: the prompt is what both encodings share.
     start = encode(prompt)
     given = next((i for i, (a, b) in enumerate(zip(start, whole, strict=False)) if a != b), len(start))
     return Needle(whole, len(whole) - given, depth, haystack.name)
 
 
 def most_sentences(size: Callable[[int], int], length: int, letters: Sequence[int], most: int) -> int:
-    """The most sentences, up to ``most``, whose text has no more than ``length`` tokens.
+    """The largest number of sentences, up to ``most``, whose text has at most ``length`` tokens.
 
-    Long texts take long to encode: a number is guessed from the characters, which is nearly right whether sentences are
-    of one size or not.
+    Long texts take long to encode: the number is guessed from characters, which is nearly right whether or not the
+    sentences have equal lengths.
 
     Args:
-        size: tokens of a text with so many sentences.
-        letters: characters of each sentence; after the last one comes the first.
+        size: function that counts the tokens of a text with so many sentences.
+        letters: characters of each sentence; after the last sentence comes the first one again.
     """
     before = [0, *accumulate(letters)]
-    turn = before[-1]  # characters after which the first sentence comes again
+    turn = before[-1]  # characters of one turn through all sentences
     least = size(0)
     if least > length:
         raise ValueError(f"length must be at least {least}, the needle and the question, got {length}")
@@ -98,7 +98,7 @@ def most_sentences(size: Callable[[int], int], length: int, letters: Sequence[in
     def characters(sentences: int) -> int:
         return sentences // len(letters) * turn + before[sentences % len(letters)]
 
-    # Between a number that fits and one that does not; no sentence has less than one token.
+    # Search between a number that fits and one that does not; every sentence has at least one token.
     low, low_size = 0, least
     high, high_size = min(most, length - least) + 1, 0
     tries = 0
@@ -132,7 +132,7 @@ def needle_texts(
     haystack: Haystack = REPEATED,
     seed: int = 0,
 ) -> list[Needle]:
-    """``count`` texts of each depth; the same seed gives the same ones."""
+    """Make ``count`` texts for each depth; the same seed gives the same texts."""
     texts = []
     own = "" if haystack.name == NOISE else f" {haystack.name}"
     for depth in depths:

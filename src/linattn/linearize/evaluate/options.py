@@ -1,4 +1,4 @@
-"""What is measured of a model, and how much of it."""
+"""Options of the evaluation: what is measured of a model, and how much of it."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -7,33 +7,33 @@ from typing import Any
 from linattn.linearize.evaluate.haystack import HAYSTACKS, NOISE
 from linattn.support.options import OptionError, check_option
 
-LONGEST = 1024  # tokens of a window where nothing else is asked for
-LEAST_NEEDLE = 64  # tokens of a text that hides a number
-GPU_TOKENS = 16384  # at once: fewer do not fill a GPU, and their logits take gigabytes
+LONGEST = 1024  # tokens of a window by default
+LEAST_NEEDLE = 64  # fewest tokens of a text that hides a number
+GPU_TOKENS = 16384  # tokens at once: fewer do not fill a GPU, and more would take gigabytes of logits
 
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """Each empty list leaves its figure out.
+    """Options of an evaluation. An empty list leaves its figure out.
 
     Attributes:
-        lengths: tokens of the windows of perplexity; an encoder's texts are cut to the largest.
-        windows: of each text, at most.
-        texts: at most.
+        lengths: tokens per window of perplexity; an encoder's texts are cut to the largest.
+        windows: at most so many windows of each text.
+        texts: at most so many texts.
         needle_lengths: tokens of the texts that hide a number.
-        needle_haystacks: what hides it: ``noise``, five sentences that repeat, or ``text``, the texts to measure on.
-        needle_count: of them, for each haystack, each length and each of five depths.
-        needle_digits: of the number.
-        contexts: tokens before those whose decoding is timed.
+        needle_haystacks: what hides it: ``noise``, five sentences that repeat, or ``text``, the evaluation texts.
+        needle_count: texts with a needle, for each haystack, each length and each of five depths.
+        needle_digits: digits of the number.
+        contexts: numbers of tokens after which decoding is timed.
         steps: tokens that are decoded at each context.
-        seconds: after so many no further context is begun.
-        prompts: texts that models go on from.
-        new_tokens: that they write.
-        sentences: whose vectors are compared (encoders).
-        probe_texts: that a probe gets of each class, at most, to train and to test on; None: all.
+        seconds: after this time no further context is begun.
+        prompts: number of texts that the models continue.
+        new_tokens: tokens that they write.
+        sentences: number of sentences whose vectors are compared (encoders).
+        probe_texts: at most so many texts of each class for the probe, to train and to test; None: all.
         ablate: measure again with parts of the attention switched off.
-        batch_tokens: that a causal model sees at once, one window or text at least.
-        seed: of the needles.
+        batch_tokens: tokens that a causal model sees at once, but at least one window or text.
+        seed: random seed of the needles.
     """
 
     lengths: tuple[int, ...] = ()
@@ -55,7 +55,7 @@ class EvaluationOptions:
     seed: int = 0
 
     def check(self, most: int | None = None) -> None:
-        """Raise OptionError that names the option and what is allowed; ``most``: tokens that the model takes."""
+        """Raise OptionError that names the option and what is allowed; ``most``: tokens that the model can take."""
         least = {"windows": 1, "texts": 1, "needle_count": 1, "needle_digits": 1, "steps": 2, "prompts": 0,
                  "new_tokens": 1, "sentences": 1, "batch_tokens": 1}  # fmt: skip
         for name, low in least.items():
@@ -89,16 +89,16 @@ class EvaluationOptions:
         return asdict(self)
 
     def fingerprint(self) -> str:
-        """Tells options with other figures; those without a word on haystacks, as files had them, mean noise."""
+        """A string that differs if figures do; ``needle_haystacks`` of noise alone is left out, as in older files."""
         return repr(self).replace(f", needle_haystacks={(NOISE,)}", "")
 
     @classmethod
     def suited(
         cls, positions: int | None, gpu: bool, changes: Mapping[str, Any], most: int | None = None
     ) -> "EvaluationOptions":
-        """Figures that suit a model that was trained on up to ``positions`` tokens; ``changes`` that are None are not.
+        """Options for a model trained on up to ``positions`` tokens, except for ``changes`` that are not None.
 
-        ``most``: tokens that it takes, where its positions are learned.
+        ``most``: the number of tokens that the model can take, where its positions are learned.
 
         Example:
             >>> EvaluationOptions.suited(256, False, {"windows": 3, "steps": None}).needle_lengths
@@ -109,7 +109,7 @@ class EvaluationOptions:
         contexts = [longest]
         while contexts[-1] * 2 <= furthest:
             contexts.append(contexts[-1] * 2)
-        if most is not None:  # there must be room for the steps behind each
+        if most is not None:  # leave room for the steps after each context
             contexts = [longest // 4, longest // 2] if longest // 4 > cls.steps else [longest // 2]
         suited = cls(
             lengths=(longest,),

@@ -1,4 +1,4 @@
-"""Perplexity over windows of a fixed length."""
+"""Perplexity over windows of fixed length."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from linattn.linearize.evaluate.quiet import quiet
 
-ROWS = 2**25  # logits that are turned to fp32 at once: 128 MiB
+ROWS = 2**25  # logits converted to fp32 at once: 128 MiB
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Perplexity:
 
     Attributes:
         length: tokens of a window.
-        windows: ``(nats, predicted tokens)`` of each, in order: two models that saw the same windows can be compared
-            window by window.
+        windows: ``(nats, predicted tokens)`` of each window, in order, so that two models that saw the same windows
+            can be compared window by window.
     """
 
     length: int
@@ -34,12 +34,12 @@ class Perplexity:
 
     @property
     def nats(self) -> float:
-        """Per token."""
+        """Mean loss per token, in nats."""
         return sum(nats for nats, _ in self.windows) / self.tokens
 
     @property
     def perplexity(self) -> float:
-        return exp(min(self.nats, 700.0))  # past that exp is no number
+        return exp(min(self.nats, 700.0))  # larger exponents overflow
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -56,15 +56,15 @@ def perplexity(
 ) -> Perplexity:
     """Cut each text into windows of ``length`` tokens; each token is predicted from those before it in its window.
 
-    Nothing is put before a window: its first token is given, not predicted. Windows do not overlap, and the last of a
-    text may be shorter; one of a single token is left out.
+    The first token of a window is given, not predicted: nothing comes before it. Windows do not overlap. The last one
+    of a text may be shorter, and is left out if it has a single token.
 
     Args:
         model: from ids ``(B, T)`` to an output with ``logits (B, T, vocabulary)``.
-        texts: ids of each text, ``(n,)``.
+        texts: token ids of each text, ``(n,)``.
         length: tokens of a window, at least 2.
-        windows: of each text, counted from its start; None: all.
-        batch_size: windows that the model sees at once; the model is causal, so that shorter ones can be filled up.
+        windows: at most so many windows of each text, from its start; None: all.
+        batch_size: windows that the model sees at once; since the model is causal, shorter ones can be padded.
     """
     if length < 2:
         raise ValueError(f"length must be an integer >= 2, got {length}")
@@ -82,9 +82,9 @@ def perplexity(
 
 
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Nats of each target: logits ``(B, T, vocabulary)``, targets ``(B, T)`` -> ``(B, T)`` in fp32.
+    """Loss of each target, in nats: logits ``(B, T, vocabulary)``, targets ``(B, T)`` -> ``(B, T)`` in fp32.
 
-    A part of the rows at a time: the fp32 copy of all logits of a long window would be the largest tensor of the run.
+    Rows are processed in parts: an fp32 copy of all logits of a long window would be the largest tensor of the run.
     """
     rows, wanted = logits.flatten(0, 1), targets.flatten()
     count = max(1, ROWS // rows.shape[-1])
@@ -114,9 +114,9 @@ def _batches(
 
 
 def gain(worse: Perplexity, better: Perplexity) -> tuple[float, float]:
-    """How many nats per token ``better`` is below ``worse``, and the standard error of that over windows.
+    """How many nats per token ``better`` is below ``worse``, and the standard error of this gain over windows.
 
-    Both must have seen the same windows: differences of a window vary far less than windows do.
+    Both must have seen the same windows: differences within a window vary far less than the windows themselves.
 
     Example:
         >>> mean, error = gain(Perplexity(8, [(7.0, 7), (14.0, 7)]), Perplexity(8, [(3.5, 7), (10.5, 7)]))

@@ -1,4 +1,4 @@
-"""One figure of a model's quality on held-out batches, quick enough to be taken after every stage."""
+"""One figure for a model's quality on held-out batches, quick enough to be taken after every stage."""
 
 from collections.abc import Sequence
 from math import exp
@@ -15,13 +15,13 @@ from linattn.linearize.training.setting import Batch, call, shared
 
 
 class Quality:
-    """Perplexity of a causal language model; of others the mean cosine of their answers to the teacher's.
+    """Perplexity of a causal language model; for other models, the mean cosine of their answers with the teacher's.
 
     An answer is the mean of the last hidden states over tokens, or the logits of a picture.
 
     Args:
         model: the teacher, before it is converted.
-        batches: the same for all stages.
+        batches: held-out batches, the same for all stages.
     """
 
     def __init__(self, model: nn.Module, batches: Sequence[Batch]) -> None:

@@ -1,4 +1,4 @@
-"""A model that is only looked at."""
+"""Puts a model into a state in which it is only evaluated."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ import torch
 
 @contextmanager
 def quiet(model: Any) -> Iterator[torch.device]:
-    """In eval mode, without gradients, and afterwards as it was; gives the device of its weights.
+    """Eval mode without gradients; on exit the model is as it was. Yields the device of its weights.
 
     Example:
         >>> layer = torch.nn.Linear(1, 1)

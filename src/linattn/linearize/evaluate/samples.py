@@ -1,4 +1,4 @@
-"""What models write, side by side."""
+"""Texts that models write, for a comparison side by side."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,9 +10,9 @@ from linattn.linearize.evaluate.quiet import quiet
 
 
 def samples(model: Any, tokenizer: Any, prompts: Sequence[str], *, max_new_tokens: int = 60) -> list[str]:
-    """What follows each prompt, decoded greedily: the same prompt shows two models' difference and no draw's.
+    """Continue each prompt by greedy decoding, so that only the models differ and not random draws.
 
-    All at once, shorter prompts with padding before them: a step takes as long for one as for a few.
+    All prompts are decoded in one batch, shorter ones padded on the left: a step takes as long for one as for a few.
     """
     if not prompts:
         return []
@@ -34,7 +34,7 @@ def samples(model: Any, tokenizer: Any, prompts: Sequence[str], *, max_new_token
 
 
 def prompts_of(texts: Sequence[str], count: int, words: int = 24) -> list[str]:
-    """The first words of the first texts that are longer than that.
+    """The first words of the first texts that have more words than that.
 
     Example:
         >>> prompts_of(["one two three four", "five"], 2, words=2)

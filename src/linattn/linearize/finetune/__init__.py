@@ -1,4 +1,4 @@
-"""Stage 2: the projections around the converted attention get used to it, through low-rank adapters."""
+"""Stage 2: low-rank adapters let the projections adjust to the converted attention around them."""
 
 from linattn.linearize.finetune.options import FinetuneOptions
 from linattn.linearize.finetune.stage import FinetuneResult, finetune

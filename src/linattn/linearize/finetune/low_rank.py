@@ -1,4 +1,4 @@
-"""Low-rank adapters on a converted model, through peft: hung in, switched off for the teacher, merged or taken off."""
+"""Low-rank adapters on a converted model, through peft: added, switched off for the teacher, merged or removed."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,13 +13,13 @@ from linattn.support.options import OptionError
 
 
 class Adapted:
-    """A model with adapters in its projections, that can be the teacher it was.
+    """A converted model with adapters in its projections, which can also run as the teacher that it was.
 
     Args:
-        rank, alpha: of the adapters; they count ``alpha / rank`` times.
+        rank, alpha: of the adapters, whose output is scaled by ``alpha / rank``.
         targets: last parts of the names of projections, anywhere in the model; None: those of the converted attention.
-        train_cores: let the cores learn too.
-        seed: one factor of each adapter starts random, the other at 0.
+        train_cores: train the cores too.
+        seed: for the random start of one factor of each adapter; the other starts at 0.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Adapted:
 
     @contextmanager
     def as_teacher(self) -> Iterator[None]:
-        # Layer by layer: peft's own way looks at the whole model first, which takes longer than a layer's pass.
+        # Layer by layer: peft's own way searches the whole model first, which takes longer than a layer's pass.
         set_mode(self.model, "teacher")
         self._enable(False)
         try:
@@ -67,7 +67,7 @@ class Adapted:
 
 @contextmanager
 def adapted_model(model: nn.Module, **options: Any) -> Iterator[Adapted]:
-    """:class:`Adapted` with these options. At the end the adapters are gone: merged, or else the model is as before."""
+    """:class:`Adapted` with these options. On exit its adapters are gone: merged, or else the model is as before."""
     wanted = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     cores = {number: _copy(layer.core) for number, layer in linearized_layers(model).items()}
     adapted = Adapted(model, **options)
@@ -84,7 +84,7 @@ def adapted_model(model: nn.Module, **options: Any) -> Iterator[Adapted]:
 
 
 def target_names(model: nn.Module, targets: Sequence[str] | None) -> list[str]:
-    """Dotted paths of the projections that get adapters; a core's own maps never do."""
+    """Dotted paths of the projections that get adapters; the maps inside a core never do."""
     layers = linearized_layers(model)
     inside = tuple(f"{name}." for name, module in model.named_modules() if module in layers.values())
     last = next(iter(layers.values())).adapter.lora_targets if targets is None else targets

@@ -1,4 +1,4 @@
-"""How the low-rank adapters are trained."""
+"""Options for training the low-rank adapters."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -12,7 +12,7 @@ Objective = Literal["distill", "next_token", "mix"]
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneOptions(StageOptions):
-    """How the low-rank adapters are trained.
+    """Options for training the low-rank adapters.
 
     Example:
         >>> FinetuneOptions(rank=0).check()
@@ -24,25 +24,26 @@ class FinetuneOptions(StageOptions):
     lr: float = 5e-4
     rank: int = 8
     alpha: float = 16.0
-    """Adapters count ``alpha / rank`` times."""
+    """The adapters' output is scaled by ``alpha / rank``."""
     targets: tuple[str, ...] | None = None
-    """Names of the projections that get adapters; None: those of the attention, as the family's adapter names them."""
+    """Names of the projections that get adapters; None: those that the family's adapter names for the attention."""
     objective: Objective = "distill"
-    """``"distill"``: the teacher's distribution over tokens (an encoder without a head: its last hidden states);
-    ``"next_token"``: the text itself; ``"mix"``: both."""
+    """``"distill"``: match the teacher's distribution over tokens (for an encoder without a head, its last hidden
+    states); ``"next_token"``: predict the text itself; ``"mix"``: both."""
     distill_weight: float = 0.5
-    """Of the teacher in ``"mix"``."""
+    """Weight of the teacher's part in ``"mix"``."""
     pooled_weight: float = 1.0
-    """Of an encoder without a head: how much the mean over tokens counts in ``"distill"``, beside the tokens."""
+    """For an encoder without a head: weight of the mean over tokens in ``"distill"``, beside that of each token."""
     hidden_weight: float = 0.0
-    """Of the hidden states after every layer, which are distilled beside the teacher's answer; 0: only that."""
+    """Weight of the hidden states after every layer, distilled beside the teacher's answer; 0: the answer alone."""
     train_cores: bool = False
-    """Train what stage 1 has trained too, with the same rate."""
+    """Also train what stage 1 has trained, at the same learning rate."""
     scale_factor: float = 1.0
-    """Of the learning rate of the cores' scales (``log_weight``, ``log_alpha``) among them: what weighs the linear part
-    against the exact one depends on how many tokens there are, and longer sequences may come in this stage."""
+    """Factor of the learning rate for the cores' scales (``log_weight``, ``log_alpha``), if the cores are trained: how
+    the linear part weighs against the exact one depends on the number of tokens, and this stage may have longer
+    sequences."""
     accumulation: int = 1
-    """Parts that a step's sequences are computed in, one after another: less memory, the same step."""
+    """Into how many parts a step's sequences are split, computed one after another: less memory, the same step."""
 
     def check(self) -> None:
         super().check()
@@ -69,5 +70,5 @@ class FinetuneOptions(StageOptions):
     def fingerprint(self) -> dict[str, Any]:
         found = super().fingerprint()
         if self.scale_factor == 1.0:
-            del found["scale_factor"]  # runs from before there was one go on
+            del found["scale_factor"]  # so that runs from before this option existed can go on
         return found | {"targets": None if self.targets is None else list(self.targets)}

@@ -1,6 +1,6 @@
-"""Stage 2: the projections around the converted attention get used to it, through low-rank adapters.
+"""Stage 2: low-rank adapters let the projections adjust to the converted attention around them.
 
-The teacher is the same model: softmax in the place of the cores, and the adapters switched off.
+The teacher is the same model with softmax in place of the cores and the adapters switched off.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """``losses`` of each step; ``parameters`` that were trained."""
+    """Losses of each step, and the number of ``parameters`` that were trained."""
 
     losses: list[float]
     parameters: int
@@ -52,14 +52,12 @@ def finetune(
     progress: Report | None = None,
     accelerator: "Accelerator | None" = None,
 ) -> FinetuneResult:
-    """Train adapters on a converted model and merge them: afterwards it is the plain converted model, with new weights.
+    """Train adapters on a converted model and merge them, which leaves a plain converted model with new weights.
 
-    If it is interrupted the adapters are taken off again, and the model is what it was before. A run that was stopped
-    and started again, from the same model, ends in the same weights.
+    If it is interrupted, the adapters are removed and the model is what it was before. A run that was stopped and
+    started again, from the same model, ends in the same weights.
 
-    Args: as for ``linattn.linearize.transfer.transfer``.
-
-    Raises: as there.
+    Args and exceptions are those of ``linattn.linearize.transfer.transfer``.
     """
     need("fine-tuning", "peft")
     options = options or FinetuneOptions()
@@ -81,7 +79,7 @@ def finetune(
 
 
 class _Finetuning(StageRun):
-    """All adapters are one part."""
+    """The loop of this stage; all adapters together are one part."""
 
     options: FinetuneOptions
 
@@ -122,7 +120,7 @@ class _Finetuning(StageRun):
                 loss = loss + weight * answer_divergence(student, teacher, mask)
             else:
                 loss = loss + weight * hidden_distance(student, teacher, mask, options.pooled_weight)
-        if more:  # the first ones are the embeddings, which both have
+        if more:  # the first hidden states are the embeddings, which student and teacher share
             pairs = zip(output.hidden_states[1:], taught.hidden_states[1:], strict=True)
             squares = [relative_squares(*pair, mask) for pair in pairs]
             loss = loss + options.hidden_weight * torch.stack(squares).mean()
@@ -137,7 +135,7 @@ class _Finetuning(StageRun):
 
 
 def pieces(batch: Batch, count: int) -> Iterator[Batch]:
-    """A batch in ``count`` parts of equally many rows."""
+    """Split a batch into ``count`` parts with equally many rows."""
     rows = len(next(iter(batch.values())))
     if rows % count:
         raise OptionError("accumulation", f"must divide the {rows} rows of a batch, got {count}")

@@ -1,1 +1,1 @@
-"""What inherits from classes of transformers. Every module here imports it: name them when needed."""
+"""Classes that inherit from transformers. Every module of this package imports it: import them only when needed."""

@@ -1,4 +1,4 @@
-"""The state of a converted layer in a cache of transformers, in the place of its keys and values."""
+"""Cache of transformers whose layers hold the state of a converted layer instead of keys and values."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,13 +11,13 @@ from linattn.ops.recurrent.decoding import DecodingState, whole
 
 
 class CoreLayer(StateLayer):
-    """What the core of one layer remembers, and how many tokens it has seen, padding counted."""
+    """The state of one layer's core, and how many tokens it has seen, counting padding."""
 
-    held: Any = None  # the state, or what decoding made of it
+    held: Any = None  # the state, or the form of it that decoding uses
 
     @property
     def state(self) -> Any:
-        """As any call of the core takes it."""
+        """The state in the form that every call of the core takes."""
         return whole(self.held) if isinstance(self.held, DecodingState) else self.held
 
     @state.setter
@@ -25,7 +25,7 @@ class CoreLayer(StateLayer):
         self.held = state
 
     def advance(self, state: Any, tokens: int) -> None:
-        """The state after ``tokens`` more."""
+        """Store the state after ``tokens`` more tokens."""
         self.held, self.length = state, self.length + tokens
 
     def _change(self, change: Callable[[Tensor], Tensor]) -> None:
@@ -39,12 +39,12 @@ class CoreLayer(StateLayer):
 
 
 def core_layer(cache: Any, layer_idx: int) -> CoreLayer:
-    """The layer of ``cache`` for a converted attention; on first use it takes the place of transformers' own."""
+    """The layer of ``cache`` for a converted attention; on first use it replaces the layer of transformers."""
     if not isinstance(cache, Cache):
         raise TypeError(f"past_key_values must be a Cache of transformers, got {type(cache).__name__}")
     if getattr(cache, "offloading", False):
         raise ValueError("cache_implementation='offloaded' moves keys and values, and a state has none; use None")
-    while len(cache.layers) <= layer_idx:  # a DynamicCache() without a config grows as layers come
+    while len(cache.layers) <= layer_idx:  # DynamicCache() without a config grows layer by layer
         new: Any = cache.layer_class_to_replicate
         if new is None:
             raise ValueError(f"past_key_values has {len(cache.layers)} layers, but the model has layer {layer_idx}")
@@ -60,7 +60,7 @@ def core_layer(cache: Any, layer_idx: int) -> CoreLayer:
 
 
 def check_hidden(cache: Any) -> None:
-    """Without a mask a cache that has read padding serves converted layers, and no others."""
+    """Refuse to run layers that were not converted, without a mask, on a cache that has read padding."""
     if not all(isinstance(layer, CoreLayer) for layer in cache.layers):
         raise ValueError(
             "attention_mask must be given, (batch, past + tokens) with 0 at padding: this cache has read padding, and "

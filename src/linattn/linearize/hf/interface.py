@@ -1,4 +1,4 @@
-"""Mechanisms as attention functions of transformers: to try one on a model without converting it.
+"""Mechanisms as attention functions of transformers, to try one on a model without converting it.
 
     >>> from linattn.linearize.hf import interface
     >>> "linattn_elu" in interface.register()
@@ -6,7 +6,7 @@
 
 Then ``model.set_attn_implementation("linattn_elu")``, or ``from_pretrained(..., attn_implementation="linattn_elu")``.
 
-A model calls such a function after its keys went into its cache, and hands over all of them: **the cache still grows
+A model appends its keys to the cache before it calls such a function, and passes all of them: **the cache still grows
 with the text, and every decoded token costs as much as the text before it.** Nothing is trained either. This is for
 evaluation; ``linattn.linearize`` converts a model to one with a state of fixed size.
 """
@@ -28,25 +28,26 @@ from linattn.mechanisms.registry import create_mechanism, list_mechanisms, mecha
 
 PREFIX = "linattn_"
 LINEARIZED = "linattn_linearized"
-# What some models ask of their attention and no mechanism does: terms inside the softmax, offsets of packed sequences.
+# What some models ask of attention and no mechanism has: terms inside the softmax, offsets of packed sequences.
 UNKNOWN = ("softcap", "s_aux", "position_bias", "cu_seq_lens_q", "head_mask")
 
 
 def register(options: Mapping[str, Mapping[str, Any]] | None = None) -> list[str]:
-    """Make ``linattn_<mechanism>`` known to transformers, for every registered mechanism; returns these names.
+    """Register ``linattn_<mechanism>`` with transformers for every registered mechanism; returns these names.
 
-    A mechanism that takes its gates from the layer's input, which attention functions are not given, has a name too,
-    and using it says so. Also registers ``linattn_linearized``, the name a converted model has.
+    Mechanisms that compute gates from the layer's input, which attention functions do not receive, have a name too, but
+    raise an error that says so when they are used. Also registers ``linattn_linearized``, the implementation of
+    converted models.
 
     Args:
         options: of mechanisms, by their names: ``{"mirror": {"reflections": 2}}``.
 
-    Parameters of a mechanism keep the values they start from, the same in every run, and are kept here, per attention
-    module: they are no parameters of the model, do not train and are not saved.
+    A mechanism's parameters keep their initial values, which are the same in every run. They are kept per attention
+    module outside the model: they are not among its parameters, do not train and are not saved.
     """
     options = options or {}
     for name in options:
-        mechanism_info(name)  # an unknown name is refused here
+        mechanism_info(name)  # refuses an unknown name
     names = []
     for mechanism in list_mechanisms():
         name = PREFIX + mechanism
@@ -58,16 +59,16 @@ def register(options: Mapping[str, Mapping[str, Any]] | None = None) -> list[str
 
 
 def register_linearized() -> None:
-    """Make ``linattn_linearized`` known: its mask is the 2-D one, and layers that were not converted take softmax."""
+    """Register ``linattn_linearized``: its mask is the 2-D one, and layers that were not converted use softmax."""
     AttentionInterface.register(LINEARIZED, softmax_attention)
     AttentionMaskInterface.register(LINEARIZED, linearized_mask)
 
 
 class MechanismAttention:
-    """An attention function of transformers that runs one mechanism, built for each module when it first calls.
+    """An attention function of transformers that runs one mechanism, built for each module at its first call.
 
-    ``(module, q (B, H, Tq, D), k (B, H_kv, Tk, D), v, mask (B, seen)) -> (output (B, Tq, H, D), None)``; of a causal
-    module the queries are those of the last Tq tokens seen.
+    ``(module, q (B, H, Tq, D), k (B, H_kv, Tk, D), v, mask (B, seen)) -> (output (B, Tq, H, D), None)``; for a causal
+    module the queries belong to the last Tq of the tokens seen.
     """
 
     def __init__(self, mechanism: str, options: dict[str, Any]) -> None:
@@ -93,12 +94,12 @@ class MechanismAttention:
         if attention_mask is not None:
             key, value = (x[:, :, : attention_mask.shape[1]] for x in (key, value))  # a static cache has empty slots
             key_mask = attention_mask.bool()
-        # Mechanisms that scale their scores do so by D^-0.5.
+        # Mechanisms that scale their scores use the factor D^-0.5.
         factor = 1.0 if scaling is None else scaling * math.sqrt(query.shape[3])
         if not math.isclose(factor, 1.0):
             query = query * factor
         length, before = query.shape[2], key.shape[2] - query.shape[2]
-        if causal and before:  # earlier tokens are asked again, by queries whose answers nobody reads
+        if causal and before:  # earlier tokens get queries too, whose output is dropped
             query = F.pad(query, (0, 0, before, 0))
         output = mechanism(query, key, value, key_mask=key_mask)
         return output[:, :, -length:].transpose(1, 2).contiguous(), None
@@ -139,7 +140,7 @@ class MechanismAttention:
 def softmax_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Softmax of layers that were not converted, with the 2-D mask of those that were."""
+    """Softmax for the layers that were not converted, with the 2-D mask that converted layers use."""
     asked = [name for name in ("softcap", "s_aux") if options.get(name) is not None]
     if asked:
         raise ValueError(f"{LINEARIZED} does not support what this model asks of its attention: {', '.join(asked)}")

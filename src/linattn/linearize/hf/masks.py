@@ -1,4 +1,4 @@
-"""Masks for linear attention inside transformers: which keys are real, never a matrix of pairs."""
+"""Masks for linear attention inside transformers: they say which keys are real, without a matrix of pairs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ REFUSED = (
     "linear attention knows causal and bidirectional masks with padding; this model asks for another pattern: a "
     "sliding window shorter than the text, packed sequences (pass attention_mask), or a mask of its own"
 )
-WINDOWS = ("sliding_window", "attention_chunk_size")  # of configs
+WINDOWS = ("sliding_window", "attention_chunk_size")  # names of options in configs
 
 
 def padding_mask(
@@ -26,9 +26,9 @@ def padding_mask(
     attention_mask: Tensor | None = None,
     **options: Any,
 ) -> Tensor | None:
-    """The 2-D mask as it is: ``(B, seen)``, True = real token; None: all ``kv_length`` keys are real.
+    """Return the 2-D mask unchanged: ``(B, seen)``, True = real token; None: all ``kv_length`` keys are real.
 
-    ``seen`` counts the tokens so far, padding too; a static cache has more slots than that.
+    ``seen`` counts all tokens so far, padding included; a static cache has more slots than that.
     """
     window = (batch_size, q_length, kv_length, q_offset, kv_offset)
     if not _plain(mask_function, window, options):
@@ -46,19 +46,19 @@ def linearized_mask(
     attention_mask: Tensor | None = None,
     **options: Any,
 ) -> Tensor | None:
-    """As :func:`padding_mask`; layers that keep their window get the pattern ``(B, 1, Tq, Tk)`` they ask for."""
+    """As :func:`padding_mask`, but layers that keep their window get the pattern ``(B, 1, Tq, Tk)`` of that window."""
     window = (batch_size, q_length, kv_length, q_offset, kv_offset)
     if mask_function in (causal_mask_function, bidirectional_mask_function):
         return _seen(window, mask_function, attention_mask, options.get("device"))
     if all(getattr(options.get("config"), name, None) is None for name in WINDOWS):
-        raise ValueError(REFUSED)  # no layer has a window: the pattern would reach those that were converted
+        raise ValueError(REFUSED)  # no layer has a window: the pattern would reach converted layers
     return _pairs(window, mask_function, options, attention_mask)
 
 
 def expand(mask: Tensor | None, q_length: int, kv_length: int, *, causal: bool) -> Tensor | None:
-    """The pairs ``(B or 1, 1, Tq, Tk)`` that a 2-D mask lets see one another; None: what ``is_causal`` says alone.
+    """The pairs ``(B or 1, 1, Tq, Tk)`` that see each other under a 2-D mask; None: ``is_causal`` alone says it.
 
-    The last query stands at the last token seen.
+    The last query belongs to the last token seen.
     """
     if mask is None and (not causal or q_length in (1, kv_length)):
         return None
@@ -77,7 +77,7 @@ def _seen(window: tuple, mask_function: Callable, mask: Tensor | None, device: A
         return None if seen == kv_length else _marked(torch.ones(batch_size, seen, dtype=torch.bool, device=device))
     if mask.ndim != 2 or mask.shape[1] != seen:
         raise ValueError(f"attention_mask must be (B, {seen}), one entry per token so far, got {tuple(mask.shape)}")
-    real = mask.bool().detach()  # a tensor of its own, whatever the caller's is
+    real = mask.bool().detach()  # a tensor of its own, never the caller's
     all_real, newest_real = torch.stack([real.all(), real[:, -q_length:].all()]).tolist()
     if seen == kv_length and all_real:
         return None
@@ -85,13 +85,13 @@ def _seen(window: tuple, mask_function: Callable, mask: Tensor | None, device: A
 
 
 def _marked(mask: Tensor) -> Tensor:
-    """Beside left padding a decoding step has real tokens alone: what the host saw here, layers need not ask for."""
+    """Mark a mask whose newest tokens are all real, so that layers need not read this off the device again."""
     setattr(mask, NEWEST_REAL, True)
     return mask
 
 
 def _plain(mask_function: Callable, window: tuple, options: dict[str, Any]) -> bool:
-    """Whether the pattern is causal or bidirectional; a window longer than the text is."""
+    """Whether the pattern is plainly causal or bidirectional, as that of a window longer than the text is."""
     if mask_function in (causal_mask_function, bidirectional_mask_function):
         return True
     _, q_length, kv_length, q_offset, _ = window
@@ -107,5 +107,5 @@ def _pairs(window: tuple, mask_function: Callable, options: dict[str, Any], mask
     batch_size, q_length, kv_length, q_offset, kv_offset = window
     sizes = {"q_offset": q_offset, "kv_offset": kv_offset, "mask_function": mask_function, "attention_mask": mask}
     pairs = sdpa_mask(batch_size, q_length, kv_length, **(options | sizes | skips))
-    assert pairs is not None  # nothing may be skipped
+    assert pairs is not None  # without skips it never returns None
     return pairs

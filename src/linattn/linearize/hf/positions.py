@@ -1,4 +1,4 @@
-"""Looks at a converted model's arguments: counts positions that are not given, refuses what the model cannot do."""
+"""Forward pre-hooks of converted models that count missing positions and refuse unsupported arguments."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ NOT_PACKED = "converted layers know no packed sequences: give each text a row of
 
 
 def refuse_weights(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Before a model's forward: converted layers have no attention weights, and transformers would leave them out."""
+    """Forward pre-hook: refuse ``output_attentions``, which transformers would silently ignore in converted layers."""
     if kwargs.get("output_attentions"):
         raise ValueError(
             "output_attentions=True is not possible: a converted layer never has its weights. Ask the model before its "
@@ -23,16 +23,16 @@ def refuse_weights(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def refuse_packed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Before a model's forward: positions that restart inside a row mean texts that see nothing of one another.
+    """Forward pre-hook: refuse positions that restart inside a row, which stand for texts packed together.
 
-    With a cache they are asked where that costs nothing.
+    With a cache this is checked only where that costs nothing.
     """
     positions, mask = kwargs.get("position_ids"), kwargs.get("attention_mask")
     if not isinstance(positions, Tensor) or positions.ndim != 2 or positions.shape[1] == 1:
         return
     if mask is not None:
         if not isinstance(mask, Tensor) or mask.ndim != 2:
-            return  # a mask of pairs says itself who sees whom, and layers look at it
+            return  # a mask of pairs says who sees whom itself, and the layers check it
         mask = mask[:, -positions.shape[1] :].to(positions.device)
     readable = positions.device.type == "cpu" and not torch.compiler.is_compiling()
     if readable or kwargs.get("past_key_values") is None:
@@ -40,10 +40,10 @@ def refuse_packed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def count_real_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Before a decoder's forward: positions count real tokens, as ``generate`` does it.
+    """Forward pre-hook of a decoder: positions count real tokens only, as in ``generate``.
 
-    Which ones are, a mask ``(B, T)`` says, and without a mask the cache, of the tokens it has read. Features of rotated
-    keys depend on where counting starts, so that padding in front would change what follows.
+    Which tokens are real is read from a mask ``(B, T)`` or, without one, from the cache for the tokens it has read.
+    Features of rotated keys depend on where positions start, so padding in front would otherwise change the result.
     """
     mask = kwargs.get("attention_mask")
     tokens = kwargs.get("input_ids", args[0] if args else None)
@@ -62,6 +62,6 @@ def count_real_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str
 
 
 def _telling_layer(cache: Any) -> CoreLayer | None:
-    """One that knows how much of the text was padding: all have read the same tokens."""
+    """A converted layer of the cache, which knows how much of the text was padding: all have read the same tokens."""
     layers = [layer for layer in getattr(cache, "layers", ()) if isinstance(layer, CoreLayer)]
     return next((layer for layer in layers if layer.padding is not None), layers[0] if layers else None)

@@ -1,4 +1,4 @@
-"""What a pretrained model's attention is like, layer by layer, and what could take its place."""
+"""Diagnosis of a pretrained model: its attention, layer by layer, and which candidates could replace it."""
 
 from linattn.linearize.inspect.diagnosis import InspectOptions, LayerDiagnosis, convertible_sites, inspect
 

@@ -1,4 +1,4 @@
-"""What a pretrained model's attention is like, layer by layer, and what could take its place."""
+"""Diagnosis of a pretrained model: its attention, layer by layer, and which candidates could replace it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,17 +23,17 @@ from linattn.train.checks import check_integer, check_number
 
 @dataclass(frozen=True)
 class InspectOptions:
-    """How closely to look.
+    """Options of a diagnosis.
 
     Attributes:
         window: tokens that count as near.
-        steps: that each candidate is trained for, layer by layer; 0: candidates are compared as they start.
-        lr: highest learning rate of these.
+        steps: training steps of each candidate, layer by layer; 0: candidates are compared as they start.
+        lr: highest learning rate of this training.
         candidates: names, see ``CANDIDATES``; None: all that suit the model.
         tolerance: of the degrees of freedom, in units of the largest eigenvalue.
         points: queries and keys that degrees of freedom are measured on.
         cost: mean dimension that is split between layers; None: the head's.
-        seed: of draws.
+        seed: random seed.
     """
 
     window: int = 64
@@ -60,7 +60,7 @@ class InspectOptions:
 
 @dataclass(frozen=True)
 class LayerDiagnosis:
-    """One layer: figures per head, candidates with what they miss, the one that fits and its dimension."""
+    """Diagnosis of one layer: figures per head, what each candidate misses, the best choice and its dimension."""
 
     layer: int
     figures: LayerFigures
@@ -84,12 +84,12 @@ def inspect(
     *,
     progress: Report | None = None,
 ) -> list[LayerDiagnosis]:
-    """Look at every layer that could be converted; the model itself stays as it is.
+    """Diagnose every layer that could be converted; the model itself does not change.
 
     Args:
-        batches: of training, by the number of the step; candidates are trained on them.
-        held_out: that figures and errors are measured on.
-        progress: called with batches done, in all, and words.
+        batches: training batches by the number of the step, which candidates are trained on.
+        held_out: batches that figures and errors are measured on.
+        progress: called with batches done, batches in all, and words.
     """
     options = options or InspectOptions()
     options.check()
@@ -124,7 +124,7 @@ def inspect(
 
 
 def convertible_sites(model: nn.Module) -> tuple[list[Site], Adapter]:
-    """The attention layers that could be converted, and how to read them; refuses a model that has none."""
+    """The attention layers that could be converted, and the model's adapter; raises if there are none."""
     adapter = find_adapter(model)
     sites = adapter.sites(model)
     found = [site for site in sites if site.convertible]
@@ -142,7 +142,7 @@ def _show(model: nn.Module, adapter: Adapter, sites: Sequence[Site], batch: Batc
 
 @contextmanager
 def watching(model: nn.Module, adapter: Adapter, sites: Sequence[Site], see: Observer) -> Iterator[None]:
-    """Each call of the model shows what its layers see, as an :class:`Observation`; nothing is replaced."""
+    """Show ``see`` what each layer gets in every call of the model, as an :class:`Observation`; replaces nothing."""
     with ExitStack() as hooks:
         for site in sites:
             module = model.get_submodule(site.name)
@@ -154,7 +154,7 @@ def watching(model: nn.Module, adapter: Adapter, sites: Sequence[Site], see: Obs
                 mask = adapter.key_mask(**named)
                 output = exact_attention(q, k, v, mask, causal=site.shape.causal)
                 q, k, v, x, output = (tensor.detach() for tensor in (q, k, v, x, output))
-                with torch.enable_grad():  # candidates learn from what they see
+                with torch.enable_grad():  # observers may learn from what they see
                     see(Observation(site.layer_idx, q, k, v, x, mask, output))
 
             hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)

@@ -1,4 +1,4 @@
-"""Candidates for a layer's place, trained for a few steps beside the model and measured on other text."""
+"""Candidates for a layer's attention, trained for a few steps beside the model and measured on other text."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -16,7 +16,7 @@ from linattn.ops.hybrid_types import Window
 from linattn.support.options import OptionError
 from linattn.train.schedule import warmed_cosine
 
-# Name -> method of `linattn linearize`, its options. Those with a window need a causal model.
+# Name -> (method of `linattn linearize`, its options). Those with a window need a causal model.
 CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "window": ("still", {"features": "none", "ratio": None}),
     "window+salient": ("still", {"features": "none"}),
@@ -28,16 +28,19 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "mirror": ("features", {"mechanism": "mirror"}),
 }
 WINDOWED = ("window", "window+salient", "still", "lolcats")
-STATE_LENGTH = 4096  # tokens at which states that grow are weighed
-NEAR = 1.1  # a cheaper candidate is taken if it misses at most so many times what the best one misses
-SMALL = 0.01  # or less than this share of the output
+STATE_LENGTH = 4096  # tokens at which states that grow are compared
+NEAR = 1.1  # a cheaper candidate is taken if it misses at most this many times what the best one misses
+SMALL = 0.01  # or if it misses less than this share of the output
 
 
 @dataclass(frozen=True)
 class Fit:
-    """``missed``: the share of the softmax output that a candidate does not give, on held-out text; ``state``: how many
+    """How well a candidate fits.
+
+    ``missed``: the share of the softmax output that the candidate fails to give, on held-out text. ``state``: how many
     numbers a call over one sequence of 4,096 tokens leaves in the layer's cache, as :func:`state_numbers` counts them
-    (softmax: ``2 T D`` a key head)."""
+    (softmax: ``2 T D`` per key head).
+    """
 
     name: str
     missed: float
@@ -48,7 +51,7 @@ class Fit:
 
 
 def choose(fits: list[Fit]) -> Fit:
-    """The smallest state among those that miss hardly more than the best.
+    """Choose the smallest state among the candidates that miss hardly more than the best one.
 
     Example:
         >>> choose([Fit("window", 0.109, 10), Fit("still", 0.1, 50), Fit("lolcats", 0.5, 30)]).name
@@ -59,7 +62,7 @@ def choose(fits: list[Fit]) -> Fit:
 
 
 class Fitter:
-    """Every candidate of every layer, each with an optimiser of its own."""
+    """Trains and measures the candidates of every layer, each with an optimiser of its own."""
 
     def __init__(
         self,
@@ -85,7 +88,7 @@ class Fitter:
                     self.optimizers[index, name] = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0)
 
     def learn(self, seen: Observation, step: int) -> None:
-        """One step of a layer's candidates."""
+        """Make one step of each candidate for a layer."""
         for name, core in self.cores[seen.layer_idx].items():
             optimizer = self.optimizers.get((seen.layer_idx, name))
             if optimizer is None:
@@ -100,7 +103,7 @@ class Fitter:
             optimizer.zero_grad()
 
     def measure(self, seen: Observation) -> None:
-        """Add to what a layer's candidates miss."""
+        """Add what the candidates miss on one observation of a layer."""
         with torch.no_grad():
             for name, core in self.cores[seen.layer_idx].items():
                 parts = torch.stack([part.sum() for part in output_error(core, _in_fp32(seen))]).double().cpu()
@@ -135,11 +138,11 @@ def _cores(shape: LayerShape, wanted: tuple[str, ...] | None, window: int, devic
 
 
 def state_numbers(core: Any) -> int:
-    """How many numbers the state holds after a call over 4,096 tokens; of a bidirectional layer, its sums.
+    """How many numbers the state holds after a call over 4,096 tokens; for a bidirectional layer, those of its sums.
 
-    All of them are counted: keys, values and features of the window and of chosen tokens, the scores, positions and
-    marks of these, and the sums. Decoding lays the state out in another way, with room for tokens to come and for the
-    queries of the latest chunk: there it takes twice as much or a little more.
+    Everything is counted: keys, values and features of the window and of the chosen tokens, their scores, positions and
+    marks, and the sums. Decoding uses another layout of the state, with room for further tokens and for the queries of
+    the latest chunk, which takes twice as much memory or a little more.
     """
     layer: LayerPlan = core.plan
     shape: LayerShape = core.shape

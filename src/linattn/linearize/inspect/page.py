@@ -1,4 +1,4 @@
-"""A diagnosis on the screen, as JSON and as a page."""
+"""Shows a diagnosis on the screen, as JSON and as a page."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from linattn.report.table import Cell, Column, table
 from linattn.support.files import write_json
 
 Layer = Mapping[str, Any]
-# Title, unit, decimals, and the number of a layer.
+# Title, unit, decimals, and the function that reads a layer's number.
 COLUMNS: list[tuple[str, str, int, Any]] = [
     ("entropy", "nats", 2, lambda layer: mean(layer["entropy"])),
     ("even", "nats", 2, lambda layer: layer["even_entropy"]),
@@ -42,7 +42,7 @@ READING = (
 
 
 def screen_table(found: Sequence[LayerDiagnosis]) -> Table:
-    """One row a layer, means over heads."""
+    """A table with one row per layer and means over heads."""
     shown = Table(box=None, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("layer", *SCREEN, "missed", "fits"):
         shown.add_column(name, justify="left" if name == "fits" else "right", no_wrap=True)
@@ -54,7 +54,7 @@ def screen_table(found: Sequence[LayerDiagnosis]) -> Table:
 
 
 def write_diagnosis(folder: Path, meta: Mapping[str, Any], found: Sequence[LayerDiagnosis], *, page: bool) -> None:
-    """``inspect.json``, and with ``page`` ``inspect.html`` and the charts as PNG files."""
+    """Write ``inspect.json`` and, with ``page``, ``inspect.html`` and the charts as PNG files."""
     layers = [diagnosis.as_dict() for diagnosis in found]
     results = {"meta": dict(meta), "layers": layers}
     write_json(folder / "inspect.json", results)
@@ -65,7 +65,7 @@ def write_diagnosis(folder: Path, meta: Mapping[str, Any], found: Sequence[Layer
 
 
 def diagnosis_page(results: Mapping[str, Any]) -> str:
-    """The whole text; the same results give the same text."""
+    """The text of the page; the same results give the same text."""
     meta, layers = results["meta"], results["layers"]
     title = f"The attention of {meta.get('model', 'a model')}"
     parts: list[Markup | None] = [
@@ -79,7 +79,7 @@ def diagnosis_page(results: Mapping[str, Any]) -> str:
 
 
 def summary(layers: Sequence[Layer]) -> str:
-    """Which candidates fit, in a sentence.
+    """Say in a sentence which candidates fit.
 
     Example:
         >>> summary([{"choice": "window"}, {"choice": "still"}, {"choice": "window"}])
@@ -105,7 +105,7 @@ def _figures(layers: Sequence[Layer]) -> Markup:
 
 
 def _fits(layers: Sequence[Layer]) -> Markup:
-    """Candidates down, layers across; the state in front."""
+    """Table of candidates (rows) and layers (columns); the state comes first."""
     names = [fit["name"] for fit in layers[0]["fits"]]
     states = [float(fit["state"]) for fit in layers[0]["fits"]]
     unit = common_unit(states)
@@ -128,7 +128,7 @@ def _fits_reading(meta: Mapping[str, Any]) -> str:
 
 
 def charts_of(layers: Sequence[Layer]) -> list[Chart]:
-    """Sharpness and reach, degrees of freedom and dimensions, by layer."""
+    """Charts by layer: sharpness and reach, degrees of freedom and dimensions."""
 
     def curve(number: Any) -> list[tuple[float, float]]:
         return [(float(layer["layer"]), float(number(layer))) for layer in layers]

@@ -11,20 +11,20 @@ from linattn.linearize.degrees.points import Reservoir
 from linattn.linearize.layer.attention import Observation
 from linattn.linearize.plan import LayerShape
 
-SINKS = 4  # first tokens, that many models look at for want of anything else
+SINKS = 4  # first tokens, which many models attend to when nothing else matters
 DRAWS = 2
 
 
 @dataclass(frozen=True)
 class LayerFigures:
-    """A number for each query head, means over queries; ``k_norm`` and ``degrees_of_freedom`` for each key head.
+    """One number per query head, as means over queries; for ``k_norm`` and ``degrees_of_freedom`` one per key head.
 
     Attributes:
-        entropy: of a row of weights, in nats.
-        even_entropy: of a row that weighs all its keys alike: what entropy is to be compared to.
+        entropy: entropy of the rows of weights, in nats.
+        even_entropy: entropy of rows that weigh all their keys alike, for comparison.
         q_norm, k_norm: lengths of queries and keys, whose logits are ``q . k / sqrt(D)``.
         q_norm_spread, k_norm_spread: standard deviation of the lengths, in units of their mean.
-        far: weight on keys that are further away than the window, the sinks left out (causal; else further on both
+        far: weight on keys that are further away than the window, without the sinks (causal; else further on both
             sides).
         sinks: weight on the first four tokens, where they are outside of the window.
         degrees_of_freedom: of the kernel ``exp(q . k / sqrt(D))`` on queries and keys.
@@ -42,7 +42,7 @@ class LayerFigures:
 
 
 class Statistics:
-    """Sums over observations of one layer."""
+    """Sums over the observations of one layer."""
 
     def __init__(self, shape: LayerShape, window: int, points: int, seed: int) -> None:
         self.shape, self.window = shape, window
@@ -56,7 +56,7 @@ class Statistics:
     @torch.no_grad()
     def add(self, seen: Observation) -> None:
         self.points.add(seen.q, seen.k, seen.key_mask)
-        for b in range(len(seen.q)):  # one sequence at a time: maps are T^2 for each head
+        for b in range(len(seen.q)):  # one sequence at a time: each head's map has T^2 numbers
             real = slice(None) if seen.key_mask is None else seen.key_mask[b]
             q, k = seen.q[b][:, real].float(), seen.k[b][:, real].float()
             self._norms(self.q_norms, q)
@@ -90,7 +90,7 @@ class Statistics:
 
 
 def _moments(sums: Tensor) -> tuple[list[float], list[float]]:
-    """Mean, and standard deviation in units of it."""
+    """Mean, and standard deviation in units of the mean."""
     count, total, squares = sums
     mean = total / count
     spread = (squares / count - mean.square()).clamp(min=0).sqrt() / mean.clamp(min=1e-30)

@@ -1,1 +1,1 @@
-"""From a folder with a model to a folder with results: what the commands do."""
+"""The work of the commands: from a folder with a model to a folder with results."""

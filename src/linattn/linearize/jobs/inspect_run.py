@@ -1,4 +1,4 @@
-"""From a folder with a model to its diagnosis: what ``linattn inspect`` does."""
+"""The command ``linattn inspect``: from a folder with a model to its diagnosis."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,12 +18,12 @@ from linattn.support.extras import need
 from linattn.support.machine import describe_run
 from linattn.support.options import OptionError, check_device, check_option
 
-LONGEST = 512  # tokens of a sequence where nothing else is asked for
+LONGEST = 512  # tokens of a sequence by default
 
 
 @dataclass(frozen=True)
 class InspectJob:
-    """All that decides a diagnosis; ``length`` 0: the model's, to 512 tokens."""
+    """All settings that decide a diagnosis; ``length`` 0: what the model was made for, at most 512 tokens."""
 
     model: Path
     folder: Path
@@ -37,7 +37,7 @@ class InspectJob:
     page: bool = True
 
     def check(self) -> Any:
-        """Raise OptionError before any work is done; returns the model without weights."""
+        """Raise OptionError before any work is done; returns the model without its weights."""
         need("linattn inspect", "transformers", "safetensors", *(["matplotlib"] if self.page else []))
         self.options.check()
         check_device(self.device)
@@ -60,13 +60,16 @@ class InspectJob:
 
 
 def check_output(folder: Path) -> None:
-    """What is found can be written there."""
+    """Raise unless results can be written to the folder."""
     if folder.exists() and not folder.is_dir():
         raise OptionError("output", f"must be a folder, new or not, got the file {folder}")
 
 
 def inspect_folder(job: InspectJob, console: Console) -> int:
-    """Look, print a table, write ``inspect.json`` and ``inspect.html``. Exit code: 0, 130 interrupted."""
+    """Run the diagnosis, print a table, write ``inspect.json`` and ``inspect.html``.
+
+    Exit code: 0, or 130 if interrupted.
+    """
     model = job.check()
     length = job.length or suited_length(model, LONGEST)
     text = read_text(list(job.text), load_tokenizer(job.model))

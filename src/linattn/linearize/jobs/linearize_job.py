@@ -1,4 +1,4 @@
-"""What ``linattn linearize`` is asked to do, checked before any of it is done."""
+"""The settings of ``linattn linearize``, checked before any work is done."""
 
 import os
 from collections.abc import Mapping
@@ -22,22 +22,22 @@ from linattn.linearize.transfer import TransferOptions
 from linattn.support.extras import need
 from linattn.support.options import OptionError, check_device, check_option
 
-SETTINGS = "settings.json"  # in the folder of the run: tells it from every other
+SETTINGS = "settings.json"  # in the folder of the run: identifies the run
 
 
 @dataclass(frozen=True)
 class Job:
-    """All that decides a conversion; ``transfer`` or ``finetune`` None leaves a stage out.
+    """All settings that decide a conversion; a stage whose options ``transfer`` or ``finetune`` are None is left out.
 
     Attributes:
         model: folder of the pretrained model.
-        out: folder of the result: the model, ``report.json``, ``report.html``, and in ``run`` what a resumed run needs.
+        out: folder of the result: the model, ``report.json``, ``report.html``, and in ``run`` what resuming needs.
         text: files to train on; none: conversion alone.
-        eval_text: files that are never trained on, each document a text; none: the part of ``text`` that is held out.
+        eval_text: files that are never trained on, each document a text; none: the held-out part of ``text``.
         evaluation: fields of ``EvaluationOptions`` that differ from what suits the model; None: no evaluation.
         probe: folder with ``train.jsonl`` and ``test.jsonl`` of texts with labels, for encoders.
-        options: of the method.
-        results: file that gets ``report.json`` too.
+        options: options of the method.
+        results: a file that also receives ``report.json``.
     """
 
     model: Path
@@ -57,7 +57,7 @@ class Job:
     results: Path | None = None
 
     def settings(self) -> dict[str, Any]:
-        """What a run must have in common with the one it goes on with."""
+        """The settings that a run must share with the one it resumes."""
         stages = {name: None if each is None else each.fingerprint()
                   for name, each in (("transfer", self.transfer), ("finetune", self.finetune))}  # fmt: skip
         return {
@@ -73,7 +73,7 @@ class Job:
         return "transfer" if self.text and self.transfer is not None else "converted"
 
     def check(self) -> Any:
-        """Raise OptionError before any work is done; returns the model without weights."""
+        """Raise OptionError before any work is done; returns the model without its weights."""
         packages = ["transformers", "safetensors"]
         packages += ["peft"] if self.finetune is not None and self.text else []
         need("linattn linearize", *packages, *(["matplotlib"] if self.page else []))
@@ -103,9 +103,9 @@ class Job:
         return model
 
     def _check_plan(self, model: Any) -> None:
-        """The plan is made, and the core of one layer: options of mechanisms are checked there."""
+        """Make the plan and the core of one layer, which checks the options of mechanisms."""
         try:
-            # How layers share features is known once degrees of freedom are.
+            # Dimensions are shared out only once the degrees of freedom are known.
             options = taken(self.method, self.options)[1]
             found = plan_model(model, self.method, layers=self.layers, **options)
             index, layer = next(iter(found.layers.items()))
@@ -127,7 +127,7 @@ class Job:
 
 
 def check_stage(prefix: str, stage: StageOptions | None) -> None:
-    """Errors name the option of the command: those that both stages have begin with ``finetune_`` for the second."""
+    """Check a stage's options; errors of the second stage name them as the command does, with ``finetune_``."""
     try:
         if stage is not None:
             stage.check()
@@ -137,7 +137,7 @@ def check_stage(prefix: str, stage: StageOptions | None) -> None:
 
 
 def check_out(out: Path, settings: Mapping[str, Any]) -> None:
-    """The folder of the result is new, or one of the same run."""
+    """Raise unless the folder of the result is new or belongs to the same run."""
     if not out.exists():
         return
     path = out / "run" / SETTINGS
@@ -153,7 +153,7 @@ def check_out(out: Path, settings: Mapping[str, Any]) -> None:
 
 
 def check_results(path: Path | None) -> None:
-    """The file that is written last can be written."""
+    """Raise unless the file that is written last can be written."""
     if path is None:
         return
     place = next(parent for parent in path.absolute().parents if parent.exists())

@@ -1,4 +1,4 @@
-"""From a folder with a model to a folder with its linear successor and a report."""
+"""The command ``linattn linearize``: from a folder with a model to one with its linear successor and a report."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,7 +26,10 @@ from linattn.train.checkpoint import ResumeError
 
 
 def linearize_folder(job: Job, console: Console) -> int:
-    """Run a job with words on a console; started again it goes on. Exit code: 0, 1 diverged, 130 interrupted."""
+    """Run a job and report on the console; a job that was stopped goes on.
+
+    Exit code: 0, 1 if it diverged, 130 if interrupted.
+    """
     model = job.check()
     causal = all(site.shape.causal for site in find_adapter(model).sites(model))
     tokenizer = load_tokenizer(job.model) if job.text or job.evaluation is not None else None
@@ -35,7 +38,7 @@ def linearize_folder(job: Job, console: Console) -> int:
         evaluator = _evaluator(job, tokenizer, causal, job.evaluation_options(model), console)
 
     def on_stage(name: str, model: Any) -> None:
-        write_json(job.out / "run" / SETTINGS, job.settings())  # not before: all was checked now
+        write_json(job.out / "run" / SETTINGS, job.settings())  # not before: everything was checked by now
         console.print(f"[bold]{name}[/bold]")
         for curve in model.linearize_report.curves if name == "transfer" else ():
             console.print(
@@ -113,7 +116,7 @@ def _evaluator(job: Job, tokenizer: Any, causal: bool, options: EvaluationOption
 
 
 def _with_room_for_needles(options: EvaluationOptions, tokenizer: Any, console: Console) -> EvaluationOptions:
-    """Without the lengths, which nobody asked for, that are too short for a needle in this tokenizer's tokens."""
+    """Drop the default lengths that are too short for a needle with this tokenizer."""
     least = least_length(encoder(tokenizer), options.needle_digits)
     fit = tuple(length for length in options.needle_lengths if length >= least)
     for length in options.needle_lengths:
@@ -123,7 +126,7 @@ def _with_room_for_needles(options: EvaluationOptions, tokenizer: Any, console: 
 
 
 def held_out_pieces(text: TokenText, options: EvaluationOptions) -> list[list[int]]:
-    """Ids of the held-out part in pieces, as long as the longest window, or as many as there are texts wanted."""
+    """Ids of the held-out part in pieces: as long as the longest window, or as many as the texts asked for."""
     least = max(options.lengths, default=256) * options.windows
     size = max(least, -(-len(text.held_out) // options.texts))
     return [piece.tolist() for piece in text.held_out.split(size)]

@@ -1,4 +1,4 @@
-"""A folder with a pretrained model of transformers: what can be said of it before its weights are read."""
+"""Folders with pretrained models of transformers: what is known before the weights are read, and loading."""
 
 import json
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """``config.json``, or an error that names the folder."""
+    """Read ``config.json``, or raise an error that names the folder."""
     path = folder / "config.json"
     if not path.is_file():
         raise OptionError("model", f"must be a folder with config.json and weights, got {folder}")
@@ -32,12 +32,12 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def is_linearized(folder: Path) -> bool:
-    """Whether ``linattn linearize`` has written the model of a folder."""
+    """Whether the model in a folder was written by ``linattn linearize``."""
     return (folder / "config.json").is_file() and PLAN in read_config(folder)
 
 
 def sketch(folder: Path) -> Any:
-    """The model without its weights: shapes are known, nothing is read or computed."""
+    """Build the model without its weights: its shapes are known, nothing is read or computed."""
     config = read_config(folder)
     if PLAN in config:
         raise OptionError("model", f"{folder} is converted already; give the folder of the model it was made from")
@@ -60,7 +60,7 @@ def sketch(folder: Path) -> Any:
 
 
 def load(folder: Path, device: str, precision: str) -> Any:
-    """The model of a folder, converted or not, on a device."""
+    """Load the model of a folder, converted or not, onto a device."""
     with quiet_transformers():
         if is_linearized(folder):
             model = load_linearized(folder, dtype=DTYPES[precision])
@@ -78,7 +78,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def load_linearized_text(folder: Path, device: str, precision: str) -> "TextModel":
-    """A converted language model with the way from text to tokens and back."""
+    """Load a converted language model with its tokenizer."""
     from linattn.models.language.hf.text import TextModel
 
     model, tokenizer = load(folder, device, precision), load_tokenizer(folder)
@@ -89,7 +89,7 @@ def load_linearized_text(folder: Path, device: str, precision: str) -> "TextMode
 
 
 def _class_of(config: dict[str, Any]) -> Any:
-    """That which wrote the weights."""
+    """The class that wrote the weights."""
     import transformers
 
     names = config.get("architectures") or []
@@ -101,7 +101,7 @@ def _class_of(config: dict[str, Any]) -> Any:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Without its bars and warnings."""
+    """Silence the progress bars and warnings of transformers."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()

@@ -1,4 +1,4 @@
-"""Texts that are named by files, with errors that name the option."""
+"""Reads texts from the files of an option, with errors that name the option."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +31,7 @@ def labelled(folder: Path) -> Labelled:
 
 @contextmanager
 def _named(option: str) -> Iterator[None]:
-    """What is wrong with a file is wrong with the option that names it."""
+    """Turn errors about a file into errors of the option that names it."""
     try:
         yield
     except OptionError as error:

@@ -1,1 +1,1 @@
-"""What takes the place of softmax attention: features, the core around them, and the module that holds both."""
+"""The replacement of softmax attention: features, the core built on them, and the module that holds the core."""

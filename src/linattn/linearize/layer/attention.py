@@ -1,4 +1,4 @@
-"""The module that takes an attention module's place in a converted model."""
+"""The module that replaces an attention module in a converted model."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,16 +16,16 @@ from linattn.support.offloading import is_offloaded, weights_here
 
 Mode = Literal["student", "teacher", "transfer"]
 MODES = ("student", "teacher", "transfer")
-# How collators of transformers tell of several texts in a row, and how language models of this library are told.
+# Arguments that say several texts share a row: those of transformers' collators and of this library's models.
 PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "cu_seqlens")
 
 
 class Observation(NamedTuple):
     """What one layer sees in transfer mode, without gradients.
 
-    q ``(B, H, T, D)`` is scaled so that the model's logits are ``q . k / sqrt(D)``, whatever its own factor is; k and v
-    ``(B, H_kv, T, D)``; x ``(B, T, hidden)``, the layer's input; key_mask ``(B, T)`` or None; output ``(B, H, T, D)``,
-    the exact softmax attention before the output projection.
+    q ``(B, H, T, D)`` is scaled so that the model's logits are ``q . k / sqrt(D)``, whatever factor it uses itself; k
+    and v are ``(B, H_kv, T, D)``; x ``(B, T, hidden)`` is the layer's input; key_mask is ``(B, T)`` or None; output
+    ``(B, H, T, D)`` is the exact softmax attention before the output projection.
     """
 
     layer_idx: int
@@ -41,10 +41,10 @@ Observer = Callable[[Observation], None]
 
 
 class LinearizedAttention(nn.Module):
-    """An attention with the projections of the old one, under their names, and ``core`` in the place of softmax.
+    """An attention module with the old one's projections, under their names, and ``core`` in place of softmax.
 
-    ``mode``: ``"student"``: the converted layer; ``"teacher"``: exact softmax, as before the conversion;
-    ``"transfer"``: as teacher, without gradients, and ``observe`` is called with an :class:`Observation`.
+    ``mode`` is ``"student"``, the converted layer; ``"teacher"``, exact softmax as before the conversion; or
+    ``"transfer"``, as teacher but without gradients, where ``observe`` is called with an :class:`Observation`.
     """
 
     def __init__(self, module: nn.Module, core: Core, adapter: Adapter, site: Site) -> None:
@@ -111,7 +111,7 @@ class LinearizedAttention(nn.Module):
         out = exact_attention(q, k, v, key_mask, causal=self.shape.causal)
         if self.mode == "transfer" and self.observe is not None:
             mask = None if key_mask is None else key_mask[:, -own[0].shape[2] :]
-            with torch.enable_grad():  # observers learn from what they see
+            with torch.enable_grad():  # observers may learn from what they see
                 self.observe(Observation(self.layer_idx, q, *own, x.detach(), mask, out))
         return out
 
@@ -121,7 +121,7 @@ class LinearizedAttention(nn.Module):
 
 
 def exact_attention(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, causal: bool) -> Tensor:
-    """Softmax attention with the logits ``q . k / sqrt(D)``; the last query stands at the last key."""
+    """Softmax attention with the logits ``q . k / sqrt(D)``; the last query belongs to the last key."""
     Tq, Tk = q.shape[2], k.shape[2]
     options: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1]}
     if key_mask is None and (not causal or Tq == Tk or Tq == 1):
@@ -131,19 +131,19 @@ def exact_attention(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *,
         visible = visible.tril(Tk - Tq)
     if key_mask is not None:
         visible = visible & key_mask[:, None, None, -Tk:]
-    # Softmax of nothing is NaN: a row that sees nothing, which only padding is, may see everything.
+    # Softmax over nothing is NaN: a row without visible keys, which only padding has, may see everything.
     visible = visible | ~visible.any(-1, keepdim=True)
     return F.scaled_dot_product_attention(q, k, v, visible, **options)
 
 
 def linearized_layers(model: nn.Module) -> dict[int, LinearizedAttention]:
-    """The converted layers by their number."""
+    """The converted layers of a model, by their number."""
     found = [module for module in model.modules() if isinstance(module, LinearizedAttention)]
     return {module.layer_idx: module for module in sorted(found, key=lambda module: module.layer_idx)}
 
 
 def set_mode(model: nn.Module, mode: Mode) -> None:
-    """``"student"`` or ``"teacher"`` for all converted layers; ``"transfer"`` is what :func:`observing` is for."""
+    """Put all converted layers into ``"student"`` or ``"teacher"`` mode; for ``"transfer"`` use :func:`observing`."""
     check_choice("mode", mode, MODES)
     for layer in linearized_layers(model).values():
         layer.mode = mode
@@ -151,7 +151,7 @@ def set_mode(model: nn.Module, mode: Mode) -> None:
 
 @contextmanager
 def observing(model: nn.Module, observe: Observer, mode: Mode = "transfer") -> Iterator[None]:
-    """All converted layers in ``mode``, calling ``observe``; afterwards they are as they were.
+    """Put all converted layers into ``mode`` with the callback ``observe``; on exit they are as they were.
 
     Example:
         >>> from linattn.linearize.layer.attention import observing

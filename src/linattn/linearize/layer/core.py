@@ -1,4 +1,4 @@
-"""What stands in the place of softmax: ``(q, k, v) -> output``, all at once, in pieces or token by token."""
+"""Cores, which replace softmax: ``(q, k, v) -> output``, all at once, in pieces or token by token."""
 
 import math
 from abc import ABC, abstractmethod
@@ -19,16 +19,17 @@ from linattn.ops.recurrent.decoding import DecodingState, Setting, begin, usable
 
 OPEN_GATE = 4.0  # sigmoid(4) = 0.98
 EPS = 1e-6
-SMALLEST_EPS = 1e-30  # for features that are exponentials: their sums may be small and still mean something
+SMALLEST_EPS = 1e-30  # for exponential features: even very small sums of them are meaningful
 
 
 class Core(nn.Module, ABC):
     """The part of a converted attention between its projections.
 
-    q ``(B, H, T, D)`` with the logits ``q . k / sqrt(D)``, k and v ``(B, H_kv, T, D)``, the layer's input x
-    ``(B, T, hidden)``, key_mask ``(B, T)``; output ``(B, H, T, D)`` in the dtype of v.
+    Takes q ``(B, H, T, D)``, scaled for the logits ``q . k / sqrt(D)``, k and v ``(B, H_kv, T, D)``, the layer's input
+    x ``(B, T, hidden)`` and key_mask ``(B, T)``; the output is ``(B, H, T, D)`` in the dtype of v.
 
-    ``zero_linear`` and ``zero_salient`` are switches for ablations: the linear part weighs 0, no tokens are chosen.
+    Two switches are for ablations: ``zero_linear`` gives the linear part the weight 0, with ``zero_salient`` no tokens
+    are chosen.
     """
 
     zero_linear: bool = False
@@ -49,7 +50,7 @@ class Core(nn.Module, ABC):
         x: Tensor | None = None,
         key_mask: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
-        """From a state (None: empty), and with the next one: prefill, also in pieces."""
+        """The output after ``state`` (None: empty), and the next state; for prefill, also in pieces."""
         return self.attend(q, k, v, x, key_mask, state, True)
 
     def step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, *, x: Tensor | None = None) -> tuple[Tensor, Any]:
@@ -59,10 +60,10 @@ class Core(nn.Module, ABC):
         return out.squeeze(2), state
 
     def decode(self, q: Tensor, k: Tensor, v: Tensor, state: Any, *, x: Tensor | None = None) -> tuple[Tensor, Any]:
-        """One token ``(B, heads, 1, D)`` of each sequence, x ``(B, 1, hidden)``: as :meth:`with_state`.
+        """Decode one token of each sequence, q, k and v ``(B, heads, 1, D)``, x ``(B, 1, hidden)``.
 
-        The state is the caller's no more: it may be overwritten, and what comes back may be laid out in another way,
-        which only this method takes.
+        Works like :meth:`with_state`, but takes ownership of the state: it may be overwritten, and the one that is
+        returned may have another layout, which only this method takes.
         """
         return self.attend(q, k, v, x, None, state, True)
 
@@ -70,14 +71,14 @@ class Core(nn.Module, ABC):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, key_mask: Tensor | None, state: Any, need_state: bool
     ) -> tuple[Tensor, Any]:
-        """All ways end here; the state may be None unless ``need_state``."""
+        """The computation behind all other methods; the state may be None unless ``need_state``."""
 
 
 class HybridCore(Core):
-    """Exact over a window and chosen tokens, linear over the rest, under one denominator; without a window all linear.
+    """Exact attention over a window and chosen tokens, linear over the rest, with one denominator for both.
 
-    ``features``: the maps of the linear part (None: there is none); ``log_weight (H,)``: the learned factor of the
-    linear part; ``gate_map``: the gate on its numerator.
+    Without a window it is all linear. ``features`` are the maps of the linear part (None: no linear part),
+    ``log_weight (H,)`` is the logarithm of its learned factor, ``gate_map`` the gate on its numerator.
     """
 
     def __init__(self, plan: LayerPlan, shape: LayerShape) -> None:
@@ -95,7 +96,7 @@ class HybridCore(Core):
 
     @property
     def linear_only(self) -> bool:
-        """Whether no key is exact: then it is a linear attention, which has kernels of its own."""
+        """Whether no key is exact: the core is then a linear attention, which has kernels of its own."""
         return self.plan.window == 0
 
     @property
@@ -103,7 +104,7 @@ class HybridCore(Core):
         return None if self.zero_salient else self.plan.budget
 
     def feature_pair(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Features of queries, with their weight, and of keys; None where there is no linear part."""
+        """Features of queries, times their weight, and of keys; None if there is no linear part."""
         if self.features is None:
             return None
         phi, psi = self.features(q, k)
@@ -114,7 +115,7 @@ class HybridCore(Core):
         return phi, psi
 
     def gate(self, x: Tensor | None) -> Tensor | None:
-        """``sigmoid(W x + b) (B, H, T, D)``; None: 1."""
+        """``sigmoid(W x + b) (B, H, T, D)``; None without a gate."""
         if self.gate_map is None:
             return None
         if x is None:
@@ -155,7 +156,7 @@ class HybridCore(Core):
         return hybrid_attention_decode(q, k, v, ready, features=features, gate=gate, units=self.plan.units)
 
     def _ready(self, q: Tensor, k: Tensor, v: Tensor, state: Any) -> DecodingState | None:
-        """The state laid out for decoding, where that serves."""
+        """The state in the layout for decoding; None where that does not apply."""
         one_dtype = q.dtype == k.dtype == v.dtype and autocast_dtype(q) is None
         if self.linear_only or state is None or not one_dtype or not usable(q):
             return None
@@ -177,7 +178,7 @@ class HybridCore(Core):
         need_state: bool,
     ) -> tuple[Tensor, Any]:
         exponential = self.plan.features == "prf"
-        values = v.to(phi.dtype) if exponential else v  # bounded features may be in 16 bits, exponentials not
+        values = v.to(phi.dtype) if exponential else v  # bounded features may be in 16 bits, exponentials may not
         phi, psi = phi.to(values.dtype), psi.to(values.dtype)
         options: dict[str, Any] = {"causal": self.shape.causal, "key_mask": key_mask}
         options["eps"] = SMALLEST_EPS if exponential else EPS
@@ -192,7 +193,7 @@ class HybridCore(Core):
 
 
 class MechanismCore(Core):
-    """A registered mechanism, in the dtype of its parameters."""
+    """A registered mechanism, computed in the dtype of its parameters."""
 
     def __init__(self, plan: LayerPlan, shape: LayerShape) -> None:
         super().__init__()
@@ -221,19 +222,19 @@ class MechanismCore(Core):
 
 
 def wiped(q: Tensor, k: Tensor, x: Tensor | None, key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Zeros at padding, which may hold anything: the gradients of learned maps stay free of it."""
+    """Replace padding by zeros: it may hold anything, which would reach the gradients of learned maps."""
     if key_mask is None or x is None:
         return hide(q, key_mask), hide(k, key_mask), x
     return hide(q, key_mask), hide(k, key_mask), x.masked_fill(~key_mask.unsqueeze(-1), 0)
 
 
 def build_core(plan: LayerPlan, shape: LayerShape) -> Core:
-    """The core of one layer, in fp32: its few parameters are learned, also in a model of 16 bits."""
+    """The core of one layer, in fp32: its few parameters are learned, even in a model of 16 bits."""
     return MechanismCore(plan, shape) if plan.kind == "mechanism" else HybridCore(plan, shape)
 
 
 def build_features(plan: LayerPlan, shape: LayerShape) -> FeaturePair | None:
-    """The feature maps of a hybrid layer; None: it has no linear part."""
+    """The feature maps of a hybrid layer; None if it has no linear part."""
     D, heads = shape.head_dim, (shape.num_heads, shape.num_kv_heads)
     width = D if plan.feature_dim is None else plan.feature_dim
     if plan.features == "none":

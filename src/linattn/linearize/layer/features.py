@@ -1,6 +1,6 @@
-"""Learned features of the linear part: ``(B, H, T, D) -> (B, H, T, F)``, per head, not negative, in fp32 inside.
+"""Learned features of the linear part: ``(B, H, T, D) -> (B, H, T, F)``, per head, non-negative, computed in fp32.
 
-Queries and keys have maps of their own, except for random features, which stand for one kernel.
+Queries and keys have separate maps, except with random features, which approximate a single kernel.
 """
 
 import math
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from linattn.ops.packing import compute_dtype
 from linattn.ops.prepare import without_autocast
 
-LARGEST_EXPONENT = 40.0  # of each of two factors: their product stays finite in fp32
+LARGEST_EXPONENT = 40.0  # of each of two factors, so that their product stays finite in fp32
 
 
 class FeaturePair(Protocol):
-    """Features of queries and keys, and how wide they are."""
+    """Maps queries and keys to their features, and knows how many these are."""
 
     num_features: int
 
@@ -26,7 +26,7 @@ class FeaturePair(Protocol):
 
 
 class SeparateMaps(nn.Module):
-    """One map for the queries and one for the keys."""
+    """A map for the queries and another one for the keys."""
 
     def __init__(self, query_map: "HeadMap", key_map: "HeadMap") -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class SeparateMaps(nn.Module):
         alike = q.dtype == k.dtype and type(self.query_map) is type(self.key_map)
         if q.shape[2] != 1 or not alike or _hooked(self.query_map) or _hooked(self.key_map):
             return self.query_map(q), self.key_map(k)
-        # Of one token the number of operations counts, not their size: heads of both side by side.
+        # For one token the number of operations matters, not their size: the heads of q and k are mapped together.
         pairs = zip(self.query_map.tensors(), self.key_map.tensors(), strict=True)
         both = self.key_map.features(torch.cat([q, k], 1), *(torch.cat(pair) for pair in pairs))
         phi, psi = both.split([q.shape[1], k.shape[1]], 1)
@@ -45,14 +45,14 @@ class SeparateMaps(nn.Module):
 
 
 def _hooked(module: nn.Module) -> bool:
-    """Whether others wait for the module's own call: to see it, or to bring its weights from where they were put."""
+    """Whether hooks wait for a call of the module itself, to watch it or to bring its offloaded weights."""
     return bool(module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"))
 
 
 class HeadMap(nn.Module, ABC):
-    """What the learned maps share: ``W (H, D, F)``, and arithmetic that is not in 16 bits."""
+    """Base of the learned maps: weights ``W (H, D, F)``, and arithmetic that is never in 16 bits."""
 
-    signs = 1  # how many features each column of W makes
+    signs = 1  # number of features per column of W
 
     def __init__(self, num_heads: int, head_dim: int, feature_dim: int) -> None:
         super().__init__()
@@ -61,12 +61,12 @@ class HeadMap(nn.Module, ABC):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Uniform in ``+-D^-0.5``, as a linear layer starts."""
+        """Draw W uniformly in ``+-D^-0.5``, as in a linear layer."""
         bound = self.weight.shape[1] ** -0.5
         nn.init.uniform_(self.weight, -bound, bound)
 
     def start_at_identity(self) -> None:
-        """The first columns pass the channels on; further ones, where there are any, start as they did."""
+        """Let the first columns pass the channels on; further columns, if any, stay as they are."""
         with torch.no_grad():
             D, width = self.weight.shape[1:]
             self.weight[..., : min(D, width)] = torch.eye(D, width)[:, : min(D, width)]
@@ -75,18 +75,18 @@ class HeadMap(nn.Module, ABC):
         return self.features(x, *self.tensors())
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """What is learned, by heads along the first axis."""
+        """The learned tensors, with heads as their first axis."""
         return (self.weight,)
 
     def features(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        """Of x, for any number of heads: by what :meth:`tensors` has of each."""
+        """The features of x for any number of heads, whose learned tensors are given."""
         with without_autocast(x):
             x = x.to(compute_dtype(x))
             return self.mapped(x, *(each.to(x.dtype) for each in tensors))
 
     @abstractmethod
     def mapped(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        """The features of x, all in one dtype."""
+        """The features of x, with x and all tensors in one dtype."""
 
     def extra_repr(self) -> str:
         num_heads, head_dim, feature_dim = self.weight.shape
@@ -94,11 +94,11 @@ class HeadMap(nn.Module, ABC):
 
 
 class NPMap(HeadMap):
-    """STILL's: the direction is learned, the norm is the input's own.
+    """Norm-preserving map of STILL: learns the direction, keeps the norm of the input.
 
     ``phi(x) = [softmax(u), softmax(-u)]``, ``u = |x| f(x) / |f(x)|``, ``f(x) = (x - 2 (x . n) n) W``, or ``x W``
 
-    W starts as the identity, or as the reflection by n, which undoes it: at the start u = x.
+    W starts as the identity or, with ``householder``, as the reflection by n, which cancels the other: u starts as x.
     """
 
     signs = 2
@@ -127,10 +127,10 @@ def _reflected(x: Tensor, normal: Tensor) -> Tensor:
 
 
 class HedgehogMap(HeadMap):
-    """``phi(x) = [softmax(x W), softmax(-x W)]``; W starts as the identity where F = D, else uniform in ``+-D^-0.5``.
+    """``phi(x) = [softmax(x W), softmax(-x W)]``; W starts as the identity if F = D, else uniform in ``+-D^-0.5``.
 
-    The authors of LoLCATs begin closer to 0: their initialiser counts ``D F`` inputs of a tensor ``(H, D, F)``, so that
-    their W is uniform in ``+-(6 / (D F))^0.5``: 0.027 where D is 128 and F 64, and 0.088 here.
+    LoLCATs' own start is closer to 0: its initialiser takes a tensor ``(H, D, F)`` to have ``D F`` inputs, so W is
+    uniform in ``+-(6 / (D F))^0.5``: 0.027 for D = 128 and F = 64, where this map has 0.088.
     """
 
     signs = 2
@@ -166,14 +166,14 @@ class RandomFeatures(nn.Module):
 
     ``z (H_kv, M, D)`` starts normal and ``log_alpha (H_kv, M)`` at 0. Query heads share the z of their key head.
 
-    Softmax attention stays what it is when a constant c is taken from all keys, and features of short vectors
-    vary less: ``center (H_kv, D)`` is that constant and ``log_unit (H_kv,)`` a scale of the keys' features, both 0
-    until :meth:`calibrate` sets them. The queries' features make up for both.
+    Softmax attention does not change when a constant c is subtracted from all keys, and features of short vectors
+    vary less: ``center (H_kv, D)`` is this constant and ``log_unit (H_kv,)`` the logarithm of a unit of the keys'
+    features, both 0 until :meth:`calibrate` sets them. The queries' features compensate for both.
 
     Args:
-        relative: queries in units of their own largest feature. Only for attention whose denominator has the same
-            factor, so that it cancels, and never beside exact logits: there features have their true values, and are
-            compared to ``e^s`` (``units="one"``). Keys always have the same unit: a state cannot change it later.
+        relative: divide the features of each query by the largest of them. Only for attention whose denominator has the
+            same factor, so that it cancels, and never beside exact logits: there features need their true values, to be
+            compared to ``e^s`` (``units="one"``). Keys always keep one unit, which a state could not change later.
     """
 
     center: Tensor
@@ -212,7 +212,7 @@ class RandomFeatures(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, k: Tensor, key_mask: Tensor | None = None) -> None:
-        """Take the constant and the unit from keys ``(B, H_kv, T, D)`` of real text; z and alpha stay."""
+        """Set ``center`` and ``log_unit`` from keys ``(B, H_kv, T, D)`` of real text; z and alpha stay."""
         flat = k.to(compute_dtype(k)).transpose(0, 1).flatten(1, 2)  # (H_kv, B T, D)
         if key_mask is not None:
             flat = flat[:, key_mask.flatten()]
@@ -221,7 +221,7 @@ class RandomFeatures(nn.Module):
         self.log_unit.copy_(self.key_logs(flat.unsqueeze(0)).amax(-1)[0].median(-1).values)
 
     def _logs(self, x: Tensor) -> Tensor:
-        """Logarithms of the features of ``(B, H_kv, G, T, D)``."""
+        """Logarithms of the features of x ``(B, H_kv, G, T, D)``."""
         y = x * x.shape[-1] ** -0.25
         half = (self.log_alpha.to(y) - math.log(self.num_features)) / 2
         return y @ self.z.to(y).mT[:, None] - y.square().sum(-1, keepdim=True) / 2 + half[:, None, None]

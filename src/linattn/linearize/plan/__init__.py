@@ -1,4 +1,4 @@
-"""What each layer of a converted model becomes."""
+"""Plans: what each layer of a model is converted to."""
 
 from linattn.linearize.plan.layers import LayerPlan, LayerShape, Plan
 from linattn.linearize.plan.methods import METHODS, plan

@@ -1,4 +1,4 @@
-"""What each layer of a converted model becomes, as plain data that is saved beside the weights."""
+"""Plans of layers: what each one is converted to, as plain data that is saved beside the weights."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ Features = Literal["np", "hedgehog", "t2r", "prf", "none"]
 
 
 class LayerShape(NamedTuple):
-    """What is known of an attention layer before it is converted."""
+    """Shapes of an attention layer, known before it is converted."""
 
     num_heads: int
     num_kv_heads: int
@@ -25,29 +25,29 @@ class LayerShape(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """What one attention layer becomes.
+    """What one attention layer is converted to.
 
     Args:
         kind: ``"hybrid"``: exact softmax over a window and over chosen tokens, linear attention over the rest;
-            ``"mechanism"``: a registered one.
-        features: of the linear part, see ``linattn.linearize.layer.features``; ``"none"``: there is no linear part.
-        feature_dim: F, before the two signs are laid side by side; of ``"prf"`` the number of features. None: D.
-        window: exact tokens, 0: none; a bidirectional layer can have none.
+            ``"mechanism"``: a registered mechanism.
+        features: features of the linear part, see ``linattn.linearize.layer.features``; ``"none"``: no linear part.
+        feature_dim: F, before the two signs are concatenated; for ``"prf"`` the number of features. None: D.
+        window: number of exact tokens, 0: none; a bidirectional layer can have none.
         layout: ``"chunks"`` or ``"sliding"``, as in ``hybrid_attention``.
-        delay: whole chunks before a query's own that are exact.
-        ratio: share of each chunk's tokens that stay exact for good, in whole tokens and one at least; None with a
-            ``cap``: 1/16, else none.
-        cap: at most so many of them at a time.
-        sinks: first tokens that always stay.
-        score: by what these tokens are chosen, ``"log_prob"`` or ``"kl"``: the ``kind`` of ``self_saliency``.
-        reduce: how the scores of query heads that share a key head become one, ``"mean"`` or ``"max"``.
-        householder: a learned reflection in front of the NP map.
+        delay: number of whole chunks before a query's own that are exact.
+        ratio: share of each chunk's tokens that stay exact for good, as a whole number of tokens and at least one; None
+            with a ``cap``: 1/16, else none.
+        cap: most of these tokens that are kept at a time.
+        sinks: number of first tokens that always stay.
+        score: how these tokens are chosen, ``"log_prob"`` or ``"kl"``: the ``kind`` of ``self_saliency``.
+        reduce: how the scores of query heads that share a key head are combined, ``"mean"`` or ``"max"``.
+        householder: a learned reflection before the NP map.
         gate: ``sigmoid(W x + b)`` on the numerator of the linear part. W starts at 0 and b at 4, so that the gate
             starts open; the published one of STILL is ``sigmoid(W x)``, without b.
-        linear_weight: where a learned factor per head of the linear part starts; None: fixed at 1.
+        linear_weight: initial value of a learned factor of the linear part, per head; None: fixed at 1.
         units: what a linear weight is compared to, as in ``hybrid_attention``.
-        mechanism: its name.
-        options: its own options.
+        mechanism: name of the mechanism.
+        options: options of the mechanism.
     """
 
     kind: Kind
@@ -116,7 +116,7 @@ class LayerPlan:
 
     @property
     def budget(self) -> SalientBudget | None:
-        """The budget of salient tokens; None where none are chosen."""
+        """The budget of salient tokens; None if none are chosen."""
         if self.kind == "mechanism" or (self.ratio is None and self.cap is None):
             return None
         ratio = SalientBudget.ratio if self.ratio is None else self.ratio
@@ -125,7 +125,7 @@ class LayerPlan:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; what is as by default is left out."""
+        """As plain values, without those that equal the defaults."""
         own = asdict(self)
         defaults: dict[str, Any] = {f.name: {} if f.name == "options" else f.default for f in fields(self)}
         return {name: value for name, value in own.items() if value != defaults[name]}
@@ -143,7 +143,7 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plans of the layers that are converted, by their number; the others stay as they are."""
+    """The plans of the layers that are converted, by number; layers without one stay as they are."""
 
     method: str
     layers: dict[int, LayerPlan]
@@ -158,5 +158,5 @@ class Plan:
 
 
 def _is_number(value: object, above: float = -math.inf) -> bool:
-    """A finite one, which True and False are not."""
+    """Whether the value is a finite number above ``above``; booleans are not numbers."""
     return isinstance(value, int | float) and not isinstance(value, bool) and above < value < math.inf

@@ -1,4 +1,4 @@
-"""The methods by name: what each makes of a layer."""
+"""The methods of conversion, by name, and the plan that each makes for a layer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -9,25 +9,25 @@ from linattn.mechanisms.registry import mechanism_info
 from linattn.ops.checks import check_choice
 
 METHODS = ("still", "lolcats", "hedgehog", "t2r", "features", "zeros_softmax", "dof")
-LOLCATS_WINDOW_FACTOR = 0.1  # where LoLCATs starts: the window weighs a tenth of the linear part
-# Where STILL starts here. Features that have not learned yet would outweigh the window together: in units of the
-# strongest exact key, with a weight fixed at 1, the converted model stays worse than without them.
+LOLCATS_WINDOW_FACTOR = 0.1  # initial value in LoLCATs: the window weighs a tenth of the linear part
+# Initial linear weight for STILL. In units of the strongest exact key and with a weight fixed at 1, features that have
+# not learned yet would together outweigh the window, and the converted model stays worse than without them.
 STILL_LINEAR_WEIGHT = 0.1
-# Its authors count in units of the strongest exact key ("row_max"): a sum over many tokens is then as heavy beside a
-# clear match as beside none, and grows with the text. Compared to e^s a match outweighs the rest, as in softmax.
+# The authors count in units of the strongest exact key ("row_max"): a sum over many tokens is then as heavy beside a
+# clear match as without one, and grows with the text. Compared to e^s a match outweighs the rest, as in softmax.
 STILL_UNITS = "one"
-OF_THE_MODEL = ("num_heads", "head_dim", "num_kv_heads", "causal", "input_dim")  # arguments of mechanisms, not options
+OF_THE_MODEL = ("num_heads", "head_dim", "num_kv_heads", "causal", "input_dim")  # arguments that the model sets
 
 
 def plan(method: str, shapes: Sequence[LayerShape], *, layers: Sequence[int] | None = None, **options: Any) -> Plan:
-    """The plan of a named method for layers of these shapes.
+    """Make the plan of a named method for layers of the given shapes.
 
     Args:
         method: one of ``METHODS``.
-        shapes: of all layers, in order.
-        layers: numbers of those to convert; None: all.
-        options: fields of :class:`LayerPlan` that differ from the method's own; ``feature_dim`` may be a dict with one
-            for each layer. Of ``"features"``: ``mechanism`` and that mechanism's options.
+        shapes: shapes of all layers, in order.
+        layers: numbers of the layers to convert; None: all.
+        options: fields of :class:`LayerPlan` that differ from the method's own; ``feature_dim`` may be a dict with a
+            value for each layer. For the method ``"features"``: ``mechanism`` and that mechanism's options.
 
     Example:
         >>> from linattn.linearize.plan import LayerShape, plan
@@ -45,7 +45,7 @@ def plan(method: str, shapes: Sequence[LayerShape], *, layers: Sequence[int] | N
 
 
 def check_layers(layers: object, count: int) -> None:
-    """Raise ValueError unless they are numbers of a model's layers, each once."""
+    """Raise ValueError unless these are numbers of a model's layers, each given once."""
     numbers = layers if isinstance(layers, Sequence) and not isinstance(layers, str) else None
     whole = numbers is not None and all(isinstance(each, int) and not isinstance(each, bool) for each in numbers)
     if numbers is None or not numbers or not whole or len(set(numbers)) < len(numbers):
@@ -80,7 +80,7 @@ def _layer_plan(method: str, index: int, shape: LayerShape, options: dict[str, A
 
 
 def _defaults(method: str, shape: LayerShape, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes a method, before the user's own options."""
+    """The method's own fields of :class:`LayerPlan`, before the user's options."""
     weighed = options.get("window", LayerPlan.window) != 0 and options.get("features") != "none"
     if method == "still":
         weight = {"linear_weight": STILL_LINEAR_WEIGHT, "units": STILL_UNITS} if weighed else {}
@@ -109,6 +109,6 @@ def _mechanism_plan(method: str, shape: LayerShape, options: dict[str, Any]) -> 
     if shape.causal and info.state == "none":
         raise ValueError(f"mechanism {name!r} has no recurrent form, so the model could not generate with it")
     if name == "mirror":
-        # Two reflections start as the identity; across heads they need as many keys as queries.
+        # Two reflections start as the identity; across heads they need as many key heads as query heads.
         options = {"reflections": 2, "cross_head": shape.num_heads == shape.num_kv_heads, **options}
     return LayerPlan("mechanism", mechanism=name, options=options)

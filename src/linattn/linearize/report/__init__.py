@@ -1,4 +1,4 @@
-"""What a conversion did, on one page: tables, charts, samples side by side."""
+"""Report of a conversion on one page: tables, charts, samples side by side."""
 
 from linattn.linearize.report.page import RESULTS, write_report
 

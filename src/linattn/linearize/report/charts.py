@@ -13,7 +13,7 @@ from linattn.report.style import Style
 
 
 def charts_of(results: Mapping[str, Any]) -> list[Chart]:
-    """Those there are numbers for, in reading order."""
+    """The charts for which there are numbers, in reading order."""
     made = (
         _quality(results),
         _cost(results),
@@ -40,7 +40,7 @@ def _quality(results: Mapping[str, Any]) -> Chart | None:
 
 
 def _needle_panels(stages: Sequence[Mapping[str, Any]]) -> list[Panel | None]:
-    """One a haystack."""
+    """One panel per haystack."""
     panels = []
     for haystack, words in haystack_words(_needle_rows(stages)).items():
         own = [
@@ -72,7 +72,7 @@ def _cost(results: Mapping[str, Any]) -> Chart | None:
 
 
 def _ends(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The teacher and the last stage: those between have the last one's shapes."""
+    """The teacher and the last stage: the stages between them have the last one's shapes."""
     return [stages[0], stages[-1]] if len(stages) > 1 else list(stages)
 
 
@@ -99,7 +99,7 @@ def transfer_chart(layers: Sequence[Mapping[str, Any]]) -> Chart | None:
 
 
 def freedom_chart(degrees: Mapping[int, Sequence[float]], dims: Mapping[int, int]) -> Chart | None:
-    """Degrees of freedom of the heads and the features that were given out, by layer."""
+    """Degrees of freedom of the heads, and the features allocated to each layer."""
     freedom: Curves = {
         "mean head": [(float(layer), mean(heads)) for layer, heads in degrees.items()],
         "widest head": [(float(layer), max(heads)) for layer, heads in degrees.items()],
@@ -117,7 +117,7 @@ def freedom_chart(degrees: Mapping[int, Sequence[float]], dims: Mapping[int, int
 
 
 def _measured_freedom(results: Mapping[str, Any]) -> Chart | None:
-    """Of a conversion whose dimensions were chosen by degrees of freedom."""
+    """The chart of a conversion whose dimensions were chosen by degrees of freedom."""
     measured = (results.get("degrees") or {}).get("layers") or []
     plans = (results.get("plan") or {}).get("layers") or {}
     dims = {int(layer): plan["feature_dim"] for layer, plan in plans.items() if plan.get("feature_dim")}

@@ -1,4 +1,4 @@
-"""Rows of needles by what they are hidden in."""
+"""Helpers for rows of needle results, by the haystack that hides the needle."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from linattn.linearize.evaluate.haystack import NOISE
 
 
 def haystack_of(row: Mapping[str, Any]) -> str:
-    """Files from before there were two do not name it.
+    """The haystack of a row; rows of older files do not name it and mean ``noise``.
 
     Example:
         >>> haystack_of({"length": 64, "found": 0.5})
@@ -17,7 +17,7 @@ def haystack_of(row: Mapping[str, Any]) -> str:
 
 
 def haystack_words(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Each haystack of the rows with what its title adds: nothing where all are of noise.
+    """Each haystack of the rows with the words it adds to a title: none if all rows are of noise.
 
     Example:
         >>> haystack_words([{"haystack": "noise"}, {"haystack": "text"}])

@@ -1,4 +1,4 @@
-"""The page on a conversion: what it cost, and what it brought."""
+"""The page about a conversion: what it cost, and what it gained."""
 
 from collections.abc import Mapping
 from json import loads
@@ -16,7 +16,7 @@ RESULTS = "report.json"
 
 
 def write_report(folder: Path) -> Path:
-    """Write ``report.html`` and the PNG files of ``charts/`` from the ``report.json`` of ``folder``."""
+    """Write ``report.html`` and the PNG files in ``charts/`` from the ``report.json`` of ``folder``."""
     need("the report's charts", "matplotlib")
     path = folder / RESULTS
     if not path.is_file():
@@ -27,7 +27,7 @@ def write_report(folder: Path) -> Path:
 
 
 def page(results: Mapping[str, Any]) -> str:
-    """The whole text; the same results give the same text."""
+    """The text of the page; the same results give the same text."""
     meta: Mapping[str, Any] = results.get("meta") or {}
     name, method = meta.get("model", "a model"), meta.get("method", "an unknown method")
     title = f"{name}, linearized with {method}"

@@ -1,4 +1,4 @@
-"""Panels of lines, one a stage of a conversion; of a single place they are bars."""
+"""Panels with a line for each stage of a conversion, or bars if there is a single place on the axis."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,13 +10,13 @@ from linattn.report.read import REFERENCE
 from linattn.report.style import INK, MUTED, Style, styles
 
 TEACHER = "teacher"
-STEEP = 4.0  # an axis is logarithmic where the largest value is that many times the smallest
-FEW = 9  # places that each get a tick
+STEEP = 4.0  # an axis is logarithmic if its largest value is at least this many times the smallest
+FEW = 9  # up to so many places each get a tick
 Curves = dict[str, list[tuple[float, float]]]
 
 
 def stage_styles(names: Sequence[str]) -> dict[str, Style]:
-    """The teacher looks as softmax does on every other page."""
+    """A style for each stage; the teacher looks as softmax does on all other pages."""
     look = styles([REFERENCE, *(name for name in names if name != TEACHER)])
     return {name: look[REFERENCE if name == TEACHER else name] for name in names}
 
@@ -32,11 +32,11 @@ def curve_panel(
     integer: bool = False,
     look: dict[str, Style] | None = None,
 ) -> Panel | None:
-    """Lines over one axis, or bars where there is one place; None where there are no points.
+    """Lines over one axis, or bars for a single place; None if there are no points.
 
     Args:
-        shown: writes the numbers beside the axis.
-        log: base of a logarithmic axis, where values differ enough for one.
+        shown: formats the numbers beside the axis.
+        log: base of a logarithmic axis, used if the values differ enough.
         integer: places are numbers of layers.
     """
     curves = {name: points for name, points in curves.items() if points}

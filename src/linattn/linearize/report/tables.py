@@ -16,7 +16,7 @@ Row = Mapping[str, Any]
 
 
 def stage_table(results: Mapping[str, Any]) -> Markup:
-    """One row a stage."""
+    """A table with one row per stage."""
     stages: list[Row] = results.get("stages") or []
     names = [stage["name"] for stage in stages]
     look = stage_styles(names)
@@ -38,7 +38,7 @@ def stage_table(results: Mapping[str, Any]) -> Markup:
 
 
 def ablation_table(results: Mapping[str, Any]) -> Markup | None:
-    """One row a variant, and what each of the others lacks."""
+    """A table with one row per variant, and what each variant lacks."""
     ablation: Row = results.get("ablation") or {}
     variants: Mapping[str, Row] = ablation.get("variants") or {}
     if not variants:
@@ -66,7 +66,7 @@ def _worth(worth: Sequence[Row], name: str, decimals: int) -> Cell:
 
 
 def _figures(rows: Sequence[Row]) -> list[Column]:
-    """Perplexity and needles of stages or variants, a column for each length, of needles for each haystack too."""
+    """Columns of perplexity and needles of stages or variants: one per length, for needles also per haystack."""
     columns = []
     for field, value, title, unit, factor, decimals in (
         ("perplexity", "perplexity", "perplexity", "at {:,}", 1.0, 3),
@@ -89,7 +89,7 @@ def _column(title: str, unit: str, values: Sequence[float | None], decimals: int
 
 
 def layer_table(results: Mapping[str, Any]) -> Markup | None:
-    """One row a layer: what it became, and what it misses."""
+    """A table with one row per layer: what it was converted to, and what it misses."""
     plans: Mapping[str, Row] = (results.get("plan") or {}).get("layers") or {}
     curves = {str(curve["layer"]): curve for curve in results.get("transfer") or []}
     names = list(dict.fromkeys([*plans, *curves]))
@@ -106,7 +106,7 @@ def layer_table(results: Mapping[str, Any]) -> Markup | None:
 
 
 def plan_words(plan: Row) -> str:
-    """A layer's plan in words; what is not said in it is as by default.
+    """Describe a layer's plan; fields that are missing have their defaults.
 
     Example:
         >>> plan_words({"kind": "hybrid", "ratio": 0.0625})
@@ -129,7 +129,7 @@ def plan_words(plan: Row) -> str:
 
 
 def samples_of(results: Mapping[str, Any]) -> Markup | None:
-    """What the teacher and the last stage write after the same words."""
+    """What the teacher and the last stage write after the same prompts."""
     stages: list[Row] = [stage for stage in results.get("stages") or [] if stage.get("samples")]
     if not stages:
         return None
@@ -148,7 +148,7 @@ def samples_of(results: Mapping[str, Any]) -> Markup | None:
 
 
 def verdict(results: Mapping[str, Any]) -> str:
-    """What was kept and what was lost, in a sentence or two."""
+    """Say in a sentence or two what was kept and what was lost."""
     stages: list[Row] = results.get("stages") or []
     if len(stages) < 2 or stages[0]["name"] != TEACHER:
         return ""
@@ -174,9 +174,9 @@ def verdict(results: Mapping[str, Any]) -> str:
 
 
 def _parts_that_fail(results: Mapping[str, Any]) -> list[str]:
-    """A part must add to perplexity and to retrieval, at one length at least: else it is no use, and that is said.
+    """Sentences about parts that do not help: each must improve perplexity and retrieval at one length at least.
 
-    Retrieval from each haystack is a figure of its own.
+    Retrieval from each haystack counts as a figure of its own.
     """
     worth = (results.get("ablation") or {}).get("worth") or []
     haystacks = haystack_words(each for each in worth if each["figure"] == "needle")

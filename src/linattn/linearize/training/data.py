@@ -1,4 +1,4 @@
-"""What the stages of a conversion train on, and what is held out."""
+"""Training data of the stages of a conversion, and the held-out part."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,13 +9,13 @@ from linattn.linearize.training.setting import Batch, Batches, StageOptions
 from linattn.linearize.training.text import Source, TokenText, batched, read_text
 from linattn.support.options import OptionError
 
-LONGEST = 1024  # tokens of a training sequence where nothing else is asked for
-HELD_OUT_TOKENS = 4096  # that quality is measured on after each stage
+LONGEST = 1024  # tokens of a training sequence by default
+HELD_OUT_TOKENS = 4096  # tokens that quality is measured on after each stage
 
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """Batches of each stage, and what quality is measured on."""
+    """Batches of each stage, and the held-out batches that quality is measured on."""
 
     batches: Callable[[StageOptions], Batches]
     held_out: list[Batch]
@@ -30,9 +30,9 @@ class Data:
         cls, model: Any, source: Source | Sequence[Source], tokenizer: Any, stages: Sequence[StageOptions]
     ) -> "Data":
         text = read_text(source, tokenizer if tokenizer is not None else _own_tokenizer(model))
-        given = stages[0].length if stages else None  # a later stage's own is no word on the first
+        given = stages[0].length if stages else None  # a later stage's own length does not count for the first
         length = suited_length(model, LONGEST) if given is None else given
-        for stage in stages:  # too little text is said before any work is done
+        for stage in stages:  # too little text is reported before any work is done
             check_positions(model, "length", stage.length or length)
             _token_batches(text, stage, length)
         windows = text.windows(length, max(1, HELD_OUT_TOKENS // length))
@@ -40,25 +40,25 @@ class Data:
         return cls(lambda stage: _token_batches(text, stage, length), held_out, length)
 
     def sized(self, stage: Any) -> Any:
-        """A stage's options with its length, where it was left open."""
+        """A stage's options with its length filled in, if it was None."""
         return stage if stage.length is not None else replace(stage, length=self.length)
 
 
 def suited_length(model: Any, longest: int) -> int:
-    """Tokens that the model was made for, at most ``longest``."""
+    """The number of tokens that the model was made for, at most ``longest``."""
     most = find_adapter(model).most_tokens(model)
     return min(getattr(model.config, "max_position_embeddings", longest) if most is None else most, longest)
 
 
 def check_positions(model: Any, option: str, tokens: int) -> None:
-    """Raise OptionError for a text that is longer than the positions the model has learned."""
+    """Raise OptionError if texts have more tokens than the model has learned positions."""
     most = find_adapter(model).most_tokens(model)
     if most is not None and tokens > most:
         raise OptionError(option, f"must not exceed the {most:,} positions that the model has learned, got {tokens:,}")
 
 
 def tokens_of(stage: StageOptions) -> int | None:
-    """Tokens that a stage trains on; None: it has no length."""
+    """Number of tokens that a stage trains on; None if it has no length."""
     return None if stage.length is None else stage.steps_of(stage.length) * stage.batch_size * stage.length
 
 

@@ -1,4 +1,4 @@
-"""The loop of a stage: steps that depend on the weights and their number alone, so that it can go on after any kill."""
+"""The loop of a stage. Each step depends only on the weights and its number, so a killed run can be resumed."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped]
 
 BETAS = (0.9, 0.99)
-DIGESTED = 1024  # numbers of each tensor that tell a model from another
+DIGESTED = 1024  # numbers of each tensor that identify a model
 
 
 def groups_with_scales(named: Iterable[tuple[str, nn.Parameter]], factor: float) -> list[dict[str, Any]]:
-    """Parameters with the ``factor`` of their learning rate: scales that are learned as logarithms have their own."""
+    """Group parameters by the ``factor`` of their learning rate: scales learned as logarithms have their own."""
     found: dict[float, list[nn.Parameter]] = {}
     for name, parameter in named:
         found.setdefault(factor if name.rpartition(".")[2].startswith("log_") else 1.0, []).append(parameter)
@@ -30,18 +30,18 @@ def groups_with_scales(named: Iterable[tuple[str, nn.Parameter]], factor: float)
 
 
 class StageRun(ABC):
-    """Weights, an optimiser for each part of them, and how far they have come.
+    """Base of a stage's training loop: parts with an optimiser each, and the number of steps done.
 
     Args:
-        parts: modules that are trained, by name, each with a gradient norm and an optimiser of its own; a part without
-            parameters is only looked at.
-        number: of the stage; it tells the random numbers of two stages apart.
+        parts: modules to train, by name, each with a gradient norm and an optimiser of its own; parts without
+            parameters are only measured.
+        number: number of the stage; it separates the random numbers of the two stages.
     """
 
     def __init__(self, parts: Mapping[str, nn.Module], options: StageOptions, setting: Setting, number: int) -> None:
         self.options, self.setting, self.number = options, setting, number
         self.parts = nn.ModuleDict(parts)
-        # One kernel for all weights of a part: parts are small, and many.
+        # One kernel for all weights of a part: parts are small and many.
         fused = True if setting.device.type == "cuda" else None
         self.optimizers = {
             name: AdamW(groups, lr=options.lr, betas=BETAS, weight_decay=0.0, fused=fused)
@@ -53,34 +53,34 @@ class StageRun(ABC):
         self.done = 0
 
     def groups(self, part: nn.Module) -> list[dict[str, Any]]:
-        """Parameters of a part, with the ``factor`` of their learning rate."""
+        """Groups of a part's parameters, each with the ``factor`` of its learning rate."""
         parameters = list(part.parameters())
         return [{"params": parameters, "factor": 1.0}] if parameters else []
 
     @abstractmethod
     def step(self) -> Tensor:
-        """One update of all parts; returns the loss of each, ``(parts,)``, on the device."""
+        """Update all parts once; returns the loss of each, ``(parts,)``, on the device."""
 
     @abstractmethod
     def words(self, losses: Sequence[float]) -> str:
-        """How it stands."""
+        """Say in words how the training goes."""
 
     @abstractmethod
     def result(self) -> dict[str, Any]:
-        """What is written when all steps are done, ready for JSON."""
+        """The outcome that is written when all steps are done, ready for JSON."""
 
     def begin(self) -> None:  # noqa: B027, most have nothing to do
-        """Called before the first step; not again where a stopped run goes on."""
+        """Called before the first step, but not when a stopped run is resumed."""
 
     def memory(self) -> dict[str, Any]:
-        """What else the result depends on: goes into checkpoints."""
+        """What else the result depends on, for checkpoints."""
         return {}
 
     def remember(self, memory: dict[str, Any]) -> None:  # noqa: B027
-        """Take back what :meth:`memory` gave."""
+        """Restore what :meth:`memory` returned."""
 
     def go(self, identity: Mapping[str, Any]) -> dict[str, Any]:
-        """All steps, or those that are left of them; ``identity``: what tells this run from others."""
+        """Run all steps, or those that are left; ``identity`` tells this run from others."""
         fingerprint = self._fingerprint(identity)
         files = self.setting.files
         finished = None if files is None else files.load_result(fingerprint)
@@ -93,7 +93,7 @@ class StageRun(ABC):
             self._one_step()
             if self.done % self.options.checkpoint_steps == 0 and self.done < self.steps:
                 self._save(fingerprint)
-        self.readings.rows()  # the last losses are numbers too
+        self.readings.rows()  # raises if one of the last losses is not finite
         result = self.result()
         if files is not None and is_main(self.setting.accelerator):
             files.save_result(self.parts, result, fingerprint)
@@ -102,7 +102,7 @@ class StageRun(ABC):
         return result
 
     def update(self, name: str) -> None:
-        """One step of one part's optimiser, from the gradients that are there; then they are gone."""
+        """Take one step of a part's optimiser with the present gradients, then drop these."""
         parameters = list(self.parts[name].parameters())
         average_gradients(parameters, self.setting.accelerator)
         if self.options.clip_norm is not None:
@@ -127,7 +127,7 @@ class StageRun(ABC):
         return self.options.fingerprint() | {**identity, "batches": batches, "processes": self.setting.processes}
 
     def _save(self, fingerprint: dict[str, Any]) -> None:
-        rows = self.readings.rows()  # raises before a broken state replaces a good one
+        rows = self.readings.rows()  # raises before a broken state could replace a good one
         if self.setting.files is None or not is_main(self.setting.accelerator):
             return
         state = {
@@ -154,7 +154,7 @@ class StageRun(ABC):
 
 
 def average_gradients(parameters: Sequence[nn.Parameter], accelerator: "Accelerator | None") -> None:
-    """The mean of all processes' gradients, in one message; each process saw equally many rows."""
+    """Average the gradients of all processes in one message; each process saw equally many rows."""
     if accelerator is None or accelerator.num_processes == 1:
         return
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -165,7 +165,7 @@ def average_gradients(parameters: Sequence[nn.Parameter], accelerator: "Accelera
 
 
 def weights_digest(model: nn.Module) -> str:
-    """A model by its weights, from the first numbers of each tensor: another start would not end in the same place."""
+    """Identify a model by the first numbers of each tensor: from another start a run would end elsewhere."""
     digest = blake2b(digest_size=8)
     for name, value in model.state_dict().items():
         numbers = value.detach().flatten()[:DIGESTED].cpu()

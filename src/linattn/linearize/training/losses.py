@@ -1,4 +1,4 @@
-"""How far a student is from its teacher: one layer's output, one layer's rows of weights, the whole model's answer."""
+"""Losses of a student against its teacher: of a layer's output, of its rows of weights, of the model's answer."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from linattn.linearize.layer.attention import Observation
 from linattn.ops.packing import compute_dtype
 
 IGNORED = -100
-MOST_LOGITS = 2**27  # that are turned to fp32 at once: 512 MiB
+MOST_LOGITS = 2**27  # logits converted to fp32 at once: 512 MiB
 
 
 def output_error(core: nn.Module, seen: Observation) -> tuple[Tensor, Tensor]:
@@ -28,18 +28,18 @@ def output_error(core: nn.Module, seen: Observation) -> tuple[Tensor, Tensor]:
 def relative_error(core: nn.Module, seen: Observation) -> Tensor:
     """The share of the teacher's output that the student misses: 0 is exact, 1 is as bad as no output at all.
 
-    ``mean_b sum |student - teacher|^2 / sum |teacher|^2``: the mean squared error in units that all layers share. The
-    mean over rows, so that processes with a part of them each have a part of the loss.
+    ``mean_b sum |student - teacher|^2 / sum |teacher|^2``: the mean squared error in units that all layers share. It is
+    a mean over rows, so that processes that share the rows each compute a part of the loss.
     """
     difference, size = output_error(core, seen)
     return (difference / size.clamp_min(torch.finfo(size.dtype).tiny)).mean()
 
 
 def row_divergence(core: nn.Module, seen: Observation, *, causal: bool) -> Tensor:
-    """``mean_t sum_s p_ts log(p_ts / w_ts)``: cross-entropy of the rows of weights, less what softmax itself has.
+    """``mean_t sum_s p_ts log(p_ts / w_ts)``: cross-entropy of the rows of weights, less the entropy of softmax itself.
 
-    The student's weights w are what it makes of values that are unit vectors, which holds for whatever is linear in its
-    values. Takes ``T^2`` numbers for each head.
+    The student's weights w are its outputs for values that are unit vectors, which is right for any attention that is
+    linear in its values. Takes ``T^2`` numbers for each head.
     """
     B, H_kv, T, _ = seen.k.shape
     units = torch.eye(T, dtype=seen.v.dtype, device=seen.v.device).expand(B, H_kv, T, T)
@@ -62,13 +62,16 @@ def row_divergence(core: nn.Module, seen: Observation, *, causal: bool) -> Tenso
 
 
 def next_token_loss(logits: Tensor, ids: Tensor, mask: Tensor | None) -> Tensor:
-    """Nats of each token after the first, mean over those that are real."""
+    """Loss of each real token after the first, in nats: the mean over these tokens."""
     targets = ids[:, 1:] if mask is None else ids[:, 1:].masked_fill(~mask[:, 1:].bool(), IGNORED)
     return F.cross_entropy(_wide(logits[:, :-1].flatten(0, 1)), targets.flatten(), ignore_index=IGNORED)
 
 
 def answer_divergence(student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
-    """``KL(teacher | student)`` of logits ``(..., classes)``, mean over real tokens (or pictures); for the student."""
+    """``KL(teacher | student)`` of logits ``(..., classes)``, mean over real tokens or pictures.
+
+    Only the student gets a gradient.
+    """
     rows: Tensor = _Divergence.apply(student.flatten(0, -2), teacher.flatten(0, -2))
     return _mean(rows.view(student.shape[:-1]), mask)
 
@@ -76,8 +79,8 @@ def answer_divergence(student: Tensor, teacher: Tensor, mask: Tensor | None) -> 
 class _Divergence(torch.autograd.Function):
     """``sum_c p_c (log p_c - log q_c)`` of each row of logits ``(N, C)``; the gradient of the student's is ``q - p``.
 
-    A part of the rows at a time, and their gradients with them: in fp32 all logits of a batch, and what is made of
-    them, would take many times the memory of the model.
+    Rows and their gradients are computed in parts: in fp32 all logits of a batch, and what is derived from them, would
+    take many times the memory of the model.
     """
 
     @staticmethod
@@ -98,7 +101,7 @@ class _Divergence(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_rows: Tensor) -> tuple[Tensor, None]:
         (gradient,) = ctx.saved_tensors
-        # Factors stay in fp32, and products are rounded once.
+        # Factors stay in fp32, and each product is rounded once.
         return torch.mul(gradient, d_rows.unsqueeze(-1), out=torch.empty_like(gradient)), None
 
 
@@ -122,7 +125,7 @@ def relative_squares(student: Tensor, teacher: Tensor, mask: Tensor | None) -> T
 
 
 def answer_of(output: Any) -> tuple[Tensor, bool]:
-    """Logits of a model's output and True, or its last hidden states and False."""
+    """The logits of a model's output and True or, without logits, its last hidden states and False."""
     if isinstance(output, Tensor):
         return output, True
     logits = getattr(output, "logits", None)
@@ -130,7 +133,7 @@ def answer_of(output: Any) -> tuple[Tensor, bool]:
 
 
 def _wide(x: Tensor) -> Tensor:
-    """In fp32 at least."""
+    """x in fp32 at least."""
     return x.to(compute_dtype(x))
 
 

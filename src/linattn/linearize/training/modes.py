@@ -1,4 +1,4 @@
-"""Modules that are as a stage needs them for a while, and afterwards as they were."""
+"""Context managers that put modules into the mode a stage needs, and restore them on exit."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from torch import nn
 
 @contextmanager
 def learning(cores: nn.Module) -> Iterator[None]:
-    """Parameters that take gradients, and afterwards are as they were."""
+    """Let all parameters take gradients; on exit they are as they were."""
     before = [(parameter, parameter.requires_grad) for parameter in cores.parameters()]
     cores.requires_grad_(True)
     try:
@@ -21,7 +21,7 @@ def learning(cores: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def in_eval(model: nn.Module) -> Iterator[None]:
-    """Dropout would make the teacher another one at each step."""
+    """Eval mode, restored on exit: with dropout the teacher would be another one at each step."""
     before = {module: module.training for module in model.modules()}
     model.eval()
     try:

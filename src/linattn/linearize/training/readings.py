@@ -1,4 +1,4 @@
-"""Losses of a stage, read when somebody looks."""
+"""Losses of a stage, read from the device only when they are needed."""
 
 from collections.abc import Iterable, Sequence
 from math import isfinite
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from linattn.linearize.training.setting import UnstableError
 
-SECONDS_BETWEEN_READINGS = 0.2  # reading a loss waits for the device
+SECONDS_BETWEEN_READINGS = 0.2  # since reading a loss waits for the device
 
 
 class Readings:
-    """Losses by step, left on the device until somebody looks.
+    """Losses by step, kept on the device until they are asked for.
 
     Args:
         what: names of the columns.
@@ -26,11 +26,11 @@ class Readings:
         self._last = perf_counter()
 
     def add(self, row: Tensor) -> None:
-        """``(len(what),)``."""
+        """Add the losses of one step, ``(len(what),)``."""
         self._waiting.append(row)
 
     def rows(self) -> list[list[float]]:
-        """All steps; raises if one is no number."""
+        """The losses of all steps; raises if one is not finite."""
         if self._waiting:
             for row in torch.stack(self._waiting).tolist():
                 for name, value in zip(self.what, row, strict=True):
@@ -41,12 +41,12 @@ class Readings:
         return self._rows
 
     def columns(self) -> list[list[float]]:
-        """The same by name."""
+        """The losses of all steps, column by column."""
         rows = self.rows()
         return [[row[place] for row in rows] for place in range(len(self.what))]
 
     def look(self) -> list[float] | None:
-        """The newest row, a few times a second; else None."""
+        """The newest row, at most a few times a second; else None."""
         if perf_counter() - self._last < SECONDS_BETWEEN_READINGS:
             return None
         rows = self.rows()

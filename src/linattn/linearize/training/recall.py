@@ -1,8 +1,8 @@
-"""Sequences that end with passages of their own earlier text, which nothing but recall predicts.
+"""Sequences that end with passages of their own earlier text, which only recall can predict.
 
-Ordinary text rarely asks for a token from far back, so a converted layer hardly learns to keep sharp matches sharp.
-Repeated passages are self-supervision on any text: they have no template, no question and no mark, and nothing of how
-retrieval is measured.
+Ordinary text rarely needs a token from far back, so a converted layer hardly learns to keep sharp matches sharp.
+Repeated passages are self-supervision on any text: there is no template, question or mark, and nothing that resembles
+how retrieval is measured.
 """
 
 import torch
@@ -11,15 +11,15 @@ from torch import Tensor
 # A passage's first tokens only say where it comes from; the shortest has several times as many that can be recalled.
 # The longest still leaves room for a few passages from different places at the end of a sequence of 1,024 tokens.
 SHORTEST, LONGEST = 16, 64
-# One token in four is repeated: three quarters stay text as it is written, and lie far before most of the repetitions.
+# One token in four is repeated: three quarters remain as written, far before most of the repetitions.
 REPEATED_PART = 4
 LEAST_LENGTH = REPEATED_PART * SHORTEST  # of a sequence, so that one passage fits at its end
 
 
 def ending_in_passages(ids: Tensor, draw: torch.Generator) -> Tensor:
-    """A sequence ``(T,)`` with its last quarter replaced by passages from random places before it.
+    """Replace the last quarter of a sequence ``(T,)`` by passages from random places before it.
 
-    One shorter than ``LEAST_LENGTH`` comes back as it is.
+    A sequence shorter than ``LEAST_LENGTH`` is returned unchanged.
 
     Example:
         >>> ids = ending_in_passages(torch.arange(64), torch.Generator().manual_seed(0))
@@ -39,7 +39,7 @@ def ending_in_passages(ids: Tensor, draw: torch.Generator) -> Tensor:
 
 
 def _passage_size(left: int, draw: torch.Generator) -> int:
-    """At random, from ``SHORTEST`` to ``LONGEST``, and so that the rest of the ``left`` tokens is no shorter."""
+    """A random size from ``SHORTEST`` to ``LONGEST``, chosen so that the rest of the ``left`` tokens is no shorter."""
     size = int(torch.randint(SHORTEST, LONGEST + 1, (), generator=draw))
     if left - size >= SHORTEST:
         return size

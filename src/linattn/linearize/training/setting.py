@@ -1,4 +1,4 @@
-"""What both stages of training are told: options, batches by their number, where to compute, whom to tell."""
+"""The setting of a stage of training: options, batches by number, devices and progress."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,37 +22,37 @@ if TYPE_CHECKING:
 Batch = Mapping[str, Tensor]
 """Arguments of the model by name: ``input_ids (B, T)``, ``attention_mask``, ``pixel_values``, ..."""
 Batches = Callable[[int], Batch]
-"""The batch of a step. A function of its number, so that a run that is resumed sees what it would have seen."""
+"""Returns the batch of a step. Since it depends on the number alone, a resumed run sees the same batches."""
 Report = Callable[[int, int, str], None]
-"""Called with steps done, steps in all and how it stands, in words."""
+"""Called with the steps done, the steps in all, and words that say how the training goes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageOptions:
-    """What decides the outcome of a stage, with how often it is written down."""
+    """Options of a stage: those that decide its outcome, and how often checkpoints are written."""
 
     steps: int = 300
     tokens: int | None = None
-    """Tokens to train on, in the place of ``steps``; rounded up to whole steps."""
+    """Tokens to train on, instead of ``steps``; rounded up to whole steps."""
     batch_size: int = 8
-    """Sequences of a step, over all processes together."""
+    """Sequences per step, over all processes together."""
     length: int | None = None
     """Tokens of a sequence; None: what the model was made for, at most 1024."""
     lr: float = 1e-2
-    """Highest learning rate; a twentieth of the steps lead up to it, the others down to a hundredth of it."""
+    """Highest learning rate; it rises for a twentieth of the steps, then falls to a hundredth of this value."""
     clip_norm: float | None = 1.0
-    """Longest gradient; None: not clipped."""
+    """Largest norm of a gradient; None: not clipped."""
     recall_share: float = 0.0
-    """Of a text: share of the sequences that end with passages repeated from their own earlier text."""
+    """For a text: share of the sequences that end with passages repeated from their own earlier text."""
     seed: int = 0
     checkpoint_steps: int = 100
     """Steps between two checkpoints. The outcome does not depend on it."""
 
     def check(self) -> None:
-        """Raise ``OptionError`` for the first field that makes no sense."""
+        """Raise ``OptionError`` for the first field that is invalid."""
         for name in ("steps", "batch_size", "checkpoint_steps"):
             check_integer(name, getattr(self, name), 1)
-        for name, least in (("tokens", 1), ("length", 2)):  # of one token nothing is predicted
+        for name, least in (("tokens", 1), ("length", 2)):  # with one token there is nothing to predict
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), least)
         check_integer("seed", self.seed, 0)
@@ -62,7 +62,7 @@ class StageOptions:
             check_number("clip_norm", self.clip_norm, above=0)
 
     def steps_of(self, length: int | None) -> int:
-        """Steps in all, with sequences of ``length`` tokens."""
+        """Number of steps in all, with sequences of ``length`` tokens."""
         if self.tokens is None:
             return self.steps
         if length is None:
@@ -70,18 +70,18 @@ class StageOptions:
         return -(-self.tokens // (self.batch_size * length))
 
     def rate(self, step: int, steps: int) -> float:
-        """Learning rate of a step."""
+        """Learning rate at a step."""
         return warmed_cosine(step, steps, max(1, steps // 20), self.lr, self.lr / 100)
 
     def fingerprint(self) -> dict[str, Any]:
         found = {name: value for name, value in asdict(self).items() if name != "checkpoint_steps"}
         if not self.recall_share:
-            del found["recall_share"]  # runs from before there was one go on
+            del found["recall_share"]  # so that runs from before this option existed can go on
         return found
 
 
 def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
-    """The model's output; nothing is cached."""
+    """Call the model on a batch, without a cache."""
     parameters = signature(model.forward).parameters
     quiet = {"use_cache": False} if "use_cache" in parameters else {}
     return model(**batch, **quiet, **options)
@@ -99,7 +99,7 @@ def shared(batch: Batch, device: torch.device, accelerator: "Accelerator | None"
 
 
 def in_fp32(core: nn.Module) -> nn.Module:
-    """A core that can learn: 16 bits would round small steps away. One in fp64 stays so."""
+    """Convert a core to fp32 so that it can learn: 16 bits would round small steps away. fp64 stays fp64."""
     narrow = any(parameter.dtype.itemsize < 4 for parameter in core.parameters())
     return core.float() if narrow else core
 
@@ -109,7 +109,7 @@ def is_main(accelerator: "Accelerator | None") -> bool:
 
 
 def device_of(model: nn.Module, accelerator: "Accelerator | None") -> torch.device:
-    """Where to compute: the accelerator's device, to which the model moves, else that of the model."""
+    """The device to compute on: the accelerator's, to which the model is moved, or else the model's own."""
     if accelerator is not None:
         model.to(accelerator.device)
     return next(model.parameters()).device
@@ -117,7 +117,7 @@ def device_of(model: nn.Module, accelerator: "Accelerator | None") -> torch.devi
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """What a stage works with, beside the model and its options."""
+    """What a stage works with, apart from the model and its options."""
 
     batches: Batches
     device: torch.device
@@ -142,7 +142,7 @@ class Setting:
 
 
 class UnstableError(RuntimeError):
-    """A loss is no number any more."""
+    """Raised when a loss is not finite."""
 
     def __init__(self, what: str, step: int) -> None:
         super().__init__(
@@ -153,7 +153,7 @@ class UnstableError(RuntimeError):
 
 @contextmanager
 def stage_bar(name: str, *, hidden: bool) -> Iterator[Report]:
-    """A bar on stderr that goes away at the end."""
+    """A progress bar on stderr that disappears at the end."""
     with step_bar(1, None, hidden=hidden) as (progress, task):
 
         def report(done: int, steps: int, words: str) -> None:

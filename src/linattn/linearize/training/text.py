@@ -1,4 +1,4 @@
-"""Token batches from text files, and the part of the text that is held out."""
+"""Batches of tokens from text files, and the held-out part of the text."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ from linattn.tasks.text.seeds import stream
 from linattn.train.checks import check_number
 
 Source = str | PathLike[str]
-PIECE = 1 << 20  # characters a tokenizer gets at once
+PIECE = 1 << 20  # characters that a tokenizer gets at once
 
 
 @dataclass(frozen=True, eq=False)
 class TokenText:
-    """Ids of the two parts, ``(n,)`` each; documents lie end to end, with a mark between them.
+    """Token ids of the training and the held-out part, ``(n,)`` each; documents are joined with a mark between them.
 
     Attributes:
-        around: ids that an encoder wants before and after each window, ``[CLS]`` and ``[SEP]``; None: none.
-        pad: id to fill shorter windows up with.
+        around: ids that an encoder expects before and after each window, ``[CLS]`` and ``[SEP]``; None: none.
+        pad: id that shorter windows are padded with.
     """
 
     train: Tensor
@@ -37,7 +37,7 @@ class TokenText:
         return TokenBatches(self, batch_size, length, seed, recall_share)
 
     def windows(self, length: int, count: int | None = None) -> Tensor:
-        """Whole windows of the held-out part, in turn: ``(N, length)``; at most ``count``, spread over it."""
+        """Full windows of the held-out part, in order: ``(N, length)``; at most ``count``, spread over the part."""
         inner = length - (2 if self.around else 0)
         check_enough("held-out", len(self.held_out), inner)
         found = self.held_out[: len(self.held_out) // inner * inner].view(-1, inner).long()
@@ -50,13 +50,13 @@ class TokenText:
 class TokenBatches:
     """The training windows of a step: ``input_ids (B, T)``, a function of the step and the seed.
 
-    An epoch goes through all windows once, in an order of its own, and cuts the text at places of its own. Of an
-    encoder, which reads sentences rather than windows, each row is cut to a length of its own and padded:
-    ``attention_mask (B, T)`` comes with it.
+    Each epoch goes through all windows once, in a new order, and cuts the text at new places. For an encoder, which
+    reads sentences rather than windows, each row is cut to a random length and padded, and comes with
+    ``attention_mask (B, T)``.
 
-    Of the windows a share, ``recall_share``, ends with passages repeated from its own earlier text (see
+    A share of the windows, ``recall_share``, ends with passages repeated from their own earlier text (see
     ``linattn.linearize.training.recall``); which ones, and how, depends on the seed and on their place in the epoch.
-    The others are those of a share of 0.
+    The other windows are the same as with a share of 0.
 
     Example:
         >>> text = TokenText(torch.arange(100), torch.arange(10))
@@ -85,7 +85,7 @@ class TokenBatches:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The last windows of an epoch that do not fill a batch are left to the next one."""
+        """Steps per epoch; last windows that do not fill a batch are left to the next epoch."""
         return max(1, (len(self.text.train) // self._inner - 1) // self.batch_size)
 
     def __call__(self, step: int) -> dict[str, Tensor]:
@@ -103,9 +103,10 @@ class TokenBatches:
         return {"input_ids": ids} if self.text.around is None else self._sentences(ids, lengths)
 
     def _repeat(self, ids: Tensor, lengths: Tensor, epoch: int, first: int) -> None:
-        """Let a share of the rows end in passages of their own, in place; ``first``: number of the first in its epoch.
+        """Let a share of the rows end in passages of their own text, in place.
 
-        Sentences of an encoder that are too short for a passage stay as they are.
+        ``first`` is the number of the first row in its epoch. An encoder's sentences too short for a passage stay
+        unchanged.
         """
         for number, (row, length) in enumerate(zip(ids, lengths.tolist(), strict=True), first):
             draw = stream("recall", self.seed, epoch, number)
@@ -119,7 +120,7 @@ class TokenBatches:
             return torch.full((self.batch_size,), inner)
         least = min(inner, 4)
         draw = stream("lengths", self.seed, step)
-        # Lengths even on a log scale: most sentences are far shorter than the longest.
+        # Lengths are uniform on a log scale: most sentences are far shorter than the longest.
         share = torch.rand(self.batch_size, generator=draw)
         lengths = (least * (inner / least) ** share).round().long().clamp(least, inner)
         lengths[0] = inner
@@ -138,18 +139,17 @@ class TokenBatches:
         """What tells these batches from others."""
         digest = blake2b(self.text.train.numpy().tobytes(), digest_size=8).hexdigest()
         found = {"text": digest, "batch_size": self.batch_size, "length": self.length, "seed": self.seed}
-        return found | ({"recall_share": self.recall_share} if self.recall_share else {})  # as runs before it had them
+        return found | ({"recall_share": self.recall_share} if self.recall_share else {})  # 0: as in older runs
 
 
 def read_text(source: Source | Sequence[Source], tokenizer: Any, *, held_out: float = 0.1) -> TokenText:
     """Read text files, folders of them or jsonl files (see ``linattn.tasks.text.documents``) with a model's tokenizer.
 
-    Where there are several documents, the last ones are held out, else the end of the only one. The mark between
-    documents is the one the tokenizer itself puts: at the beginning of a text where it does so, else its mark of the
-    end.
+    Of several documents the last ones are held out, of a single one its end. Documents are separated by the mark that
+    the tokenizer itself sets: its mark of the start if it begins texts with one, else its mark of the end.
 
     Args:
-        held_out: share of the tokens, at least.
+        held_out: share of the tokens to hold out, at least.
     """
     if not 0 < held_out < 1:
         raise OptionError("held_out", f"must be a share between 0 and 1, got {held_out!r}")
@@ -171,7 +171,7 @@ def read_text(source: Source | Sequence[Source], tokenizer: Any, *, held_out: fl
 
 
 def batched(windows: Tensor, batch_size: int) -> Iterator[dict[str, Tensor]]:
-    """Windows ``(N, T)`` as batches of a model."""
+    """Split windows ``(N, T)`` into batches of a model."""
     for rows in windows.split(batch_size):
         yield {"input_ids": rows}
 
@@ -205,7 +205,7 @@ def _around(tokenizer: Any) -> tuple[int, int] | None:
 
 def _marked(ids: Tensor, tokenizer: Any, around: tuple[int, int] | None) -> Tensor:
     if around is not None:
-        return ids  # windows have marks of their own
+        return ids  # windows get marks of their own
     start = tokenizer.bos_token_id
     if start is not None and tokenizer("a")["input_ids"][:1] == [start]:
         return torch.cat([torch.tensor([start], dtype=torch.int32), ids])
@@ -215,7 +215,7 @@ def _marked(ids: Tensor, tokenizer: Any, around: tuple[int, int] | None) -> Tens
 
 
 def _encode(tokenizer: Any, text: str) -> Tensor:
-    """int32 ``(n,)``; long texts in pieces that end where a line or a word does."""
+    """Token ids int32 ``(n,)``; long texts are encoded in pieces that end at the end of a line or a word."""
     found: list[int] = []
     first = 0
     while first < len(text):

@@ -1,4 +1,4 @@
-"""How the cores of converted layers are trained, and what each of them learned."""
+"""Options for training the cores of converted layers, and what each layer learned."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
@@ -12,7 +12,7 @@ Loss = Literal["mse", "cross_entropy"]
 
 @dataclass(frozen=True, kw_only=True)
 class TransferOptions(StageOptions):
-    """How the cores of converted layers are trained.
+    """Options for training the cores of converted layers.
 
     Example:
         >>> TransferOptions(loss="l1").check()
@@ -21,12 +21,12 @@ class TransferOptions(StageOptions):
     """
 
     loss: Loss = "mse"
-    """Of the heads' outputs, or of the rows of attention weights, which takes T^2 memory and a core without a gate."""
+    """``"mse"`` of the heads' outputs, or ``"cross_entropy"`` of attention rows: T^2 memory, no gate in the core."""
     scale_factor: float = 10.0
-    """Of the learning rate of scales that are learned as logarithms (``log_weight``, ``log_alpha``): one such number
-    moves a whole head, and it may have orders of magnitude to go."""
+    """Factor of the learning rate for scales that are learned as logarithms (``log_weight``, ``log_alpha``): each of
+    them moves a whole head, and may have orders of magnitude to go."""
     layers_per_round: int | None = None
-    """Layers that learn at the same time; the teacher runs no further than the last of them. None: all."""
+    """Layers that learn at the same time; the teacher stops after the last of them. None: all."""
 
     def check(self) -> None:
         super().check()
@@ -38,12 +38,12 @@ class TransferOptions(StageOptions):
 
 @dataclass(frozen=True)
 class LayerCurve:
-    """What a layer learned.
+    """How a layer learned.
 
     Attributes:
-        before, after: the share of the teacher's output that is missed, on held-out text if there is any, else the
-            first loss and the mean of the last tenth of them.
-        losses: of each step, on what was trained on.
+        before, after: the share of the teacher's output that is missed, on held-out text if there is any; else the
+            first loss and the mean of the last tenth of the losses.
+        losses: training loss of each step.
     """
 
     layer: int

@@ -1,4 +1,4 @@
-"""Some layers of a converted model that learn their softmax attention while the teacher passes by."""
+"""One round of attention transfer: some layers of a model learn their softmax attention while the teacher runs."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from linattn.train.checkpoint import model_digest
 
 
 class Round(StageRun):
-    """Each layer is a part with an optimiser of its own."""
+    """Trains some layers; each is a part with an optimiser of its own."""
 
     options: TransferOptions
 
@@ -36,7 +36,7 @@ class Round(StageRun):
         self._forward: Callable[[Batch], None]
 
     def curves(self) -> list[LayerCurve]:
-        """Train, or go on; what each layer learned."""
+        """Train, or resume training; returns what each layer learned."""
         identity = {"layers": list(self.layers), "cores": model_digest(self.parts)}
         with learning(self.parts), stopping(self.model, self._learn, max(self.layers)) as self._forward:
             return [LayerCurve(**curve) for curve in self.go(identity)["curves"]]
@@ -60,7 +60,7 @@ class Round(StageRun):
         return torch.stack([self._losses[number] for number in self.layers])
 
     def _learn(self, seen: Observation) -> None:
-        """One layer's whole step, while the teacher waits: nothing of it outlives the call but the new weights."""
+        """One layer's whole step while the teacher waits; only the new weights outlive the call."""
         layer, name = self.layers.get(seen.layer_idx), str(seen.layer_idx)
         if layer is None:
             return
@@ -91,9 +91,9 @@ class Round(StageRun):
 
 
 def unless_exact(loss: Tensor, dtype: torch.dtype) -> Tensor:
-    """Without a gradient where nothing but rounding is missed: an optimiser would follow noise away from what is right.
+    """Drop the gradient where only rounding is missed: an optimiser would follow noise away from the solution.
 
-    Rounding is the teacher's own, in its dtype, and that of sums in fp32. The device is not waited for.
+    Rounding is that of the teacher, in its dtype, and of sums in fp32. The device is not waited for.
     """
     floor = torch.finfo(dtype).eps ** 2 + (8 * torch.finfo(loss.dtype).eps) ** 2
     return torch.where(loss.detach() > floor, loss, loss * 0)
@@ -102,7 +102,7 @@ def unless_exact(loss: Tensor, dtype: torch.dtype) -> Tensor:
 def transfer_errors(
     model: nn.Module, batches: Iterable[Batch], layers: Sequence[int] | None = None
 ) -> dict[int, float]:
-    """By layer, the share of the teacher's output that the converted one misses: ``sum |error|^2 / sum |output|^2``."""
+    """For each layer, the share of the teacher's output that it misses: ``sum |error|^2 / sum |output|^2``."""
     chosen = list(linearized_layers(model) if layers is None else layers)
     sums: dict[int, Tensor] = {}
     cores = linearized_layers(model)
@@ -121,12 +121,12 @@ def transfer_errors(
 
 
 class PassedLayerError(Exception):
-    """The last layer that anyone looks at is done: the rest of the forward pass would be for nothing."""
+    """Raised after the last layer of interest, to skip the rest of the forward pass."""
 
 
 @contextmanager
 def stopping(model: nn.Module, observe: Any, last: int) -> Iterator[Any]:
-    """Calls of the model, without gradients, that show layers to ``observe`` and end after layer ``last``."""
+    """Yield a call of the model, without gradients, that shows layers to ``observe`` and ends after layer ``last``."""
 
     def look(seen: Observation) -> None:
         observe(seen)

@@ -1,8 +1,8 @@
 """Stage 1: each converted layer learns the output of the softmax attention it replaces.
 
-The teacher runs without gradients, and what it computes goes on to the next layer: layers learn independently of one
-another. A layer's student runs, and its gradient is taken, at the moment the teacher passes by: memory is that of
-the teacher and of one layer.
+The teacher runs without gradients and passes its own output on to the next layer, so layers learn independently of one
+another. A layer's student runs, and its gradient is computed, at the moment the teacher reaches that layer: memory is
+that of the teacher and of one layer.
 """
 
 from collections.abc import Sequence
@@ -31,22 +31,21 @@ def transfer(
     progress: Report | None = None,
     accelerator: "Accelerator | None" = None,
 ) -> list[LayerCurve]:
-    """Train the cores of a converted model, layer by layer against its own softmax attention.
+    """Train the cores of a converted model, layer by layer, against its own softmax attention.
 
-    Nothing else of the model changes. A step depends on the weights, the optimiser and its number alone: a run that was
+    Nothing else in the model changes. A step depends on the weights, the optimiser and its number alone: a run that was
     stopped and started again, from the same model, ends in the same weights.
 
     Args:
-        model: of ``linattn.linearize.convert``; its cores are trained, and stay, in fp32.
+        model: a model converted by ``linattn.linearize.convert``; its cores are trained, and stay, in fp32.
         batches: see ``linattn.linearize.training.setting``.
-        folder: of this stage alone; finished rounds, and checkpoints in between, are written there. None: nothing is.
+        folder: for this stage alone; finished rounds and checkpoints are written there. None: nothing is written.
         held_out: batches to measure errors on.
-        progress: called with steps done, in all, and words.
-        accelerator: of ``linattn.train.accelerator``, where several processes share the batches, or another device
-            than the model's is to be used.
-
+        progress: called with the steps done, the steps in all, and words.
+        accelerator: of ``linattn.train.accelerator``, for several processes that share the batches, or for another
+            device than the model's.
     Raises:
-        OptionError: options that make no sense; nothing was done.
+        OptionError: options are invalid; nothing was done.
         ResumeError: the folder holds another run; says what differs.
         UnstableError: a loss is not finite; says where.
     """
@@ -71,7 +70,7 @@ def transfer(
 
 
 def _within(progress: Report | None, index: int, rounds: int, words: str) -> Report | None:
-    """Progress of one round as that of all."""
+    """Report the progress of one round as part of all rounds."""
     if progress is None:
         return None
     return lambda done, steps, said: progress(index * steps + done, rounds * steps, f"{words}  {said}")

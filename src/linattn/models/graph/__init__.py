@@ -1,4 +1,4 @@
-"""Graph models: linear attention over nodes, in flat and in curved space, with any mechanism."""
+"""Graph models: attention over nodes by any mechanism, in flat and in curved space."""
 
 from linattn.models.graph.catalog import (
     GraphModelInfo,

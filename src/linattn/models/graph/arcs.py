@@ -1,7 +1,7 @@
-"""Functions of geodesics that are smooth where the kind of the geodesic changes, with finite gradients there.
+"""Functions of geodesics that stay smooth, with finite gradients, where the kind of the geodesic changes.
 
-Along a geodesic of signed squared length z the circle (z < 0) and the hyperbola (z > 0) are one analytic function; the
-usual formulas with ``sqrt(abs(z))`` have no gradient at 0, so near it the power series stands in.
+In terms of a geodesic's signed squared length z, the circle (z < 0) and the hyperbola (z > 0) are one analytic
+function. The usual formulas with ``sqrt(abs(z))`` have no gradient at 0, so near 0 the power series is used instead.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_NEAR = 1e-2  # series below this: its first left-out term is under 1e-16
+_NEAR = 1e-2  # the series is used below this: its first omitted term is under 1e-16
 _COSINE = [1 / math.factorial(2 * n) for n in range(7)]
 _SINE = [1 / math.factorial(2 * n + 1) for n in range(7)]
 _ARC = [(-2.0) ** n * math.factorial(n) ** 2 / math.factorial(2 * n + 1) for n in range(10)]
@@ -20,7 +20,7 @@ def cosine_and_sine(z: Tensor) -> tuple[Tensor, Tensor]:
     """``(cosh s, sinh s / s)``, ``s = sqrt(z)``, for z > 0; ``(cos s, sin s / s)``, ``s = sqrt(-z)``, for z < 0."""
     near = z.abs() < _NEAR
     small = torch.where(near, z, 0)
-    s = torch.where(near, 1, z).abs().sqrt()  # 1: what where() does not take must have a finite gradient too
+    s = torch.where(near, 1, z).abs().sqrt()  # 1: the branch that where() does not take must have a finite gradient too
     up = torch.where(z > 0, s, 1)
     cosine = torch.where(z > 0, up.cosh(), s.cos())
     sine = torch.where(z > 0, up.sinh() / up, s.sin() / s)
@@ -39,16 +39,17 @@ def arc_over_sine(delta: Tensor) -> Tensor:
 
 
 def arc(delta: Tensor) -> Tensor:
-    """``arccosh(c)``, for c < 1 ``arccos(c)``, of ``c = 1 + delta > -1``: the length of the geodesic.
+    """The length of a geodesic, ``arccosh(c)``, or ``arccos(c)`` for c < 1, with ``c = 1 + delta > -1``.
 
-    By half angles, ``2 arsinh(sqrt(delta / 2))`` and ``2 arcsin(sqrt(-delta / 2))``, which lose nothing near c = 1.
-    Below arcs of 1e-5 (fp32), where the gradient of the root grows without end, a straight line takes its place.
+    Computed by half angles, ``2 arsinh(sqrt(delta / 2))`` and ``2 arcsin(sqrt(-delta / 2))``, which lose no precision
+    near c = 1. Below arcs of 1e-5 (fp32) the gradient of the root would grow without bound, so a straight line replaces
+    it.
     """
     eps = torch.finfo(delta.dtype).eps
     tiny = eps**1.5
     half = delta.abs() / 2
     root = torch.where(half > tiny, half.clamp(min=tiny).sqrt(), half / math.sqrt(tiny))
-    # The arcsine has no gradient at 1 either, which is c = -1: the rim of what geodesics reach.
+    # The arcsine has no gradient at 1 either, which is c = -1, the edge of what geodesics reach.
     return 2 * torch.where(delta > 0, root.asinh(), root.clamp(max=1 - eps).asin())
 
 

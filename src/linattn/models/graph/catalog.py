@@ -1,4 +1,4 @@
-"""Every graph model by name."""
+"""All graph models by name."""
 
 import inspect
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from linattn.ops.checks import check_choice
 
 @dataclass(frozen=True)
 class GraphModelInfo:
-    """What stands behind a name: a class, its paper, options that make it that paper's model."""
+    """What a name stands for: a class, its paper, and the options that make it that paper's model."""
 
     cls: type[GraphModel]
     paper: str
     year: int
     takes_mechanism: bool = False
-    options: dict[str, Any] = field(default_factory=dict)  # defaults of its own
-    fixed: dict[str, Any] = field(default_factory=dict)  # what makes it this model
+    options: dict[str, Any] = field(default_factory=dict)  # defaults that differ from those of the class
+    fixed: dict[str, Any] = field(default_factory=dict)  # what makes it this model, and cannot be changed
 
 
 _MODELS = {
@@ -31,7 +31,7 @@ _MODELS = {
     "hypformer": GraphModelInfo(
         PseudoRiemannianGraphTransformer, "arXiv:2407.01290", 2024, takes_mechanism=True,
         options={"mechanism": "focused", "activation": "relu"},
-        # What its path for values adds to attention's output leaves no centroid.
+        # Its value path adds to the attention's output, which is then no centroid.
         fixed={"signature": HYPERBOLIC, "residual": "midpoint", "merge": "midpoint", "value_path": True,
                "centroid": False},
     ),
@@ -50,7 +50,7 @@ _MODELS = {
 
 
 def graph_models() -> list[str]:
-    """Names for :func:`create_graph_model`."""
+    """Names of all graph models, for :func:`create_graph_model`."""
     return sorted(_MODELS)
 
 
@@ -60,7 +60,7 @@ def graph_model_info(name: str) -> GraphModelInfo:
 
 
 def graph_model_options(name: str) -> dict[str, Any]:
-    """The options of a model by name, with their defaults; the factory's own arguments are left out."""
+    """The options of a model and their defaults, without the arguments of :func:`create_graph_model`."""
     info = graph_model_info(name)
     parameters = list(inspect.signature(info.cls.__init__).parameters.values())[1:]
     own = {"in_channels", "hidden", "out_channels", "task", "mechanism", *info.fixed}
@@ -82,12 +82,13 @@ def create_graph_model(
     Args:
         name: one of :func:`graph_models`.
         in_channels: width of the node features.
-        hidden: width inside; on the pseudo-hyperboloid its dimension q + p.
-        out_channels: classes; for links the width (there: dimension) of the embeddings, None: ``hidden``.
-        mechanism: attention by name, bidirectional; None: the model's own. Models whose attention is part of their
-            definition, or that have none, take None alone.
+        hidden: width inside the model; on the pseudo-hyperboloid its dimension q + p.
+        out_channels: number of classes; for links the width (on the pseudo-hyperboloid, the dimension) of the
+            embeddings, None: ``hidden``.
+        mechanism: name of a bidirectional mechanism; None: the model's own. Models without attention, or whose
+            attention is part of their definition, accept only None.
         task: ``"nodes"`` or ``"links"``.
-        options: the model's own, see :func:`graph_model_options`.
+        options: the model's own options, see :func:`graph_model_options`.
 
     Example:
         >>> import torch

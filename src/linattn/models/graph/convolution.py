@@ -1,4 +1,4 @@
-"""Graph convolutions in flat space, and the two models that are nothing else."""
+"""Graph convolutions in flat space, and the two models that consist of them."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from linattn.models.graph.model import GraphModel
 
 
 class GraphConvolution(nn.Module):
-    """``y = A x W + b`` with ``A = D^-1/2 (A + 1) D^-1/2``: ``(N, C)`` to ``(N, C')``; ``hops`` applies A as often."""
+    """``y = A x W + b`` with ``A = D^-1/2 (A + 1) D^-1/2``: ``(N, C)`` to ``(N, C')``; A is applied ``hops`` times."""
 
     def __init__(self, in_channels: int, out_channels: int, *, hops: int = 1) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class GraphConvolution(nn.Module):
         nn.init.xavier_uniform_(self.weight.weight)
 
     def forward(self, features: Tensor | Nonzero, graph: Graph) -> Tensor:
-        x = apply_linear(self.weight, features)  # first: the edges then carry the narrower width
+        x = apply_linear(self.weight, features)  # first, so that the edges carry the narrower width
         for _ in range(self.hops):
             x = graph.normalized.aggregate(x)
         return x + self.bias
@@ -43,15 +43,15 @@ class ConvolutionStack(nn.Module):
 
 
 class GraphConvolutionalNetwork(GraphModel):
-    """Graph convolutions with ReLU and dropout between (Kipf and Welling, arXiv:1609.02907).
+    """GCN: graph convolutions with ReLU and dropout between them (Kipf and Welling, arXiv:1609.02907).
 
     Args:
         in_channels: C of the nodes.
         hidden: width between the convolutions.
-        out_channels: classes, or width of the embeddings of links.
+        out_channels: number of classes, or width of the embeddings for links.
         task: ``"nodes"`` or ``"links"``.
-        num_layers: convolutions, the last one makes the result.
-        dropout: rate, before each convolution.
+        num_layers: number of convolutions, the last of which gives the output.
+        dropout: dropout rate before each convolution.
     """
 
     def __init__(
@@ -77,15 +77,15 @@ class GraphConvolutionalNetwork(GraphModel):
 
 
 class SimpleGraphConvolution(GraphModel):
-    """``A^hops x W + b``: a linear model of what lies around a node (Wu et al., arXiv:1902.07153).
+    """SGC, ``A^hops x W + b``: a linear model of a node's neighbourhood (Wu et al., arXiv:1902.07153).
 
     Args:
         in_channels: C of the nodes.
-        hidden: not used: there is nothing between input and output.
-        out_channels: classes, or width of the embeddings of links.
+        hidden: not used, as there is nothing between input and output.
+        out_channels: number of classes, or width of the embeddings for links.
         task: ``"nodes"`` or ``"links"``.
-        hops: how often the neighbours are averaged.
-        dropout: rate, of the input.
+        hops: how often neighbours are averaged.
+        dropout: dropout rate of the input.
     """
 
     def __init__(

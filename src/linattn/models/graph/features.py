@@ -1,4 +1,4 @@
-"""Node features that are nearly all zeros, such as bags of words: on a CPU only the rest of them is worked on."""
+"""Sparse node features such as bags of words: on a CPU only the numbers that are not zero are computed with."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-MOST_FILLED = 0.2  # share of numbers that are not 0 up to which leaving zeros out is the faster way
+MOST_FILLED = 0.2  # up to this share of nonzero numbers, skipping zeros is faster
 
 
 class Nonzero(NamedTuple):
@@ -17,14 +17,15 @@ class Nonzero(NamedTuple):
     values: Tensor
 
     def dropped(self, rate: float) -> "Nonzero":
-        """Dropout of the features: a zero stays one, dropped or not."""
+        """Apply dropout to the features; zeros stay zeros whether or not they are dropped."""
         return self._replace(values=F.dropout(self.values, rate))
 
 
 def find_nonzero(x: Tensor) -> Nonzero | None:
-    """The numbers of ``x (N, C)`` that are not 0; None where there are many, or a product with all is as good.
+    """The nonzero numbers of ``x (N, C)``; None if there are many, or if a dense product is as good.
 
-    A GPU has to be waited for to count them and multiplies by zeros fast; a compiled graph cannot depend on a count.
+    A dense product is better on a GPU, which multiplies zeros fast and would have to be waited for to count them, and
+    in compiled graphs, which cannot depend on a count.
     """
     if torch.compiler.is_compiling() or x.device.type != "cpu" or x.requires_grad or not x.numel():
         return None
@@ -36,7 +37,7 @@ def find_nonzero(x: Tensor) -> Nonzero | None:
 
 
 def apply_linear(linear: nn.Linear, x: Tensor | Nonzero, *, with_bias: bool = True) -> Tensor:
-    """``W x + b`` of features in either form, or ``W x`` alone."""
+    """``W x + b`` for features in either form, or ``W x`` without the bias."""
     bias = linear.bias if with_bias else None
     if isinstance(x, Tensor):
         return F.linear(x, linear.weight, bias)

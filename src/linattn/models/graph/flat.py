@@ -1,4 +1,4 @@
-"""The frame of the graph transformers in flat space: attention over all nodes beside graph convolutions."""
+"""Graph transformers in flat space: attention over all nodes beside graph convolutions."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,17 +20,17 @@ class FlatGraphTransformer(GraphModel):
     Args:
         in_channels: C of the nodes.
         hidden: width of both branches.
-        out_channels: classes, or width of the embeddings of links.
+        out_channels: number of classes, or width of the embeddings for links.
         task: ``"nodes"`` or ``"links"``.
-        block: ``"sgformer"``, ``"difformer"``, ``"polynormer"``, or ``"mechanism"``: a transformer with any of them.
-        mechanism: attention by name, of ``block="mechanism"``.
-        num_layers: blocks of attention.
-        num_heads: heads of each.
-        graph_layers: graph convolutions; 0: no such branch.
-        graph_weight: w, the part of the graph convolutions.
-        dropout: rate in the branch of attention.
-        graph_dropout: rate in the branch of convolutions.
-        mechanism_options: options of the mechanism's own.
+        block: ``"sgformer"``, ``"difformer"``, ``"polynormer"``, or ``"mechanism"``, a transformer with any mechanism.
+        mechanism: name of the mechanism, for ``block="mechanism"``.
+        num_layers: number of attention blocks.
+        num_heads: heads of each block.
+        graph_layers: number of graph convolutions; 0: no such branch.
+        graph_weight: w, the weight of the graph convolutions.
+        dropout: dropout rate in the attention branch.
+        graph_dropout: dropout rate in the convolution branch.
+        mechanism_options: options of the mechanism.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class FlatGraphTransformer(GraphModel):
         own = (mechanism, mechanism_options) if block == "mechanism" else ()
         self.blocks = nn.ModuleList(BLOCKS[block](hidden, num_heads, dropout, *own) for _ in range(num_layers))
         self.convolutions = ConvolutionStack(in_channels, hidden, graph_layers, graph_dropout) if graph_layers else None
-        # Attention's branch ends in numbers of size 1; those of the convolutions are as small as the features, and the
-        # sum of both would be read by the nodes' own features alone.
+        # The attention branch ends in numbers of size 1, while those of the convolutions are as small as the features:
+        # without this norm the sum would hold little more than the nodes' own features.
         self.graph_norm = nn.LayerNorm(hidden) if graph_layers else None
         self.head = nn.Linear(hidden, out_channels)
 

@@ -1,6 +1,6 @@
-"""Attention over all nodes as the graph papers write it, each a block ``(N, C)`` to ``(N, C)`` around the algebra.
+"""Attention over all nodes as the graph papers define it, each as a block ``(N, C)`` to ``(N, C)``.
 
-Several graphs are packed, and every sum over nodes is one over those of a node's own graph.
+Several graphs are packed, and every sum over nodes covers the nodes of the same graph.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,8 +21,8 @@ _TINY = 1e-12
 class SGFormerBlock(nn.Module):
     """``x <- norm(alpha o + (1 - alpha) x)``, ``o_i = (N v_i + sum_j (q_i . k_j) v_j) / (N + sum_j q_i . k_j)``.
 
-    q and k are divided by their Frobenius norms, over all heads and the N nodes of the graph. Every head has the full
-    width, and heads are averaged (SGFormer, arXiv:2306.10759).
+    q and k are divided by their Frobenius norms, taken over all heads and the N nodes of the graph. Every head has the
+    full width, and heads are averaged (SGFormer, arXiv:2306.10759).
     """
 
     def __init__(self, hidden: int, num_heads: int, dropout: float, alpha: float = 0.5) -> None:
@@ -39,7 +39,7 @@ class SGFormerBlock(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, graph: Graph) -> Tensor:
         nodes = graph.total(torch.ones_like(v[:, :1, :1]))
-        with_ones = torch.cat([v, torch.ones_like(v[..., :1])], -1)  # the last channel becomes the sum of weights
+        with_ones = torch.cat([v, torch.ones_like(v[..., :1])], -1)  # the last channel becomes the sum of the weights
         sums = _packed(q, k, with_ones, graph, normalizer=None)
         return (nodes * v + sums[..., :-1]) / (nodes + sums[..., -1:]).clamp(min=_TINY)
 
@@ -47,8 +47,8 @@ class SGFormerBlock(nn.Module):
 class DIFFormerBlock(SGFormerBlock):
     """``x <- norm(alpha o + (1 - alpha) x)``, ``o_i = sum_j (1 + q_i . k_j) v_j / sum_j (1 + q_i . k_j) + (A v)_i``.
 
-    The simple form of DIFFormer (arXiv:2301.09474): q and k as in :class:`SGFormerBlock`, and inside it a graph
-    convolution of v.
+    The simple form of DIFFormer (arXiv:2301.09474): q and k are normalised as in :class:`SGFormerBlock`, and a graph
+    convolution of v is part of the attention.
     """
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, graph: Graph) -> Tensor:
@@ -108,13 +108,13 @@ BLOCKS: dict[str, Callable[..., nn.Module]] = {
 
 
 def _packed(q: Tensor, k: Tensor, v: Tensor, graph: Graph, **options: Any) -> Tensor:
-    """``linear_attention`` of features ``(N, H, K)`` and values ``(N, H, V)``: ``(N, H, V)``."""
+    """``linear_attention`` of packed features ``(N, H, K)`` and values ``(N, H, V)``: ``(N, H, V)``."""
     q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))
     return linear_attention(q, k, v, cu_seqlens=graph.cu_seqlens, **options).squeeze(0).transpose(0, 1)
 
 
 def _unit(x: Tensor, graph: Graph) -> Tensor:
-    """``x (N, H, C)`` over the norm of all its numbers in the graph."""
+    """Divide ``x (N, H, C)`` by the norm of all its numbers in the same graph."""
     squares = graph.total(x.square().sum((1, 2), keepdim=True))
     return x * squares.clamp(min=_TINY).rsqrt()
 

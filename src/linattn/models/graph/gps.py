@@ -13,14 +13,14 @@ from linattn.support.extras import need
 class GraphAttention(nn.Module):
     """Attention over the nodes of each graph: packed ``(N, C)``, or padded ``(B, T, C)`` with ``mask``, True = node.
 
-    Packed nodes of several graphs need their offsets ``ptr (G+1,)``, and nothing is padded.
+    Packed nodes of several graphs need their offsets ``ptr (G+1,)``; packed nodes have no padding.
 
     Args:
         channels: C.
-        heads: divides C.
+        heads: number of heads; divides C.
         mechanism: a bidirectional name of ``linattn.list_mechanisms()``.
-        dropout: rate of the output.
-        mechanism_options: options of the mechanism's own.
+        dropout: dropout rate of the output.
+        mechanism_options: options of the mechanism.
 
     Example:
         >>> import torch
@@ -39,7 +39,7 @@ class GraphAttention(nn.Module):
         dropout: float = 0.0,
         mechanism_options: Mapping[str, Any] | None = None,
     ) -> None:
-        nn.Module.__init__(self)  # not super(): the class that GPSConv knows comes next there, and has parts of its own
+        nn.Module.__init__(self)  # not super(): that is the class GPSConv knows, with other parts
         self._made = (channels, heads, mechanism, mechanism_options)
         self.attention = Attention(channels, heads, mechanism, mechanism_options=mechanism_options)
         self.dropout = nn.Dropout(dropout)
@@ -54,7 +54,7 @@ class GraphAttention(nn.Module):
         return self.dropout(self.attention(x, key_mask=mask))
 
     def _reset_parameters(self) -> None:
-        """The name by which GPSConv asks for it: parameters as of a new one."""
+        """Reset all parameters to new initial values; GPSConv calls it by this name."""
         channels, heads, mechanism, options = self._made
         fresh = Attention(channels, heads, mechanism, mechanism_options=options)
         self.attention.load_state_dict(fresh.state_dict())
@@ -73,9 +73,9 @@ def create_gps_layer(
     mechanism_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> nn.Module:
-    """PyTorch Geometric's ``GPSConv(channels, conv, heads, **options)`` with a mechanism for its attention.
+    """PyTorch Geometric's ``GPSConv(channels, conv, heads, **options)`` with a mechanism as its attention.
 
-    ``options`` are GPSConv's: ``dropout``, ``act``, ``norm``, ... The layer is called as any GPSConv is.
+    ``options`` are those of GPSConv: ``dropout``, ``act``, ``norm``, ... The layer is called like any GPSConv.
     """
     need("a GPS layer", "torch_geometric")
     from torch_geometric.nn import GPSConv  # type: ignore[import-untyped]
@@ -91,7 +91,7 @@ def create_gps_layer(
 
 @cache
 def _known_to_gps() -> type[GraphAttention]:
-    """GPSConv calls heirs of two classes and passes by all others: this one is an heir in name alone."""
+    """GPSConv only calls attention of two classes and their subclasses: this one is a subclass in name alone."""
     from torch_geometric.nn.attention import PerformerAttention  # type: ignore[import-untyped]
 
     class KnownGraphAttention(GraphAttention, PerformerAttention):

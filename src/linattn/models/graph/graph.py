@@ -1,4 +1,4 @@
-"""A graph, or several laid end to end, as the models read it: PyTorch Geometric's ``Data`` by its attributes alone."""
+"""The graph, or packed graphs, that models read; PyTorch Geometric's ``Data`` is read by its attributes alone."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from linattn.ops.positions import sequence_of_tokens
 
 
 class Edges(NamedTuple):
-    """Weighted edges: target i takes ``weight (E,)`` of what its ``source (E,)`` holds."""
+    """Weighted edges: the target of each edge receives ``weight (E,)`` times what its ``source (E,)`` holds."""
 
     source: Tensor
     target: Tensor
@@ -27,10 +27,10 @@ class Edges(NamedTuple):
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes ``x (N, C)``, edges ``edge_index (2, E)`` from row 0 to row 1, and where each of several graphs begins.
+    """One or several graphs: nodes ``x (N, C)`` and edges ``edge_index (2, E)`` from row 0 to row 1.
 
-    ``cu_seqlens (G+1,)`` are offsets of the graphs among the nodes, None for one graph. What is derived from the edges
-    is computed once and shared by all layers of a forward pass.
+    ``cu_seqlens (G+1,)`` are the offsets of several graphs among the nodes, None for one graph. What is derived from
+    the edges is computed once and shared by all layers of a forward pass.
     """
 
     x: Tensor
@@ -44,7 +44,7 @@ class Graph:
         return self.x.shape[0]
 
     def features(self, dropout: float = 0.0, training: bool = False) -> Tensor | Nonzero:
-        """x after dropout, without its zeros where that is the faster form: for ``apply_linear``."""
+        """x after dropout, in the sparse form where that is faster; for ``apply_linear``."""
         found: Tensor | Nonzero = self._once("features", self._features)
         if not training or not dropout:
             return found
@@ -56,7 +56,7 @@ class Graph:
 
     @property
     def degree(self) -> Tensor:
-        """Edges that end in a node, loops left out: ``(N,)`` int64."""
+        """Number of edges that end in each node, without loops: ``(N,)`` int64."""
         return self._once("degree", self._degree)
 
     def _degree(self) -> Tensor:
@@ -65,7 +65,7 @@ class Graph:
 
     @property
     def as_given(self) -> Edges:
-        """``A``: the edges as they came, without a loop at nodes that came with none."""
+        """``A``: the edges as they were given; nodes without a loop get none."""
         return self._once("as_given", self._as_given)
 
     def _as_given(self) -> Edges:
@@ -77,12 +77,12 @@ class Graph:
 
     @property
     def looped(self) -> Edges:
-        """``A + 1``: every node has one loop of weight 1 in place of those it came with."""
+        """``A + 1``: every node has one loop of weight 1, which replaces any loops that were given."""
         return self._once("looped", self._looped)
 
     def _looped(self) -> Edges:
         source, target = self.edge_index
-        # A loop among the edges stays where it is, with weight 0: leaving it out would wait for the device to count.
+        # Given loops stay in place with weight 0: removing them would wait for the device to count.
         weight = self._weights(source).masked_fill(source == target, 0)
         nodes = torch.arange(self.num_nodes, device=source.device)
         weight = torch.cat([weight, weight.new_ones(self.num_nodes)])
@@ -90,7 +90,7 @@ class Graph:
 
     @property
     def normalized(self) -> Edges:
-        """``D^-1/2 (A + 1) D^-1/2`` of :attr:`looped`."""
+        """``D^-1/2 (A + 1) D^-1/2``: :attr:`looped`, normalised."""
         return self._once("normalized", self._normalized)
 
     def _normalized(self) -> Edges:
@@ -101,7 +101,7 @@ class Graph:
 
     @property
     def graph_of_node(self) -> Tensor:
-        """The graph each node belongs to, ``(N,)`` int64."""
+        """Number of the graph that each node belongs to, ``(N,)`` int64."""
         return self._once("graph_of_node", self._graph_of_node)
 
     def _graph_of_node(self) -> Tensor:
@@ -110,13 +110,13 @@ class Graph:
         return sequence_of_tokens(self.cu_seqlens, self.num_nodes)
 
     def _once(self, name: str, compute: Callable[[], Any]) -> Any:
-        """What ``compute`` gives, kept. Not by functools.cached_property, whose lock torch.compile does not know."""
+        """Compute a value once and keep it (torch.compile does not support the lock of functools.cached_property)."""
         if name not in self._kept:
             self._kept[name] = compute()
         return self._kept[name]
 
     def total(self, values: Tensor) -> Tensor:
-        """Sum of ``values (N, ...)`` over the nodes of a graph, for each of its nodes again: ``(N or 1, ...)``."""
+        """Sum ``values (N, ...)`` over each graph and return the sum for each of its nodes: ``(N or 1, ...)``."""
         if self.cu_seqlens is None:
             return values.sum(0, keepdim=True)
         sums = values.new_zeros(self.cu_seqlens.shape[0] - 1, *values.shape[1:])
@@ -124,10 +124,11 @@ class Graph:
 
 
 def read_graph(data: Any) -> Graph:
-    """Nodes, edges and offsets of anything with ``x``, ``edge_index`` and, of several graphs, ``ptr`` or ``batch``.
+    """Read any object with ``x``, ``edge_index`` and, for several graphs, ``ptr`` or ``batch`` into a :class:`Graph`.
 
-    ``ptr (G+1,)`` are offsets; ``batch (N,)`` says the graph of each node, sorted as PyTorch Geometric's loader does.
-    Keep the result and give it to the model where the same graph comes again: what it derives is kept with it.
+    ``ptr (G+1,)`` are offsets; ``batch (N,)`` holds the graph of each node, in ascending order as from PyTorch
+    Geometric's loader. If a graph is used again, keep the result and pass it to the model: it also keeps what is
+    derived.
     """
     if isinstance(data, Graph):
         return data

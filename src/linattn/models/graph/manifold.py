@@ -1,4 +1,4 @@
-"""The pseudo-hyperboloid: the curved space with q directions of time and p of space."""
+"""The pseudo-hyperboloid: a curved space with q dimensions of time and p of space."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,9 @@ from linattn.models.graph.split import LONGEST, Split
 class PseudoHyperboloid:
     """``{x in R^(q+1+p): <x, x> = -r^2}``, ``<x, y> = -x_0 y_0 - ... - x_q y_q + x_(q+1) y_(q+1) + ...``
 
-    Points and tangent vectors are ``(..., q + 1 + p)``, time first; maps work on any number of leading axes. q = 0 is
-    the upper sheet of the hyperboloid, p = 0 the sphere of radius r. The signature is written (q, p) = (time, space),
-    the curvature is ``beta = -r^2``.
+    Points and tangent vectors are ``(..., q + 1 + p)``, time first; all maps accept any number of leading axes. q = 0
+    is the upper sheet of the hyperboloid, p = 0 the sphere of radius r. The signature is written (q, p) = (time,
+    space), and the curvature is ``beta = -r^2``.
 
     Args:
         q: dimensions of time.
@@ -36,7 +36,7 @@ class PseudoHyperboloid:
         return self.q + 1 + self.p
 
     def pole(self, like: Tensor) -> Tensor:
-        """``(r, 0, ..., 0)`` in the dtype and on the device of ``like``."""
+        """The pole ``(r, 0, ..., 0)``, in the dtype and on the device of ``like``."""
         return torch.eye(1, self.width, dtype=like.dtype, device=like.device)[0] * self.radius
 
     def inner(self, x: Tensor, y: Tensor) -> Tensor:
@@ -47,7 +47,8 @@ class PseudoHyperboloid:
     def exp(self, x: Tensor, v: Tensor) -> Tensor:
         """The point that the geodesic from x with velocity v, tangent at x, reaches at time 1.
 
-        A space-like v is cut at 14.5 r, where the coordinates pass a million r: fp32 has no digits for what follows.
+        A space-like v is cut to the length 14.5 r, at which coordinates exceed a million r: fp32 has no digits beyond
+        that.
         """
         z = self.inner(v, v) / self.radius**2
         scale = LONGEST / z.clamp(min=LONGEST**2).sqrt()
@@ -55,16 +56,16 @@ class PseudoHyperboloid:
         return cosine * x + sine * scale * v
 
     def log(self, x: Tensor, y: Tensor) -> Tensor:
-        """The velocity with which a geodesic reaches y from x at time 1; NaN where ``<x, y> >= r^2``: none does."""
+        """The velocity with which a geodesic from x reaches y at time 1; NaN where ``<x, y> >= r^2`` and none does."""
         delta = self._beyond(x, y)
         return arc_over_sine(delta) * (y - x - delta * x)
 
     def transport(self, x: Tensor, y: Tensor, u: Tensor) -> Tensor:
-        """u, tangent at x, carried along the geodesic to y: ``u - <u, y> / (<x, y> - r^2) (x + y)``."""
+        """Transport u, tangent at x, along the geodesic to y: ``u - <u, y> / (<x, y> - r^2) (x + y)``."""
         return u - self.inner(u, y) / (self.inner(x, y) - self.radius**2) * (x + y)
 
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
-        """Length of the geodesic from x to y; where none joins them, ``pi r`` and on from -x: ``(...)``."""
+        """Length ``(...)`` of the geodesic from x to y; if none joins them, ``pi r`` plus the distance from -x."""
         delta, opposite = self._beyond(x, y), self._beyond(-x, y)
         joined = delta > -2
         near = arc(torch.where(joined, delta, 0))
@@ -72,20 +73,20 @@ class PseudoHyperboloid:
         return (self.radius * torch.where(joined, near, far)).squeeze(-1)
 
     def _beyond(self, x: Tensor, y: Tensor) -> Tensor:
-        """``<x, y> / beta - 1``, by the difference of the points: close ones would cancel in fp32."""
+        """``<x, y> / beta - 1``, from the difference of the points, as close points would cancel in fp32."""
         step = x - y
         return self.inner(step, step) / (2 * self.radius**2)
 
     def extended(self) -> "PseudoHyperboloid":
-        """The space that :meth:`phi` leads to, with one more dimension of time."""
+        """The space that :meth:`phi` maps to, with one more dimension of time."""
         return PseudoHyperboloid(self.q + 1, self.p, self.radius)
 
     def phi(self, x: Tensor) -> Tensor:
-        """``Phi(x) = (0, x)``: every point of :meth:`extended` with a leading 0 is joined to its pole by a geodesic."""
+        """``Phi(x) = (0, x)``: a geodesic joins the pole of :meth:`extended` to every point that starts with 0."""
         return torch.cat([torch.zeros_like(x[..., :1]), x], -1)
 
     def psi(self, x: Tensor) -> Split:
-        """``Psi(u, v) = (r u / |u|, v)``: the point on sphere and hyperboloid, whose height ``|u|`` v implies."""
+        """``Psi(u, v) = (r u / |u|, v)``: the point as a sphere's point and a space part v, which implies ``|u|``."""
         u, v = x.split([self.q + 1, self.p], -1)
         return Split(self.radius * u / torch.linalg.vector_norm(u, dim=-1, keepdim=True), v, self.radius)
 

@@ -1,4 +1,4 @@
-"""What every graph model is: nodes in, logits of nodes or of pairs of nodes out."""
+"""Base of all graph models: nodes in, logits of nodes or of pairs of nodes out."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -28,11 +28,11 @@ class FermiDirac(nn.Module):
 
 
 class GraphModel(nn.Module, ABC):
-    """A model of ``data`` with ``x (N, C)`` and ``edge_index (2, E)``; of several graphs, with ``ptr`` or ``batch``.
+    """Base of models of ``data`` with ``x (N, C)``, ``edge_index (2, E)`` and, of several graphs, ``ptr`` or ``batch``.
 
-    Task ``"nodes"``: ``model(data)`` are logits ``(N, classes)``. Task ``"links"``: ``z = model.encode(data)`` are
-    embeddings, ``model.decode(z, pairs)`` logits ``(P,)`` of pairs ``(2, P)`` by the Fermi-Dirac rule on the distance,
-    in flat space its square.
+    Task ``"nodes"``: ``model(data)`` returns logits ``(N, classes)``. Task ``"links"``: ``z = model.encode(data)`` are
+    embeddings, and ``model.decode(z, pairs)`` returns logits ``(P,)`` of pairs ``(2, P)`` by the Fermi-Dirac rule on
+    the distance, which in flat space is squared.
     """
 
     def __init__(self, task: str) -> None:
@@ -43,14 +43,14 @@ class GraphModel(nn.Module, ABC):
 
     @abstractmethod
     def embed(self, graph: Graph) -> Tensor:
-        """Embeddings ``(N, D)``: for links the result, for nodes what :meth:`classify` reads."""
+        """Embeddings ``(N, D)``: the result for links, and the input of :meth:`classify` for nodes."""
 
     @abstractmethod
     def classify(self, z: Tensor, graph: Graph) -> Tensor:
         """Logits ``(N, classes)`` of embeddings ``(N, D)``."""
 
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
-        """What the decoder reads of two embeddings ``(..., D)``: ``(...)``."""
+        """The distance ``(...)`` between two embeddings ``(..., D)`` that the decoder reads."""
         return (x - y).square().sum(-1)
 
     def encode(self, data: Any) -> Tensor:
@@ -63,7 +63,7 @@ class GraphModel(nn.Module, ABC):
         return self.decoder(self.distance(z[source], z[target]))
 
     def forward(self, data: Any) -> Tensor:
-        """Logits of nodes ``(N, classes)``; of task ``"links"``, those of ``data.edge_label_index``: ``(P,)``."""
+        """Logits of nodes, ``(N, classes)``; for task ``"links"`` logits of ``data.edge_label_index``, ``(P,)``."""
         graph = read_graph(data)
         z = self.embed(graph)
         if self.task == "nodes":

@@ -30,46 +30,47 @@ class PseudoRiemannianGraphTransformer(GraphModel):
     """Attention over all nodes beside graph convolutions, in a space with q directions of time and p of space.
 
     Nodes are points of the pseudo-hyperboloid of signature (q, p), kept as a point of a sphere and a space part. The
-    branch of attention is ``norm, linear, activation, dropout``, blocks of :class:`TransformerBlock` and a linear map;
-    the branch of convolutions blocks of :class:`ConvolutionBlock`; their weighted merge m is read by
+    attention branch is ``norm, linear, activation, dropout``, blocks of :class:`TransformerBlock` and a linear map; the
+    convolution branch consists of :class:`ConvolutionBlock` blocks. Their weighted merge m is read by
     ``logits = W (pi/2) m``, which is ``W log_o(Phi(m))``, or for links by its geodesic distances.
 
-    Paper: Le and Ta, NeurIPS 2025 (openreview bChA28jPpm). The authors have ``input_map="neighbours"``,
-    ``input_norm=False``, ``weight_dropout=True``, ``graph_norm=True`` and a ``graph_dropout`` of its own. Different
-    here in any case: a part of less than 3 channels has no layer norm, which would leave no more than its sign.
+    Paper: Le and Ta, NeurIPS 2025 (openreview bChA28jPpm). The authors use ``input_map="neighbours"``,
+    ``input_norm=False``, ``weight_dropout=True``, ``graph_norm=True`` and a separate ``graph_dropout``. One difference
+    cannot be switched off: a part with fewer than 3 channels has no layer norm, which would leave only its sign.
 
     Args:
         in_channels: C of the nodes.
         hidden: q + p.
-        out_channels: classes, or for links the dimension of the space of embeddings, with q and p in proportion.
+        out_channels: number of classes, or for links the dimension of the embedding space, split into q and p in the
+            same proportion.
         task: ``"nodes"`` or ``"links"``.
-        mechanism: attention by name, bidirectional.
+        mechanism: name of a bidirectional mechanism.
         signature: (q, p) = (time, space), or ``"hyperbolic"`` for (0, hidden); None: halves, time the larger.
-        num_layers: blocks of attention; 0: convolutions alone.
-        num_heads: heads of each.
-        graph_layers: graph convolutions on the manifold; 0: no such branch.
-        graph_weight: their part in the merge.
+        num_layers: number of attention blocks; 0: convolutions alone.
+        num_heads: heads of each block.
+        graph_layers: number of graph convolutions on the manifold; 0: no such branch.
+        graph_weight: weight of the convolutions in the merge.
         activation: ``"tanh"``, ``"relu"``, ``"gelu"``, ``"silu"`` or ``"elu"``.
-        dropout: rate of coordinates in the branch of attention, or one of time and one of space.
-        weight_dropout: at the rates of ``dropout`` drop entries of weights too: of the maps before and after the blocks
-            and of those to q, k and v.
-        graph_dropout: the same of the convolutions; None: that of attention.
-        input_dropout: rate of the node features.
-        norm: layer norms in the branch of attention.
+        dropout: dropout rate of coordinates in the attention branch, or a rate of time and one of space.
+        weight_dropout: also drop entries of weights, at the rates of ``dropout``: of the maps before and after the
+            blocks and of those to q, k and v.
+        graph_dropout: as ``dropout``, for the convolutions; None: the same rates.
+        input_dropout: dropout rate of the node features.
+        norm: layer norms in the attention branch.
         graph_norm: layer norms between the convolutions, after the sum over neighbours.
         residual: ``"transport"``, the paper's, ``"midpoint"`` (Hypformer) or None.
         merge: ``"exponential"``, the paper's, or ``"midpoint"``.
-        input_map: ``"linear"``, ``"neighbours"`` (the paper's), ``"convolution"`` or ``"normalized"``, of the features
-            into the tangent space at the pole: of a node alone, summed over its neighbours, over these and itself, or
-            averaged as in a GCN.
-        input_hops: how often the neighbours are summed or averaged there.
-        feature_encoding: a second map of the features there, whose points are merged with those of the first by the
-            midpoint: Hypformer's encoding of positions.
-        input_norm: True for a layer norm there, which brings tangent vectors to length 1 however small the features
-            are; ``"bounded"`` cuts them there smoothly and keeps how short they are; False for neither.
-        degree_encoding: largest degree that has an embedding of its own, larger ones share it; 0: no encoding.
-        radius: r at the start; the curvature is ``-r^2``.
-        learn_curvature: learn it.
+        input_map: how features are mapped into the tangent space at the pole: ``"linear"``, each node alone;
+            ``"neighbours"`` (the paper's), summed over its neighbours; ``"convolution"``, over these and itself; or
+            ``"normalized"``, averaged as in a GCN.
+        input_hops: how often the input map sums or averages over neighbours.
+        feature_encoding: add a second input map, whose points are merged with those of the first by the midpoint:
+            Hypformer's encoding of positions.
+        input_norm: True for a layer norm of the input's tangent vectors, which gives them length 1 however small the
+            features are; ``"bounded"`` limits their length smoothly and keeps short ones short; False for neither.
+        degree_encoding: largest degree that has its own embedding, which larger ones share; 0: no encoding.
+        radius: initial value of r; the curvature is ``-r^2``.
+        learn_curvature: learn the radius.
         temperature: learn a factor of q and k in every head.
         head_signature, combine, value_path, centroid, mechanism_options: as in :class:`SplitAttention`.
 
@@ -158,7 +159,7 @@ class PseudoRiemannianGraphTransformer(GraphModel):
         )
         self.merge = Merge(merge, graph_weight) if num_layers and graph_layers else None
         self.out_signature = outer if self.merge is None else self.merge.after(outer)
-        # Time of Phi(m) before its own is 0: a weight for it would never learn.
+        # Phi(m) has a leading 0, for which a weight would never learn.
         self.head = nn.Linear(sum(self.out_signature) + 1, out_channels, bias=False) if task == "nodes" else None
 
     def points(self, graph: Graph) -> Split:
@@ -187,7 +188,7 @@ class PseudoRiemannianGraphTransformer(GraphModel):
 
     @property
     def manifold(self) -> PseudoHyperboloid:
-        """Where the embeddings lie."""
+        """The space in which the embeddings lie."""
         return PseudoHyperboloid(*self.out_signature, self.curvature())
 
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
@@ -213,7 +214,7 @@ def _rates(dropout: float | tuple[float, float]) -> tuple[float, float]:
 
 
 def _scaled(signature: Signature, total: int) -> Signature:
-    """The signature of ``total`` dimensions nearest in proportion; a part that is there stays, if there is room."""
+    """The signature with ``total`` dimensions nearest in proportion; parts that exist keep a dimension if possible."""
     if sum(signature) == total:
         return signature
     q = round(signature.q * total / sum(signature))

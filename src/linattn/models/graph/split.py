@@ -1,8 +1,8 @@
 """Points of the pseudo-hyperboloid as a point on a sphere and the space part of one on a hyperboloid.
 
 ``x = (u, v)``, ``|u|^2 = |v|^2 + r^2``, is kept as ``sphere = r u / |u|`` and ``space = v``, which imply the height
-``|u|``. Both parts can be worked on freely: scaling the sphere's to norm r is all that the constraint asks, so it holds
-in fp32 too.
+``|u|``. Both parts can be transformed freely: the only constraint is that the sphere's part has norm r, which scaling
+restores, also in fp32.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ LONGEST = 14.5  # sinh of it is a million
 
 @dataclass(frozen=True)
 class Split:
-    """``sphere (..., q + 1)`` of norm r, ``space (..., p)``, and the radius r of both, a number or a tensor of one."""
+    """``sphere (..., q + 1)`` of norm r, ``space (..., p)``, and the radius r of both, a number or a scalar tensor."""
 
     sphere: Tensor
     space: Tensor
@@ -33,12 +33,12 @@ class Split:
 
     @property
     def height(self) -> Tensor:
-        """``|u| = sqrt(|space|^2 + r^2)``, the hyperboloid's time: ``(..., 1)``."""
+        """``|u| = sqrt(|space|^2 + r^2)``, the time coordinate of the hyperboloid: ``(..., 1)``."""
         return (self.space.square().sum(-1, keepdim=True) + self.radius**2).sqrt()
 
     @property
     def time(self) -> Tensor:
-        """u, the coordinates of time on the pseudo-hyperboloid: ``(..., q + 1)``."""
+        """u, the time coordinates on the pseudo-hyperboloid: ``(..., q + 1)``."""
         return self.height / self.radius * self.sphere
 
     @property
@@ -52,15 +52,15 @@ class Split:
 
 
 def restored(sphere: Tensor, space: Tensor, radius: Tensor | float) -> Split:
-    """The point of a free pair: the sphere's part scaled to norm r; a 0, which has no direction, becomes the pole."""
+    """Make a point of any pair by scaling the sphere's part to norm r; 0, which has no direction, becomes the pole."""
     return Split(onto_sphere(sphere, radius), space, radius)
 
 
 def onto_sphere(a: Tensor, radius: Tensor | float) -> Tensor:
-    """``r a / |a|``; of one coordinate always r: the other sheet is not used."""
+    """``r a / |a|``; a single coordinate always becomes r, as the other sheet is not used."""
     if a.shape[-1] == 1:
         return torch.ones_like(a) * radius
-    largest = a.detach().abs().amax(-1, keepdim=True)  # first by this, so that no square under- or overflows
+    largest = a.detach().abs().amax(-1, keepdim=True)  # divide by this first, so that no square under- or overflows
     found = largest > torch.finfo(a.dtype).tiny ** 0.5
     pole = torch.zeros_like(a)
     pole[..., 0] = 1
@@ -71,7 +71,7 @@ def onto_sphere(a: Tensor, radius: Tensor | float) -> Tensor:
 def from_pole(time: Tensor, space: Tensor, radius: Tensor | float) -> Split:
     """``exp_o(0, time, space)`` at the pole o: ``time (..., q)``, ``space (..., p)`` to a point of signature (q, p).
 
-    Longer than 14.5 r, space-like vectors are cut, as by ``PseudoHyperboloid.exp``.
+    Space-like vectors longer than 14.5 r are cut, as in ``PseudoHyperboloid.exp``.
     """
     z = (space.square().sum(-1, keepdim=True) - time.square().sum(-1, keepdim=True)) / radius**2
     sine_scale = LONGEST / z.clamp(min=LONGEST**2).sqrt()
@@ -81,7 +81,7 @@ def from_pole(time: Tensor, space: Tensor, radius: Tensor | float) -> Split:
 
 
 def residual(branch: Split, skip: Split) -> Split:
-    """``exp_Y(PT_{o -> Y}(log_o X))`` of X = Phi(branch), Y = Phi(skip): signature (q, p) to (q + 1, p).
+    """``exp_Y(PT_{o -> Y}(log_o X))`` for X = Phi(branch), Y = Phi(skip): signature (q, p) to (q + 1, p).
 
     Since ``log_o X = (pi/2) X``, the transport keeps its norm and the exponential turns by a right angle:
     ``X + k (o + Y)``, ``k = <X, Y> / r^2``.
@@ -100,11 +100,11 @@ def merge(x: Split, y: Split, weight: float | Tensor) -> Split:
 
 
 def centroid(sphere: Tensor, hyperboloid: Tensor, total: Tensor | float, radius: Tensor | float) -> Split:
-    """The middle of points whose weighted sums are given: the sphere's restored, ``r m / sqrt(-<m, m>)`` of the other.
+    """The centroid of points, from their weighted sums: ``sphere`` restored, and ``r m / sqrt(-<m, m>)`` of the other.
 
-    ``hyperboloid (..., 1 + p)``; ``total`` is the sum of the weights, which are non-negative: ``-<m, m>`` is then at
-    least ``total^2 r^2``, a bound that keeps rounding from reaching the root. Where all weights are 0, as those of
-    features that ReLU has cut off, the middle is the pole.
+    m is ``hyperboloid (..., 1 + p)``; ``total`` is the sum of the weights, which are non-negative: ``-<m, m>`` is then
+    at least ``total^2 r^2``, a bound that keeps rounding errors out of the root. If all weights are 0, like those of
+    features that ReLU has cut off, the centroid is the pole.
     """
     height, space = hyperboloid.split([1, hyperboloid.shape[-1] - 1], -1)
     length = torch.linalg.vector_norm(space, dim=-1, keepdim=True)
@@ -116,6 +116,6 @@ def centroid(sphere: Tensor, hyperboloid: Tensor, total: Tensor | float, radius:
 
 
 def midpoint(x: Split, y: Split, weight: float | Tensor = 0.5) -> Split:
-    """The centroid of x and y with weights w and 1 - w: signature (q, p) stays."""
+    """The centroid of x and y with weights w and 1 - w; the signature (q, p) stays."""
     sphere = weight * x.sphere + (1 - weight) * y.sphere
     return centroid(sphere, weight * x.hyperboloid + (1 - weight) * y.hyperboloid, 1.0, x.radius)

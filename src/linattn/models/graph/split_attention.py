@@ -1,4 +1,4 @@
-"""Linear attention on the pseudo-hyperboloid: one call of a mechanism on the spheres, one on the space parts."""
+"""Linear attention on the pseudo-hyperboloid: one mechanism call on the spheres, one on the space parts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ from linattn.models.graph.split_layers import Signature, SplitLinear
 from linattn.ops.checks import check_choice
 
 COMBINATIONS = ("mean", "concat")
-# Their weights can be negative or differ between channels of v, or they normalise what they have summed.
+# Their weights can be negative or differ between channels of v, or they normalise the sum.
 NOT_FOR_CENTROIDS = ("angular", "gated", "hydra", "inline", "mala", "mlstm", "pola", "pola_plus", "retention", "zeros",
                      "zeros_softmax")  # fmt: skip
 
@@ -24,25 +24,25 @@ NOT_FOR_CENTROIDS = ("angular", "gated", "hydra", "inline", "mala", "mlstm", "po
 class SplitAttention(nn.Module):
     """``sphere_i = r o_i / |o_i|`` and ``space_i = o_i``, with o the mechanism's output on that part of q, k and v.
 
-    q, k, v of every head are :class:`SplitLinear` maps of x; heads are averaged, or laid side by side and mapped back,
-    and the constraint is restored. The parts have attention weights of their own. Nodes of several graphs are packed:
-    none sees another's. Points of signature (q, p) to the same.
+    q, k, v of every head are :class:`SplitLinear` maps of x. Heads are averaged, or concatenated and mapped back, and
+    the constraint is restored. The two parts have separate attention weights. Nodes of several graphs are packed, and
+    only see nodes of their own graph. The output has the signature (q, p) of the points.
 
     Args:
         signature: (q, p) of the points.
-        num_heads: attentions at once.
-        mechanism: a bidirectional name of ``linattn.list_mechanisms()``. One that looks at the order of tokens takes
+        num_heads: number of heads.
+        mechanism: a bidirectional name of ``linattn.list_mechanisms()``. One that depends on the order of tokens uses
             that of the nodes.
         head_signature: (q, p) of each head's q, k and v (None: the points'); another one needs ``combine="concat"``.
         combine: ``"mean"`` of the heads, or ``"concat"`` and a map without bias.
-        temperature: learn a factor of q and k for every head and part, 1 at the start.
+        temperature: learn a factor of q and k for every head and part, initially 1.
         value_path: add a linear map of v to the output, which keeps its rank (Hypformer).
-        centroid: the space part becomes that of the Lorentz centroid ``r m / sqrt(-<m, m>)`` of all heads' v on the
+        centroid: make the space part that of the Lorentz centroid ``r m / sqrt(-<m, m>)`` of all heads' v on the
             hyperboloid, ``m_i = sum_j w_ij v_j`` with the mechanism's weights, instead of the mean of the space parts.
-            It needs an output that is a sum of v with weights that are never negative and the same for all channels:
-            the mechanisms of ``NOT_FOR_CENTROIDS`` are refused. Costs a second call of the mechanism, for the heights.
-        weight_rates: dropout of the weights of the maps to q, k and v: rates of time and of space.
-        mechanism_options: options of the mechanism's own.
+            This needs an output that is a sum of v with weights that are never negative and the same for all channels:
+            the mechanisms of ``NOT_FOR_CENTROIDS`` are refused. The heights cost a second call of the mechanism.
+        weight_rates: dropout rates, of time and of space, for the weights of the maps to q, k and v.
+        mechanism_options: options of the mechanism.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class SplitAttention(nn.Module):
         for name, part in self.parts.items():
             out[name] = part(getattr(qkv, name), coordinates, graph)
         if self.centroid and self.head.p:
-            # The mechanism takes a v as wide as its heads, which the space part fills: heights and the sum of weights
-            # (the output for a v of ones) need another call.
+            # The mechanism needs a v as wide as its heads, which the space part fills: heights and the sum of weights
+            # (the output for a v of ones) take another call.
             heights = qkv.height[:, 2 * self.num_heads :]
             rest = torch.cat([heights, torch.ones_like(heights)], -1)
             space = self.parts["space"]
@@ -126,7 +126,7 @@ class _Part(nn.Module):
         return o.mean(0) if self.out is None else self.out(o.transpose(0, 1).flatten(1))
 
     def mean_of(self, values: Tensor, qkv: Tensor, coordinates: Tensor, graph: Graph) -> Tensor:
-        """What the weights of :meth:`forward` make of other ``values (N, H, C)``, mean of the heads: ``(N, C)``."""
+        """What the weights of :meth:`forward` give for other ``values (N, H, C)``, averaged over heads: ``(N, C)``."""
         q, k, v = self._heads(qkv)
         found = []
         for some in values.transpose(0, 1).unsqueeze(0).split(v.shape[-1], -1):

@@ -1,4 +1,4 @@
-"""What the graph transformer on the pseudo-hyperboloid is put together from."""
+"""Building blocks of the graph transformer on the pseudo-hyperboloid."""
 
 from torch import Tensor, nn
 
@@ -25,10 +25,10 @@ _DEGREE_WEIGHT = 0.5
 
 
 class Bounded(nn.Module):
-    """``v / sqrt(1 + |v|^2)``: short vectors stay as they are, none is longer than 1. ``(..., D)`` to the same.
+    """``v / sqrt(1 + |v|^2)``: short vectors hardly change, and none gets longer than 1. ``(..., D)`` to the same.
 
-    Geodesics of time are circles: vectors longer than a half turn come back, and far features would look like near
-    ones. A layer norm prevents that too, but makes a node without a known word as certain as any other.
+    Geodesics of time are circles: vectors longer than a half turn come back, and distant features would look like near
+    ones. A layer norm prevents that too, but makes a node without any known word as certain as any other.
     """
 
     def forward(self, v: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ class Bounded(nn.Module):
 
 
 class Merge(nn.Module):
-    """Two points to one, weights w and 1 - w: ``"exponential"`` adds a dimension of time, ``"midpoint"`` does not."""
+    """Merge two points with weights w and 1 - w; ``"exponential"`` adds a dimension of time, ``"midpoint"`` none."""
 
     def __init__(self, kind: str, weight: float) -> None:
         super().__init__()
@@ -59,11 +59,11 @@ class InputMap(nn.Module):
     """Features ``(N, C)`` to points: ``exp_o(0, W x + b)``, with the degree's embedding merged in and mapped back.
 
     ``"neighbours"`` is ``A x W + b``, PyTorch Geometric's ``GCNConv(normalize=False)``; ``"convolution"`` is
-    ``(A + 1) (x W + b)``, which takes the node itself in, and one b for each summand; ``"normalized"`` the same with
-    ``D^-1/2 (A + 1) D^-1/2``; each sums ``hops`` times. ``norm`` brings the tangent vectors to length 1 by a layer
-    norm: features as small as those of normalised rows would leave every node beside the pole, where dropout of a
-    coordinate is more than all that tells nodes apart. ``encoded``: a second map of the kind, with weights of its own,
-    leads to points whose midpoints with the first ones are taken.
+    ``(A + 1) (x W + b)``, which includes the node itself and one b for each summand; ``"normalized"`` is the same with
+    ``D^-1/2 (A + 1) D^-1/2``. Each sums ``hops`` times. ``norm`` brings tangent vectors to length 1 by a layer norm:
+    features as small as those of normalised rows would leave every node beside the pole, where dropping a coordinate
+    changes more than all that distinguishes nodes. ``encoded`` adds a second map of this kind with weights of its own,
+    and returns the midpoints of both maps' points.
     """
 
     def __init__(
@@ -122,9 +122,9 @@ class InputMap(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """``x <- dropout(activation(linear(residual(attention(norm(x)), x))))``, signature (q, p) to the same.
+    """``x <- dropout(activation(linear(residual(attention(norm(x)), x))))``; the signature (q, p) stays.
 
-    The residual by transport adds a dimension of time, which the linear map takes away again.
+    The residual by transport adds a dimension of time, which the linear map removes again.
     """
 
     def __init__(

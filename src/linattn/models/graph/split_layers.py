@@ -1,6 +1,6 @@
-"""Layers on the pseudo-hyperboloid: each works on sphere and space part by themselves, then restores the constraint.
+"""Layers on the pseudo-hyperboloid: each transforms sphere and space part separately and restores the constraint.
 
-A sphere of one coordinate (q = 0) is a constant and a space of none (p = 0) is empty: nothing is learned on either.
+A sphere of one coordinate (q = 0) is constant and a space of none (p = 0) is empty: neither has anything to learn.
 """
 
 import math
@@ -18,7 +18,7 @@ from linattn.ops.checks import check_choice
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh, "relu": F.relu, "gelu": F.gelu, "silu": F.silu, "elu": F.elu,
 }  # fmt: skip
-_NARROWEST_NORM = 3  # of 2 channels a layer norm leaves a sign, of 1 nothing
+_NARROWEST_NORM = 3  # of 2 channels a layer norm leaves only a sign, of 1 nothing
 
 
 class Signature(NamedTuple):
@@ -28,7 +28,7 @@ class Signature(NamedTuple):
     p: int
 
     def grown(self) -> "Signature":
-        """With the dimension of time that residuals and merges add."""
+        """The signature with one more dimension of time, as residuals and merges return it."""
         return Signature(self.q + 1, self.p)
 
 
@@ -50,7 +50,7 @@ class Curvature(nn.Module):
         if not 0 < radius < math.inf:
             raise ValueError(f"radius must be a number > 0, got {radius!r}")
         self.radius = float(radius)
-        # The softplus's inverse ``log(exp(z) - 1)``, in a form that a radius of 10 does not overflow in fp32.
+        # The softplus's inverse ``log(exp(z) - 1)``, in a form that does not overflow in fp32 for a radius of 10.
         z = torch.tensor(self.radius**2)
         self.raw = nn.Parameter(z + (-(-z).expm1()).log()) if learn else None
 
@@ -64,8 +64,9 @@ class Curvature(nn.Module):
 class SplitLinear(nn.Module):
     """``sphere' = r (W1 sphere + b1) / |.|``, ``space' = W2 (height, space) + b2``: signature to signature.
 
-    Points ``(N, ...)`` to ``(N, ...)``, or with ``groups`` to ``(N, groups, ...)``: so many maps at once, each restored
-    by itself. W2 sees the hyperboloid's time too. ``weight_rates`` are rates of dropout of the entries of W1 and W2.
+    Points ``(N, ...)`` to ``(N, ...)`` or, with ``groups``, to ``(N, groups, ...)``: that many maps at once, each
+    restored by itself. W2 also reads the hyperboloid's time. ``weight_rates`` are dropout rates of the entries of W1
+    and W2.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class SplitLinear(nn.Module):
 
     def _linear(self, fan_in: int, fan_out: int) -> nn.Linear:
         linear = nn.Linear(fan_in, fan_out * (self.groups or 1))
-        bound = math.sqrt(6 / (fan_in + fan_out))  # Glorot's, of one group
+        bound = math.sqrt(6 / (fan_in + fan_out))  # Glorot's bound, for one group
         nn.init.uniform_(linear.weight, -bound, bound)
         nn.init.zeros_(linear.bias)
         return linear
@@ -101,7 +102,7 @@ class SplitLinear(nn.Module):
 
 
 class SplitNorm(nn.Module):
-    """Layer norm of each part, restored. A part of less than 3 channels, of which it leaves a sign, stays as it is."""
+    """Layer norm of each part, restored. Parts of less than 3 channels stay as they are: only a sign would be left."""
 
     def __init__(self, signature: Signature) -> None:
         super().__init__()
@@ -113,12 +114,12 @@ class SplitNorm(nn.Module):
 
 
 def layer_norm(width: int) -> nn.Module:
-    """A layer norm, or nothing where it would leave nothing."""
+    """A layer norm, or the identity where a norm would leave nothing."""
     return nn.LayerNorm(width) if width >= _NARROWEST_NORM else nn.Identity()
 
 
 class SplitActivation(nn.Module):
-    """An activation of each coordinate of both parts, restored."""
+    """An activation applied to each coordinate of both parts, restored."""
 
     def __init__(self, activation: str = "tanh") -> None:
         super().__init__()
@@ -134,7 +135,7 @@ class SplitActivation(nn.Module):
 
 
 class SplitDropout(nn.Module):
-    """Dropout of coordinates, restored: rates of time and of space."""
+    """Dropout of coordinates, restored, with separate rates for time and space."""
 
     def __init__(self, time: float = 0.0, space: float = 0.0) -> None:
         super().__init__()

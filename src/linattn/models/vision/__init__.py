@@ -1,6 +1,6 @@
-"""Vision hosts: a plain transformer, the backbones of the vision papers, and other attention in timm's own models.
+"""Vision models: a plain transformer, the backbones of the vision papers, and conversion of timm's own models.
 
-``import linattn.models.vision.timm_models`` puts the backbones into timm's registry.
+``import linattn.models.vision.timm_models`` adds the backbones to timm's registry.
 """
 
 from linattn.models.vision.conversion import ConversionReport, convert

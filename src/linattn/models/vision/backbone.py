@@ -1,4 +1,4 @@
-"""What all backbones of four stages share: timm's contract for a model that gives a pyramid of features."""
+"""Base of all backbones with four stages: timm's contract for models that return a pyramid of features."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,24 +9,24 @@ from linattn.models.vision.heads import Head
 from linattn.models.vision.stage import PlaneStage, Stage
 from linattn.ops.checks import check_choice
 
-STRIDE = 4  # of the first stage, as published; every further one doubles it
-# Parameters that say where, not how strongly.
+STRIDE = 4  # stride of the first stage, as published; every further stage doubles it
+# Parameters that say where, not how strongly: they are not weights.
 PLACES = ("pos_embed", "cls_token", "key_position.weight", "relative_position")
 
 
 class Backbone(nn.Module):
-    """Images ``(B, in_chans, H, W)`` of any size to logits ``(B, num_classes)``, in stages of growing stride.
+    """Base of backbones: images ``(B, in_chans, H, W)`` of any size to logits ``(B, num_classes)``, stage by stage.
 
     ``stem``, ``stages``, ``norm`` and ``head`` each take a plane ``(B, C, H, W)``. Stage i has stride ``stride 2^i``; a
-    side that it does not divide is rounded up.
+    side that this does not divide is rounded up.
 
     Args:
         stem, stages, head: the parts; stages in the order they run.
         dims: width of each stage.
         in_chans: channels of an image.
-        num_classes: of the head, 0 for none.
-        norm: of the last stage's output, before the head.
-        stride: of the stem.
+        num_classes: classes of the head, 0 for no classifier.
+        norm: norm of the last stage's output, before the head.
+        stride: stride of the stem.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class Backbone(nn.Module):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """Those of all stages in one list, in the order they run: what is compiled one by one."""
+        """The blocks of all stages in one list, in the order they run; these are compiled one by one."""
         return nn.ModuleList(block for stage in self.stages for block in stage.blocks)  # type: ignore[union-attr]
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """The last stage's plane ``(B, num_features, H / 32, W / 32)``, with another stem accordingly."""
+        """The last stage's plane ``(B, num_features, H / 32, W / 32)``; other strides of the stem change its size."""
         return self.norm(self.stages(self.stem(self._checked(x))))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Logits, or with ``pre_logits`` what the classifier sees ``(B, head_hidden_size)``."""
+        """Logits or, with ``pre_logits``, the classifier's input ``(B, head_hidden_size)``."""
         return self.head(x, pre_logits=pre_logits)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -84,8 +84,8 @@ class Backbone(nn.Module):
         Args:
             x: images.
             indices: which stages; negative ones count from the end.
-            norm: norm the last stage's output too, where the model does so before its head.
-            stop_early: leave out the stages after the last one asked for.
+            norm: also apply the norm to the last stage's output, in models that have one before the head.
+            stop_early: skip the stages after the last one asked for.
             output_fmt: ``"NCHW"``.
             intermediates_only: return the list alone, without the last plane.
         """
@@ -103,7 +103,7 @@ class Backbone(nn.Module):
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop what the stages asked for do not need; returns their indices. The norm is the last stage's alone."""
+        """Remove what the given stages do not need; returns their indices. Only the last stage has a norm."""
         taken = chosen_indices(indices, len(self.stages), "stages")
         if prune_norm or max(taken) < len(self.stages) - 1:
             self.norm = nn.Identity()
@@ -117,18 +117,18 @@ class Backbone(nn.Module):
         return self.head.fc
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new classifier; 0 classes: the head ends before it; ``global_pool=""``: there is no head at all."""
+        """Replace the classifier; 0 classes: the head has none; ``global_pool=""``: the head does nothing at all."""
         self.head.reset(num_classes, global_pool, next(self.stem.parameters()))
         self.num_classes = num_classes
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Keep a block's input alone for backward, and compute the rest again."""
+        """Keep only each block's input for the backward pass, and recompute the rest there."""
         self.grad_checkpointing = enable
         for stage in self.stages:
             stage.grad_checkpointing = enable  # type: ignore[assignment]
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Patterns that put parameters into layers, for learning rates that fall with depth."""
+        """Patterns that assign parameters to layers, for learning rates that decay with depth."""
         fine = [(r"^stages\.(\d+)\.downsample", (0,)), (r"^stages\.(\d+)\.blocks\.(\d+)", None), (r"^norm", (99999,))]
         return {"stem": r"^stem", "blocks": [(r"^stages\.(\d+)", None), (r"^norm", (99999,))] if coarse else fine}
 
@@ -136,7 +136,7 @@ class Backbone(nn.Module):
         return no_weights(self)
 
     def init_small(self, *kinds: type[nn.Module]) -> None:
-        """Weights of ``kinds`` start truncated normal with std 0.02, their biases at 0.
+        """Initialise weights of modules of ``kinds`` as truncated normal with std 0.02, and their biases as 0.
 
         A mechanism's own parameters stay as its paper says.
         """
@@ -154,7 +154,7 @@ class Backbone(nn.Module):
 
 
 def no_weights(model: nn.Module) -> set[str]:
-    """Names of the parameters that are no weights: positions, and a mechanism's own angles, powers and scales."""
+    """Names of the parameters that are not weights: positions, and a mechanism's angles, powers and scales."""
     maps = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)}
     return {
         name
@@ -164,7 +164,7 @@ def no_weights(model: nn.Module) -> set[str]:
 
 
 def chosen_indices(indices: int | Sequence[int] | None, count: int, what: str) -> list[int]:
-    """Indices as timm writes them: None for all, n for the last n, or a list, negative ones from the end."""
+    """Resolve indices as timm does: None for all, n for the last n, or a list, where negative ones count backwards."""
     if indices is None:
         indices = count
     asked = range(-indices, 0) if isinstance(indices, int) else indices
@@ -176,6 +176,6 @@ def chosen_indices(indices: int | Sequence[int] | None, count: int, what: str) -
 
 
 def stage_grid(img_size: tuple[int, int], stage: int, stride: int = STRIDE) -> tuple[int, int]:
-    """Tokens down and across of a stage; ``stride`` is that of the stem."""
+    """Number of tokens down and across a stage's plane; ``stride`` is that of the stem."""
     height, width = (-(-n // (stride * 2**stage)) for n in img_size)
     return height, width

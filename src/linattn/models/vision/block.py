@@ -17,15 +17,15 @@ from linattn.ops.checks import check_choice
 class Block(nn.Module):
     """``x += scale1 attn(norm1(cpe1(x)))``, then ``x += scale2 mlp(norm2(cpe2(x)))``, with ``cpe(x) = x + conv(x)``.
 
-    x ``(B, T, C)`` to ``(B, T, C)``. The residual is taken after the convolutional position.
+    x is ``(B, T, C)``, and so is the output. The residual is taken after the convolutional position.
 
     Args:
         dim, num_heads, mechanism, num_prefix_tokens: as in ``Attention``; ``attention`` holds its other options.
         mlp_ratio: width of the feed-forward part over ``dim``.
         drop_path: rate at which a sample skips a branch in training.
-        init_values: start of LayerScale (None: no LayerScale).
+        init_values: initial value of LayerScale (None: no LayerScale).
         cpe: convolutional positions: none, before the attention, or before both parts.
-        mlp_conv: a depthwise convolution inside the feed-forward part.
+        mlp_conv: add a depthwise convolution inside the feed-forward part.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Every published model by name: what builds it, and with which arguments. timm's registry and benchmarks read this."""
+"""All published models by name, each with its builder and arguments; read by timm's registry and benchmarks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,23 +18,23 @@ _WORDS = {"xt": "xtiny", "xt_paper": "xtiny_paper", "t": "tiny", "s": "small", "
 
 @dataclass(frozen=True)
 class TimmModel:
-    """What stands behind a name: a function that builds the model, and its arguments."""
+    """What a name stands for: a function that builds the model, and its arguments."""
 
     build: Callable[..., nn.Module]
     arguments: tuple[Any, ...]
     options: dict[str, Any] = field(default_factory=dict)
-    mechanism: str = ""  # its paper's, in the stages that are not softmax
+    mechanism: str = ""  # the paper's mechanism, in the stages that are not softmax
     first_conv: str = "stem.0"
     classifier: str = "head.fc"
-    pyramid: bool = True  # of planes with strides 4, 8, 16, 32; else blocks of one stride
-    num_depths: int = 4  # values of its option depths; convolutions before the stages count too
+    pyramid: bool = True  # has planes with strides 4, 8, 16, 32; else blocks of a single stride
+    num_depths: int = 4  # number of values in its option depths, which may count convolutions before the stages
 
     def __call__(self, **options: Any) -> nn.Module:
         return self.build(*self.arguments, **(self.options | options))
 
 
 def _models() -> dict[str, TimmModel]:
-    """All of them by name; pyramids have a twin without softmax, ``..._linear``."""
+    """All models by name; each pyramid also has a version without softmax, ``..._linear``."""
     pyramids = {
         "nalaformer": ("nala", ("xt", "xt_paper", "t", "s", "b", "l")),
         "polaformerpp": ("pola_plus", ("b0", "b1", "b2", "b3", "b4", "b5")),

@@ -1,4 +1,4 @@
-"""Blocks of convolutions on a plane ``(B, C, H, W)``: EfficientViT's."""
+"""EfficientViT's blocks of convolutions on a plane ``(B, C, H, W)``."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from linattn.layers.drop_path import DropPath
 
 
 class Style(NamedTuple):
-    """What all convolutions of a model have in common: their activation, and eps of their BatchNorm."""
+    """What all convolutions of a model share: their activation, and the eps of their BatchNorm."""
 
     act: type[nn.Module]
     eps: float
@@ -40,7 +40,7 @@ def conv_unit(
 
 
 class Residual(nn.Module):
-    """``x + main(x)``, where whole samples skip main in training at ``drop_path``."""
+    """``x + main(x)``; in training whole samples skip main at the rate ``drop_path``."""
 
     def __init__(self, main: nn.Module, drop_path: float = 0.0) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def double(dim: int, out_dim: int, style: Style) -> nn.Sequential:
 def inverted(
     dim: int, out_dim: int, style: Style, *, expand: int, stride: int = 1, few_norms: bool = False
 ) -> nn.Sequential:
-    """MBConv: 1 x 1 to ``expand dim``, 3 x 3 depthwise, 1 x 1; ``few_norms``: the last one's norm alone."""
+    """MBConv: 1 x 1 to ``expand dim``, 3 x 3 depthwise, 1 x 1; with ``few_norms`` only the last one has a norm."""
     hidden = expand * dim
     return nn.Sequential(
         conv_unit(dim, hidden, 1, style, norm=not few_norms),

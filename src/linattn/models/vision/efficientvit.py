@@ -1,4 +1,4 @@
-"""EfficientViT as a host: QT-ViT's, with any mechanism in its stages of attention."""
+"""EfficientViT as a host: that of QT-ViT, with any mechanism in its attention stages."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,7 +24,7 @@ class TanhGelu(nn.GELU):
 _STYLES = {False: Style(nn.Hardswish, 1e-5), True: Style(TanhGelu, 1e-7)}
 
 
-# What the authors of this host give their own mechanisms: QT-ViT, and EfficientViT before it.
+# Options that the authors of QT-ViT, and of EfficientViT before it, give their mechanisms in this host.
 _PUBLISHED: dict[str, dict[str, Any]] = {"quadratic": {"form": "normalized"}, "relu": {"eps": 1e-15}}
 
 
@@ -46,26 +46,26 @@ EFFICIENTVIT_SIZES: dict[str, dict[str, Any]] = {
 
 
 class EfficientViT(Backbone):
-    """Stages of inverted convolutions; the last two, or in large models the last, have multi-scale attention too.
+    """EfficientViT: stages of inverted convolutions, with multi-scale attention in the last two (large: the last).
 
-    A block of attention is ``x += attention(x)``, ``x += mbconv(x)``. Without key positions and the branch of v, and
-    with ``mechanism="relu"``, this is EfficientViT itself. Convolutions, norms and linear maps but the classifier start
-    as in PyTorch. Papers: Cai et al., EfficientViT; Xu et al., QT-ViT, for the attention.
+    An attention block is ``x += attention(x)``, ``x += mbconv(x)``. Without key positions and value branch, and with
+    ``mechanism="relu"``, this is EfficientViT itself. Convolutions, norms and linear maps except the classifier are
+    initialised as in PyTorch. Papers: Cai et al., EfficientViT; Xu et al., QT-ViT, for the attention.
 
     Args:
         mechanism: a name of ``linattn.list_mechanisms()``, or one name per stage that has attention.
-        widths, depths: of the stem and the four stages; the block that steps down is in the depth of a stage of
-            convolutions in small models, and comes before it otherwise.
+        widths, depths: of the stem and the four stages. In small models the depth of a convolutional stage includes the
+            block that steps down; otherwise that block comes before the counted ones.
         head_dim: width of a head.
-        head_widths: channels of the head before and after the mean.
+        head_widths: channels of the classifier before and after the mean.
         large: the shape of EfficientViT's L models: full convolutions at first, attention in the last stage only.
-        scales: widths of the further scales of q, k and v.
+        scales: kernel sizes of the further scales of q, k and v.
         key_position, value_branch: QT-ViT's additions to the attention.
-        img_size: what key positions are laid out for; others are interpolated.
+        img_size: image size that key positions are laid out for; they are interpolated for other sizes.
         in_chans, num_classes, global_pool, drop_rate, drop_path_rate: as in timm.
-        mechanism_options: options by the name of the mechanism they are for. None: those of the authors, which are the
-            normalized form of ``quadratic`` (QT-ViT) and an eps of 1e-15 of ``relu`` (EfficientViT).
-        impl: form of the algebra, of every stage whose mechanism has it.
+        mechanism_options: options of mechanisms, by their names. None: those of the authors, which are the normalized
+            form of ``quadratic`` (QT-ViT) and an eps of 1e-15 of ``relu`` (EfficientViT).
+        impl: form of the algebra, in every stage whose mechanism has it.
 
     Example:
         >>> import torch
@@ -107,7 +107,7 @@ class EfficientViT(Backbone):
         rates = stage_rates(drop_path_rate, depths[1:])
         built = []
         for i, own in enumerate(owns):
-            extra = 0 if own is None and not large else 1  # the block that steps down, where it is not counted
+            extra = 0 if own is None and not large else 1  # the block that steps down, where depths do not count it
             blocks = [_step_down(widths[i], widths[i + 1], style, large=large, stage=i)]
             for rate in rates[i][1 - extra :]:
                 if own is None:
@@ -146,7 +146,7 @@ def _local(dim: int, style: Style, *, large: bool, stage: int) -> nn.Module:
 
 
 def create_efficientvit(size: str = "1", mechanism: str | Sequence[str] = "quadratic", **options: Any) -> EfficientViT:
-    """An :class:`EfficientViT` of a known size, a key of ``EFFICIENTVIT_SIZES``: QT-ViT-1 ... 6.
+    """Build an :class:`EfficientViT` of a known size, a key of ``EFFICIENTVIT_SIZES``: QT-ViT-1 ... 6.
 
     Example:
         >>> from linattn.models.vision import create_efficientvit

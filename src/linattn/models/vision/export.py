@@ -1,4 +1,4 @@
-"""Models for other runtimes: a program of torch.export in operators that everybody knows, and ONNX."""
+"""Export of models to other runtimes: as a torch.export program in PyTorch's operators, and as ONNX."""
 
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,16 @@ from linattn.support.extras import need
 
 
 def export_program(model: nn.Module, images: Tensor, *, dynamic_batch: bool = True) -> torch.export.ExportedProgram:
-    """The model in evaluation as a program of PyTorch's own operators, none of this library's.
+    """Export the model in eval mode as a program of PyTorch's own operators, without any of this library's.
 
-    Sums over all keys become the two matrix products that they are: time stays linear. A decay or a causal mask has no
-    such form: such models export with ``impl="reference"``, in quadratic time, and are refused otherwise. A mirror
-    costs nothing in it after ``fold_reflections(model)``.
+    Sums over all keys become the two matrix products that they are, so time stays linear. A decay or a causal mask has
+    no such form: such models are exported with ``impl="reference"``, in quadratic time, and refused otherwise. After
+    ``fold_reflections(model)`` a mirror adds no cost to the program.
 
     Args:
-        model: on the CPU, or with ``impl="chunked"``: kernels cannot be exported.
+        model: on the CPU, or with ``impl="chunked"``, since kernels cannot be exported.
         images: an example ``(B, C, H, W)``; height and width are fixed.
-        dynamic_batch: the program takes any number of images; the example must have two at least.
+        dynamic_batch: let the program take any number of images; the example must have at least two.
 
     Example:
         >>> import torch
@@ -62,7 +62,7 @@ def export_onnx(model: nn.Module, images: Tensor, path: str | Path, *, dynamic_b
 def _total(
     q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """``linattn::total`` without its loop over packed sequences: shapes as there."""
+    """``linattn::total`` without its loop over packed sequences, with the same shapes."""
     if cu_seqlens is not None:
         raise ValueError("packed sequences cannot be exported")
     grouped, k, v = (t.to(kv.dtype) for t in (q.unflatten(1, (k.shape[1], -1)), k, v))

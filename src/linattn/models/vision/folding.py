@@ -1,4 +1,4 @@
-"""Reflections folded into projections: a mirror as cheap as plain ReLU features, for models that are done learning."""
+"""Folds reflections into projections, which makes a trained mirror as cheap as plain ReLU features."""
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +10,11 @@ from linattn.models.vision.conversion.tokens import RotaryAttention
 
 
 def fold_reflections(model: nn.Module) -> list[str]:
-    """Merge the fixed reflections of every mirror into the projections of its layer, in place; names of the layers.
+    """Merge the fixed reflections of every mirror into its layer's projections, in place; returns the layers' names.
 
-    ``W_q <- H W_q``, ``b_q <- H b_q``, the same for k. Outputs stay. For ``modulation="none"``: else reflections depend
-    on the input, and that raises, as does whatever stands between projection and mechanism. If it raises, nothing was
-    changed.
+    ``W_q <- H W_q``, ``b_q <- H b_q``, and the same for k. Outputs do not change. Needs ``modulation="none"``:
+    otherwise reflections depend on the input, and this raises an error, as it does if anything stands between
+    projection and mechanism. If it raises, nothing was changed.
 
     Example:
         >>> from linattn.models.vision import create_pyramid, fold_reflections
@@ -44,7 +44,7 @@ def fold_reflections(model: nn.Module) -> list[str]:
 
 def _check(name: str, layer: Attention | ConvertedAttention) -> None:
     assert isinstance(layer.mechanism, Mirror)
-    layer.mechanism.reflection_matrix()  # raises with the reason where none stands for the reflection
+    layer.mechanism.reflection_matrix()  # raises with the reason if no matrix stands for the reflection
     if isinstance(layer, Attention):
         between = "qk_norm" if layer.options.qk_norm is not None else ""
     else:
@@ -81,5 +81,5 @@ def _fold(layer: ConvertedAttention) -> None:
 
 
 def _reflected(matrix: Tensor, rows: Tensor) -> Tensor:
-    """In fp64: the product is kept, and one rounding is enough."""
+    """Reflect in fp64: the result is kept for good, so it is rounded only once."""
     return (matrix.double() @ rows.double()).to(rows)

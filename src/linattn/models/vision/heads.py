@@ -1,4 +1,4 @@
-"""Classifiers of backbones: ``(B, C, H, W)`` to logits."""
+"""Classification heads of backbones: ``(B, C, H, W)`` to logits."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ POOLS = ("avg", "")
 
 
 def check_pool(pool: str, allowed: Sequence[str], num_classes: int) -> None:
-    """Raise unless ``pool`` is allowed and gives what a classifier of so many classes can read."""
+    """Raise unless ``pool`` is allowed and gives what a classifier with so many classes can read."""
     if not isinstance(num_classes, int) or isinstance(num_classes, bool) or num_classes < 0:
         raise ValueError(f"num_classes must be an integer >= 0, got {num_classes!r}")
     check_choice("global_pool", pool, allowed)
@@ -24,11 +24,11 @@ class Head(nn.Module):
     """``fc(dropout(after(mean(before(x)))))``, the mean over the plane: ``(B, C, H, W)`` to ``(B, num_classes)``.
 
     Args:
-        num_features: width of what ``fc`` sees.
+        num_features: width of the input of ``fc``.
         num_classes: 0 leaves ``fc`` out.
-        drop_rate: of the dropout.
-        global_pool: ``"avg"``, or ``""``: the head does nothing at all, for those who want the last plane as it is.
-        before, after: maps on either side of the mean.
+        drop_rate: rate of the dropout.
+        global_pool: ``"avg"``, or ``""``: the head does nothing, and returns the last plane as it is.
+        before, after: maps before and after the mean.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Head(nn.Module):
         self.reset(num_classes)
 
     def reset(self, num_classes: int, global_pool: str | None = None, like: Tensor | None = None) -> None:
-        """A new classifier, with the dtype and on the device of ``like``; None: as it is, or the default."""
+        """Replace the classifier, with the dtype and device of ``like``; ``global_pool`` None: it stays as it is."""
         pool = self.global_pool if global_pool is None else global_pool
         check_pool(pool, POOLS, num_classes)
         self.global_pool = pool
@@ -71,7 +71,7 @@ class Head(nn.Module):
 
 
 def projected_head(dim: int, width: int, num_classes: int, *, drop_rate: float, global_pool: str) -> Head:
-    """Before the mean ``silu(batch_norm(W x))``, wider than the last stage (RALA and its heirs)."""
+    """A head with ``silu(batch_norm(W x))``, wider than the last stage, before the mean (RALA and its successors)."""
     before = nn.Sequential(OrderedDict(proj=PlaneLinear(dim, width), norm=nn.BatchNorm2d(width), act=nn.SiLU()))
     return Head(width, num_classes, drop_rate=drop_rate, global_pool=global_pool, before=before)
 
@@ -86,7 +86,7 @@ def two_widths_head(
     drop_rate: float,
     global_pool: str,
 ) -> Head:
-    """``act(batch_norm(W x))`` before the mean, ``act(layer_norm(W x))`` after it (EfficientViT)."""
+    """A head with ``act(batch_norm(W x))`` before the mean and ``act(layer_norm(W x))`` after it (EfficientViT)."""
     conv = nn.Conv2d(dim, widths[0], 1, bias=False)
     before = nn.Sequential(OrderedDict(conv=conv, norm=nn.BatchNorm2d(widths[0], eps=eps), act=act()))
     proj = nn.Linear(*widths, bias=False)

@@ -1,4 +1,4 @@
-"""Attention over several scales of queries, keys and values: EfficientViT's and QT-ViT's, around any mechanism."""
+"""Attention over several scales of queries, keys and values, as in EfficientViT and QT-ViT, for any mechanism."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,20 +13,20 @@ from linattn.ops.checks import check_size
 
 
 class MultiScaleAttention(nn.Module):
-    """``y = norm(W_o (mechanism(q, k + E, v) + gelu(norm(v))))``, heads of q, k, v at several scales side by side.
+    """``y = norm(W_o (mechanism(q, k + E, v) + gelu(norm(v))))``, with heads of q, k, v at several scales side by side.
 
-    x ``(B, C, H, W)`` to ``(B, C, H, W)``. ``q, k, v = W_qkv x`` have ``C / head_dim`` heads; each further scale has as
-    many again, a depthwise convolution of these, mixed within each head's q, k or v. E is a learned position of the
-    keys, the norm of v has ``head_dim`` channels that all heads share. Papers: Cai et al., EfficientViT, for the
-    scales; Xu et al., QT-ViT, for E and the branch of v.
+    x is ``(B, C, H, W)``, and so is y. ``q, k, v = W_qkv x`` have ``C / head_dim`` heads. Each further scale adds as
+    many: a depthwise convolution of these, mixed within each head's q, k or v. E is a learned position of the keys; the
+    norm of v has ``head_dim`` channels that all heads share. Papers: Cai et al., EfficientViT, for the scales; Xu et
+    al., QT-ViT, for E and the value branch.
 
     Args:
         dim, head_dim: C, and the width of a head, which divides it.
         mechanism: a name of ``linattn.list_mechanisms()``.
-        scales: width of each further scale's convolution.
+        scales: kernel size of each further scale's convolution.
         grid: plane that E is laid out for; None: no E.
         value_branch: add ``gelu(norm(v))``.
-        eps: of the norms.
+        eps: eps of the norms.
         mechanism_options, impl: as in ``linattn.layers.Attention``.
 
     Example:
@@ -78,7 +78,7 @@ class MultiScaleAttention(nn.Module):
         shape = (x.shape[2], x.shape[3])
         qkv = self.qkv(x)
         qkv = torch.cat([qkv, *(scale(qkv) for scale in self.scales)], dim=1)
-        # Each head has its q, k and v side by side.
+        # The q, k and v of each head lie side by side.
         heads = qkv.flatten(2).unflatten(1, (self.num_heads, 3, self.head_dim)).transpose(3, 4)
         q, k, v = heads.unbind(2)  # (B, H, T, D)
         if self.key_position is not None:
@@ -86,7 +86,7 @@ class MultiScaleAttention(nn.Module):
         tokens = x.flatten(2).transpose(1, 2) if self.mechanism.info.uses_input else None
         out = self.mechanism(q, k, v, spatial_shape=shape, x=tokens)
         if self.value_norm is not None:
-            # Heads count as images: one norm serves them all.
+            # Heads are put into the batch: one norm serves all of them.
             normed = self.value_norm(v.flatten(0, 1).transpose(1, 2).unflatten(2, shape))
             out = out + F.gelu(normed).flatten(2).transpose(1, 2).unflatten(0, (-1, self.num_heads))
         out = out.transpose(2, 3).flatten(1, 2).unflatten(2, shape)

@@ -1,11 +1,11 @@
-"""From an image to tokens."""
+"""Patch embedding: from an image to tokens."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
 def pair(name: str, value: int | tuple[int, int]) -> tuple[int, int]:
-    """``n`` as ``(n, n)``; a pair as it is."""
+    """``(n, n)`` for a number n; a pair stays as it is."""
     both = (value, value) if isinstance(value, int) else value
     if not isinstance(both, tuple) or len(both) != 2 or not all(isinstance(n, int) and n >= 1 for n in both):
         raise ValueError(f"{name} must be an integer >= 1 or a pair (height, width) of them, got {value!r}")
@@ -13,9 +13,9 @@ def pair(name: str, value: int | tuple[int, int]) -> tuple[int, int]:
 
 
 class PatchEmbed(nn.Module):
-    """Linear map of non-overlapping patches: ``(B, channels, H, W)`` to ``(B, height width, C)`` and the plane.
+    """Linear map of non-overlapping patches: ``(B, channels, H, W)`` to ``(B, height width, C)`` and the plane's shape.
 
-    An image that patches do not divide is filled up with zeros at the bottom and on the right.
+    If patches do not divide the image, it is padded with zeros at the bottom and on the right.
     """
 
     def __init__(self, patch_size: tuple[int, int], in_chans: int, embed_dim: int) -> None:
@@ -24,7 +24,7 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(in_chans, embed_dim, patch_size, stride=patch_size)
 
     def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Patches down and across."""
+        """Number of patches down and across."""
         return -(-image_size[0] // self.patch_size[0]), -(-image_size[1] // self.patch_size[1])
 
     def forward(self, image: Tensor) -> tuple[Tensor, tuple[int, int]]:

@@ -12,7 +12,7 @@ POSITIONS = ("learned", "sincos")
 def resize_positions(
     positions: Tensor, grid: tuple[int, int], spatial_shape: tuple[int, int], num_prefix_tokens: int
 ) -> Tensor:
-    """Learned positions ``(1, prefix + grid, C)`` for another plane; those of prefix tokens stay."""
+    """Resize learned positions ``(1, prefix + grid, C)`` to another plane; those of prefix tokens stay."""
     if grid == spatial_shape:
         return positions
     prefix, plane = positions[:, :num_prefix_tokens], positions[:, num_prefix_tokens:]

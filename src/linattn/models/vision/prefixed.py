@@ -1,4 +1,4 @@
-"""Attention whose mechanism knows that a class token stands before the plane."""
+"""Attention with a mechanism that knows of the class token before the plane."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +10,10 @@ from linattn.layers.plane import check_plane, mechanism_plane, prefix_option
 
 
 class PrefixedAttention(Attention):
-    """:class:`Attention` with ``num_prefix_tokens`` told to its mechanism, together with the plane behind them.
+    """:class:`Attention` that passes ``num_prefix_tokens`` to its mechanism, together with the plane after them.
 
-    A mechanism that was not told of them gets no plane from a plain layer, and sees a line. LION's snakes need both:
-    prefix tokens keep their places at the start of either order, and a selective decay is 1 there.
+    A plain layer with prefix tokens passes no plane to its mechanism, which then sees a line. LION's snakes need both:
+    prefix tokens keep their places at the start of either order, and a selective decay is 1 at them.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class PrefixedAttention(Attention):
         cu_seqlens: Tensor | None = None,
         spatial_shape: tuple[int, int] | None = None,
     ) -> Tensor:
-        """Attend: ``x (B, T, C)``, prefix tokens first, ``spatial_shape`` the plane of the others."""
+        """Attention of ``x (B, T, C)``, prefix tokens first; ``spatial_shape`` is the plane of the other tokens."""
         if cu_seqlens is not None:
             raise ValueError("cu_seqlens packs sequences into one row, where prefix tokens have no plane behind them")
         x, prefix = self._checked_input(x, key_mask), self.num_prefix_tokens
@@ -59,5 +59,5 @@ class PrefixedAttention(Attention):
 
 
 def attention_class(mechanism: str, num_prefix_tokens: int) -> type[Attention]:
-    """The layer for a mechanism with that many tokens before the plane."""
+    """The class of layer for a mechanism with that many tokens before the plane."""
     return PrefixedAttention if prefix_option(mechanism, num_prefix_tokens, {}) else Attention

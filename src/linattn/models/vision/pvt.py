@@ -1,4 +1,4 @@
-"""PVT as a host: PolaFormer's, with any mechanism in every stage."""
+"""PVT as a host: that of PolaFormer, with any mechanism in every stage."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,24 +24,25 @@ PVT_SIZES: dict[str, dict[str, Any]] = {
 
 
 class PyramidVisionTransformer(Backbone):
-    """Four stages of plain blocks on patches that do not overlap, with learned positions in each; a mean, a classifier.
+    """PVT: four stages of plain blocks on non-overlapping patches with learned positions; a mean, a classifier.
 
-    Stage i: patches of 4, then 2, 2, 2, LayerNorm, positions, pre-norm blocks. There is no class token and no last
-    norm, as in the code of FLatten and PolaFormer. A stage with softmax reduces keys and values by 8, 4, 2, 1, which is
-    PVT itself; one of linear cost, or with gates from every token, does not, and has the parts of ``preset``. Papers:
-    Wang et al., Pyramid Vision Transformer; Meng et al., PolaFormer, for the host.
+    Stage i has patches of 4, then 2, 2, 2, LayerNorm, positions and pre-norm blocks. There is no class token and no
+    last norm, as in the code of FLatten and PolaFormer. A stage with softmax reduces keys and values by 8, 4, 2, 1, as
+    PVT does. A mechanism of linear cost, or with gates from every token, is not reduced and gets the parts of
+    ``preset``.
+    Papers: Wang et al., Pyramid Vision Transformer; Meng et al., PolaFormer, for the host.
 
     Args:
         mechanism: a name of ``linattn.list_mechanisms()`` for the stages marked l, or one name per stage.
-        stages: a letter per stage: l, ``mechanism``; s, softmax.
+        stages: a letter per stage: l for ``mechanism``, s for softmax.
         preset: parts around a mechanism that sees all keys.
         embed_dims, depths, num_heads, mlp_ratios: of the four stages.
-        reductions: how many keys and values become one down and across, in the other stages.
-        img_size: what positions are laid out for; others are interpolated.
+        reductions: factor by which keys and values are reduced down and across, in the other stages.
+        img_size: image size that positions are laid out for; they are interpolated for other sizes.
         in_chans, num_classes, global_pool, drop_rate, drop_path_rate: as in timm.
-        attention: options of ``linattn.layers.Attention`` that go before the others, in every stage.
-        mechanism_options: options by the name of the mechanism they are for.
-        impl: form of the algebra, of every stage whose mechanism has it.
+        attention: options of ``linattn.layers.Attention`` that override those of preset and reduction, in every stage.
+        mechanism_options: options of mechanisms, by their names.
+        impl: form of the algebra, in every stage whose mechanism has it.
 
     Example:
         >>> import torch
@@ -105,10 +106,10 @@ class PyramidVisionTransformer(Backbone):
 
 
 def create_pvt(size: str = "t", mechanism: str | Sequence[str] = "pola", **options: Any) -> PyramidVisionTransformer:
-    """A :class:`PyramidVisionTransformer` of a known size, a key of ``PVT_SIZES``.
+    """Build a :class:`PyramidVisionTransformer` of a known size, a key of ``PVT_SIZES``.
 
-    PolaFormer-PVT-T has 12.9 M parameters here, 12 M as published: its learned key positions, 0.8 M at 224 pixels, seem
-    to be left out of that.
+    PolaFormer-PVT-T has 12.9 M parameters here and 12 M as published, which seems to leave out its learned key
+    positions (0.8 M at 224 pixels).
 
     Example:
         >>> from linattn.models.vision import create_pvt

@@ -16,34 +16,34 @@ from linattn.ops.checks import check_choice
 
 
 class Pyramid(Backbone):
-    """Convolutional stem, four stages of blocks, a projected head; images of any size to logits.
+    """Pyramid of a convolutional stem, four stages of blocks and a projected head; images of any size to logits.
 
     A block is ``x += cpe(x)``, ``x += gamma1 attention(norm(x))`` (NaLaFormer: once more ``x += cpe(x)``),
-    ``x += gamma2 mlp(norm(x))``, the attention with the parts of ``preset`` around the stage's mechanism, the mlp with
-    a 3 x 3 convolution inside. The stem takes four 3 x 3 convolutions to stride 4, one more stands between stages. As
+    ``x += gamma2 mlp(norm(x))``. The attention has the parts of ``preset`` around the stage's mechanism, the mlp a 3 x
+    3 convolution inside. The stem has four 3 x 3 convolutions down to stride 4; another one stands between stages. As
     published, the first two stages are linear and the last two softmax, which is ``stages="llss"``; ``"llll"`` has no
     softmax. Papers: Fan et al., Breaking the Low-Rank Dilemma of Linear Attention (RALA), for the shape;
     ``linattn.models.vision.create_pyramid`` knows the sizes.
 
-    A mechanism whose features make no pairs to turn goes without the preset's rotary positions.
+    If a mechanism's features do not form pairs that can be turned, the preset's rotary positions are left out.
 
     Args:
         mechanism: a name of ``linattn.list_mechanisms()`` for the stages marked l, or one name per stage.
-        stages: a letter per stage: l, ``mechanism``; s, softmax.
+        stages: a letter per stage: l for ``mechanism``, s for softmax.
         preset: parts around the mechanism and in the block (``linattn.layers.list_presets()``).
         embed_dims, depths, num_heads: of the four stages.
         mlp_ratio: width of the feed-forward part over that of the stage.
-        init_values: start of LayerScale, one number or one per stage.
+        init_values: initial value of LayerScale, one number or one per stage.
         head_width: channels of the head's projection.
-        linear_init: of linear maps: ``"torch"`` leaves PyTorch's own start, ``"small"`` is truncated normal with std
-            0.02 and biases 0, as convolutions have it always.
-        img_size: what learned key positions are laid out for, where the preset has them.
+        linear_init: initialisation of linear maps: ``"torch"`` is PyTorch's own, ``"small"`` truncated normal with std
+            0.02 and biases 0, which convolutions always have.
+        img_size: image size that learned key positions are laid out for, if the preset has them.
         stem_stride: 4, as published; 2 or 1 for small images, with the same parameters: 32 x 32 pixels leave planes of
             8, 4, 2 and 1 tokens a side with 4, of 16, 8, 4 and 2 with 2.
         in_chans, num_classes, global_pool, drop_rate, drop_path_rate: as in timm.
-        attention: options of ``linattn.layers.Attention`` that go before the preset's.
-        mechanism_options: options by the name of the mechanism they are for: ``{"nala": {"power": 2}}``.
-        impl: form of the algebra, of every stage whose mechanism has it.
+        attention: options of ``linattn.layers.Attention`` that override the preset's.
+        mechanism_options: options of mechanisms, by their names: ``{"nala": {"power": 2}}``.
+        impl: form of the algebra, in every stage whose mechanism has it.
 
     Example:
         >>> import torch
@@ -111,9 +111,9 @@ class Pyramid(Backbone):
         self.init_small(*self.small)
 
     def reset_parameters(self) -> None:
-        """Draw linear maps and convolutions anew; a mechanism's own parameters stay as they are.
+        """Initialise linear maps and convolutions anew; a mechanism's own parameters stay as they are.
 
-        After the same seed, models with other mechanisms begin with the same weights around them.
+        With the same seed, models with different mechanisms get the same weights around them.
         """
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Conv2d) and ".mechanism." not in name:

@@ -27,7 +27,7 @@ _S = _shape((64, 128, 320, 512), (3, 5, 9, 3), (1, 2, 5, 8), 0.15)
 _B = _shape((96, 192, 384, 512), (4, 6, 12, 6), (1, 2, 6, 8), 0.4, (1.0, 1.0, 1e-6, 1e-6))
 _L = _shape((96, 192, 448, 640), (4, 7, 19, 8), (1, 2, 7, 10), 0.55, (1e-6, 1e-6, 1e-6, 1e-6))
 
-# xt ... l: RALA, NaLaFormer, MirrorLA. b0 ... b5: the same shapes under PolaFormer++'s wider head.
+# xt ... l: RALA, NaLaFormer, MirrorLA. b0 ... b5: the same shapes with PolaFormer++'s wider head.
 PYRAMID_SIZES: dict[str, dict[str, Any]] = {
     "xt": _XT,
     "xt_paper": _XT_PAPER,
@@ -53,22 +53,23 @@ _OF_BOTH: dict[tuple[str, str], dict[str, Any]] = {
 def create_pyramid(
     preset: str = "nala", size: str = "t", mechanism: str | Sequence[str] | None = None, **options: Any
 ) -> Pyramid:
-    """A :class:`Pyramid` as a paper has it.
+    """Build a :class:`Pyramid` as a paper describes it.
 
     ``"nala"``: NaLaFormer, sizes xt, t, s, b, l; ``"pola_plus"``: PolaFormer++, b0 ... b5; ``"rala"``: RAVLT, t, s, b,
-    l; ``"mirror"``: MirrorLA, whose own backbone is not public: it has RAVLT's stages and block here, without the
-    rotary positions in its attention. Every preset takes every size.
+    l; ``"mirror"``: MirrorLA, whose own backbone is not public: here it has RAVLT's stages and block, without the
+    rotary positions in its attention. Every preset can be built in every size.
 
-    What does not add up as published: NaLaFormer's code gives its size XT 6.1 M parameters (``"xt"``), its paper says
-    8 M and 1.0 G; the shape of PolaFormer++'s b1 under NaLaFormer's head has 7.8 M and fits (``"xt_paper"``). Its size
-    T has 15.9 M and 2.9 G by its code, 15 M and 2.7 G by its paper, which ``mlp_ratio=3.5`` fits. All of these papers
-    call their models linear; in their code the last two stages are softmax. ``stages="llll"`` is linear throughout.
+    Some published numbers contradict each other. NaLaFormer's size XT has 6.1 M parameters by its code (``"xt"``), but
+    8 M and 1.0 G by its paper; the shape of PolaFormer++'s b1 with NaLaFormer's head has 7.8 M and fits
+    (``"xt_paper"``). Its size T has 15.9 M and 2.9 G by its code, but 15 M and 2.7 G by its paper, which
+    ``mlp_ratio=3.5`` fits. All of these papers call their models linear, but in their code the last two stages are
+    softmax. ``stages="llll"`` is linear throughout.
 
     Args:
         preset: parts of the block (``linattn.layers.list_presets()``).
         size: a key of ``PYRAMID_SIZES``.
         mechanism: as in :class:`Pyramid` (None: the preset's own).
-        options: of :class:`Pyramid`, before those of preset and size.
+        options: options of :class:`Pyramid`, which override those of preset and size.
 
     Example:
         >>> from linattn.models.vision import create_pyramid

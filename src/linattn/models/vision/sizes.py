@@ -27,14 +27,14 @@ SIZES: dict[str, dict[str, Any]] = {
 def create_vit(
     size: str = "tiny", mechanism: str | None = None, *, preset: str | None = None, **options: Any
 ) -> VisionTransformer:
-    """A :class:`VisionTransformer` of a known size.
+    """Build a :class:`VisionTransformer` of a known size.
 
     Args:
         size: a key of ``SIZES``.
         mechanism: a name of ``linattn.list_mechanisms()`` (None: the preset's, or ``"softmax"``).
         preset: the parts of a paper's block (``linattn.layers.list_presets()``), around any mechanism; its rotary
-            positions are left out where the mechanism has no features to turn, or not in pairs.
-        options: of ``VisionTransformer``, before those of size and preset; ``attention`` options are joined.
+            positions are left out if the mechanism has no features to turn, or if these do not form pairs.
+        options: of ``VisionTransformer``; they override those of size and preset, and ``attention`` options are merged.
 
     Example:
         >>> import torch
@@ -67,15 +67,15 @@ def create_deit_lion(
     attention: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> VisionTransformer:
-    """DeiT as LION has it: no positions, a class token, and the mean of all tokens, that one too, to be classified.
+    """Build DeiT as LION has it: without positions, classified by the mean of all tokens, the class token included.
 
     Args:
         size: a key of ``SIZES``.
-        mechanism: another mechanism than LION in the same host, without LION's options.
+        mechanism: ``"lion"``, or another mechanism in the same host, which does not get LION's options.
         decay: ``"fixed"`` (LION-D) or ``"selective"`` (LION-S).
         order: ``"snake"`` (LION-natural), two orders over the plane, or ``"line"``.
-        attention: options of ``linattn.layers.Attention``; its ``mechanism_options`` go before decay and order.
-        options: of ``VisionTransformer``.
+        attention: options of ``linattn.layers.Attention``; its ``mechanism_options`` override decay and order.
+        options: options of ``VisionTransformer``.
 
     Example:
         >>> from linattn.models.vision import create_deit_lion

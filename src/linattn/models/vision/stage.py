@@ -1,4 +1,4 @@
-"""One stage of a backbone: a step down in resolution, then blocks; and which attention each stage has."""
+"""One stage of a backbone, a step down in resolution followed by blocks, and the attention of each stage."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -28,14 +28,14 @@ def stage_attentions(
     mechanism_options: Mapping[str, Mapping[str, Any]] | None = None,
     impl: str = "auto",
 ) -> list[StageAttention]:
-    """The attention of every stage that has one.
+    """Choose the attention of every stage that has one.
 
     Args:
         mechanism: one name, for the stages that ``pattern`` marks with an l (those with an s have softmax), or a name
-            for each stage, which leaves the pattern without a part.
+            for each stage, in which case the pattern is not used.
         pattern: a letter per stage, l or s.
-        mechanism_options: options by the name of the mechanism they are for.
-        impl: form of the algebra, of the stages whose mechanism has it; the others keep ``"auto"``.
+        mechanism_options: options of mechanisms, by their names.
+        impl: form of the algebra, in the stages whose mechanism has it; the others keep ``"auto"``.
 
     Example:
         >>> from linattn.models.vision.stage import stage_attentions
@@ -70,9 +70,9 @@ def stage_attentions(
 
 
 def fitting_parts(parts: Mapping[str, Any], own: StageAttention, dim: int, num_heads: int) -> dict[str, Any]:
-    """``parts`` of an attention, but for rotary positions where the mechanism's features make no pairs to turn."""
+    """The ``parts`` of an attention, without rotary positions if the mechanism's features do not form pairs."""
     if not isinstance(num_heads, int) or num_heads < 1 or dim % num_heads:
-        return dict(parts)  # the layer says what is wrong
+        return dict(parts)  # the layer itself raises the error
     fits = parts.get("rotary") is None or _turns(parts["rotary"], own, dim // num_heads)
     return {name: value for name, value in parts.items() if name != "rotary" or fits}
 
@@ -82,26 +82,26 @@ def _turns(rotary: str, own: StageAttention, head_dim: int) -> bool:
         return False
     named = own.options["mechanism_options"]
     check_mechanism_options(named)
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):  # built to be asked, no more
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):  # built only to read its properties
         mechanism = create_mechanism(own.mechanism, num_heads=1, head_dim=head_dim, **named)
     return makes_pairs(*turned_channels(rotary, mechanism))
 
 
 def check_stages(num_stages: int, **values: Sequence[Any]) -> None:
-    """Raise unless every option has a value per stage."""
+    """Raise unless every option has one value per stage."""
     for name, value in values.items():
         if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != num_stages:
             raise ValueError(f"{name} must have {num_stages} values, one per stage, got {value!r}")
 
 
 def stage_rates(rate: float, depths: Sequence[int]) -> list[list[float]]:
-    """Rates of skipped branches, growing linearly from 0 at the first block to ``rate`` at the last."""
+    """Rates of skipped branches per stage and block, rising linearly from 0 at the first block to ``rate``."""
     blocks = iter(torch.linspace(0, rate, sum(depths), dtype=torch.float64, device="cpu").tolist())
     return [[next(blocks) for _ in range(depth)] for depth in depths]
 
 
 class Stage(nn.Module):
-    """``(B, C, H, W)`` to ``(B, C', H', W')``: ``downsample``, then blocks on its tokens, row by row."""
+    """``(B, C, H, W)`` to ``(B, C', H', W')``: ``downsample``, then blocks on the plane's tokens, row by row."""
 
     def __init__(self, downsample: nn.Module, blocks: Iterable[nn.Module]) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class PlaneStage(nn.Module):
 
 
 def run_block(block: nn.Module, *inputs: Any, checkpointing: bool) -> Tensor:
-    """The block's output; with ``checkpointing`` backward keeps its input alone and computes the rest again."""
+    """Run a block; with ``checkpointing`` only its input is kept, and backward recomputes the rest."""
     if not (checkpointing and torch.is_grad_enabled()):
         return block(*inputs)
     norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
@@ -145,7 +145,7 @@ def run_block(block: nn.Module, *inputs: Any, checkpointing: bool) -> Tensor:
 
 @contextmanager
 def _frozen_statistics(norms: list[_BatchNorm]) -> Iterator[None]:
-    """A batch that runs twice counts once: the second pass leaves the running statistics alone."""
+    """Keep running statistics unchanged, so that a batch that runs twice counts once."""
     before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm, _, count in before:
         norm.momentum = 0.0

@@ -10,16 +10,16 @@ from linattn.models.vision.patch import PatchEmbed
 from linattn.models.vision.position import resize_positions
 from linattn.ops.checks import check_choice
 
-# Strides of the first and of the last convolution, by that of the whole stem. Of the two steps down the first is left
-# out before the last: all convolutions then see every pixel.
+# Strides of the first and last convolution, by the stride of the whole stem. The first step down is the first to be
+# left out: all convolutions then see every pixel.
 STEM_STRIDES = {4: (2, 2), 2: (1, 2), 1: (1, 1)}
 
 
 class Convolutions(nn.Sequential):
-    """Whose output has the dtype of its weights, in mixed precision too.
+    """A sequence whose output has the dtype of its weights, even in mixed precision.
 
-    There a convolution gives 16 bits, and what a block with LayerScale adds up is fp32: the first block of a stage
-    would differ from the others, in how it rounds and as compiled code.
+    There a convolution returns 16 bits, while a block with LayerScale adds up in fp32: the first block of a stage would
+    differ from the others in its rounding and in its compiled code.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -27,10 +27,11 @@ class Convolutions(nn.Sequential):
 
 
 class ConvStem(Convolutions):
-    """Four 3 x 3 convolutions, the first and the last with stride 2, each with BatchNorm, all but the last with GELU.
+    """Four 3 x 3 convolutions, the first and last with stride 2, each with BatchNorm, all but the last with GELU.
 
-    Widths ``dim / 2`` three times, then ``dim``: the stem of RALA and its heirs, ``stride`` 4 in all. Small images
-    would leave hardly a token to the last stages: stride 2 leaves the first step out, stride 1 both; parameters stay.
+    Widths are ``dim / 2`` three times, then ``dim``, with ``stride`` 4 in all: the stem of RALA and its successors. For
+    small images, which would have hardly a token in the last stages, stride 2 leaves out the first step down and stride
+    1 both; the parameters are the same.
     """
 
     def __init__(self, in_chans: int, dim: int, stride: int = 4) -> None:
@@ -45,14 +46,14 @@ class ConvStem(Convolutions):
 
 
 class ConvMerge(Convolutions):
-    """A 3 x 3 convolution with stride 2, and BatchNorm: between the stages of RALA and its heirs."""
+    """A 3 x 3 convolution with stride 2, and BatchNorm: the step between stages in RALA and its successors."""
 
     def __init__(self, dim: int, out_dim: int) -> None:
         super().__init__(nn.Conv2d(dim, out_dim, 3, stride=2, padding=1), nn.BatchNorm2d(out_dim))
 
 
 class PatchStep(nn.Module):
-    """Patches that do not overlap, their LayerNorm, and learned positions where ``grid`` is given (PVT, Swin).
+    """Non-overlapping patches, LayerNorm and, if ``grid`` is given, learned positions (PVT, Swin).
 
     Positions are laid out for ``grid`` and resized for other planes.
     """
@@ -78,7 +79,7 @@ class PatchStep(nn.Module):
 
 
 class PatchMerge(nn.Module):
-    """Four neighbours side by side, LayerNorm, a linear map without bias (Swin); odd planes are filled up with 0."""
+    """Four neighbours concatenated, LayerNorm, a linear map without bias (Swin); odd planes are padded with zeros."""
 
     def __init__(self, dim: int, out_dim: int) -> None:
         super().__init__()
@@ -88,6 +89,6 @@ class PatchMerge(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         height, width = x.shape[2:]
         x = F.pad(x, (0, width % 2, 0, height % 2))
-        # Swin's order of the four: down first, then across.
+        # In Swin's order: down first, then across.
         x = torch.cat([x[:, :, i::2, j::2] for j in (0, 1) for i in (0, 1)], dim=1)
         return self.reduction(self.norm(x))

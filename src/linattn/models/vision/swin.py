@@ -1,4 +1,4 @@
-"""Swin as a host: PolaFormer's, with any mechanism in every stage."""
+"""Swin as a host: that of PolaFormer, with any mechanism in every stage."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,27 +24,27 @@ SWIN_SIZES: dict[str, dict[str, Any]] = {
 
 
 class SwinTransformer(Backbone):
-    """Four stages of plain blocks: softmax inside shifted windows, every other mechanism over the whole plane.
+    """Swin: four stages of plain blocks, with softmax in shifted windows and other mechanisms over the whole plane.
 
     Patches of 4 with LayerNorm, neighbours merged between stages, LayerNorm, a mean, a classifier. A softmax stage has
-    windows with relative positions, every second block's shifted, which is Swin itself (``mechanism="softmax"``). Other
-    mechanisms have the parts of ``preset`` around them and see all tokens; PolaFormer's code gives its two linear
-    stages windows of 56 tokens, which at its 224 pixels is the whole plane. LayerNorm has eps 1e-6, Swin 1e-5. Papers:
-    Liu et al., Swin Transformer; Meng et al., PolaFormer, for the host.
+    windows with relative positions, shifted in every second block, which is Swin itself (``mechanism="softmax"``).
+    Other mechanisms have the parts of ``preset`` around them and see all tokens; PolaFormer's code gives its two linear
+    stages windows of 56 tokens, which at its 224 pixels is the whole plane. LayerNorm has eps 1e-6, in Swin 1e-5.
+    Papers: Liu et al., Swin Transformer; Meng et al., PolaFormer, for the host.
 
     Args:
         mechanism: a name of ``linattn.list_mechanisms()`` for the stages marked l, or one name per stage.
-        stages: a letter per stage: l, ``mechanism``; s, softmax.
+        stages: a letter per stage: l for ``mechanism``, s for softmax.
         preset: parts around a mechanism that is not softmax.
-        embed_dim: width of the first stage; each further one doubles it.
+        embed_dim: width of the first stage; each further stage doubles it.
         depths, num_heads: of the four stages.
         window: tokens down and across the windows of softmax.
         mlp_ratio: width of the feed-forward part over that of the stage.
-        img_size: what learned key positions are laid out for; others are interpolated.
+        img_size: image size that learned key positions are laid out for; they are interpolated for other sizes.
         in_chans, num_classes, global_pool, drop_rate, drop_path_rate: as in timm.
-        attention: options of ``linattn.layers.Attention`` that go before the preset's.
-        mechanism_options: options by the name of the mechanism they are for; softmax in windows has none.
-        impl: form of the algebra, of every stage whose mechanism has it.
+        attention: options of ``linattn.layers.Attention`` that override the preset's.
+        mechanism_options: options of mechanisms, by their names; softmax in windows has none.
+        impl: form of the algebra, in every stage whose mechanism has it.
 
     Example:
         >>> import torch
@@ -103,10 +103,10 @@ class SwinTransformer(Backbone):
 
 
 def create_swin(size: str = "t", mechanism: str | Sequence[str] = "pola", **options: Any) -> SwinTransformer:
-    """A :class:`SwinTransformer` of a known size, a key of ``SWIN_SIZES``.
+    """Build a :class:`SwinTransformer` of a known size, a key of ``SWIN_SIZES``.
 
-    PolaFormer-Swin-S and -B have 50.6 M and 89.1 M parameters here, 50 M and 88 M as published: learned key positions,
-    0.9 M and 1.2 M at 224 pixels, seem to be left out of these.
+    PolaFormer-Swin-S and -B have 50.6 M and 89.1 M parameters here, and 50 M and 88 M as published, which seems to
+    leave out learned key positions (0.9 M and 1.2 M at 224 pixels).
 
     Example:
         >>> from linattn.models.vision import create_swin

@@ -1,7 +1,7 @@
-"""The backbones in timm's registry, under names ``linattn_*``.
+"""Adds the backbones to timm's registry, under names ``linattn_*``.
 
-Importing this module registers them, and nothing else does: ``import linattn`` stays as quick as it is, and timm is
-needed here alone (``pip install 'linattn[vision]'``).
+Only importing this module registers them: ``import linattn`` itself stays fast, and nothing else needs timm
+(``pip install 'linattn[vision]'``).
 
     import timm
     import linattn.models.vision.timm_models
@@ -39,7 +39,7 @@ default_cfgs: dict[str, dict[str, Any]] = {
 
 
 def register_timm_models() -> None:
-    """Put every model of ``TIMM_MODELS`` into timm's registry; names that are there already stay."""
+    """Add every model of ``TIMM_MODELS`` to timm's registry; names that exist there stay as they are."""
     try:
         timm_models = importlib.import_module("timm.models")
     except ModuleNotFoundError as error:
@@ -55,7 +55,7 @@ def register_timm_models() -> None:
 def _entry_point(
     name: str, model: TimmModel, build_model_with_cfg: Callable[..., nn.Module]
 ) -> Callable[..., nn.Module]:
-    """The function that timm calls: it knows a model by the function's name, and its module's ``default_cfgs``."""
+    """The function that timm calls; timm knows a model by its function's name and its module's ``default_cfgs``."""
 
     def create(pretrained: bool = False, **options: Any) -> nn.Module:
         out_indices = options.pop("out_indices", (0, 1, 2, 3) if model.pyramid else 3)

@@ -1,4 +1,4 @@
-"""A plain vision transformer, with any mechanism for its attention."""
+"""A plain vision transformer with any mechanism as its attention."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -20,24 +20,24 @@ POOLS = ("token", "avg")
 
 
 class VisionTransformer(nn.Module):
-    """Images ``(B, in_chans, H, W)`` of any size to logits ``(B, num_classes)``.
+    """Vision transformer with any mechanism: images ``(B, in_chans, H, W)`` of any size to logits ``(B, num_classes)``.
 
-    Patches, a class token (``global_pool="token"``), positions, pre-norm blocks, a linear head. Names of arguments,
-    methods and parameters are those of timm's ViT, so that weights fit where the parts do. Paper: Dosovitskiy et al.,
-    An Image is Worth 16x16 Words; sizes and training recipes are those of DeiT.
+    It has patches, a class token (``global_pool="token"``), positions, pre-norm blocks and a linear head. Arguments,
+    methods and parameters are named as in timm's ViT, so that weights fit where the parts do. Paper: Dosovitskiy et
+    al., An Image is Worth 16x16 Words; sizes and training recipes are those of DeiT.
 
     Args:
         mechanism: a name of ``linattn.list_mechanisms()``.
-        img_size: the size that learned positions and key positions are laid out for; others are interpolated.
+        img_size: image size that positions and key positions are laid out for, where learned; interpolated for others.
         patch_size: an integer or ``(height, width)``.
-        in_chans, num_classes: 0 classes leave the head out.
+        in_chans, num_classes: channels of an image, and classes; 0 classes leave the head out.
         embed_dim, depth, num_heads, mlp_ratio: shape of the network.
-        global_pool: ``"token"``, a class token is read; ``"avg"``, the mean of all tokens; ``""``, all tokens as they
-            are, which needs ``num_classes=0``.
-        class_token: there is one; None: for ``"token"`` alone. With ``"avg"`` it counts in the mean (LION).
+        global_pool: what is classified: ``"token"``, a class token; ``"avg"``, the mean of all tokens; ``""`` returns
+            all tokens and needs ``num_classes=0``.
+        class_token: whether there is one; None: only for ``"token"``. With ``"avg"`` it is part of the mean (LION).
         pos_embed: ``"learned"``, ``"sincos"`` or None.
-        init_values: start of LayerScale (None: no LayerScale).
-        drop_rate, drop_path_rate: dropout before the head; skipped branches, growing linearly with depth.
+        init_values: initial value of LayerScale (None: no LayerScale).
+        drop_rate, drop_path_rate: dropout before the head; rate of skipped branches, rising linearly with depth.
         cpe, mlp_conv: as in ``Block``.
         attention: further options of ``linattn.layers.Attention``.
 
@@ -107,7 +107,7 @@ class VisionTransformer(nn.Module):
             )
             for i in range(depth)
         )
-        # timm's order: a mean of patches is normed after it was taken, a class token before it is read.
+        # timm's order: a mean of patches is taken before the norm, a class token is read after it.
         self.norm = nn.LayerNorm(embed_dim, eps=EPS) if prefix else nn.Identity()
         self.fc_norm = nn.Identity() if prefix else nn.LayerNorm(embed_dim, eps=EPS)
         self.head_drop = nn.Dropout(drop_rate)
@@ -115,7 +115,7 @@ class VisionTransformer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Linear maps and positions start small, as in DeiT; a mechanism's own parameters stay as its paper says."""
+        """Give linear maps and positions DeiT's small start; a mechanism's own parameters stay as its paper says."""
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear) and ".mechanism." not in name:
                 nn.init.trunc_normal_(module.weight, std=0.02)
@@ -127,7 +127,7 @@ class VisionTransformer(nn.Module):
             nn.init.normal_(self.cls_token, std=1e-6)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Tokens after the last block ``(B, T, C)``, the class token first."""
+        """Tokens after the last block, ``(B, T, C)``, the class token first."""
         x, spatial_shape = self.patch_embed(x)
         x = self._add_positions(x, spatial_shape)
         for block in self.blocks:
@@ -135,7 +135,7 @@ class VisionTransformer(nn.Module):
         return self.norm(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Logits, or with ``pre_logits`` what the classifier sees ``(B, C)``; tokens with ``global_pool=""``."""
+        """Logits or, with ``pre_logits``, the classifier's input ``(B, C)``; all tokens if ``global_pool=""``."""
         if self.global_pool:
             x = x[:, 0] if self.global_pool == "token" else x.mean(1)
         x = self.head_drop(self.fc_norm(x))
@@ -170,7 +170,7 @@ class VisionTransformer(nn.Module):
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop what the blocks asked for do not need; returns their indices."""
+        """Remove what the given blocks do not need; returns their indices."""
         taken = chosen_indices(indices, len(self.blocks), "blocks")
         self.blocks = self.blocks[: max(taken) + 1]
         if prune_norm:
@@ -184,7 +184,10 @@ class VisionTransformer(nn.Module):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new head; ``global_pool=""`` gives all tokens. Other pooling than the model's own needs other tokens."""
+        """Replace the head; ``global_pool`` can be the model's own or ``""``, which returns all tokens.
+
+        Other pooling would need other tokens, and is refused.
+        """
         pool = self.global_pool if global_pool is None else global_pool
         check_pool(pool, (self.own_pool, ""), num_classes)
         self.num_classes, self.global_pool = num_classes, pool
@@ -196,11 +199,11 @@ class VisionTransformer(nn.Module):
             self.head = head
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Keep a block's input alone for backward, and compute the rest again."""
+        """Keep only each block's input for the backward pass, and recompute the rest there."""
         self.grad_checkpointing = enable
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Patterns that put parameters into layers, for learning rates that fall with depth."""
+        """Patterns that assign parameters to layers, for learning rates that decay with depth."""
         return {
             "stem": r"^cls_token|pos_embed|patch_embed",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],

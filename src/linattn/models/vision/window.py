@@ -1,4 +1,4 @@
-"""Softmax attention inside windows, with relative positions: Swin's."""
+"""Swin's attention: softmax inside windows, with relative positions."""
 
 import torch
 import torch.nn.functional as F
@@ -10,16 +10,16 @@ from linattn.models.vision.block import Block
 
 
 class WindowAttention(Attention):
-    """Softmax attention of every token to those of its window, biased by where they stand to one another.
+    """Softmax attention inside windows, with a bias by the relative position of query and key.
 
     ``softmax_s(q_t . k_s / sqrt(D) + bias[row_t - row_s, column_t - column_s]) v_s`` over the tokens s of t's window
 
-    x ``(B, T, C)`` to ``(B, T, C)``. ``shift`` moves the borders of the windows by that many tokens; tokens that the
-    shift brings together from opposite edges do not see one another. A plane not larger than a window is one window,
-    without a shift. What fills up the last window is seen by nobody. Paper: Liu et al., Swin Transformer.
+    x is ``(B, T, C)``, and so is the output. ``shift`` moves the borders of the windows by that many tokens; tokens
+    that the shift brings together from opposite edges do not see each other. A plane no larger than a window is one
+    window without a shift. Padding of the last windows is never seen. Paper: Liu et al., Swin Transformer.
 
     Args:
-        dim, num_heads: width and heads.
+        dim, num_heads: width and number of heads.
         window: tokens down and across a window.
         shift: less than ``window``.
     """
@@ -40,7 +40,7 @@ class WindowAttention(Attention):
         cu_seqlens: Tensor | None = None,
         spatial_shape: tuple[int, int] | None = None,
     ) -> Tensor:
-        """Attend: ``x (B, T, C)``, ``spatial_shape`` the plane of the tokens."""
+        """Attention of ``x (B, T, C)``; ``spatial_shape`` is the plane of the tokens."""
         if key_mask is not None or cu_seqlens is not None:
             raise ValueError("windows cut a whole plane: key_mask and cu_seqlens must be None")
         check_plane(x.shape[1], spatial_shape, 0, "a window")
@@ -65,7 +65,7 @@ class WindowAttention(Attention):
         return out[:, :height, :width].flatten(1, 2)
 
     def _bias(self, down: int, across: int) -> Tensor:
-        """``(H, down across, down across)``; a window cut short by a small plane takes the middle of the table."""
+        """``(H, down across, down across)``; a window that a small plane cuts short uses the middle of the table."""
         device, span = self.relative_position_bias.device, 2 * self.window - 1
         rows = torch.arange(down, device=device).repeat_interleave(across)
         columns = torch.arange(across, device=device).repeat(down)
@@ -74,7 +74,7 @@ class WindowAttention(Attention):
 
 
 class WindowBlock(Block):
-    """A :class:`Block` with :class:`WindowAttention`."""
+    """A :class:`Block` whose attention is a :class:`WindowAttention`."""
 
     def __init__(
         self, dim: int, num_heads: int, *, window: int, shift: int, mlp_ratio: float = 4.0, drop_path: float = 0.0
@@ -90,15 +90,15 @@ def _cut(plane: Tensor, down: int, across: int) -> Tensor:
 
 
 def _labels(length: int, window: int, shift: int, device: torch.device) -> Tensor:
-    """For each place of a filled and shifted side, the stretch it is from; tokens of other stretches are hidden."""
+    """Label each place of a padded and shifted side by the stretch it comes from; other stretches are hidden."""
     filled = length + -length % window
-    place = (torch.arange(filled, device=device) + shift) % filled  # what the shift has brought here
+    place = (torch.arange(filled, device=device) + shift) % filled  # which token the shift brings here
     wrapped = torch.arange(filled, device=device) >= filled - shift
-    return torch.where(place >= length, 2, wrapped.long())  # 2: filled up
+    return torch.where(place >= length, 2, wrapped.long())  # 2: padding
 
 
 def _mask(rows: Tensor, columns: Tensor, down: int, across: int) -> Tensor:
-    """0 where a token sees another, -inf elsewhere, ``(windows, 1, down across, down across)``."""
+    """0 where a token sees another, -inf elsewhere: ``(windows, 1, down across, down across)``."""
     labels = rows[:, None] * 3 + columns
     own = _cut(labels[None, :, :, None], down, across).squeeze(-1)  # (windows, down across)
     return torch.zeros((), device=rows.device).masked_fill(own[:, None, :, None] != own[:, None, None, :], -torch.inf)

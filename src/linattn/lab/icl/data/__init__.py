@@ -1,1 +1,1 @@
-"""Data models: each draws tasks, and knows the best that a step of preconditioned gradient descent can do on them."""
+"""Data models: each draws tasks, and knows the best risk of one step of preconditioned gradient descent on them."""

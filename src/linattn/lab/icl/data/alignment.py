@@ -18,7 +18,7 @@ class Aligned(DataModel):
         P = g^2 n E[s q^2],  c = P / Q,  L* = g^2 E[s q] + noise - P^2 / Q,
         Q = g^2 (n (n-1) E[s q^3] + n E[s q (q^2 + 4 q + d - 3)]) + noise n E[q^2 + d - 1].
 
-    For small a that is close to independent data with ``n (a^2 d + 1)^2`` examples; the form here is exact.
+    For small a this is close to independent data with ``n (a^2 d + 1)^2`` examples; the formulas above are exact.
     """
 
     alignment: float = 0.0

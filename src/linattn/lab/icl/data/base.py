@@ -1,4 +1,4 @@
-"""What a data model is: a distribution of regression tasks, with the optimum of one layer in closed form.
+"""Base of data models: a distribution of regression tasks, with the optimum of one layer in closed form.
 
 A task has n examples ``(x_i, y_i)`` and a query x, whose answer y is asked for. One layer can do one step of
 preconditioned gradient descent, ``f = x^T W sum_i w_i x_i y_i``: linear attention with all ``w_i`` equal, H3 with free
@@ -17,7 +17,7 @@ Weighting = Literal["uniform", "free", "geometric"]
 
 
 class Examples(NamedTuple):
-    """Tasks: ``x (..., n, d)``, ``y (..., n)``, ``query (..., d)``, ``answer (...)``."""
+    """Examples of tasks: ``x (..., n, d)``, ``y (..., n)``, ``query (..., d)``, ``answer (...)``."""
 
     x: Tensor
     y: Tensor
@@ -26,7 +26,7 @@ class Examples(NamedTuple):
 
 
 class Optimum(NamedTuple):
-    """The least risk, and the predictor ``x^T W sum_i w_i x_i y_i`` that has it: W ``(d, d)``, w ``(n,)``, fp64."""
+    """The lowest risk, and the predictor ``x^T W sum_i w_i x_i y_i`` that has it: W ``(d, d)``, w ``(n,)``, fp64."""
 
     risk: float
     preconditioner: Tensor
@@ -35,7 +35,7 @@ class Optimum(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DataModel(ABC):
-    """A distribution of tasks in d dimensions; ``noise`` is the variance of what is added to every label."""
+    """A distribution of tasks in d dimensions; ``noise`` is the variance of the noise of every label."""
 
     d: int
     noise: float = 0.0
@@ -43,7 +43,7 @@ class DataModel(ABC):
 
     @abstractmethod
     def sample(self, shape: tuple[int, ...], n: int, generator: torch.Generator) -> Examples:
-        """Tasks in the given shape, on the generator's device, in fp32. Example n is the one next to the query."""
+        """Draw tasks in the given shape, on the generator's device, in fp32. Example n is next to the query."""
 
     @abstractmethod
     def optimum(self, n: int, weighting: Weighting = "uniform") -> Optimum:
@@ -52,10 +52,10 @@ class DataModel(ABC):
     @property
     @abstractmethod
     def power(self) -> float:
-        """``E y^2``: the risk of answering 0."""
+        """``E y^2``: the risk of always answering 0."""
 
     def constant(self, name: tuple[object, ...], make: Callable[[], Tensor], like: Tensor) -> Tensor:
-        """What ``make`` gives, on the device of ``like``: made once, as tasks are drawn at every step."""
+        """The result of ``make`` on the device of ``like``, computed only once, as tasks are drawn at every step."""
         key = (*name, like.device)
         if key not in self._constants:
             self._constants[key] = make().to(like)
@@ -77,5 +77,5 @@ def noisy(data: DataModel, labels: Tensor, generator: torch.Generator) -> Tensor
 
 
 def scaled_identity(risk: float, factor: float, d: int, n: int) -> Optimum:
-    """The optimum of a data model that looks alike in all directions and whose examples may be swapped."""
+    """The optimum of a data model that is the same in all directions and does not depend on the examples' order."""
     return Optimum(risk, factor * torch.eye(d, dtype=torch.float64), torch.ones(n, dtype=torch.float64))

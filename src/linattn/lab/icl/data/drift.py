@@ -1,4 +1,4 @@
-"""Drifting tasks: older examples say less about the task that is asked for, so that weighting them pays."""
+"""Drifting tasks: older examples say less about the task that is asked for, so weighting them pays."""
 
 from dataclasses import dataclass
 
@@ -14,13 +14,13 @@ GRID = 4000  # values of a constant gate that are tried: steps of less than 0.00
 class Drift(DataModel):
     """``x, x_i ~ N(0, I)``, ``y_i = b_i^T x_i + noise`` with ``E[b_i b_j^T] = rho^|i-j| I``; ``memory`` is rho.
 
-    With the correlations r of the examples' tasks with the query's, R of theirs with one another, and
+    With the correlations r of the examples' tasks with the query's, R of the examples' tasks with each other, and
     ``K = R + (d + 1 + noise) I``, weights w and ``W = I`` have the risk ``d + noise - 2 d w^T r + d w^T K w``:
 
         free:     w* = K^-1 r,  L* = d + noise - d r^T K^-1 r         (H3)
         along u:  w* = u (u^T r) / (u^T K u),  L* = d + noise - d (u^T r)^2 / (u^T K u)
 
-    with ``u = 1`` for linear attention and the best ``u_i = g^(n+1-i)`` for a gate that does not look at the data.
+    with ``u = 1`` for linear attention and the best ``u_i = g^(n+1-i)`` for a gate that does not depend on the data.
     """
 
     memory: float = 1.0
@@ -37,7 +37,7 @@ class Drift(DataModel):
         return self.d + self.noise
 
     def correlations(self, n: int) -> Tensor:
-        """``(n+1, n+1)``, the query's task last."""
+        """Correlations of the tasks, ``(n+1, n+1)``, with the query's task last."""
         place = torch.arange(n + 1, dtype=torch.float64)
         return torch.tensor(self.memory, dtype=torch.float64) ** (place - place.unsqueeze(1)).abs()
 
@@ -57,6 +57,6 @@ class Drift(DataModel):
         return Optimum(self.power - self.d * gains.max().item(), torch.eye(self.d, dtype=torch.float64), weights)
 
     def _factor(self, n: int) -> Tensor:
-        """A square root of the correlations; by eigenvectors, as tasks that never change have a singular matrix."""
+        """A square root of the correlations, by eigenvectors: the matrix is singular for tasks that never change."""
         values, vectors = torch.linalg.eigh(self.correlations(n))
         return vectors * values.clamp(min=0).sqrt()

@@ -1,4 +1,4 @@
-"""Independent examples with any covariances: the full optimum, that of low rank, and that of a low-rank update."""
+"""Independent examples with any covariances: the full optimum, one of low rank, and that of a low-rank update."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,11 @@ from linattn.lab.icl.data.base import DataModel, Examples, Optimum, Weighting, l
 class Gaussian(DataModel):
     """``x, x_i ~ N(0, Sx)``, task ``b ~ N(0, Sb)``, ``y_i = b^T x_i + noise``.
 
-    With ``S = Sx^1/2 Sb Sx^1/2``, ``M = tr S + noise`` and ``A = (n+1) S + M I``, a preconditioner W that is
-    ``V = Sx^1/2 W Sx^1/2`` in white coordinates has the risk ``M - 2n tr(V S) + n tr(V A V^T)``, which is
+    With ``S = Sx^1/2 Sb Sx^1/2``, ``M = tr S + noise`` and ``A = (n+1) S + M I``, a preconditioner W, which is
+    ``V = Sx^1/2 W Sx^1/2`` in white coordinates, has the risk ``M - 2n tr(V S) + n tr(V A V^T)``, which is
     ``L* + n |(V - S A^-1) A^1/2|_F^2`` with ``L* = M - n tr(S A^-1 S)``.
 
-    Examples may be swapped, so no weighting of them is better than equal weights.
+    Examples are exchangeable, so no weighting is better than equal weights.
     """
 
     task_covariance: Tensor | None = None
@@ -41,7 +41,7 @@ class Gaussian(DataModel):
 
     @property
     def white_task_covariance(self) -> Tensor:
-        """S: the covariance of the task where features are white."""
+        """S: the covariance of the task in coordinates where features are white."""
         factor = root(self._covariance(self.feature_covariance))
         return factor @ self._covariance(self.task_covariance) @ factor
 
@@ -58,16 +58,16 @@ class Gaussian(DataModel):
         return self._reached(self._nearest(self._best(n), n, rank), n)
 
     def adapted(self, n: int, rank: int, source: "Gaussian") -> Optimum:
-        """The best W that differs by that rank from the optimum of ``source``: LoRA after a shift of tasks."""
+        """The best W that differs from the optimum of ``source`` by that rank: LoRA after a shift of tasks."""
         start = self._white(source.optimum(n).preconditioner)
         return self._reached(start + self._nearest(self._best(n) - start, n, rank), n)
 
     def _best(self, n: int) -> Tensor:
-        """``S A^-1``; both are functions of S, so that their order does not matter."""
+        """``S A^-1``; both are functions of S, so they commute."""
         return torch.linalg.solve(self._metric(n), self.white_task_covariance)
 
     def _nearest(self, V: Tensor, n: int, rank: int) -> Tensor:
-        """The matrix of that rank whose distance to V, ``|(. - V) A^1/2|_F``, is least."""
+        """The matrix of that rank with the least distance to V, ``|(. - V) A^1/2|_F``."""
         factor = root(self._metric(n))
         U, s, Vh = torch.linalg.svd(V @ factor)
         kept = (U[:, :rank] * s[:rank]) @ Vh[:rank]
@@ -96,13 +96,13 @@ def root(covariance: Tensor) -> Tensor:
 
 
 def equicorrelated(d: int, correlation: float) -> Tensor:
-    """``g 1 1^T + (1 - g) I``: one direction that all tasks share."""
+    """Covariance ``g 1 1^T + (1 - g) I``: one direction that all tasks share."""
     one = torch.ones(d, d, dtype=torch.float64)
     return correlation * one + (1 - correlation) * torch.eye(d, dtype=torch.float64)
 
 
 def power_law(d: int, exponent: float, seed: int | None = None) -> Tensor:
-    """Eigenvalues ``i^-exponent`` with trace d; along the axes, or along random directions if there is a seed."""
+    """Eigenvalues ``i^-exponent`` scaled to trace d, along the axes or, with a seed, along random directions."""
     values = torch.arange(1, d + 1, dtype=torch.float64) ** -exponent
     values = values * d / values.sum()
     if seed is None:

@@ -1,4 +1,4 @@
-"""Retrieval: the examples were looked up for the query, their features are near to it."""
+"""Retrieval: the examples were looked up for the query, so their features are near it."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,9 @@ class Retrieval(DataModel):
     """``x, b ~ N(0, I)``, ``x_i | x ~ N(a x, (1 - a^2) I)``, ``y_i = b^T x_i + noise``; ``alignment`` is a.
 
     All directions are alike, so the optimum is ``W = c I``. With ``u = a^2``, ``v = 1 - u`` and
-    ``h = sum_i x^T x_i y_i``, whose moments are ``P = E[y h] = n d (1 + u (d+1))`` and ``Q = E[h^2]``, it is
-    ``c = P / Q`` and ``L* = d + noise - P^2 / Q``. For a of order ``d^-1/2`` that is close to independent data with
-    ``n (a^2 d + 1)`` examples; the form here is exact.
+    ``h = sum_i x^T x_i y_i``, whose moments are ``P = E[y h] = n d (1 + u (d+1))`` and ``Q = E[h^2]``, the optimum has
+    ``c = P / Q`` and ``L* = d + noise - P^2 / Q``. For a of order ``d^-1/2`` this is close to independent data with
+    ``n (a^2 d + 1)`` examples; the formulas above are exact.
     """
 
     alignment: float = 0.0

@@ -1,4 +1,4 @@
-"""Conversion: other attention inside the timm models that are there."""
+"""Conversion: replaces the attention inside existing timm models."""
 
 from linattn.models.vision.conversion.convert import KNOWN, convert
 from linattn.models.vision.conversion.report import ConversionReport, Converted

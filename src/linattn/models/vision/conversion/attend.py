@@ -1,4 +1,4 @@
-"""One call of attention inside a converted layer: mechanisms with scores hold a bias of these, others cannot."""
+"""The call of attention inside a converted layer; only mechanisms with scores can take a bias of scores."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from linattn.ops.prepare import without_autocast
 
 
 def holds_bias(mechanism: Mechanism) -> bool:
-    """Whether it has scores that a bias or a mask of pairs can be added to."""
+    """Whether the mechanism has scores that a bias, or a mask of pairs, can be added to."""
     return isinstance(mechanism, Softmax | ZerosSoftmax)
 
 
@@ -31,7 +31,10 @@ def attend(
     rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
     spatial_shape: tuple[int, int] | None = None,
 ) -> Tensor:
-    """``(B, H, T, D)``; ``bias`` broadcasts to ``(B, H, Tq, Tk)`` and is added to scores, dropout is of weights."""
+    """Attention output ``(B, H, T, D)``.
+
+    ``bias`` broadcasts to ``(B, H, Tq, Tk)`` and is added to the scores; dropout applies to the weights.
+    """
     if not holds_bias(mechanism) or (bias is None and dropout == 0.0):
         own = x if mechanism.info.uses_input else None
         return mechanism(q, k, v, x=own, key_mask=key_mask, rotate=rotate, spatial_shape=spatial_shape)
@@ -50,15 +53,15 @@ def attend(
     return biased_zeros(mechanism, q, k, v, x, bias, dropout)
 
 
-HIDDEN = -50.0  # Swin hides a key by a bias of -100: below this a key is not seen, above it has a score
+HIDDEN = -50.0  # Swin hides a key by a bias of -100: keys with a bias below this are hidden
 
 
 def biased_zeros(
     mechanism: ZerosSoftmax, q: Tensor, k: Tensor, v: Tensor, x: Tensor, bias: Tensor | None, dropout: float
 ) -> Tensor:
-    """ZeroS-SM by its formula, with the logits ``z = q.k / sqrt(D) + bias`` and the keys that bias does not hide.
+    """ZeroS-SM by its formula, for logits ``z = q.k / sqrt(D) + bias`` and the keys that the bias does not hide.
 
-    ``w = gh softmax(z) + ((g1 - gh) (z - mean z) + (g0 - gh)) / N``: at gates of 1 it is biased softmax.
+    ``w = gh softmax(z) + ((g1 - gh) (z - mean z) + (g0 - gh)) / N``; with all gates at 1 this is biased softmax.
     """
     dtype, out_dtype = compute_dtype(q, k, v), v.dtype
     g1, gh, g0 = mechanism.gates(x)

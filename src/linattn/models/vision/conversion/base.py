@@ -1,4 +1,4 @@
-"""What layers of attention of timm's models become: their own projections around a mechanism of this library."""
+"""Base of the converted attention layers of timm models: their own projections around a mechanism of linattn."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from linattn.models.vision.conversion.planes import Planes
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked for, and what the model says of its tokens."""
+    """What a conversion asks for, and where the model's tokens are."""
 
     mechanism: str
     options: dict[str, Any]
@@ -28,13 +28,13 @@ class Plan:
 
 
 class ConvertedAttention(nn.Module):
-    """A timm layer with its parameters, under their own names, and ``mechanism`` in the place of softmax.
+    """A timm layer with its parameters, under their own names, and ``mechanism`` in place of softmax.
 
-    ``y = proj(mechanism(q, k, v))``, with the layer's own norms of q and k, rotary positions, norm and gate of the
-    output. A heir says how q, k and v are made, and has the ``forward`` of the class it stands for.
+    ``y = proj(mechanism(q, k, v))``, with the layer's own norms of q and k, rotary positions, and norm and gate of the
+    output. A subclass defines how q, k and v are computed, and has the ``forward`` of the class it replaces.
     """
 
-    # The layer's own parts, as far as its class has them.
+    # Parts of the old layer; a class may lack some of them.
     qkv: Any
     q: Any
     kv: Any
@@ -55,7 +55,7 @@ class ConvertedAttention(nn.Module):
     relative_position_bias_table: Any
     relative_position_index: Any
 
-    biases: ClassVar[dict[str, str]] = {}  # of scores, by name, and what each is: for mechanisms with scores alone
+    biases: ClassVar[dict[str, str]] = {}  # of scores: name -> description; only mechanisms with scores keep them
 
     def __init__(self, old: nn.Module, plan: Plan) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class ConvertedAttention(nn.Module):
 
     @property
     def own_prefix(self) -> int:
-        """Tokens before the plane in what this layer sees."""
+        """Number of tokens before the plane in the input of this layer."""
         return self.num_prefix_tokens
 
     @property
@@ -89,7 +89,7 @@ class ConvertedAttention(nn.Module):
         """Width of x."""
 
     def adopt(self, old: nn.Module) -> None:
-        """Take parameters, buffers and parts over: the same tensors, not copies. What is None stays None."""
+        """Take over parameters, buffers and modules (the same tensors, not copies), and attributes that are None."""
         for name, parameter in old._parameters.items():
             self.register_parameter(name, parameter)
         for name, buffer in old._buffers.items():
@@ -105,7 +105,7 @@ class ConvertedAttention(nn.Module):
         return int(getattr(old, "head_dim", 0)) or self.proj.weight.shape[1] // self.num_heads
 
     def drop(self, name: str, why: str) -> None:
-        """Leave a part out and remember it, unless it is not there anyway."""
+        """Remove a part and record why, if the layer has it."""
         part = getattr(self, name, None)
         if part is None:
             return
@@ -141,11 +141,14 @@ class ConvertedAttention(nn.Module):
         rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
         spatial_shape: tuple[int, int] | None = None,
     ) -> Tensor:
-        """``(B, T, H D)``; ``rotate`` turns q and k, or with ``rotary="features"`` what the mechanism makes of them."""
+        """Attention output ``(B, T, H D)``.
+
+        ``rotate`` turns q and k or, with ``rotary="features"``, the features that the mechanism makes of them.
+        """
         if rotate is not None and self.plan.rotary == "inputs":
             q, k = rotate(q, k)
             rotate = None
-        q, k = q.to(v.dtype), k.to(v.dtype)  # norms and rotations widen under autocast
+        q, k = q.to(v.dtype), k.to(v.dtype)  # norms and rotations may widen them under autocast
         out = attend(
             self.mechanism, q, k, v, x=x, bias=bias, key_mask=key_mask, rotate=rotate,
             dropout=self._drop_rate if self.training else 0.0,
@@ -154,7 +157,7 @@ class ConvertedAttention(nn.Module):
         return out.transpose(1, 2).flatten(2)
 
     def finish(self, out: Tensor, x: Tensor) -> Tensor:
-        """The layer's own norm and gate of the output, then its projection."""
+        """Apply the layer's own norm and gate of the output, then its projection."""
         norm, gate = getattr(self, "norm", None), getattr(self, "gate", None)
         if norm is not None:
             out = norm(out)
@@ -163,12 +166,12 @@ class ConvertedAttention(nn.Module):
         return self.proj_drop(self.proj(out))
 
     def plane(self, length: int) -> tuple[int, int] | None:
-        """The plane of ``length`` tokens, prefix tokens among them, in a model that does not tell its layers."""
+        """The plane of ``length`` tokens, prefix tokens included, for models that do not pass it to their layers."""
         return self.plan.planes.find(length - self.num_prefix_tokens)
 
 
 def key_mask_of(attn_mask: Tensor | None, is_causal: bool, mechanism: str) -> Tensor | None:
-    """The keys that an attention mask hides from every query alike ``(B, T)``; others no linear attention can hold."""
+    """The key mask ``(B, T)`` of an attention mask that is the same for every query; others are refused."""
     if is_causal:
         raise ValueError(f"is_causal=True, but the model was converted to {mechanism} as an encoder")
     if attn_mask is None:

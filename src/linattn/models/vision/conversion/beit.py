@@ -1,4 +1,4 @@
-"""BEiT: a bias of scores by how two patches stand to one another, of a layer's own or shared by all."""
+"""BEiT: scores have a bias by the relative position of two patches, one per layer or shared by all layers."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ TABLE = "a relative position bias"
 
 
 class BeitAttention(TokenAttention):
-    """``timm.models.beit.Attention``."""
+    """Converted form of ``timm.models.beit.Attention``."""
 
     biases = {"relative_position_bias_table": TABLE, "relative_position_index": TABLE}  # noqa: RUF012
 
@@ -29,7 +29,7 @@ class BeitAttention(TokenAttention):
 
 
 def position_bias(layer: ConvertedAttention) -> Tensor | None:
-    """``(1, H, T, T)`` from the table of a layer that still has one."""
+    """The bias ``(1, H, T, T)`` from the layer's table, if it still has one."""
     table: Any = layer.relative_position_bias_table
     if table is None:
         return None
@@ -38,7 +38,7 @@ def position_bias(layer: ConvertedAttention) -> Tensor | None:
 
 
 def drop_shared_bias(model: nn.Module) -> dict[str, str]:
-    """Take the bias that all layers share out of a BEiT none of whose layers can hold it."""
+    """Remove the bias that all layers share from a BEiT in which no layer can use it."""
     dropped: dict[str, str] = {}
     for prefix, host in model.named_modules():
         shared = getattr(host, "rel_pos_bias", None)

@@ -1,4 +1,4 @@
-"""Swap the attention inside a timm model."""
+"""Replaces the attention inside a timm model."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatch
@@ -17,7 +17,7 @@ from linattn.models.vision.conversion.swin import WindowedAttention
 from linattn.models.vision.conversion.tokens import RotaryAttention, TokenAttention
 from linattn.ops.checks import check_choice
 
-# By the full name of the class, so that timm need not be imported; older releases kept ViT's with the model.
+# By the full name of the class, so that timm need not be imported; older releases defined ViT's in the model's file.
 KNOWN: dict[str, type[ConvertedAttention]] = {
     "timm.layers.attention.Attention": TokenAttention,
     "timm.models.vision_transformer.Attention": TokenAttention,
@@ -39,27 +39,29 @@ def convert(
     impl: str = "auto",
     **mechanism_options: Any,
 ) -> Converted:
-    """Put ``mechanism`` into the layers of attention of a timm model, in place, and say what that did.
+    """Replace the attention layers of a timm model by ``mechanism``, in place, and report what changed.
 
-    ViT, DeiT, DeiT III, DINOv2, SigLIP, EVA, BEiT, Swin and PVTv2. Projections, biases, norms of q and k, rotary
-    positions, gates and norms of the output stay, under their names; the mechanism's own parameters are new. What only
-    scores can hold, a relative position bias, is dropped unless the mechanism has scores. Softmax gives what the model
-    gave; ``"zeros_softmax"`` starts there, and ``"mirror", reflections=2`` starts with the q.k of the model, before its
-    ReLU. The same call on a fresh model makes one that the state dict fits. If it raises, nothing was changed.
+    Supports ViT, DeiT, DeiT III, DINOv2, SigLIP, EVA, BEiT, Swin and PVTv2. Projections, biases, norms of q and k,
+    rotary positions, and gates and norms of the output stay, under their names; the mechanism's own parameters are new.
+    A relative position bias, which only scores can hold, is dropped unless the mechanism has scores.
+
+    With ``"softmax"`` the model computes what it did before; ``"zeros_softmax"`` starts there, and ``"mirror",
+    reflections=2`` starts with the model's q.k, before its ReLU. The same call on a fresh model builds one that the
+    state dict fits. If it raises, nothing was changed.
 
     Args:
         model: a timm model, or one converted before.
         mechanism: a name of ``linattn.list_mechanisms()``.
-        layers: which, in the order of the model: numbers, negative ones from the end, or patterns of names such as
-            ``"stages.0.*"``; None: all.
+        layers: which layers, in the order of the model: numbers, where negative ones count from the end, or patterns of
+            names such as ``"stages.0.*"``; None: all.
         rotary: what rotary positions turn: ``"inputs"``, queries and keys as in the model, or ``"features"``, those of
             the numerator, as in papers of linear attention.
-        reduction: of keys in PVTv2: ``"keep"``, or ``"drop"``: every token gives a key.
+        reduction: reduction of keys in PVTv2: ``"keep"``, or ``"drop"``, so that every token gives a key.
         impl: form of the algebra, as in ``linear_attention``.
-        mechanism_options: options of the mechanism's own.
+        mechanism_options: options of the mechanism.
 
     Returns:
-        ``(model, report)``; ``print(report)`` sums up.
+        ``(model, report)``; ``print(report)`` shows a summary.
 
     Example:
         >>> import timm
@@ -140,7 +142,7 @@ def _refuse_unknown(model: nn.Module, found: dict[str, nn.Module], chosen: list[
 
 
 def _looks_like_attention(module: nn.Module) -> bool:
-    """A part with weights that is called so, or a block that has attention's projections inside itself."""
+    """Whether a module with weights is named like attention, or is a block with attention's projections inside."""
     name = type(module).__name__.lower()
     called = ("attn" in name or "attention" in name) and "pool" not in name
     inline = name.endswith("block") and ("qkv" in module._modules or "in_proj" in module._modules)

@@ -1,4 +1,4 @@
-"""Where tokens stand: the plane that a timm model has cut an image into, for layers that are not told."""
+"""The planes into which a timm model cuts images, for layers that are not passed them."""
 
 import math
 from typing import Any
@@ -9,8 +9,8 @@ from torch import nn
 class Planes:
     """Planes by their number of tokens, as ``patch_embed`` makes them.
 
-    A model of one size says its grid. One that takes images of any size (``dynamic_img_size=True``) is watched: as many
-    tokens may be 4 x 4 or 2 x 8. Where some tokens were dropped, no plane is left.
+    A model with a fixed image size has one grid. One that takes images of any size (``dynamic_img_size=True``) is
+    watched, since the same number of tokens may be 4 x 4 or 2 x 8. If tokens were dropped, there is no plane.
     """
 
     def __init__(self, patch_embed: Any = None, dynamic: bool = False) -> None:
@@ -18,7 +18,7 @@ class Planes:
         self.seen: dict[int, tuple[int, int]] = {}
 
     def watch(self) -> None:
-        """From now on; only models of any size need it."""
+        """Start to record planes; only models for images of any size need it."""
         if self.dynamic:
             self.patch_embed.register_forward_pre_hook(self._note)
 
@@ -29,12 +29,12 @@ class Planes:
     def find(self, tokens: int) -> tuple[int, int] | None:
         if self.dynamic:
             return self.seen.get(tokens)
-        grid = getattr(self.patch_embed, "grid_size", None)  # as it is now: timm's set_input_size moves it
+        grid = getattr(self.patch_embed, "grid_size", None)  # read anew each time: timm's set_input_size changes it
         return None if grid is None or math.prod(grid) != tokens else (int(grid[0]), int(grid[1]))
 
 
 def find_tokens(model: nn.Module) -> tuple[int, Planes]:
-    """Tokens before the plane, and the planes."""
+    """The number of tokens before the plane, and the planes."""
     for module in model.modules():
         count = getattr(module, "num_prefix_tokens", None)
         if isinstance(count, int) and hasattr(module, "patch_embed"):

@@ -1,4 +1,4 @@
-"""PVTv2: keys and values from fewer tokens, a strided convolution or a pool of them."""
+"""PVTv2: keys and values come from fewer tokens, after a strided convolution or pooling."""
 
 from torch import Tensor, nn
 
@@ -6,10 +6,10 @@ from linattn.models.vision.conversion.base import ConvertedAttention, Plan
 
 
 class ReducedAttention(ConvertedAttention):
-    """``timm.models.pvt_v2.Attention``.
+    """Converted form of ``timm.models.pvt_v2.Attention``.
 
-    With ``reduction="drop"`` every token gives a key, as linear attention can afford (PolaFormer's hosts do so); a
-    mechanism with gates for every key needs that.
+    With ``reduction="drop"`` every token gives a key, which linear attention can afford (PolaFormer's hosts do so); a
+    mechanism with gates for every key needs this.
     """
 
     def __init__(self, old: nn.Module, plan: Plan) -> None:
@@ -37,7 +37,7 @@ class ReducedAttention(ConvertedAttention):
         return self.proj_drop(self.proj(out))
 
     def _sources(self, x: Tensor, plane: tuple[int, int]) -> Tensor:
-        """The tokens that keys and values are made of."""
+        """The tokens that keys and values are computed from."""
         if self.sr is None:
             return x
         y = x.transpose(1, 2).unflatten(2, plane)

@@ -1,4 +1,4 @@
-"""What a conversion did, by name."""
+"""The report of a conversion, by names."""
 
 import re
 from collections import Counter
@@ -10,11 +10,11 @@ from torch import nn
 
 @dataclass
 class ConversionReport:
-    """Names as in ``model.named_modules()`` and ``model.state_dict()``; printing it gives a summary.
+    """What a conversion did, with names as in ``model.named_modules()`` and ``model.state_dict()``; prints a summary.
 
-    ``changed``: layers of attention and what became of each. ``left``: those that were not asked for, and pools of
-    attention, which are no part of the blocks. ``kept``, ``initialised``: parameters of the changed layers that are the
-    model's own, and those that are new. ``dropped``: what the mechanism cannot hold, and why.
+    ``changed``: the attention layers that were replaced, and by what. ``left``: those that were not asked for, and
+    attention pools, which are not part of the blocks. ``kept``, ``initialised``: parameters of the changed layers that
+    are the model's own, and those that are new. ``dropped``: what the mechanism cannot hold, and why.
     """
 
     mechanism: str
@@ -25,7 +25,7 @@ class ConversionReport:
     dropped: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """One line for what differs in its number alone: ``blocks.*.attn.qkv.weight (12)``."""
+        """Names that differ only in their number share a line: ``blocks.*.attn.qkv.weight (12)``."""
         lines = [f"converted to {self.mechanism}: {len(self.changed)} layers of attention"]
         lines += [f"  changed      {text}" for text in _grouped([f"{n}: {what}" for n, what in self.changed.items()])]
         for title, names in (("left", self.left), ("kept", self.kept), ("initialised", self.initialised)):
@@ -36,7 +36,7 @@ class ConversionReport:
 
 
 class Converted(NamedTuple):
-    """The model that was given, changed in place, and what was done to it."""
+    """The given model, changed in place, and the report of the conversion."""
 
     model: nn.Module
     report: ConversionReport

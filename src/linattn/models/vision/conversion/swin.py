@@ -1,4 +1,4 @@
-"""Swin: windows, a bias of scores inside them, and a mask where a shift brings tokens of opposite edges together."""
+"""Swin: windows, a bias of scores inside them, and a mask where a shift brings opposite edges together."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from linattn.models.vision.conversion.attend import holds_bias
 from linattn.models.vision.conversion.base import ConvertedAttention, Plan
 from linattn.models.vision.conversion.beit import TABLE, position_bias
 
-PARTS = 4  # a shift cuts a window once down and once across at the most
+PARTS = 4  # a shift cuts a window at most once down and once across
 
 
 class WindowedAttention(ConvertedAttention):
-    """``timm.models.swin_transformer.WindowAttention``: x ``(B windows, T, C)``, windows stay as they are.
+    """Converted form of ``timm.models.swin_transformer.WindowAttention``: x ``(B windows, T, C)``, in the same windows.
 
-    A mechanism without scores attends inside each part that the mask leaves a window, one part after the other. To
-    let it see the whole plane instead, ``model.set_input_size(window_size=...)`` of timm makes windows larger.
+    A mechanism without scores attends inside each part into which the mask divides a window, one part after the other.
+    To let it see the whole plane instead, make windows larger by timm's ``model.set_input_size(window_size=...)``.
     """
 
     biases = {"relative_position_bias_table": TABLE, "relative_position_index": TABLE}  # noqa: RUF012
@@ -27,7 +27,7 @@ class WindowedAttention(ConvertedAttention):
 
     @property
     def own_prefix(self) -> int:
-        return 0  # a window is all plane
+        return 0  # a window has no tokens before its plane
 
     @property
     def input_dim(self) -> int:
@@ -43,7 +43,7 @@ class WindowedAttention(ConvertedAttention):
         total: Tensor | None = None
         for part in range(PARTS):
             own = parts == part
-            # A window without that part sees all of itself: the result is not taken, but must be finite.
+            # Windows without that part see all of themselves: their result is not used, but must be finite.
             seen = own | ~own.any(-1, keepdim=True)
             out = self.attend(q, k, v, x, key_mask=seen, spatial_shape=self.window_size)
             total = out if total is None else torch.where(own.unsqueeze(-1), out, total)
@@ -58,7 +58,7 @@ class WindowedAttention(ConvertedAttention):
         return each if bias is None else bias + each
 
     def set_window_size(self, window_size: int | tuple[int, int]) -> None:
-        """timm calls this for other sizes of images; a table of positions is resized, as there."""
+        """Called by timm for other image sizes; a table of positions is resized, as in timm."""
         window_size = _pair(window_size)
         if window_size == self.window_size:
             return
@@ -82,9 +82,9 @@ def _pair(size: Any) -> tuple[int, int]:
 
 
 def window_parts(mask: Tensor) -> Tensor:
-    """Number of its part for every token of a window ``(windows, T)``, from a mask ``(windows, T, T)`` of 0 and less.
+    """Number the parts of windows: a label per token ``(windows, T)``, from masks ``(windows, T, T)`` of 0 and less.
 
-    Tokens of one part see the same tokens; the first of these stands for the part, and the parts are counted.
+    Tokens of one part see the same tokens. The first of these identifies the part, and parts are numbered in order.
     """
     first = (mask == 0).int().argmax(-1)
     leads = first == torch.arange(mask.shape[-1], device=mask.device)

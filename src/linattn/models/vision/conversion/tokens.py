@@ -1,4 +1,4 @@
-"""Layers that see tokens alone: ViT, DeiT, DeiT III, DINOv2, SigLIP; with rotary positions EVA, DINOv3 and others."""
+"""Layers that only see tokens: ViT, DeiT, DeiT III, DINOv2, SigLIP; with rotary positions EVA, DINOv3 and others."""
 
 from typing import Any
 
@@ -11,7 +11,10 @@ from linattn.models.vision.conversion.base import ConvertedAttention, key_mask_o
 
 
 class TokenAttention(ConvertedAttention):
-    """``timm.layers.Attention``: one projection for q, k and v, or one for each; BEiT's and EVA's have no bias of k."""
+    """Converted form of ``timm.layers.Attention``, with one projection for q, k and v, or one for each.
+
+    In BEiT and EVA k has no bias.
+    """
 
     @property
     def input_dim(self) -> int:
@@ -19,7 +22,7 @@ class TokenAttention(ConvertedAttention):
         return first.weight.shape[1]
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, normed where the layer norms."""
+        """q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, with the layer's norms of q and k."""
         if getattr(self, "qkv", None) is not None:
             q, k, v = self._qkv(x).chunk(3, dim=-1)
         else:
@@ -51,7 +54,7 @@ class TokenAttention(ConvertedAttention):
 
 
 class RotaryAttention(TokenAttention):
-    """``timm.layers.AttentionRope`` and EVA's: rotary positions come with the call."""
+    """Converted form of ``timm.layers.AttentionRope`` and EVA's attention, which get rotary positions in the call."""
 
     def __init__(self, old: Any, plan: Any) -> None:
         super().__init__(old, plan)
@@ -74,7 +77,7 @@ class RotaryAttention(TokenAttention):
         return self.finish(out, x)
 
     def _turn(self, x: Tensor, rope: Tensor) -> Tensor:
-        """``x (B, H, T, K)``, prefix tokens as they are; a K of several head widths is turned width by width."""
+        """Rotate ``x (B, H, T, K)`` except prefix tokens; K may be several head widths, each of which is rotated."""
         if x.shape[-1] % self.head_dim:
             raise ValueError(
                 f"rotary='features' turns {self.head_dim} channels at a time, which must divide the {x.shape[-1]} "
