@@ -1,4 +1,4 @@
-"""What stands around a mechanism: projections, positions, local branch, norm, gate; and the parts of a block."""
+"""Layers around a mechanism: projections, positions, local branch, norm, gate; and the other parts of a block."""
 
 from linattn.layers.attention import Attention, LayerOutput
 from linattn.layers.canon import Canon

@@ -20,42 +20,42 @@ from linattn.ops.rotation import Rotate
 
 
 class LayerOutput(NamedTuple):
-    """Output ``(B, T, C)``, or ``(B, C)`` of a step, and the mechanism's state after it."""
+    """Output of an attention layer, ``(B, T, C)``, or ``(B, C)`` for one step, and the mechanism's state after it."""
 
     output: Tensor
     state: Any
 
 
 class Attention(nn.Module):
-    """A layer of attention around any registered mechanism.
+    """Attention layer around any registered mechanism, with the optional parts that papers put around it.
 
     ``y = W_o (norm(mechanism(q, k, v) + local(v)) * gate(x))``, ``q, k, v = W_qkv x``
 
-    x ``(B, T, C)`` to ``(B, T, C)``. Without parts it has the parameters of timm's ViT: ``qkv`` and ``proj``. Parts
-    that look at the image plane need ``spatial_shape`` in the call, leave prefix tokens alone, and are refused with
-    ``causal=True``.
+    x ``(B, T, C)`` to ``(B, T, C)``. Without optional parts it has the parameters of timm's ViT: ``qkv`` and ``proj``.
+    Parts that look at the image plane need ``spatial_shape`` in the call, do not act on prefix tokens, and are refused
+    with ``causal=True``.
 
     Args:
         dim: C, width of the tokens.
-        num_heads: heads of q; divides ``dim``.
-        mechanism: a name of ``linattn.list_mechanisms()``.
-        num_kv_heads: heads of k and v (None: as many).
-        causal: a token sees itself and the past; needed for :meth:`with_state` and :meth:`step`.
-        qkv_bias, proj_bias: biases of the projections.
-        qk_norm: ``"layer"`` or ``"rms"`` over the channels of each head of q and k.
+        num_heads: number of query heads; must divide ``dim``.
+        mechanism: name of the mechanism, see ``linattn.list_mechanisms()``.
+        num_kv_heads: number of key and value heads (None: as many as query heads).
+        causal: whether a token sees only itself and the past; needed for :meth:`with_state` and :meth:`step`.
+        qkv_bias, proj_bias: whether the projections have biases.
+        qk_norm: ``"layer"`` or ``"rms"``: norm over the channels of each head of q and k.
         key_position: grid ``(height, width)`` of a learned position embedding of k (FLatten, PolaFormer).
         rotary: 2-D rotary positions in the numerator: ``"features"``, over all channels of the features
-            (PolaFormer++, RALA), or ``"blocks"``, over each ``head_dim`` of them by itself (NaLaFormer).
-        local: depthwise convolution of v: ``"shared"``, one kernel for all heads (FLatten, PolaFormer), or
-            ``"channel"``, LePE (NaLaFormer, RALA).
-        local_kernel: its width, odd.
-        norm: of the output, before the gate: ``"layer"``, ``"rms"``, or by head ``"head_layer"``, ``"head_rms"``.
-        gate: ``"linear"`` or ``"silu"``, from x.
-        spatial_reduction: keys and values from one token for every n x n (PVT).
-        num_prefix_tokens: tokens before those of the plane, such as a class token. The mechanism learns the shape of
-            the plane only if it knows these tokens too (LION, given the same ``num_prefix_tokens`` in
-            ``mechanism_options``); any other takes all tokens as a line.
-        mechanism_options: options of the mechanism's own.
+            (PolaFormer++, RALA), or ``"blocks"``, over each block of ``head_dim`` of them separately (NaLaFormer).
+        local: depthwise convolution of v: ``"shared"``, with kernels that all heads share (FLatten, PolaFormer), or
+            ``"channel"``, with one kernel per channel, LePE (NaLaFormer, RALA).
+        local_kernel: width of this convolution, odd.
+        norm: norm of the output, before the gate: ``"layer"``, ``"rms"``, or per head ``"head_layer"``, ``"head_rms"``.
+        gate: ``"linear"`` or ``"silu"``: gate on the output, computed from x.
+        spatial_reduction: n, to make keys and values from one token for every n x n of the plane (PVT).
+        num_prefix_tokens: number of tokens before those of the plane, such as a class token. The mechanism is given the
+            shape of the plane only if it knows of these tokens (LION, with the same ``num_prefix_tokens`` in
+            ``mechanism_options``); any other mechanism takes all tokens as a line.
+        mechanism_options: the mechanism's own options.
         impl: form of the algebra, as in ``linear_attention``.
 
     Example:
@@ -100,7 +100,7 @@ class Attention(nn.Module):
         self.causal, self.num_prefix_tokens = causal, num_prefix_tokens
         kv_width = self.num_kv_heads * self.head_dim
         reduced = spatial_reduction > 1
-        # Reduced keys and values have an input of their own, and so a projection of their own.
+        # Reduced keys and values are made from other tokens than queries, so they need a projection of their own.
         self.qkv = None if reduced else nn.Linear(dim, dim + 2 * kv_width, bias=qkv_bias)
         self.q = nn.Linear(dim, dim, bias=qkv_bias) if reduced else None
         self.kv = nn.Linear(dim, 2 * kv_width, bias=qkv_bias) if reduced else None
@@ -127,7 +127,7 @@ class Attention(nn.Module):
         cu_seqlens: Tensor | None = None,
         spatial_shape: tuple[int, int] | None = None,
     ) -> Tensor:
-        """Attend: ``x (B, T, C)``, ``key_mask (B, T)`` True = real, ``spatial_shape`` the plane of the tokens."""
+        """Attend: ``x (B, T, C)``; ``key_mask (B, T)``, True = real token; ``spatial_shape``, the tokens' plane."""
         x = self._checked_input(x, key_mask)
         plane_parts = self.options.plane_parts
         if plane_parts:
@@ -154,7 +154,7 @@ class Attention(nn.Module):
     def with_state(
         self, x: Tensor, *, state: Any = None, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None
     ) -> LayerOutput:
-        """Attend from a state (None: empty) and return the next one: prefill, also in pieces."""
+        """Attend from a state (None: empty) and also return the next state, for a prompt as a whole or in pieces."""
         x = self._checked_input(x, key_mask)
         q, k, v, *_ = self._project(x, key_mask, None)
         out, state = self.mechanism.with_state(
@@ -172,10 +172,11 @@ class Attention(nn.Module):
         return LayerOutput(self._finish(out.unsqueeze(2), x).squeeze(1), state)
 
     def fold(self) -> "Attention":
-        """Merge the mechanism's fixed reflection of q and k into their projections, in place.
+        """Merge the mechanism's fixed reflection of q and k into their projections, in place, and return the layer.
 
-        The outputs stay, the reflection costs nothing any more. For mechanisms with a ``reflection_matrix`` and a
-        ``without_reflection``; raises with the reason where something stands between, before anything is changed.
+        The outputs stay the same, and the reflection costs nothing any more. The mechanism must have a
+        ``reflection_matrix`` and a ``without_reflection``. If they are missing or something stands between projection
+        and reflection, the call raises an error before anything is changed.
         """
         fold.fold_reflection(self)
         return self
@@ -185,7 +186,7 @@ class Attention(nn.Module):
         checks.check_size("x", "width", x.shape[2], self.dim, "the layer's dim")
         if key_mask is not None:
             checks.check_key_mask(key_mask, x.shape[0], x.shape[1], x)
-        # Padding may hold anything: wiped, it cannot reach the gradient of a projection either.
+        # Padding may hold anything; once wiped it cannot reach the gradient of a projection either.
         return wipe(x, key_mask)
 
     def _project(

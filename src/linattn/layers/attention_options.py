@@ -1,4 +1,4 @@
-"""The options of an attention layer, checked together before it is built; what needs its mechanism, right after."""
+"""The options of an attention layer, checked together before it is built, or after it if they need its mechanism."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ LAYER_SETS = ("num_heads", "head_dim", "num_kv_heads", "causal", "impl", "input_
 
 
 def check_mechanism_options(options: Iterable[str]) -> None:
-    """Raise if one of ``options``, meant for the mechanism, is decided by its layer."""
+    """Raise TypeError if the ``options`` of a mechanism have one that its layer sets."""
     for name in options:
         if name in LAYER_SETS:
             raise TypeError(f"mechanism_options must not hold {name!r}: the layer sets it")
@@ -24,7 +24,7 @@ def check_mechanism_options(options: Iterable[str]) -> None:
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """What a caller asked for; the fields are those of ``Attention``."""
+    """The options of an attention layer as the caller gave them; see ``Attention``."""
 
     dim: int
     num_heads: int
@@ -82,7 +82,7 @@ class AttentionOptions:
             raise ValueError(f"rotary={self.rotary!r} turns features, and mechanism {info.name!r} has none to turn")
 
     def check_rotary(self, mechanism: Mechanism) -> None:
-        """Raise unless ``rotary`` can turn what ``mechanism`` hands it: how wide that is, its own options decide."""
+        """Raise unless ``rotary`` can turn as many channels as ``mechanism``, by its own options, gives it."""
         if self.rotary is None:
             return
         channels, width = turned_channels(self.rotary, mechanism)
@@ -95,7 +95,7 @@ class AttentionOptions:
             )
 
     def _check_order(self) -> None:
-        """The snake order runs over the plane only, so the mechanism must know how many tokens stand before it."""
+        """The snake order runs over the plane only, so the mechanism must know how many tokens precede the plane."""
         told = self.mechanism_options.get("num_prefix_tokens", 0)
         if self.mechanism_options.get("order") == "snake" and told != self.num_prefix_tokens:
             raise ValueError(
@@ -105,7 +105,7 @@ class AttentionOptions:
 
     @property
     def plane_parts(self) -> list[str]:
-        """The parts that look at the image plane, as they were asked for."""
+        """The parts that look at the image plane, with their options."""
         asked = {"key_position": self.key_position, "rotary": self.rotary, "local": self.local}
         parts = [f"{name}={value!r}" for name, value in asked.items() if value is not None]
         return parts + ([f"spatial_reduction={self.spatial_reduction}"] if self.spatial_reduction > 1 else [])

@@ -17,7 +17,7 @@ MEANING = "A before attention, B on q, k and v, b a SiLU convolution in its plac
 
 
 def canon_positions(canon: str | None) -> frozenset[str]:
-    """The letters of ``canon``, checked; None and the empty string stand for no Canon layers.
+    """Check ``canon`` and return its letters; None and the empty string stand for no Canon layers.
 
     Example:
         >>> from linattn.layers.canon import canon_positions
@@ -43,22 +43,24 @@ def canon_positions(canon: str | None) -> frozenset[str]:
 
 
 class Canon(nn.Module):
-    """``h'_t = h_t + sum_{w=0}^{W-1} weight[:, W-1-w] h_{t-w}``: depthwise, causal, without bias and activation.
+    """Canon layer: a causal depthwise convolution over the last few tokens, with a residual connection.
 
-    h ``(B, T, C)`` to ``(B, T, C)``; before the first token h is 0. Every parameter starts from
-    ``U(-W^-1/2, W^-1/2)``, as PyTorch starts a depthwise convolution: large enough to matter from the first step. The
-    weight is this module's own and not a ``Conv1d``, so that a model that shrinks all linear maps at its start leaves
-    it alone.
+    ``h'_t = h_t + sum_{w=0}^{W-1} weight[:, W-1-w] h_{t-w}``, without bias, and by default without activation
+
+    h ``(B, T, C)`` to ``(B, T, C)``; before the first token h is 0. All weights are drawn from
+    ``U(-W^-1/2, W^-1/2)``, as in PyTorch's depthwise convolution: large enough to matter from the first step. The
+    weight belongs to this module and not to a ``Conv1d``, so that models that shrink all linear maps at initialisation
+    do not change it.
 
     Paper: Allen-Zhu, Physics of Language Models: Part 4.1, arXiv:2512.17351. State: the last ``W - 1`` tokens.
 
     Args:
         width: C.
         kernel_size: W.
-        residual: add h. False with ``activation="silu"`` is the short convolution that GLA and Mamba have
-            themselves, position b. It starts as Mamba's: GLA's code starts it at 0.02, which only a norm behind
-            the attention makes up for.
-        activation: ``"silu"`` or None, before h is added.
+        residual: whether to add h. False with ``activation="silu"`` is the short convolution that GLA and Mamba have
+            by themselves, position b. It is initialised as in Mamba. GLA's code initialises it at 0.02, which only
+            works with a norm after the attention.
+        activation: ``"silu"`` or None, applied before h is added.
 
     Example:
         >>> import torch
@@ -96,7 +98,7 @@ class Canon(nn.Module):
         nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, h: Tensor, *, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        """All tokens at once; windows reach over masked tokens and stop at the borders of packed sequences."""
+        """Apply to all tokens at once; windows reach over masked tokens and stop at the borders of packed sequences."""
         return short_convolution(
             h, self.weight, residual=self.residual, activation=self.activation, key_mask=key_mask, cu_seqlens=cu_seqlens
         )
@@ -109,7 +111,7 @@ class Canon(nn.Module):
         key_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> ConvolutionOutput:
-        """Start from a state (None: empty) and return the next one, with the output."""
+        """Start from a state (None: empty) and return the output and the next state."""
         if h.shape[1] == 1 and key_mask is None and cu_seqlens is None:
             out = self.step(h.squeeze(1), state)
             return ConvolutionOutput(out.output.unsqueeze(1), out.state)
@@ -119,7 +121,7 @@ class Canon(nn.Module):
         )  # fmt: skip
 
     def step(self, h_t: Tensor, state: ConvolutionState | None) -> ConvolutionOutput:
-        """One token: ``h_t (B, C)``."""
+        """Apply to one token ``h_t (B, C)``, and return the output and the next state."""
         return short_convolution_step(h_t, self.weight, None, state, residual=self.residual, activation=self.activation)
 
     def extra_repr(self) -> str:
@@ -128,7 +130,7 @@ class Canon(nn.Module):
 
 
 def canon_at(position: str, positions: frozenset[str], width: int, kernel_size: int) -> Canon | None:
-    """The layer that belongs at ``position`` (A, B, C or D), or None; b stands where B does."""
+    """The Canon layer for ``position`` (A, B, C or D), or None; b stands at position B."""
     if position in positions:
         return Canon(width, kernel_size=kernel_size)
     if position == "B" and "b" in positions:

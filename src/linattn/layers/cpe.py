@@ -1,4 +1,4 @@
-"""Conditional position encoding: where a token stands, told by its neighbours."""
+"""Conditional position encoding: positions from a convolution over neighbouring tokens."""
 
 from torch import Tensor, nn
 
@@ -6,10 +6,10 @@ from linattn.layers.plane import check_plane, from_plane, to_plane, wipe
 
 
 class ConvolutionalPosition(nn.Module):
-    """``x + conv(x)``, conv depthwise over the plane; prefix tokens pass as they are.
+    """Conditional position encoding: ``x + conv(x)`` with a depthwise convolution over the plane.
 
-    x ``(B, T, C)`` to ``(B, T, C)``. Stands before the norm of a block. Paper: Chu et al., Conditional Positional
-    Encodings (CPVT), as NaLaFormer and RALA use it.
+    x ``(B, T, C)`` to ``(B, T, C)``; prefix tokens pass unchanged. It stands before the norm of a block. Paper: Chu et
+    al., Conditional Positional Encodings (CPVT), as used by NaLaFormer and RALA.
 
     Example:
         >>> import torch

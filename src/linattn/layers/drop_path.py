@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 
 class DropPath(nn.Module):
-    """Drops a residual branch for whole samples in training, and scales the others so that the mean stays.
+    """Stochastic depth: drops a residual branch for whole samples in training and scales the others to keep the mean.
 
     Example:
         >>> import torch
@@ -35,7 +35,7 @@ class DropPath(nn.Module):
             self.keep.fill_(1 - rate)
 
     def rate_to_tensor(self, device: torch.device) -> None:
-        """Read the rate from a tensor from now on, so that compiled code is the same for all rates, 0 among them."""
+        """Read the rate from a tensor from now on, so that compiled code is the same for all rates, including 0."""
         self.keep = torch.tensor(1 - self.rate, dtype=torch.float32, device=device)
 
     def forward(self, x: Tensor) -> Tensor:

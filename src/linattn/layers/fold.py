@@ -1,4 +1,4 @@
-"""Folding: a fixed linear map between a projection and a mechanism belongs into the projection."""
+"""Folding: merging a fixed linear map between a projection and a mechanism into the projection."""
 
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 
 class Reflecting(Protocol):
-    """A mechanism that starts with a linear map of q and of k, the same for every token, over all heads joined."""
+    """A mechanism that first maps q and k linearly, the same for every token, over the channels of all heads."""
 
     def reflection_matrix(self, *, keys: bool = False) -> Tensor:
-        """H of the queries ``(H D, H D)`` or of the keys ``(H_kv D, H_kv D)``; raises where none stands for it."""
+        """Matrix of the queries ``(H D, H D)`` or keys ``(H_kv D, H_kv D)``; raises if the map is not one matrix."""
 
     def without_reflection(self) -> Mechanism:
-        """The mechanism that does the same to reflected queries and keys."""
+        """The mechanism that gives the same outputs for queries and keys that are reflected already."""
 
 
 def fold_reflection(layer: "Attention") -> None:
-    """``W_q <- H W_q``, ``b_q <- H b_q``, the same for k and its position embedding, and the mechanism without H."""
+    """``W_q <- H W_q``, ``b_q <- H b_q``, likewise for k and its position embedding, and a mechanism without H."""
     name = layer.mechanism.info.name
     if not hasattr(layer.mechanism, "reflection_matrix"):
         raise ValueError(f"mechanism {name!r} has no reflection that could be folded into the projections")
@@ -55,7 +55,7 @@ def fold_reflection(layer: "Attention") -> None:
 
 
 def _reflect_rows(linear: nn.Linear, matrix: Tensor, rows: slice) -> None:
-    """In fp64: the product is kept, and one rounding is enough."""
+    """Multiply rows of weight and bias by ``matrix``, in fp64, so that the stored product is rounded only once."""
     wide = matrix.double()
     linear.weight[rows] = (wide @ linear.weight[rows].double()).to(linear.weight)
     if linear.bias is not None:

@@ -1,4 +1,4 @@
-"""The output gate: what of a token's attention passes on is decided by the token itself."""
+"""The output gate: a factor on a token's attention, computed from the token itself."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -7,9 +7,9 @@ ACTIVATIONS = ("linear", "silu")
 
 
 class OutputGate(nn.Module):
-    """``o * act(W x + b)``: o ``(B, T, W)``, x ``(B, T, C)``.
+    """Output gate ``o * act(W x + b)`` for o ``(B, T, width)`` and x ``(B, T, dim)``.
 
-    ``"linear"``: no activation (PolaFormer, RALA); ``"silu"`` (NaLaFormer, RetNet).
+    ``activation`` is ``"linear"``, none (PolaFormer, RALA), or ``"silu"`` (NaLaFormer, RetNet).
     """
 
     def __init__(self, dim: int, width: int, activation: str = "linear") -> None:

@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 
 class KeyPosition(nn.Module):
-    """``k + E``: k ``(B, H, T, D)``, E learned on a grid, zero at first, and resized to other planes.
+    """Learned position embedding ``k + E`` for k ``(B, H, T, D)``; E is learned on a grid and starts at 0.
 
-    FLatten, PolaFormer and QT-ViT tell their keys apart this way. Prefix tokens have none.
+    E is resized to planes of another shape. Prefix tokens have no embedding. FLatten, PolaFormer and QT-ViT use it.
     """
 
     def __init__(self, num_heads: int, head_dim: int, grid: tuple[int, int]) -> None:

@@ -5,7 +5,9 @@ from torch import Tensor, nn
 
 
 class LayerScale(nn.Module):
-    """``x * gamma``, gamma ``(C,)``. Paper: Touvron et al., Going deeper with Image Transformers (CaiT).
+    """LayerScale: ``x * gamma`` with a learned gamma ``(C,)``.
+
+    Paper: Touvron et al., Going deeper with Image Transformers (CaiT).
 
     Example:
         >>> import torch

@@ -9,11 +9,11 @@ KERNELS = ("shared", "channel")
 
 
 class LocalBranch(nn.Module):
-    """Depthwise convolution of v over the plane, 0 at prefix tokens.
+    """Local branch: a depthwise convolution of v over the plane, 0 at prefix tokens.
 
     v ``(B, H, T, D)`` to ``(B, H, T, D)``. ``kernels="shared"``: D kernels that all heads share (FLatten,
-    PolaFormer); ``"channel"``: H D kernels, one per channel (LePE: NaLaFormer, RALA). It gives back the rank and the
-    sharpness that linear attention lacks.
+    PolaFormer); ``"channel"``: H D kernels, one per channel (LePE: NaLaFormer, RALA). It adds rank and sharpness that
+    linear attention lacks.
     """
 
     def __init__(self, num_heads: int, head_dim: int, kernels: str = "shared", kernel_size: int = 5) -> None:
@@ -30,10 +30,10 @@ class LocalBranch(nn.Module):
         num_prefix_tokens: int = 0,
         key_mask: Tensor | None = None,
     ) -> Tensor:
-        """``output_shape``: the plane of the queries where that of v is a reduced one; v is then resized to it."""
+        """``output_shape``: the plane of the queries if v has a reduced plane; v is then resized to it."""
         B, H, _, D = v.shape
         plane = hide(v, key_mask)[:, :, num_prefix_tokens:].transpose(2, 3)  # (B, H, D, height width)
-        # With shared kernels heads count as images, else as more channels.
+        # With shared kernels the heads are separate images, otherwise they are more channels.
         plane = plane.reshape(-1, self.conv.in_channels, *spatial_shape)
         if output_shape is not None and output_shape != spatial_shape:
             plane = F.interpolate(plane, size=output_shape, mode="bilinear")

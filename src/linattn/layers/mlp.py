@@ -7,7 +7,9 @@ from linattn.layers.cpe import ConvolutionalPosition
 
 
 class Mlp(nn.Module):
-    """``W_2 gelu(W_1 x)``, with ``conv`` ``W_2 (y + conv(y))``, ``y = gelu(W_1 x)``, conv depthwise 3 x 3 (RALA).
+    """Feed-forward part of a block: ``W_2 y`` with ``y = gelu(W_1 x)``.
+
+    With ``conv=True`` it is ``W_2 (y + conv(y))`` with a depthwise 3 x 3 convolution over the plane (RALA).
 
     Example:
         >>> import torch

@@ -8,9 +8,9 @@ EPS = 1e-6
 
 
 class RMSNorm(nn.RMSNorm):
-    """``nn.RMSNorm`` for inputs of less precision than its weight too, as autocast gives them.
+    """``nn.RMSNorm`` that also takes inputs of lower precision than its weight, as autocast gives them.
 
-    PyTorch has no kernel for the two together: it warns and computes part by part.
+    PyTorch has no fused kernel for mixed dtypes: it would warn and compute in several steps.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -26,8 +26,8 @@ def create_norm(kind: str, width: int) -> nn.Module:
 class OutputNorm(nn.Module):
     """Norm of the output of attention ``(B, T, H D)``, before the gate.
 
-    ``"layer"``, ``"rms"``: over all channels (NaLaFormer takes layer); ``"head_layer"``, ``"head_rms"``: over those of
-    each head by itself, with one weight per channel of a head (RetNet, GLA).
+    ``"layer"``, ``"rms"``: over all channels (NaLaFormer has ``"layer"``); ``"head_layer"``, ``"head_rms"``: over the
+    channels of each head separately, with one weight per channel that all heads share (RetNet, GLA).
     """
 
     def __init__(self, num_heads: int, head_dim: int, kind: str = "layer") -> None:

@@ -10,7 +10,7 @@ from linattn.mechanisms.registry import mechanism_info, mechanism_options
 
 
 def check_plane(length: int, spatial_shape: tuple[int, int] | None, num_prefix_tokens: int, part: str) -> None:
-    """Raise unless ``num_prefix_tokens`` and the plane make up ``length`` tokens; ``part`` is who asks."""
+    """Raise unless the prefix and the plane make up ``length`` tokens; ``part`` names who needs it in the message."""
     if spatial_shape is None:
         raise ValueError(f"{part} needs spatial_shape=(height, width) of the tokens, got None")
     if len(spatial_shape) != 2 or not all(isinstance(n, int) and n >= 1 for n in spatial_shape):
@@ -39,7 +39,7 @@ def wipe(x: Tensor, key_mask: Tensor | None) -> Tensor:
 
 
 def prefix_option(mechanism: str, num_prefix_tokens: int, given: Any) -> dict[str, Any]:
-    """``given`` options of a mechanism, and how many tokens stand before the plane if it wants to know that."""
+    """The ``given`` options of a mechanism, and ``num_prefix_tokens`` if it has that option and there are any."""
     wants = num_prefix_tokens > 0 and "num_prefix_tokens" in mechanism_options(mechanism_info(mechanism).cls)
     return ({"num_prefix_tokens": num_prefix_tokens} if wants else {}) | dict(given)
 
@@ -47,8 +47,8 @@ def prefix_option(mechanism: str, num_prefix_tokens: int, given: Any) -> dict[st
 def mechanism_plane(
     mechanism: Mechanism, spatial_shape: tuple[int, int] | None, num_prefix_tokens: int
 ) -> tuple[int, int] | None:
-    """What to tell a mechanism of the plane: its shape, or None, which makes it take all tokens as a line.
+    """The shape of the plane that a mechanism is given, or None, with which it takes all tokens as a line.
 
-    None if the mechanism expects another number of tokens before the plane, and would take these for a part of it.
+    It is None if the mechanism expects another number of tokens before the plane, and would take them for a part of it.
     """
     return spatial_shape if getattr(mechanism, "num_prefix_tokens", 0) == num_prefix_tokens else None

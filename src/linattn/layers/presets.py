@@ -1,4 +1,4 @@
-"""The blocks of papers: which parts stand around their mechanism."""
+"""Presets: the parts that papers put around their mechanisms."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,9 +10,13 @@ from linattn.ops.checks import check_choice
 class Preset:
     """A mechanism with the parts of its paper's block.
 
-    ``attention``: options of :class:`linattn.layers.Attention`. ``block``: ``cpe``, how many convolutional positions
-    (1: before the attention, 2: before the feed-forward part too), and ``mlp_conv``, a 3 x 3 convolution inside it.
-    ``key_position``: the keys have a position embedding; its grid is the host's. ``global_pool``: of the host.
+    Attributes:
+        mechanism: name of the mechanism.
+        attention: options of :class:`linattn.layers.Attention`.
+        block: ``cpe``, the number of convolutional positions (1: before the attention, 2: before the feed-forward part
+            too), and ``mlp_conv``, a 3 x 3 convolution inside the feed-forward part.
+        key_position: whether the keys have a position embedding, on the host's grid.
+        global_pool: pooling of the host.
     """
 
     mechanism: str
@@ -26,7 +30,7 @@ class Preset:
         return self.attention | ({"key_position": grid} if self.key_position else {})
 
 
-# The backbone of RALA, which PolaFormer++, NaLaFormer and MALA share: LePE 5 x 5 and rotary positions in the
+# RALA's backbone, also used by PolaFormer++, NaLaFormer and MALA: LePE 5 x 5 and rotary positions in the
 # attention, a convolutional position before it, a convolution in the feed-forward part.
 _RALA_PARTS = {"local": "channel", "rotary": "features", "gate": "linear"}
 _RALA_BLOCK = {"cpe": 1, "mlp_conv": True}
@@ -43,16 +47,16 @@ _PRESETS = {
         {"local": "channel", "rotary": "blocks", "norm": "layer", "gate": "silu"},
         {"cpe": 2, "mlp_conv": True},
     ),
-    # The paper's figure shows the mechanism alone and its code is not public, so the parts around it are this library's
+    # The paper's figure shows only the mechanism and its code is not public, so the parts around it are this library's
     # choice: the local branch, gate and convolutions that its authors' other models share. Those models also have
-    # rotary positions, left out because nothing says how these would combine with the reflections.
+    # rotary positions, left out here because nothing says how they would combine with the reflections.
     "mirror": Preset("mirror", {"local": "channel", "gate": "linear"}, _RALA_BLOCK),
     "agent": Preset("agent", {"local": "channel", "local_kernel": 3}),
 }
 
 
 def list_presets() -> list[str]:
-    """Names of the presets.
+    """Names of the presets, sorted.
 
     Example:
         >>> from linattn.layers import list_presets
@@ -63,7 +67,7 @@ def list_presets() -> list[str]:
 
 
 def preset(name: str) -> Preset:
-    """The block of a paper.
+    """The preset ``name``: a mechanism with the parts of its paper's block.
 
     Example:
         >>> from linattn.layers import Attention, preset

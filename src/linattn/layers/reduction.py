@@ -9,10 +9,10 @@ from linattn.layers.plane import to_plane, wipe
 
 
 class SpatialReduction(nn.Module):
-    """One token for every ``ratio x ratio`` of the plane: strided convolution, then LayerNorm.
+    """Spatial reduction to one token for every ``ratio x ratio`` of the plane: strided convolution, then LayerNorm.
 
     x ``(B, T, C)`` to ``(B, T', C)``; prefix tokens are kept and normed with the others. A plane that ``ratio`` does
-    not divide is filled up with zeros at its end. A token that stands for padding alone is padding. Paper: Wang et
+    not divide is filled up with zeros at its end. A reduced token of padding only is padding itself. Paper: Wang et
     al., Pyramid Vision Transformer.
     """
 
@@ -29,7 +29,7 @@ class SpatialReduction(nn.Module):
     def forward(
         self, x: Tensor, *, spatial_shape: tuple[int, int], key_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Reduced tokens and their mask."""
+        """The reduced tokens and their mask."""
         prefix = self.num_prefix_tokens
         plane = self._fill(to_plane(wipe(x, key_mask), spatial_shape, prefix))
         tokens = torch.cat([x[:, :prefix], self.conv(plane).flatten(2).transpose(1, 2)], dim=1)

@@ -13,12 +13,12 @@ from linattn.ops.rotation import Rotation, Turns
 
 WIDTHS = ("features", "blocks")
 BASE = 10000.0
-# Planes whose cosines and sines are kept: one for each stage and size of an image. Past that all are forgotten.
+# How many planes' cosines and sines are kept, one for each stage and image size. Beyond that all are forgotten.
 MOST = 64
 
 
 def turned_channels(rotary: str, mechanism: Mechanism) -> tuple[int, int]:
-    """How many channels of each head are turned, and how many of them share one set of frequencies.
+    """How many channels per head are turned, and how many of them share one set of frequencies.
 
     Example:
         >>> from linattn import create_mechanism
@@ -30,16 +30,16 @@ def turned_channels(rotary: str, mechanism: Mechanism) -> tuple[int, int]:
 
 
 def makes_pairs(channels: int, width: int) -> bool:
-    """Whether ``channels`` split into blocks of ``width``, and each block into as many pairs by row as by column."""
+    """Whether ``channels`` split into blocks of ``width``, and blocks into as many pairs for rows as for columns."""
     return channels % width == 0 and width % 4 == 0
 
 
 def plane_positions(
     spatial_shape: tuple[int, int], num_prefix_tokens: int, stride: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Row and column of every token ``(T,)``; a prefix token stands at (0, 0), where nothing turns.
+    """Row and column of every token ``(T,)``; prefix tokens are at (0, 0), where nothing is turned.
 
-    Tokens that stand for ``stride x stride`` others stand in their middle.
+    A token that stands for ``stride x stride`` others is at their centre.
     """
     rows, columns = (torch.arange(n, device=device) * stride + (stride - 1) / 2 for n in spatial_shape)
     height, width = spatial_shape
@@ -48,7 +48,7 @@ def plane_positions(
 
 
 def angles(rows: Tensor, columns: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """``(T, width / 2)``, one angle per pair: a quarter of the channels' worth for rows, as many for columns.
+    """Angles ``(T, width / 2)``, one per pair of channels: ``width / 4`` for rows, then as many for columns.
 
     ``angle_i = position 10000^(-i / (width / 4 - 1))``, i = 0, 1, ..., as in RALA's and NaLaFormer's code.
     """
@@ -58,7 +58,7 @@ def angles(rows: Tensor, columns: Tensor, width: int, dtype: torch.dtype) -> Ten
 
 @dataclass(frozen=True)
 class Plane:
-    """Tokens of a plane behind some that have no place there, each for ``stride x stride`` others."""
+    """A plane of tokens after prefix tokens; each of its tokens stands for ``stride x stride`` others."""
 
     shape: tuple[int, int]
     num_prefix_tokens: int
@@ -73,10 +73,10 @@ _kept: dict[tuple[object, ...], Turns] = {}
 
 
 def turns_of(plane: Plane, width: int, device: torch.device, dtype: torch.dtype) -> Turns:
-    """The plane's, kept from call to call."""
+    """The plane's cosines and sines, kept from call to call."""
     if not _may_keep(device):
         return plane.turns(width, device, dtype)
-    # Another stream would have to wait until they are there.
+    # Kept per stream: another one would have to wait until they are computed.
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     key = (plane, width, device, dtype, stream)
     found = _kept.get(key)
@@ -90,9 +90,9 @@ def turns_of(plane: Plane, width: int, device: torch.device, dtype: torch.dtype)
 
 
 def _may_keep(device: torch.device) -> bool:
-    """Not what a compiler, a mode or a transform sees in place of tensors, nor the memory of a graph being captured.
+    """Whether results may be kept: not fake tensors of a compiler, mode or transform, nor memory of a captured graph.
 
-    A captured graph does not read kept ones either: they might be forgotten before it is.
+    A captured graph does not read kept tensors either: they might be forgotten while the graph is still in use.
     """
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or torch._C._are_functorch_transforms_active():
         return False
@@ -131,13 +131,13 @@ def plane_rotation(
     key_shape: tuple[int, int] | None = None,
     stride: int = 1,
 ) -> PlaneRotation:
-    """A ``rotate`` for mechanisms: features ``(B, H, T, K)``, turned in blocks of ``width`` channels.
+    """2-D rotary positions as a ``rotate`` for mechanisms, which turns features ``(B, H, T, K)`` over a plane.
 
     Args:
         query_shape: plane of the queries.
-        width: channels that share one set of frequencies: K itself (None), or the width of a head for features that
-            are several blocks side by side (NaLaFormer turns each of its halves so).
-        num_prefix_tokens: tokens before the plane; they are not turned.
+        width: number of channels that share one set of frequencies: all K (None), or the width of a head for features
+            that are several blocks side by side (NaLaFormer turns each of its halves this way).
+        num_prefix_tokens: number of tokens before the plane; they are not turned.
         key_shape, stride: plane of the keys, each of which stands for ``stride x stride`` tokens.
     """
     keys = Plane(key_shape or query_shape, num_prefix_tokens, stride)

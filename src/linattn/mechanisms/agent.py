@@ -1,4 +1,4 @@
-"""Agent attention: a few pooled queries stand between queries and keys."""
+"""Agent attention: softmax attention in two steps, through a few pooled queries."""
 
 import math
 from typing import ClassVar, Unpack
@@ -16,20 +16,20 @@ from linattn.ops.prepare import hide, without_autocast
 
 @register_mechanism("agent", paper="arXiv:2312.08874", year=2023, causal=False, state="none")
 class Agent(LinearBase):
-    """Softmax attention through a few agents: they ask the keys, queries ask them.
+    """Softmax attention through a few agents: the agents attend to the keys, and the queries to the agents.
 
     ``o_t = sum_a softmax_a(q_t.A_a / sqrt(D)) sum_s softmax_s(A_a.k_s / sqrt(D)) v_s``
 
     The agents A are means of queries: over bins of the image plane when ``spatial_shape`` is given (num_agents must
-    be a square then), else over bins of the sequence; bins are those of adaptive pooling and hold real tokens only.
+    be a square then), else over bins of the sequence. The bins are those of adaptive pooling and hold real tokens only.
     They need the whole sequence, so there is no recurrent form. q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``,
-    output ``(B, H, T, D)``; every query head has agents of its own. The paper's position biases are left out, its
+    output ``(B, H, T, D)``; every query head has its own agents. The paper's position biases are left out; its
     convolution belongs to the layer.
 
     Paper: Han et al., Agent Attention: On the Integration of Softmax and Linear Attention.
 
     Args:
-        num_agents: bins of the pooling, per head.
+        num_agents: number of agents per head: bins of the pooling.
 
     Example:
         >>> import torch
@@ -79,7 +79,7 @@ class Agent(LinearBase):
         return 0
 
     def flops(self, length: int) -> int:
-        """Pooling, the scores of queries and of keys, values to the agents and on to the queries."""
+        """Counts the pooling, the scores of queries and of keys, and values summed by agents and then by queries."""
         check_length(length)
         return length * self.num_heads * self.num_agents * (6 * self.head_dim + 4 * (self.head_dim + 1))
 

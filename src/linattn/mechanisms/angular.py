@@ -20,17 +20,17 @@ class Angular(LinearBase):
 
     ``y_t = sum_s w_ts v_s``, ``w_ts = 1/2 + d(q_t).d(k_s) / pi``, ``d(x) = x / |x|``; ``o_t = y_t / |y_t|``
 
-    These are the first two terms of ``1 - angle / pi``, and never below 0.18. q ``(B, H, T, D)``, k and v
-    ``(B, H_kv, T, D)``, output ``(B, H, T, D)``; features ``[1 / sqrt(2), d(x) / sqrt(pi)]``, nothing is learned. A
-    zero vector has the direction 0. Two branches of the paper are left out: softmax attention while training, and a
-    convolution of v over 9 tokens of the line, with one kernel per head. The layer's ``local`` does not replace the
-    latter: it runs over the plane, with one kernel per channel.
+    The weights are the first two terms of ``1 - angle / pi``, and never below 0.18. q ``(B, H, T, D)``, k and v
+    ``(B, H_kv, T, D)``, output ``(B, H, T, D)``. The features are ``[1 / sqrt(2), d(x) / sqrt(pi)]``; nothing is
+    learned. A zero vector has the direction 0. Two branches of the paper are left out: softmax attention while
+    training, and a convolution of v over 9 tokens of the line, with one kernel per head. The layer's ``local`` does not
+    replace that convolution: it runs over the plane, with one kernel per channel.
 
-    Paper: You et al., Castling-ViT. Its code writes ``v_t / 2`` where the formula has ``sum_s v_s / 2``; here it is the
-    formula. State per kv head: ``(D + 1)^2`` numbers.
+    Paper: You et al., Castling-ViT. Its code writes ``v_t / 2`` where its formula has ``sum_s v_s / 2``; this module
+    follows the formula. State per kv head: ``(D + 1)^2`` numbers.
 
     Args:
-        output_norm: ``"l2"``, the output has length 1, as in the paper's code; ``"sum"``, ``o_t = y_t / sum_s w_ts``.
+        output_norm: ``"l2"``: the output has length 1, as in the paper's code; ``"sum"``: ``o_t = y_t / sum_s w_ts``.
 
     Example:
         >>> import torch
@@ -41,7 +41,7 @@ class Angular(LinearBase):
         torch.Size([1, 2, 5, 8])
     """
 
-    rotates: ClassVar[None] = None  # a constant is among the features, and D + 1 of them make no pairs
+    rotates: ClassVar[None] = None  # one of the features is a constant, and D + 1 features do not make pairs
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Angular(LinearBase):
         out = self.linear(call, {"q": _features(q), "k": _features(k), "v": v})
         if self.output_norm == "sum":
             return out
-        # The mean points where the sum does, and stays in the range of half precision however many the keys.
+        # The mean has the direction of the sum, and stays in the range of half precision for any number of keys.
         return MechanismOutput(direction_of(out.output).to(out.output.dtype), out.state)
 
     @property

@@ -1,4 +1,4 @@
-"""What every mechanism is: a module that maps (q, k, v) to the output of attention."""
+"""The base classes of mechanisms: modules that map (q, k, v) to the output of attention."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class MechanismOutput(NamedTuple):
-    """Output ``(B, H, T, D)``, or ``(B, H, D)`` of a step, and the mechanism's own state after it."""
+    """Output of a mechanism, ``(B, H, T, D)``, or ``(B, H, D)`` for one step, and its state after the last token."""
 
     output: Tensor
     state: Any
@@ -26,7 +26,7 @@ class MechanismOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """What is asked of a mechanism besides q, k and v."""
+    """What a mechanism is given besides q, k and v: masks, input, state and options of one call."""
 
     impl: str
     key_mask: Tensor | None = None
@@ -39,7 +39,7 @@ class Call:
 
 
 class CommonOptions(TypedDict, total=False):
-    """The options every mechanism has; one with options of its own passes these on."""
+    """The options that every mechanism has. A mechanism with options of its own passes these on to its base class."""
 
     num_kv_heads: int | None
     causal: bool
@@ -48,23 +48,23 @@ class CommonOptions(TypedDict, total=False):
 
 
 class Mechanism(nn.Module, ABC):
-    """Attention as an exchangeable part: ``(B, H, T, D) -> (B, H, T, D)``.
+    """Base class of all mechanisms: attention as an exchangeable module, ``(B, H, T, D) -> (B, H, T, D)``.
 
     Args:
-        num_heads: H, heads of q.
+        num_heads: H, number of query heads.
         head_dim: D, width of q, k and v per head.
-        num_kv_heads: heads of k and v (None: as many as q); divides ``num_heads``.
-        causal: a token sees itself and the past only; needed for states and steps.
+        num_kv_heads: number of key and value heads (None: as many as query heads); must divide ``num_heads``.
+        causal: whether a token sees only itself and the past; needed for states and steps.
         impl: form of the algebra, as in ``linear_attention``.
-        input_dim: width of the layer's input x (None: ``num_heads * head_dim``); used where the registry
-            says ``uses_input``.
+        input_dim: width of the layer's input x (None: ``num_heads * head_dim``); needed by mechanisms whose registry
+            entry has ``uses_input``.
     """
 
     info: ClassVar["MechanismInfo"]
     impls: ClassVar[tuple[str, ...]] = ("auto", *IMPLEMENTATIONS)
     state_type: ClassVar[type] = LinearState  # a NamedTuple of tensors
-    step_impl: ClassVar[str] = "auto"  # for one token that is the recurrent form, or its kernel
-    # What call.rotate turns: q and k as they come, the features that attend makes of them, or None: neither has sense.
+    step_impl: ClassVar[str] = "auto"  # for one token "auto" is the recurrent form, or its kernel
+    # What call.rotate turns: the inputs q and k, the features that attend makes of them, or None: neither makes sense.
     rotates: ClassVar[Literal["inputs", "features"] | None] = "inputs"
 
     def __init__(
@@ -98,10 +98,10 @@ class Mechanism(nn.Module, ABC):
 
     @abstractmethod
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
-        """The mathematics of the mechanism: ``forward``, ``with_state`` and ``step`` all end here.
+        """Compute the attention; ``forward``, ``with_state`` and ``step`` all call this method.
 
-        Heads, widths and masks are checked, padded keys, values and inputs are 0. The state may be None unless
-        ``call.need_state``.
+        When it is called, heads, widths and masks have been checked, and padded keys, values and inputs are 0. The
+        returned state may be None unless ``call.need_state``.
         """
 
     def forward(
@@ -118,7 +118,8 @@ class Mechanism(nn.Module, ABC):
     ) -> Tensor:
         """Attend: q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, x ``(B, T, input_dim)``.
 
-        ``rotate`` turns the queries and keys, where they are mapped to features those of the numerator alone.
+        ``rotate`` turns queries and keys. Mechanisms that map them to features turn the features instead, and only
+        those of the numerator.
         """
         if rotate is not None and not self.rotates:
             raise ValueError(f"mechanism {self._declared('name')!r} has no features that rotate could turn")
@@ -136,7 +137,7 @@ class Mechanism(nn.Module, ABC):
         cu_seqlens: Tensor | None = None,
         x: Tensor | None = None,
     ) -> MechanismOutput:
-        """Attend from a state (None: empty) and return the next one: prefill, also in pieces."""
+        """Attend from a state (None: empty) and also return the next state, for a prompt as a whole or in pieces."""
         self._check_has_state()
         call = Call(self.impl, key_mask, cu_seqlens, x=x, state=state, need_state=True)
         return self._checked_attend(q, k, v, call)
@@ -154,26 +155,26 @@ class Mechanism(nn.Module, ABC):
 
     @abstractmethod
     def state_size(self, length: int) -> int:
-        """Numbers in the state of one sequence after ``length`` tokens."""
+        """How many numbers the state of one sequence holds after ``length`` tokens."""
 
     @abstractmethod
     def flops(self, length: int) -> int:
-        """Multiplications and additions in the matrix products of a forward pass over one sequence.
+        """How many multiplications and additions the matrix products of a forward pass over one sequence take.
 
-        Learned maps of the mechanism count, the layer's projections and elementwise work do not.
+        Learned maps of the mechanism count; the layer's projections and elementwise work do not.
         """
 
     def truncated(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The signed vectors, shaped like q and k, of which a ReLU drops the negative part; None: nothing is dropped.
+        """The vectors, shaped like q and k, whose negative parts a ReLU of the mechanism drops; None: it drops nothing.
 
-        q ``(B, H, Tq, D)`` and k ``(B, H_kv, Tk, D)`` without padding, turned where ``rotates`` is ``"inputs"``. A
-        mechanism that keeps negative parts in features of their own drops nothing.
+        q ``(B, H, Tq, D)`` and k ``(B, H_kv, Tk, D)`` are without padding, and already turned where ``rotates`` is
+        ``"inputs"``. A mechanism that keeps negative parts in features of their own drops nothing.
         """
         return None
 
     @property
     def turned_width(self) -> int:
-        """How many channels of each head ``rotate`` is given."""
+        """How many channels per head ``rotate`` is given."""
         return self.head_dim
 
     @property
@@ -181,7 +182,7 @@ class Mechanism(nn.Module, ABC):
         return sum(p.numel() for p in self.parameters())
 
     def input_of(self, x: Tensor | None, like: Tensor) -> Tensor:
-        """The layer's input for ``like (B, H, T, D)``, checked; for mechanisms that need it."""
+        """The layer's input x, checked against ``like (B, H, T, D)``; for mechanisms that need it."""
         shape = (like.shape[0], like.shape[2], self.input_dim)
         if x is None:
             raise ValueError(f"mechanism {self._declared('name')!r} takes its gates from x {shape}, but x is None")
@@ -191,9 +192,9 @@ class Mechanism(nn.Module, ABC):
         return x
 
     def _checked_attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
-        """Check what fits this mechanism (the ops check what fits together), and wipe padding before it is mapped.
+        """Check inputs against this mechanism (the ops check them against each other), wipe padding, and attend.
 
-        Padding may hold anything, NaN too, and a gradient of 0 through a NaN is NaN in every learned map.
+        Padding may hold anything, NaN too, and a gradient of 0 through a NaN would be NaN in every learned map.
         """
         for name, tensor, heads in (("q", q, "num_heads"), ("k", k, "num_kv_heads"), ("v", v, "num_kv_heads")):
             checks.check_tensor(name, tensor, "(B, H, T, D)", 4)
@@ -222,7 +223,7 @@ class Mechanism(nn.Module, ABC):
         return self.attend(q, k, v, call)
 
     def _declared(self, what: str) -> Any:
-        """What the registry says of this mechanism; a class that is not in it is taken for an ordinary one."""
+        """A field of this mechanism's registry entry; for a class that is not registered, the usual value."""
         ordinary = {"name": type(self).__name__, "state": "constant", "uses_input": False}
         return getattr(getattr(self, "info", None), what, ordinary[what])
 
@@ -242,21 +243,21 @@ def check_length(length: int) -> None:
 
 
 class LinearBase(Mechanism):
-    """What mechanisms that end in ``linear_attention`` share; a direct heir writes ``attend`` and has its own state."""
+    """Base of mechanisms that call ``linear_attention``. A direct subclass implements ``attend`` and its own state."""
 
     rotates: ClassVar[Literal["inputs", "features"] | None] = "features"
 
     @property
     @abstractmethod
     def num_features(self) -> int:
-        """K of the algebra: width of the mapped queries and keys."""
+        """Width of the mapped queries and keys: K of the algebra."""
 
     @property
     def turned_width(self) -> int:
         return self.num_features if self.rotates == "features" else self.head_dim
 
     def linear(self, call: Call, arguments: dict[str, Any]) -> MechanismOutput:
-        """The one call of the algebra; ``arguments`` go before what ``call`` says."""
+        """Call the algebra once, with or without a state; ``arguments`` take precedence over what ``call`` says."""
         options: dict[str, Any] = {"causal": self.causal, "key_mask": call.key_mask, "cu_seqlens": call.cu_seqlens}
         options |= {"impl": call.impl}
         if not call.need_state:
@@ -270,17 +271,17 @@ class LinearBase(Mechanism):
         return self.num_kv_heads * self.num_features * (self.head_dim + 1)
 
     def flops(self, length: int) -> int:
-        """State written once per kv head and read once per head, 2 K (V + 1) each, the denominator with it."""
+        """The state is written once per kv head and read once per head, 2 K (V + 1) each with the denominator."""
         check_length(length)
         return length * (self.num_heads + self.num_kv_heads) * 2 * self.num_features * (self.head_dim + 1)
 
 
 class LinearMechanism(LinearBase):
-    """A mechanism that is one call of ``linear_attention``: subclasses say with which arguments."""
+    """Base of mechanisms that are one call of ``linear_attention``: subclasses implement ``arguments``."""
 
     @abstractmethod
     def arguments(self, q: Tensor, k: Tensor, v: Tensor, *, x: Tensor | None) -> dict[str, Any]:
-        """Keyword arguments of ``linear_attention``: ``q``, ``k``, ``v`` mapped or as they are, and options."""
+        """Keyword arguments of ``linear_attention``: ``q``, ``k`` and ``v``, mapped or as they are, and options."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
         return self.linear(call, self.arguments(q, k, v, x=call.x))

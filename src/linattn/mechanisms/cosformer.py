@@ -16,11 +16,11 @@ from linattn.ops.packing import compute_dtype, num_sequences
 from linattn.ops.positions import sequence_of_tokens
 from linattn.ops.types import LinearState
 
-CAUSAL_MAX_LENGTH = 8192  # the default: how long a causal sequence will be is not known while it is read
+CAUSAL_MAX_LENGTH = 8192  # a fixed default, as the final length of a causal sequence is not known while it is read
 
 
 class CosformerState(NamedTuple):
-    """The linear state ``kv (N, H_kv, 2D, D)``, ``k (N, H_kv, 2D)``, and ``position (N,)``: real tokens seen."""
+    """State of cosFormer: ``kv (N, H_kv, 2D, D)``, ``k (N, H_kv, 2D)`` and ``position (N,)``, the real tokens seen."""
 
     kv: Tensor
     k: Tensor
@@ -29,21 +29,21 @@ class CosformerState(NamedTuple):
 
 @register_mechanism("cosformer", paper="arXiv:2202.08791", year=2022)
 class Cosformer(LinearBase):
-    """Linear attention with ReLU features, near tokens weighted up by a cosine.
+    """Linear attention with ReLU features and a cosine that gives near tokens more weight.
 
     ``o_t = sum_s w_ts v_s / (sum_s w_ts + 1e-6)``, ``w_ts = relu(q_t).relu(k_s) cos(pi/2 (t - s) / M)``
 
     q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, output ``(B, H, T, D)``. The cosine splits into
-    ``cos cos + sin sin``: 2D features. t and s count real tokens: padding does not advance them, packed sequences
-    start anew, the state carries them on.
+    ``cos cos + sin sin``, which makes 2D features. The positions t and s count real tokens: padding does not advance
+    them, they start anew in each packed sequence, and a state carries them on.
 
     Paper: Qin et al., cosFormer. State per kv head: ``2 D (D + 1)`` numbers, and one position.
 
     Args:
-        max_length: M, at least the length of the longest sequence; longer ones, whose weights could be negative, are
-            refused where their length can be seen without waiting for a GPU. None: bidirectional, as in the paper,
-            each sequence's own number of real tokens (if queries and keys are two sequences, that of the longer one);
-            causal 8192, a fixed number, so that new tokens do not change what the past gives.
+        max_length: M, at least the length of the longest sequence. Longer ones could have negative weights and are
+            refused where their length is known without waiting for a GPU. None: when bidirectional, each sequence's own
+            number of real tokens, as in the paper (if queries and keys are two sequences, that of the longer one); when
+            causal, the fixed number 8192, so that new tokens do not change earlier outputs.
 
     Example:
         >>> import torch
@@ -78,7 +78,7 @@ class Cosformer(LinearBase):
         self._check_length(Tq if Tq != T else 0)
         if self.max_length is not None and position.numel() and checks.check_values(position, None):
             self._check_length(int(position.max()))
-        # Queries of another sequence (cross-attention) count from its own start, and have no padding to skip.
+        # Queries of another sequence (cross-attention) count from the start of that one, and have no padding to skip.
         own = positions if Tq == T else torch.arange(Tq, device=q.device).unsqueeze(0)
         length = self._length(q, k, call, position)
         arguments = {"q": self._features(q, own, length), "k": self._features(k, positions, length), "v": v}
@@ -96,7 +96,7 @@ class Cosformer(LinearBase):
         if call.cu_seqlens is not None:
             if Tq == T:
                 return real.clamp(min=1)[sequence_of_tokens(call.cu_seqlens, T)].view(1, 1, T, 1)
-            # Queries of another sequence: linear_attention refuses them beside packed keys.
+            # Else queries of another sequence, which linear_attention refuses with packed keys.
         elif call.key_mask is not None:
             return real.clamp(min=1 if Tq == T else max(Tq, 1)).view(-1, 1, 1, 1)
         return max(Tq, T, 1)

@@ -17,8 +17,8 @@ class Efficient(LinearBase):
 
     ``o_t = sum_s (sum_i softmax_i(q_t)_i softmax_s(k)_si) v_s``
 
-    The weights are positive and sum to 1, without a denominator of their own; the second softmax runs over the real
-    tokens of the sequence, which is why there is no recurrent form. q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``,
+    The weights are positive and sum to 1 without a denominator. The second softmax runs over all real tokens of the
+    sequence, which is why there is no recurrent form. q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``,
     output ``(B, H, T, D)``.
 
     Paper: Shen et al., Efficient Attention: Attention with Linear Complexities.
@@ -32,7 +32,7 @@ class Efficient(LinearBase):
         torch.Size([1, 2, 5, 8])
     """
 
-    rotates: ClassVar[None] = None  # keys are softmaxed channel by channel: to turn channels into others has no sense
+    rotates: ClassVar[None] = None  # keys are softmaxed channel by channel: a rotation would mix these
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
         queries = hide(wide(q), query_mask(q, k, call))

@@ -1,4 +1,4 @@
-"""FLatten: features are pulled towards the nearest axes, their lengths kept."""
+"""FLatten: features are pulled towards the nearest axes and keep their lengths."""
 
 import math
 from typing import Unpack
@@ -23,15 +23,15 @@ class Focused(LinearBase):
     ``o_t = sum_s phi(q_t).phi(k_s) v_s / (sum_s phi(q_t).phi(k_s) + 1e-6 n)``,
     ``phi(x) = |y| y^power / |y^power|``, ``y = (relu(x) + 1e-6) / softplus(scale)``
 
-    The norms run over the channels of all heads together: those of q over the H heads of q, those of k over its H_kv
-    heads. n is the number of keys; causal, 1. q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, output
-    ``(B, H, T, D)``. The learned scale ``(H_kv, D)``, shared by q and k and by the query heads of a kv head, starts
-    at 0. The paper's position embedding of k and convolution of v belong to the layer.
+    The norms run over the channels of all heads together, H heads for q and H_kv heads for k. n is the number of keys,
+    or 1 when causal. q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, output ``(B, H, T, D)``. The learned scale
+    ``(H_kv, D)`` is shared by q and k and by the query heads of a kv head, and starts at 0. The paper's position
+    embedding of k and convolution of v belong to the layer.
 
     Paper: Han et al., FLatten Transformer. State per kv head: ``D (D + 1)`` numbers.
 
     Args:
-        power: how strongly features are focused; 1 does nothing.
+        power: how strongly features are focused; 1 leaves them as they are.
 
     Example:
         >>> import torch
@@ -59,11 +59,11 @@ class Focused(LinearBase):
         return self.linear(call, {"q": q, "k": k, "v": v, "feature_map": maps, "eps": eps})
 
     def features(self, x: Tensor) -> Tensor:
-        """``phi(x)``: ``(B, H or H_kv, T, D)`` to the same, in fp32 or fp64."""
+        """``phi(x)`` for x ``(B, H or H_kv, T, D)``, of the same shape, in fp32 or fp64."""
         return self.map_for(x).wide(x.to(compute_dtype(x)))
 
     def map_for(self, x: Tensor, factor: Tensor | None = None) -> ShiftedPower:
-        """phi of the tokens x, whose lengths over all heads it holds; times a factor ``(1 or B, 1, T)``."""
+        """phi as a map for the tokens x only: it holds their lengths over all heads and a factor ``(1 or B, 1, T)``."""
         dtype = compute_dtype(x)
         scale = F.softplus(self.scale.to(dtype))
         y = (F.relu(x.to(dtype)) + EPS).unflatten(1, (self.num_kv_heads, -1)) / scale[:, None, None]

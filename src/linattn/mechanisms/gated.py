@@ -16,12 +16,12 @@ GATE_TEMPERATURE = 16
 
 @register_mechanism("gated", paper="arXiv:2312.06635", year=2023, uses_input=True)
 class Gated(LinearMechanism):
-    """Linear attention whose decay per channel or head is a gate of the input.
+    """Linear attention with a decay per channel or head that is computed from the layer's input.
 
     ``S_t = diag(alpha_t) S_{t-1} + k_t v_t^T``, ``o_t = S_t^T q_t / sqrt(D)``
 
     ``alpha_t = sigmoid(W_2 W_1 x_t + b)^(1/16)`` per key channel, W_1 of rank 16; or ``sigmoid(W x_t + b)^(1/16)``
-    per head. Bidirectional: the same recurrence run from both ends, each token counted once.
+    per head. When bidirectional, the same recurrence runs from both ends, with each token counted once.
     q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, x ``(B, T, input_dim)``, output ``(B, H, T, D)``; gates are
     per kv head. The paper's norm and output gate belong to the layer.
 
@@ -70,7 +70,7 @@ class Gated(LinearMechanism):
 
     def arguments(self, q: Tensor, k: Tensor, v: Tensor, *, x: Tensor | None) -> dict[str, Any]:
         log_decay = self.log_decay(self.input_of(x, k))
-        # The recurrence decays before it writes, in either direction: the index of the query.
+        # In either direction the recurrence decays before it writes: decay_index is "query".
         return {"q": q * self.head_dim**-0.5, "k": k, "v": v, "log_decay": log_decay, "normalizer": None,
                 "decay_index": "query"}  # fmt: skip
 
@@ -79,7 +79,7 @@ class Gated(LinearMechanism):
         return self.head_dim
 
     def flops(self, length: int) -> int:
-        """Bidirectional decay sweeps twice; the gates are computed once."""
+        """A bidirectional decay takes two sweeps; the gates are computed once."""
         gates = sum(2 * length * linear.weight.numel() for linear in self._linears())
         return super().flops(length) * (1 if self.causal else 2) + gates
 

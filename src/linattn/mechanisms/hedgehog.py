@@ -39,7 +39,7 @@ class Hedgehog(LinearMechanism):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start from the identity: the features are then softmax's own of the plain queries and keys."""
+        """Reset W to the identity: the features are then ``[softmax(x), softmax(-x)]`` of plain queries and keys."""
         with torch.no_grad():
             for own in (self.query_map, self.key_map):
                 own.weight.copy_(torch.eye(self.head_dim))

@@ -16,19 +16,19 @@ from linattn.ops.types import LinearState
 
 
 class HydraState(NamedTuple):
-    """``kv (N, H_kv, D)``: the sum of ``d(k_s) v_s`` over the tokens so far, one row per sequence."""
+    """State of Hydra: ``kv (N, H_kv, D)``, the sum of ``d(k_s) v_s`` over the tokens so far, one row per sequence."""
 
     kv: Tensor
 
 
 @register_mechanism("hydra", paper="arXiv:2209.07484", year=2022)
 class Hydra(LinearBase):
-    """Linear attention with as many heads as channels: cosine features, one number each.
+    """Linear attention with as many heads as channels, each with a single cosine feature.
 
     ``o_t = d(q_t) * sum_s d(k_s) * v_s`` channel by channel, ``d(x) = x / |x|``, no normaliser
 
-    The norm runs over the channels of all heads together: that of q over the H heads of q, that of k over its H_kv
-    heads. q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, output ``(B, H, T, D)``; query heads of a group share their
+    The norm ``|x|`` runs over the channels of all heads together, H heads for q and H_kv heads for k.
+    q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, output ``(B, H, T, D)``; the query heads of a group share their
     sums. Nothing is learned; a zero vector has the direction 0.
 
     Paper: Bolya et al., Hydra Attention. State per kv head: ``D`` numbers.
@@ -44,7 +44,7 @@ class Hydra(LinearBase):
     """
 
     state_type: ClassVar[type] = HydraState
-    rotates: ClassVar[None] = None  # one feature a head has no pair to turn
+    rotates: ClassVar[None] = None  # with one feature per head there is no pair to turn
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
         checks.check_size("v", "length", v.shape[2], k.shape[2], "k")
@@ -54,7 +54,7 @@ class Hydra(LinearBase):
             shape = (num_sequences(k, call.cu_seqlens), self.num_kv_heads, self.head_dim)
             checks.check_shape("state.kv", call.state.kv, shape)
             state = LinearState(call.state.kv.unsqueeze(2), torch.zeros_like(call.state.kv[..., :1]))
-        # A query only scales what its channel sums up: the sums are those of one constant feature and D values.
+        # A query only scales the sum of its channel, and that is a linear attention with one constant feature.
         values = direction_of(k.to(dtype), (1, 3)) * v.to(dtype)
         ones = torch.ones_like(values[..., :1])
         readers = ones if q.shape[2] == k.shape[2] else ones.new_ones(*ones.shape[:2], q.shape[2], 1)
@@ -74,6 +74,6 @@ class Hydra(LinearBase):
         return self.num_kv_heads * self.head_dim
 
     def flops(self, length: int) -> int:
-        """Each channel is a head with K = V = 1, written and read with 2 operations a token, and has no denominator."""
+        """Each channel is a head with K = V = 1 and no denominator, written and read with 2 operations per token."""
         check_length(length)
         return length * (self.num_heads + self.num_kv_heads) * 2 * self.head_dim

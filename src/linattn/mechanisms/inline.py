@@ -11,12 +11,12 @@ from linattn.mechanisms.registry import register_mechanism
 
 @register_mechanism("inline", paper="arXiv:2412.06590", year=2024)
 class Inline(Centred):
-    """Linear attention without features, its weights made to sum to 1 by subtraction, not division.
+    """Linear attention without features, whose weights are made to sum to 1 by subtraction instead of division.
 
     ``o_t = sum_s w_ts v_s``, ``w_ts = (z_ts - mean_s z_ts + 1) / N_t``, ``z_ts = q_t.k_s / sqrt(D)``
 
-    over the N_t visible keys, of which the mean is taken: different queries have different weights (the map is
-    injective), and weights may be negative. Causal: the mean over the past, exact through running sums of the keys.
+    Sum and mean run over the N_t visible keys. Different queries have different weights (the map is injective), and
+    weights may be negative. When causal, the mean over the past is computed exactly from running sums of the keys.
     q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, output ``(B, H, T, D)``. The paper's local residual is left
     out: a 3 x 3 convolution of v whose kernels are computed for each sample from the mean of x. The layer's ``local``
     is a depthwise convolution too, but its kernels are learned and the same for all samples.
@@ -33,7 +33,7 @@ class Inline(Centred):
         True
     """
 
-    # Turned keys have a mean of their own, and the weights sum to 1 as before.
+    # The mean of turned keys is taken of the turned keys, so the weights still sum to 1.
     rotates: ClassVar[Literal["inputs"]] = "inputs"
 
     def features(self, x: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from linattn.ops.types import DecayIndex, Normalizer
 
 DECAYS = ("none", "fixed", "selective")
 FEATURES = ("silu", "elu", "sigmoid", "identity")
-# Those that kernels can make where they read queries and keys.
+# The features that kernels can compute themselves from the queries and keys they read.
 MAPS: dict[str, FeatureMap] = {"silu": UnitSilu(), "elu": EluPlusOne()}
 EPS = 1e-6
 
@@ -32,40 +32,41 @@ class Lion(LinearBase):
 
     ``o_t = sum_s M_ts phi(q_t).phi(k_s) v_s / (sum_s M_ts phi(q_t).phi(k_s) + 1e-6)``, over ``s <= t`` when causal
 
-    ``phi(x) = (silu(x) + 1/2) / |silu(x) + 1/2|``, positive and of length 1. ``M_ts`` is the product of the decays
-    ``lambda`` between t and s and of one end: that of the key (``decay_index="key"``, the official code), or that of
-    the query (the paper's recurrence); 1 for t = s. The weights are scaled after they are masked.
+    with ``phi(x) = (silu(x) + 1/2) / |silu(x) + 1/2|``, positive and of length 1. ``M_ts`` is the product of the decays
+    ``lambda`` of the tokens between t and s and of one of these two: of the key (``decay_index="key"``, the official
+    code) or of the query (the paper's recurrence); it is 1 for t = s. The weights are divided by their sum after the
+    mask M is applied. The decays are, by the option ``decay``,
 
     - ``"none"`` (LIT): ``lambda = 1``;
-    - ``"fixed"`` (D): ``lambda = sigmoid(a)``, a learned per head, starts at N(0, 1);
+    - ``"fixed"`` (D): ``lambda = sigmoid(a)``, with a learned per head and drawn from N(0, 1);
     - ``"selective"`` (S): ``lambda_t = sigmoid(W x_t + b)``, starts near 1/2.
 
-    All forms of the algebra are the paper's: ``impl="reference"`` is full attention with the matrix M,
+    The forms of the algebra are those of the paper: ``impl="reference"`` is full attention with the matrix M,
     ``"recurrent"`` the two recurrences, ``"chunked"`` the chunkwise form, in linear time where the paper's is tiled.
-    q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, x ``(B, T, input_dim)``, read by ``"selective"`` alone, output
+    q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, x ``(B, T, input_dim)``, needed by ``"selective"`` only, output
     ``(B, H, T, D)``; decays are per kv head.
 
     Paper: Afzal et al., Linear Attention for Efficient Bidirectional Sequence Modeling. The published vision code
-    cuts the selective gates off from the gradient, takes ELU + 1 for LIT and writes ``1 - sigmoid``; the published
+    detaches the selective gates from the gradient, takes ELU + 1 for LIT and writes ``1 - sigmoid``; the published
     code of masked language models has neither features nor scaling (``features="identity", normalizer=None``).
     State per kv head: ``D (D + 1)`` numbers.
 
     Args:
         decay: ``"none"``, ``"fixed"`` or ``"selective"``.
-        decay_per: ``"head"``, or ``"channel"``: a diagonal decay ``lambda = exp(B)``, selective
+        decay_per: ``"head"``, or ``"channel"``: a diagonal decay ``lambda = exp(B)``, or, if selective,
             ``exp(B (1 + sigmoid(W x_t + b)))``, with ``B <= 0`` and hence ``lambda <= 1`` whatever is learned. The
-            paper's results on the Long Range Arena need it; its ``exp(B + sigmoid(.))`` can exceed 1. B starts at
-            HiPPO's real diagonal -1, -2, ... times steps from 0.001 to 0.1 over the heads. (HiPPO's imaginary part is
-            a rotation of queries and keys, the layer's business.)
-        decay_index: ``"key"`` or ``"query"``; None: the key's when bidirectional, the query's when causal.
+            paper's results on the Long Range Arena need it; the paper's ``exp(B + sigmoid(.))`` can exceed 1. B starts
+            at HiPPO's real diagonal -1, -2, ... times steps from 0.001 to 0.1 over the heads. (HiPPO's imaginary part
+            is a rotation of queries and keys, which belongs to the layer.)
+        decay_index: ``"key"`` or ``"query"``; None: ``"key"`` when bidirectional, ``"query"`` when causal.
         features: ``"silu"`` as above, ``"elu"`` (ELU + 1), ``"sigmoid"``, or ``"identity"``: signed scores
-            ``q.k / sqrt(D)``, without a sum to divide by.
-        normalizer: ``"sum"``, or None: weights that are not scaled.
+            ``q.k / sqrt(D)``, which need ``normalizer=None``.
+        normalizer: ``"sum"``, or None: the weights are not divided by their sum.
         order: ``"line"``, the order of the tokens, or ``"snake"`` (LION-natural): two boustrophedon orders over the
-            plane ``spatial_shape``, row by row and column by column, each with decays of its own; their M are
-            averaged. Bidirectional alone.
-        num_prefix_tokens: tokens before all others, such as a class token, whose selective decay is 1 and which
-            stand before the plane. Bidirectional alone.
+            plane ``spatial_shape``, row by row and column by column, each with decays of its own; their matrices M are
+            averaged. ``"snake"`` is bidirectional only.
+        num_prefix_tokens: number of tokens before all others, such as a class token. They stand before the plane, and
+            their selective decay is 1. Bidirectional only.
 
     Example:
         >>> import torch
@@ -128,7 +129,7 @@ class Lion(LinearBase):
         return x if self.features == "identity" else x.to(compute_dtype(x)).sigmoid().to(x.dtype)
 
     def log_decay(self, number: int, k: Tensor, call: Call) -> Tensor | None:
-        """Of one order: ``(H_kv,)`` fixed per head, else ``(B, H_kv, T)`` or, per channel, ``(B, H_kv, T, D)``."""
+        """Log decay of one order: ``(H_kv,)`` fixed per head, else ``(B, H_kv, T)`` or per channel ``(.., T, D)``."""
         if self.decay == "none":
             return None
         own = self.decays[number]
@@ -147,7 +148,7 @@ class Lion(LinearBase):
         phi, psi, own = q, k, MAPS.get(self.features)
         reordered = self.order == "snake" and (call.rotate is not None or call.key_mask is not None)
         if own is None or reordered:
-            # Features are turned, and padding is taken out of them, before tokens are put into another order.
+            # The features must be turned, and wiped where padded, before tokens are put into another order.
             phi, psi, own = self.feature_map(q), self.feature_map(k), None
         if self.features == "identity":
             phi = phi * self.head_dim**-0.5
@@ -157,14 +158,14 @@ class Lion(LinearBase):
         return self.linear(call, {"q": phi, "k": psi, "v": v, "log_decay": self.log_decay(0, k, call), **options})
 
     def _over_the_plane(self, phi: Tensor, psi: Tensor, v: Tensor, own: FeatureMap | None, call: Call) -> Tensor:
-        """Numerators and denominators of both orders are added, then divided: the average of two matrices M.
+        """Add numerators and denominators of both orders, then divide: attention with the average of two matrices M.
 
-        phi and psi are features, or what ``own`` makes them of. The orders are heads of one call. As padding stands
-        elsewhere in each, it is taken out here.
+        phi and psi are features, or the inputs that the map ``own`` makes features of. The two orders are heads of one
+        call. Padding has another place in each order, so it is wiped here.
         """
         orders = plane_orders(psi, call, self.num_prefix_tokens)
         log_decay = self._decays_in(orders, psi, call)
-        # Sums of 16 bits are added up in 32; autocast would take them back to 16.
+        # The sums of 16-bit inputs are added in fp32, unless autocast is on, which would round them to 16 bits anyway.
         wide = None if autocast_dtype(phi) else compute_dtype(phi, v)
 
         def summed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -186,7 +187,7 @@ class Lion(LinearBase):
         return (total[..., :-1] / (total[..., -1:] + 2 * EPS)).to(output_dtype(phi, v))
 
     def _decays_in(self, orders: Orders, k: Tensor, call: Call) -> Tensor:
-        """Of both orders, as heads: ``(2 H_kv,)``, or ``(B, 2 H_kv, T)`` and so on, tokens as they stand in each."""
+        """Log decays of both orders as heads, ``(2 H_kv,)`` or ``(B, 2 H_kv, T, ..)`` with the tokens in each order."""
         decays = [self.log_decay(number, k, call) for number in range(2)]
         if call.key_mask is not None:
             decays = [log_decay_for(decay, call.key_mask) for decay in decays]
@@ -198,12 +199,12 @@ class Lion(LinearBase):
 
     @staticmethod
     def _as_heads(x: Tensor, num_kv_heads: int) -> Tensor:
-        """``(B, H, 2 T, D)`` to ``(B, 2 H, T, D)``, so that heads of one order share a key head as before."""
+        """``(B, H, 2 T, D)`` to ``(B, 2 H, T, D)``, so that the heads of each order still share key heads."""
         return x.unflatten(1, (num_kv_heads, -1)).unflatten(3, (2, -1)).transpose(2, 3).flatten(1, 3)
 
     @staticmethod
     def _as_tokens(x: Tensor, num_kv_heads: int) -> Tensor:
-        """The way back."""
+        """The inverse of :meth:`_as_heads`."""
         return x.unflatten(1, (num_kv_heads, 2, -1)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
     @property
@@ -211,7 +212,7 @@ class Lion(LinearBase):
         return self.head_dim
 
     def flops(self, length: int) -> int:
-        """A bidirectional decay sweeps twice, in each order; selective gates are computed once per order."""
+        """A bidirectional decay takes two sweeps in each order; selective gates are computed once per order."""
         check_length(length)
         sweeps = 1 if self.causal or self.decay == "none" else 2 * len(self.decays)
         gates = sum(2 * length * p.numel() for name, p in self.decays.named_parameters() if name.endswith("weight"))

@@ -25,29 +25,30 @@ EPS = 1e-6
 
 @register_mechanism("mirror", paper="arXiv:2602.04346", year=2026)
 class Mirror(LinearBase):
-    """Linear attention with learned reflections before the ReLU, so that it cuts less away.
+    """Linear attention with learned reflections of queries and keys, so that the ReLU after them cuts less away.
 
     ``o_t = sum_s phi(q_t).phi(k_s) v_s / (sum_s phi(q_t).phi(k_s) + 1e-6 n)``, ``phi(x) = relu(H_block H_cross x)``
 
-    ``H_cross = I - 2 w w^T / |w|^2`` over the channels of all heads; ``H_block = I - 2 u u^T`` in every pair of
-    channels of a head, ``u = (cos Theta, sin Theta)``,
-    ``Theta = theta + pi/2 tanh(amplitude) tanh(gain log(var + 1e-6) + bias)``, var that of the pair.
+    ``H_cross = I - 2 w w^T / |w|^2`` acts on the channels of all heads; ``H_block = I - 2 u u^T`` on every pair of
+    channels of a head, with ``u = (cos Theta, sin Theta)`` and
+    ``Theta = theta + pi/2 tanh(amplitude) tanh(gain log(var + 1e-6) + bias)``, where var is the pair's variance.
 
-    var is that of q and k together, and one Theta serves both: before the ReLU ``(H q).(H k) = q.k``, over all heads,
-    or head by head without H_cross. n is the number of keys; causal, 1. q ``(B, H, T, D)``, k and v
-    ``(B, H_kv, T, D)``, D even, output ``(B, H, T, D)``. Angles are per kv head, shared by its query heads. theta
-    starts uniform in (-pi, pi), w normal, amplitude and bias at 0, gain at 1, which learns once the amplitude moved.
+    var is taken over q and k together and gives one Theta for both, so that before the ReLU ``(H q).(H k) = q.k``, over
+    all heads, or head by head without H_cross. n is the number of keys, or 1 when causal. q ``(B, H, T, D)``, k and v
+    ``(B, H_kv, T, D)``, D even, output ``(B, H, T, D)``. Angles are per kv head, shared by its query heads. At the
+    start theta is uniform in (-pi, pi), w normal, amplitude and bias are 0 and gain is 1; the gain gets a gradient once
+    the amplitude is not 0.
 
-    Paper: MirrorLA. It leaves the modulation and the starting values open; those here are this library's choice.
-    State per kv head: ``D (D + 1)`` numbers.
+    Paper: MirrorLA. It does not define the modulation and the initial values; those used here are this library's
+    choice. State per kv head: ``D (D + 1)`` numbers.
 
     Args:
-        modulation: what var is taken over: ``"sequence"``, its tokens (of queries too where q and k have one length;
-            not causal); ``"token"``, the two channels of one token, so that ``(H q).(H k) = q.k`` holds within a token
-            only; ``"none"``, no modulation. None: ``"sequence"``, causal ``"token"``.
-        reflections: 1, or 2 one after the other of each kind: a rotation, which starts as the identity, for models
-            that were trained with plain ReLU features. The modulation acts on the second.
-        cross_head: reflect across heads; needs as many kv heads as heads.
+        modulation: what var is taken over: ``"sequence"``, all tokens of the sequence (queries are included where q and
+            k have one length; not causal); ``"token"``, the two channels of one token, so that ``(H q).(H k) = q.k``
+            holds within a token only; ``"none"``: no modulation. None: ``"sequence"``, or ``"token"`` when causal.
+        reflections: 1, or 2: two reflections of each kind, one after the other, make a rotation that starts as the
+            identity, for models that were trained with plain ReLU features. The modulation acts on the second.
+        cross_head: whether to reflect across heads; needs as many kv heads as heads.
 
     Example:
         >>> import torch
@@ -120,7 +121,7 @@ class Mirror(LinearBase):
     def reflect(
         self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """``H q`` and ``H k`` as they are before the ReLU, in fp32 or fp64."""
+        """The reflected queries and keys ``H q`` and ``H k``, before the ReLU, in fp32 or fp64."""
         for name, x, heads in (("q", q, self.num_heads), ("k", k, self.num_kv_heads)):
             checks.check_tensor(name, x, "(B, H, T, D)", 4)
             checks.check_shape(name, x, (k.shape[0], heads, x.shape[2], self.head_dim))
@@ -138,10 +139,10 @@ class Mirror(LinearBase):
     def energy_loss(
         self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None
     ) -> Tensor:
-        """Share of the energy of q and k that the ReLU cuts off, in [0, 1]: an auxiliary loss for whoever wants one.
+        """Share of the energy of q and k that the ReLU cuts off, in [0, 1], for use as an auxiliary loss.
 
-        ``sum relu(-y)^2 / sum y^2``, y the reflected queries and keys of real tokens. Where all of a pair is cut off
-        the loss is flat, and only the attention itself can turn that pair back.
+        ``sum relu(-y)^2 / sum y^2`` with y the reflected queries and keys of real tokens. Where all of a pair is cut
+        off, the loss is flat, and only the gradient through the attention can turn that pair back.
         """
         reflected = self.reflect(q, k, key_mask=key_mask, cu_seqlens=cu_seqlens)
         q, k = hide(reflected[0], key_mask if q.shape[2] == k.shape[2] else None), reflected[1]
@@ -149,7 +150,7 @@ class Mirror(LinearBase):
         return lost / (q.square().sum() + k.square().sum() + torch.finfo(q.dtype).tiny)
 
     def reflection_matrix(self, *, keys: bool = False) -> Tensor:
-        """H of the queries ``(H D, H D)`` or of the keys ``(H_kv D, H_kv D)``: features ``relu(H x)``, heads joined.
+        """Matrix H of the queries ``(H D, H D)`` or keys ``(H_kv D, H_kv D)``, heads joined: features ``relu(H x)``.
 
         A layer may fold it into a projection: ``weight <- H @ weight``, ``bias <- H @ bias``.
         """
@@ -165,7 +166,7 @@ class Mirror(LinearBase):
         return reflected[0].transpose(0, 1).flatten(1).mT.to(rows)
 
     def without_reflection(self) -> "Mirror":
-        """The same for queries and keys that a projection has reflected already: only the ReLU is left."""
+        """A copy for queries and keys that a projection has already reflected: only the ReLU is left."""
         self.reflection_matrix()  # raises where no projection can stand for the reflection
         bare = copy.deepcopy(self)
         bare.angles, bare.normals = nn.Parameter(self.angles.detach()[:0].clone()), None
@@ -178,7 +179,7 @@ class Mirror(LinearBase):
         return Modulation(self.amplitude, self.gain, self.bias)
 
     def _angles_per_token(self, call: Call) -> bool:
-        """Whether tokens differ in their angles: by what they hold, or by the sequence they belong to."""
+        """Whether angles differ from token to token, by the token itself or by the packed sequence it belongs to."""
         return self.modulation == "token" or (self.modulation == "sequence" and call.cu_seqlens is not None)
 
     def _reflect(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor]:
@@ -198,7 +199,7 @@ class Mirror(LinearBase):
         return self.head_dim
 
     def flops(self, length: int) -> int:
-        """With the reflections: 2 x 2 matrices in pairs, a product with w and one multiple of it across heads."""
+        """Includes the reflections: 2 x 2 matrices in pairs, and across heads a product with w and a multiple of w."""
         kinds = 1 if self.normals is None else 2
         reflections = 4 * self.head_dim * kinds * self.angles.shape[0]
         return super().flops(length) + length * (self.num_heads + self.num_kv_heads) * reflections

@@ -22,26 +22,28 @@ INPUT_BIAS_STD = 0.1
 
 @register_mechanism("mlstm", paper="arXiv:2405.04517", year=2024, uses_input=True)
 class Mlstm(LinearBase):
-    """Matrix memory with an exponential or sigmoid input gate and a forget gate.
+    """Linear attention with a forget gate and an exponential or sigmoid input gate: the matrix memory of xLSTM.
 
     ``C_t = f_t C_{t-1} + i_t k_t v_t^T``, ``n_t = f_t n_{t-1} + i_t k_t``,
     ``o_t = q_t C_t / max(|q_t . n_t|, 1)``, with ``q_t`` divided by ``sqrt(D)``
 
     ``f_t = sigmoid(w_f . x_t + b_f)``; ``i_t = exp(w_i . x_t + b_i)`` (mLSTMexp, kept in units of a running maximum, so
-    that no gate overflows) or ``sigmoid(w_i . x_t + b_i)`` (mLSTMsig). Bidirectional: the same recurrence run from
-    both ends, each token counted once. q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, x ``(B, T, input_dim)``, output
-    ``(B, H, T, D)``; gates are per kv head. ``w_f = w_i = 0``, ``b_f`` from 3 to 6 over the heads and ``b_i`` of
-    N(0, 0.1^2) at the start. The paper's convolution, norm by head, output gate and skip belong to the layer.
+    that no gate overflows) or ``sigmoid(w_i . x_t + b_i)`` (mLSTMsig). When bidirectional, the same recurrence runs
+    from both ends, with each token counted once. q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``,
+    x ``(B, T, input_dim)``, output ``(B, H, T, D)``; gates are per kv head. They start with ``w_f = w_i = 0``, ``b_f``
+    from 3 to 6 over the heads and ``b_i`` drawn from N(0, 0.1^2). The paper's convolution, norm per head, output gate
+    and skip belong to the layer.
 
     Paper: Beck et al., xLSTM: Extended Long Short-Term Memory; the sigmoid gate: Beck et al., Tiled Flash Linear
-    Attention, arXiv:2503.14376. The gradient is the true one; the published kernels take the denominator for a
-    constant. State per kv head: ``D (D + 1)`` numbers, and one more for the exponential gate, its unit.
+    Attention, arXiv:2503.14376. The gradient is exact, whereas the published kernels treat the denominator as a
+    constant. State per kv head: ``D (D + 1)`` numbers, and one more, its unit, with the exponential gate.
 
     Args:
         input_gate: ``"exponential"`` or ``"sigmoid"``.
-        normalize: divide by ``max(|q_t . n_t|, 1)``; the exponential gate cannot do without.
-        input_bias: start of ``b_i``, e.g. -10 as in xLSTM 7B; None: drawn as above.
-        soft_cap: gates see ``c tanh(z / c)`` instead of z (xLSTM 7B: 15); None: z itself.
+        normalize: whether to divide by ``max(|q_t . n_t|, 1)``; required by the exponential gate.
+        input_bias: initial value of ``b_i``, e.g. -10 as in xLSTM 7B; None: drawn as above.
+        soft_cap: c, with which the gates take ``c tanh(z / c)`` instead of their pre-activation z (xLSTM 7B: 15); None:
+            z itself.
 
     Example:
         >>> import torch
@@ -53,7 +55,7 @@ class Mlstm(LinearBase):
     """
 
     state_type: ClassVar[type] = ExponentialState
-    rotates: ClassVar[Literal["inputs"]] = "inputs"  # keys are signed as they are, those of n too
+    rotates: ClassVar[Literal["inputs"]] = "inputs"  # there is no feature map: keys are signed, also in n
 
     def __init__(
         self,
@@ -95,11 +97,11 @@ class Mlstm(LinearBase):
             nn.init.constant_(self.input_map.bias, self.input_bias)
 
     def gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """``log i`` and ``log f``, ``(B, H_kv, T)`` each, in fp32 or fp64, or as its map gives it."""
+        """``log i`` and ``log f``, ``(B, H_kv, T)``, in fp32 or fp64; an uncapped exponential ``log i`` is not cast."""
         log_input, forget = self._capped(self.input_map(x)), self._capped(self.forget_map(x))
         if self.input_gate == "sigmoid":
             log_input = F.logsigmoid(_widened(log_input))
-        # Transposed last: of a transposed input, logsigmoid has other strides than torch.compile is told.
+        # Transposed last: with a transposed input, logsigmoid returns other strides than torch.compile expects.
         return log_input.transpose(1, 2), F.logsigmoid(_widened(forget)).transpose(1, 2)
 
     def _capped(self, logits: Tensor) -> Tensor:
@@ -110,12 +112,12 @@ class Mlstm(LinearBase):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
         log_input, log_decay = self.gates(self.input_of(call.x, k))
         if self.input_gate == "sigmoid" and not (self.causal and self.normalize):
-            # The recurrence decays before it writes, in either direction: the index of the query.
+            # In either direction the recurrence decays before it writes: decay_index is "query".
             options: dict[str, Any] = {"log_decay": log_decay, "decay_index": "query"}
             options["normalizer"] = "abs_max_one" if self.normalize else None
             if call.need_state:
                 q = q * self.head_dim**-0.5
-            else:  # the same in the weights of keys, without a pass over q; a state is to hold the keys as they are
+            else:  # the scale goes into the keys' weights, which saves a pass over q; a state must hold unscaled keys
                 log_input = log_input - 0.5 * math.log(self.head_dim)
             return self.linear(call, {"q": q, "k": k, "v": v, "log_input": log_input, **options})
         options = {"log_input": log_input, "log_decay": log_decay, "key_mask": call.key_mask,
@@ -123,7 +125,7 @@ class Mlstm(LinearBase):
         if not self.causal:
             q = q.to(compute_dtype(q)) * self.head_dim**-0.5
             return MechanismOutput(exponential_both_ways(q, k, v, **options), None)
-        # A sigmoid gate is an exponential one that stays below 1: its logarithm serves, and no key is scaled before.
+        # A sigmoid gate is an exponential gate below 1: given its logarithm, the same function serves, with plain keys.
         if not call.need_state:
             return MechanismOutput(exponential_attention(q, k, v, **options), None)
         state = call.state
@@ -143,7 +145,7 @@ class Mlstm(LinearBase):
         return super().state_size(length) + (self.num_kv_heads if self.input_gate == "exponential" else 0)
 
     def flops(self, length: int) -> int:
-        """Bidirectional gates sweep twice; they are computed once."""
+        """A bidirectional recurrence takes two sweeps; the gates are computed once."""
         gates = 2 * length * (self.input_map.weight.numel() + self.forget_map.weight.numel())
         return super().flops(length) * (1 if self.causal else 2) + gates
 

@@ -26,18 +26,19 @@ class Nala(WideLinear):
 
     ``phi(q) = |d(q)|^p [cos f(q), sin f(q)]``, ``psi(k) = |k|^power [cos f(k), sin f(k)]`` channel by channel, with
     ``d(x) = x / |x|``, ``p = power (tau + tanh |q|)`` and an angle f in [-pi/4, pi/4], so that channels of opposite
-    sign count less and no weight is negative. n is the number of keys; causal, 1. q ``(B, H, T, D)``, k and v
-    ``(B, H_kv, T, D)``, output ``(B, H, T, D)``. Nothing is learned. Powers leave the range of fp16,
-    so its features are fp32.
+    sign count less and no weight is negative. n is the number of keys, or 1 when causal. q ``(B, H, T, D)``, k and v
+    ``(B, H_kv, T, D)``, output ``(B, H, T, D)``. Nothing is learned. The powers leave the range of fp16, so the
+    features of fp16 inputs are fp32.
 
     Paper: NaLaFormer, Norm x Direction. State per kv head: ``2 D (D + 1)`` numbers.
 
     Args:
-        power: of the keys, and the scale of the queries' exponent.
-        tau: added to tanh; the exponent lies between ``power tau`` and ``power (tau + 1)``.
-        angle: f. ``"hard"``, as in the paper's code: ``pi/4 sign(x)``, opposite signs do not meet at all, which makes
-            the features ``[relu(x)^p, relu(-x)^p]``. Else ``pi/4 tanh(y)`` with y = d(x) (``"direction"``, the paper's
-            text, hardly any effect for large D), x (``"raw"``) or ``sqrt(D) d(x)`` (``"scaled"``).
+        power: exponent of the keys, and factor in the exponent of the queries.
+        tau: added to tanh; the queries' exponent lies between ``power tau`` and ``power (tau + 1)``.
+        angle: the angle f. ``"hard"``, as in the paper's code: ``pi/4 sign(x)``; channels of opposite sign then do not
+            meet at all, and the features are ``[relu(x)^p, relu(-x)^p]``. Else ``pi/4 tanh(y)`` with y = d(x)
+            (``"direction"``, the paper's text, with hardly any effect for large D), y = x (``"raw"``) or
+            y = ``sqrt(D) d(x)`` (``"scaled"``).
 
     Example:
         >>> import torch

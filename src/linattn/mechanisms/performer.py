@@ -18,7 +18,7 @@ from linattn.ops.types import LinearState
 
 
 class PerformerState(NamedTuple):
-    """The linear state ``kv (N, H_kv, F, D)``, ``k (N, H_kv, F)`` in units of ``exp(log_scale (N, H_kv, F))``."""
+    """State of Performer: ``kv (N, H_kv, F, D)`` and ``k (N, H_kv, F)`` in units of ``exp(log_scale (N, H_kv, F))``."""
 
     kv: Tensor
     k: Tensor
@@ -35,13 +35,13 @@ class Performer(LinearBase):
     so that ``E phi(q).phi(k) = exp(q.k / sqrt(D))``. q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, output
     ``(B, H, T, D)``. The w_f of a kv head are orthogonal in blocks of D, and a buffer: checkpoints keep them.
 
-    Sums are kept per feature in units of the largest term so far (causal) or in the sequence (bidirectional):
-    with vectors of any length no denominator is ever below 1, and what comes later does not touch what was.
+    Sums are kept per feature in units of the largest term so far (causal) or of the sequence (bidirectional). So no
+    denominator is ever below 1, whatever the lengths of the vectors, and later tokens do not change earlier outputs.
 
     Paper: Choromanski et al., Rethinking Attention with Performers. State per kv head: ``F (D + 2)`` numbers.
 
     Args:
-        num_features: F; None: ``D log D``, rounded, as the paper's theory asks.
+        num_features: F; None: ``D log D``, rounded, as the paper's theory requires.
 
     Example:
         >>> import torch
@@ -76,7 +76,7 @@ class Performer(LinearBase):
         blocks = -(-features // D)
         gaussian = torch.randn(heads, blocks, D, D, generator=generator, dtype=torch.float64)
         rotation, triangle = torch.linalg.qr(gaussian)
-        # With positive diagonals the factorisation is unique, and the rotation uniform over all of them.
+        # With a positive diagonal the factorisation is unique, and the rotation is uniform over all rotations.
         rotation = rotation * triangle.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
         norms = torch.randn(heads, blocks, D, D, generator=generator, dtype=torch.float64).norm(dim=-1, keepdim=True)
         rows = (rotation.mT * norms).flatten(1, 2)[:, :features]
@@ -97,7 +97,7 @@ class Performer(LinearBase):
         log_k = self.log_features(k)
         if call.key_mask is not None:
             log_k = log_k.masked_fill(~call.key_mask[:, None, :, None], -torch.inf)
-        arguments = {"v": v, "eps": 1e-12}  # next to a denominator of at least 1: only for queries that see no key
+        arguments = {"v": v, "eps": 1e-12}  # denominators are at least 1: eps only serves queries that see no key
         final = log_k.new_empty(0)
         if self.causal:
             features, log_decay, log_scale, final = self._running(log_k, call)
@@ -117,14 +117,14 @@ class Performer(LinearBase):
         return MechanismOutput(out.output, PerformerState(out.state.kv, out.state.k, final))
 
     def _running(self, log_k: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Key features, decay and scale in units of the largest term so far, all ``(B, H_kv, T, F)``."""
+        """Key features in units of the largest term so far, decay and scale ``(B, H_kv, T, F)``, and the last scale."""
         H_kv, features = log_k.shape[1], log_k.shape[3]
         initial = None
         if call.state is not None:
             shape = (num_sequences(log_k, call.cu_seqlens), H_kv, features)
             check_shape("state.log_scale", call.state.log_scale, shape)
             initial = call.state.log_scale.flatten(1)
-        # Every feature has a maximum of its own, as if it were a head.
+        # Every feature has its own maximum, as if it were a head.
         safe = stabilize(log_k.transpose(2, 3).flatten(1, 2), None, initial, call.cu_seqlens)
         gain, decay, scale = (
             x.unflatten(1, (H_kv, features)).transpose(2, 3) for x in (safe.log_gain, safe.log_decay, safe.log_scale)
@@ -149,7 +149,7 @@ class Performer(LinearBase):
 
 
 def _largest(log_k: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """Largest ``log_k (B, H, T, F)`` of each feature in a token's sequence, ``(B, H, 1 or T, F)``; of none, 0."""
+    """Largest ``log_k (B, H, T, F)`` of each feature in a token's sequence, ``(B, H, 1 or T, F)``; 0 without keys."""
     B, H, T, features = log_k.shape
     sequences = 1 if cu_seqlens is None else cu_seqlens.shape[0] - 1
     largest = log_k.new_full((B, H, sequences, features), -torch.inf)

@@ -17,20 +17,21 @@ from linattn.ops.feature_maps import SplitPower
 class Pola(TwoFlows):
     """Linear attention with separate flows for pairs of equal and of opposite sign, sharpened by a learned power.
 
-    ``q.k = (q+.k+ + q-.k-) - (q+.k- + q-.k+)``: the first bracket weighs the first half of v's channels, the second
-    one the second half, and nothing is subtracted. With ``phi(x) = [relu(x/c)^p, relu(-x/c)^p]``, 2D features:
+    In ``q.k = (q+.k+ + q-.k-) - (q+.k- + q-.k+)`` the first bracket becomes the weight of the first half of v's
+    channels and the second bracket that of the other half, without the subtraction. With the 2D features
+    ``phi(x) = [relu(x/c)^p, relu(-x/c)^p]``:
 
     ``same_t = sum_s phi(q_t).phi(k_s) v_s[:D/2] / n_t``, ``opposite_t = sum_s phi(q_t).swap(phi(k_s)) v_s[D/2:] / n_t``
 
-    swap exchanges the two halves, n_t is each flow's own row sum plus eps: 1e-6 times the real keys, or 1e-6 when
-    causal. ``p = 1 + alpha sigmoid(w)`` and ``c = softplus(s)`` are learned per kv head and channel, w and s start
-    at 0. q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, output ``(B, H, T, D)``, the two flows side by side. The
-    paper's position term, convolution and gate belong to the layer.
+    where swap exchanges the two halves and n_t is each flow's own row sum plus eps, 1e-6 times the number of real keys,
+    or 1e-6 when causal. ``p = 1 + alpha sigmoid(w)`` and ``c = softplus(s)`` are learned per kv head and channel; w and
+    s start at 0. q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, output ``(B, H, T, D)`` with the two flows side by
+    side. The paper's position term, convolution and gate belong to the layer.
 
     Paper: Meng et al., PolaFormer. State per kv head: ``2 D (D + 2)`` numbers, for an even D.
 
     Args:
-        alpha: the power lies between 1 and 1 + alpha.
+        alpha: range of the power p, which lies between 1 and 1 + alpha.
 
     Example:
         >>> import torch
@@ -51,7 +52,7 @@ class Pola(TwoFlows):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Powers start at ``1 + alpha/2``, scales at ``log 2``."""
+        """Reset w and s to 0: powers start at ``1 + alpha/2``, scales at ``log 2``."""
         nn.init.zeros_(self.power)
         nn.init.zeros_(self.scale)
 
@@ -60,7 +61,7 @@ class Pola(TwoFlows):
         return self.maps()[0].one_flow(wide(x))
 
     def maps(self) -> tuple[SplitPower, SplitPower]:
-        """Both flows of q, which are equal, and of k, whose second one has its halves exchanged."""
+        """The maps of q, whose two flows are equal, and of k, whose second flow has its halves exchanged."""
         power, factor = 1 + self.alpha * wide(self.power).sigmoid(), 1 / F.softplus(wide(self.scale))
         return SplitPower(power, factor), SplitPower(power, factor, opposite=True)
 

@@ -21,7 +21,7 @@ class PolaPlus(TwoFlows):
     ``same_t = sum_s (exp(a q+-_t) - 1).(exp(k+-_s) - 1) v_s[:D/2] / n_t``,
     ``opposite_t = sum_s (exp(b q-+_t) - 1).(exp(k+-_s) - 1) v_s[D/2:] / n_t``
 
-    n_t is each flow's own row sum plus eps: 1e-6 times the real keys, or 1e-6 when causal. The temperatures
+    n_t is each flow's own row sum plus eps, 1e-6 times the number of real keys, or 1e-6 when causal. The temperatures
     ``a = sigmoid(same)`` and ``b = sigmoid(opposite)`` are learned per query head and feature and start at 1/2; keys
     have none. q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, output ``(B, H, T, D)``, the two flows side by side.
     Exponents are bounded at 32, where sums in fp32 would begin to overflow. The paper's rotary positions,
@@ -45,11 +45,11 @@ class PolaPlus(TwoFlows):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Both temperatures start at 1/2."""
+        """Reset both temperatures to 1/2."""
         nn.init.zeros_(self.same)
         nn.init.zeros_(self.opposite)
 
     def maps(self) -> tuple[SplitExpm1, SplitExpm1]:
-        """q with its temperatures, its halves exchanged in the second flow, and k without any."""
+        """The maps of q, with temperatures and with halves exchanged in the second flow, and of k, without either."""
         same, opposite = wide(self.same).sigmoid(), wide(self.opposite).sigmoid()
         return SplitExpm1(same, opposite, opposite=True), SplitExpm1(torch.ones_like(same[:1]))

@@ -12,7 +12,7 @@ from linattn.ops.checks import check_choice
 from linattn.ops.feature_maps import Squares, TaylorExp
 
 FORMS = ("compact", "exact", "normalized")
-EPS = 1e-15  # of the official code; the row sums are far from 0 as they are
+EPS = 1e-15  # as in the official code; the row sums are far from 0 without it
 
 
 @register_mechanism("quadratic", paper="QT-ViT, NeurIPS", year=2024)
@@ -33,8 +33,8 @@ class Quadratic(WideLinear):
 
     Args:
         form: ``"compact"``, ``"exact"`` or ``"normalized"``.
-        linear_term: keep the bracketed term of the compact form, the only one that sees the sign of q.k. The paper
-            defines it and leaves it out of all experiments.
+        linear_term: whether the compact form has the bracketed term, the only one that sees the sign of q.k. The paper
+            defines it but leaves it out of all experiments.
 
     Example:
         >>> import torch
@@ -45,8 +45,8 @@ class Quadratic(WideLinear):
         (torch.Size([1, 2, 5, 8]), 9)
     """
 
-    rotates: ClassVar[Literal["inputs"]] = "inputs"  # a constant is among the features
-    # Those of the other forms are None.
+    rotates: ClassVar[Literal["inputs"]] = "inputs"  # one of the features is a constant
+    # Parameters that the form does not have are None.
     alpha: Tensor
     beta: Tensor
     gamma: Tensor
@@ -78,7 +78,7 @@ class Quadratic(WideLinear):
         """Set every learned number to 1.
 
         The compact form is then not the Taylor series: its squares ``q_i^2 k_i^2`` weigh D times as much as in
-        ``z^2/2``, to make up for the mixed products, which it leaves out. It has z itself only with ``linear_term``.
+        ``z^2/2``, to make up for the mixed products that it leaves out. It has z itself only with ``linear_term``.
         """
         for parameter in self.parameters():
             nn.init.ones_(parameter)
@@ -98,7 +98,7 @@ class Quadratic(WideLinear):
         """The map of the compact form."""
         half = 0.5**0.5
         linear = half * (4 / self.head_dim) ** 0.25 * wide(self.beta).squeeze() if self.linear_term else None
-        constant = half * (wide(self.gamma).squeeze().square() + 1).sqrt()  # gamma and the series' own 1, as one
+        constant = half * (wide(self.gamma).squeeze().square() + 1).sqrt()  # gamma and the series' 1 as one number
         return Squares(half * wide(self.alpha).squeeze(), linear, constant, self.head_dim)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:

@@ -14,15 +14,15 @@ from linattn.ops.prepare import hide
 
 @register_mechanism("rala", paper="arXiv:2411.07635", year=2024, causal=False, state="none")
 class Rala(WideLinear):
-    """Linear attention with keys weighted by their share in the average query, for a state of higher rank.
+    """Linear attention with keys weighted by the average query's attention to them, for a state of higher rank.
 
     ``o_t = sum_s phi(q_t).(alpha_s phi(k_s)) v_s / (sum_s phi(q_t).(alpha_s phi(k_s)) + 1e-6 N)``,
     ``alpha_s = N softmax_s(m.phi(k_s) / sqrt(D))``, ``m = mean_t phi(q_t)``, ``phi(x) = elu(x) + 1``
 
-    N counts the real tokens of the sequence; mean and softmax run over these, which is why there is no recurrent
-    form: every new token moves all weights. q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, output
-    ``(B, H, T, D)``; heads that share keys share m, the mean over all of them. The paper's rotary positions, local
-    branch and gate belong to the layer.
+    N counts the real tokens of the sequence. Mean and softmax run over them, so every new token changes all weights,
+    which is why there is no recurrent form. q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, output
+    ``(B, H, T, D)``; query heads that share a key head also share m, the mean over all of them. The paper's rotary
+    positions, local branch and gate belong to the layer.
 
     Paper: Fan et al., Breaking the Low-Rank Dilemma of Linear Attention.
 

@@ -1,6 +1,6 @@
 """The registry: every mechanism by name, with what it can do.
 
-It drives ``list_mechanisms``, the contracts, the README's table, the benchmark and the command line: a new
+``list_mechanisms``, the contracts, the README's table, the benchmark and the command line all read it, so a new
 mechanism is one file in this folder (or an entry point ``linattn.mechanisms`` of another package).
 """
 
@@ -22,7 +22,7 @@ Cost = Literal["linear", "quadratic"]
 
 @dataclass(frozen=True)
 class MechanismInfo:
-    """What a mechanism is and what it declares; the contracts hold it to that."""
+    """Registry entry of a mechanism: its class, its paper and what it declares, which the contracts check."""
 
     name: str
     cls: type[Mechanism]
@@ -36,7 +36,7 @@ class MechanismInfo:
 
     @property
     def summary(self) -> str:
-        """First line of the class's docstring."""
+        """The first line of the class's docstring."""
         return (inspect.getdoc(self.cls) or "").split("\n", 1)[0].rstrip(".")
 
 
@@ -58,13 +58,13 @@ def register_mechanism(
     """Class decorator that puts a :class:`Mechanism` into the registry.
 
     Args:
-        name: what users write; letters, digits and underscores.
-        paper: where the formula is from, e.g. ``"arXiv:2006.16236"``.
-        year: of that paper.
-        causal, bidirectional: which of the two it can do; at least one.
-        state: how its state grows with the sequence; "none" if it has no recurrent form.
-        cost: of a forward pass in the number of tokens.
-        uses_input: it needs the layer's input ``x (B, T, input_dim)`` for its gates.
+        name: the name for ``create_mechanism``; letters, digits and underscores.
+        paper: source of the formula, e.g. ``"arXiv:2006.16236"``.
+        year: year of that paper.
+        causal, bidirectional: which kinds of attention it supports; at least one.
+        state: how its state grows with the sequence; ``"none"`` if it has no recurrent form.
+        cost: cost of a forward pass in the number of tokens.
+        uses_input: whether it needs the layer's input ``x (B, T, input_dim)`` for its gates.
 
     Example:
         >>> from linattn import register_mechanism
@@ -80,7 +80,7 @@ def register_mechanism(
 
     def register(cls: M) -> M:
         known = _REGISTRY.get(name)
-        # A module that is reloaded brings its own class again; anything else under that name is a clash.
+        # A module that is reloaded registers its own class again; any other class of that name is a clash.
         if known is not None and (known.cls.__module__, known.cls.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"mechanism {name!r} is registered already, by {known.cls.__module__}")
         info = MechanismInfo(name, cls, paper, year, causal, bidirectional, state, cost, uses_input)
@@ -93,7 +93,7 @@ def register_mechanism(
 
 @cache
 def _discover() -> None:
-    """Import every module of this folder, and what other packages offer."""
+    """Import every module of this folder and the entry points of other packages."""
     import linattn.mechanisms as package
 
     for module in pkgutil.iter_modules(package.__path__):
@@ -106,7 +106,7 @@ def _discover() -> None:
 
 
 def mechanism_info(name: str) -> MechanismInfo:
-    """The registry's entry of that name.
+    """The registry entry of the mechanism ``name``.
 
     Example:
         >>> from linattn import mechanism_info
@@ -128,7 +128,7 @@ def list_mechanisms(
     cost: Cost | None = None,
     uses_input: bool | None = None,
 ) -> list[str]:
-    """Names of the registered mechanisms, sorted; each argument that is given filters.
+    """Names of the registered mechanisms, sorted; arguments that are not None select those that declare their value.
 
     Example:
         >>> from linattn import list_mechanisms
@@ -146,9 +146,9 @@ def list_mechanisms(
 
 
 def mechanism_options(cls: type[Mechanism]) -> dict[str, Any]:
-    """The keyword arguments a mechanism takes and their defaults (``inspect.Parameter.empty``: required).
+    """The keyword arguments that a mechanism takes and their defaults (``inspect.Parameter.empty``: required).
 
-    A constructor that passes ``**common`` on takes what the class above it takes.
+    A constructor that passes ``**common`` on also takes what the constructor of its base class takes.
     """
     options: dict[str, Any] = {}
     for owner in cls.__mro__:

@@ -9,7 +9,7 @@ from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.feature_maps import Relu as ReluMap
 
 EPS = 1e-6
-LEAST_EPS = 1e-30  # gradients divide by it: with much less they leave the range of fp32
+LEAST_EPS = 1e-30  # gradients divide by eps: with a much smaller one they would leave the range of fp32
 
 
 @register_mechanism("relu", paper="arXiv:2205.14756", year=2022)
@@ -18,14 +18,14 @@ class Relu(LinearMechanism):
 
     ``o_t = sum_s phi(q_t).phi(k_s) v_s / (sum_s phi(q_t).phi(k_s) + eps)``, ``phi(x) = max(x, 0)``
 
-    q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, output ``(B, H, T, D)``. A query that meets no key in a
-    common positive channel gives 0.
+    q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, output ``(B, H, T, D)``. A query that has no positive channel in
+    common with any key gives 0.
 
     Paper: Cai et al., EfficientViT. State per kv head: ``D (D + 1)`` numbers.
 
     Args:
-        eps: added to the denominator, at least 1e-30: a query that meets no key then gives 0 / eps = 0. EfficientViT's
-            code has 1e-15. Beside small features the default is not small, and draws their outputs towards 0.
+        eps: added to the denominator, at least 1e-30, so that a query without such a channel gives 0 / eps = 0.
+            EfficientViT's code has 1e-15. Next to small features the default is not small and draws outputs towards 0.
 
     Example:
         >>> import torch
@@ -53,5 +53,5 @@ class Relu(LinearMechanism):
         return self.head_dim
 
     def extra_repr(self) -> str:
-        # Saved runs recognise their model by this text: with the default it is what it was before eps was an option.
+        # Saved runs recognise their model by this text, so a default eps is left out, as before eps was an option.
         return super().extra_repr() + ("" if self.eps == EPS else f", eps={self.eps}")

@@ -14,13 +14,13 @@ from linattn.ops.types import Normalizer
 
 @register_mechanism("retention", paper="arXiv:2307.08621", year=2023)
 class Retention(LinearMechanism):
-    """Linear attention with a fixed exponential decay per head, no features.
+    """Linear attention without features, with a fixed exponential decay per head.
 
     ``o_t = sum_s gamma_h^|t - s| (q_t . k_s / sqrt(D)) v_s / n_t``, ``gamma_h = 1 - 2^(-5 - h)``, h = 0, 1, ...
 
-    The sum runs over ``s <= t`` when causal, else over all tokens. q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``,
-    output ``(B, H, T, D)``; h counts kv heads. The paper's rotary positions, group norm and output gate belong to
-    the layer.
+    The sum runs over ``s <= t`` when causal, otherwise over all tokens. q ``(B, H, T, D)``, k and v
+    ``(B, H_kv, T, D)``, output ``(B, H, T, D)``; h is the index of the kv head. The paper's rotary positions, group
+    norm and output gate belong to the layer.
 
     Paper: Sun et al., Retentive Network. State per kv head: ``D (D + 1)`` numbers.
 
@@ -45,7 +45,7 @@ class Retention(LinearMechanism):
         self.normalizer = normalizer
 
     def log_decay(self, like: Tensor) -> Tensor:
-        """``log gamma (H_kv,)``; computed where it is used, so that an fp64 call has fp64 decays."""
+        """``log gamma (H_kv,)``; computed in every call, so that an fp64 call has fp64 decays."""
         heads = torch.arange(self.num_kv_heads, device=like.device, dtype=compute_dtype(like))
         return torch.log1p(-torch.exp2(-5 - heads))
 
@@ -58,7 +58,7 @@ class Retention(LinearMechanism):
         return self.head_dim
 
     def flops(self, length: int) -> int:
-        """Bidirectional decay sweeps twice."""
+        """Twice those of a causal call when bidirectional, since the decay then takes two sweeps."""
         return super().flops(length) * (1 if self.causal else 2)
 
     def extra_repr(self) -> str:

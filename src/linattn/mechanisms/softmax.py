@@ -15,7 +15,7 @@ from linattn.ops.prepare import hide, without_autocast
 
 
 class SoftmaxState(NamedTuple):
-    """All keys and values so far ``(N, H_kv, S, D)``, one row per sequence.
+    """State of softmax attention: all keys and values so far ``(N, H_kv, S, D)``, one row per sequence.
 
     ``mask (N, S)`` is True where a slot holds a real token; None: all do.
     """
@@ -29,14 +29,14 @@ class SoftmaxState(NamedTuple):
 class Softmax(Mechanism):
     """Softmax attention, exact and quadratic: what linear attention is measured against.
 
-    ``o_t = sum_s softmax_s(scale q_t . k_s) v_s`` over the visible keys; a query that sees none gives 0
+    ``o_t = sum_s softmax_s(scale q_t . k_s) v_s`` over the visible keys; the output of a query that sees none is 0.
 
     q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, output ``(B, H, T, D)``.
 
     Paper: Vaswani et al., Attention Is All You Need. State per kv head: ``2 T D`` numbers, the keys and values.
 
     Args:
-        scale: of the scores; None: ``D^-0.5``.
+        scale: factor on the scores; None: ``D^-0.5``.
         impl: ``"auto"``: ``torch.nn.functional.scaled_dot_product_attention``; ``"reference"``: the formula.
 
     Example:
@@ -76,7 +76,7 @@ class Softmax(Mechanism):
     def _softmax(
         self, q: Tensor, k: Tensor, v: Tensor, impl: str, key_mask: Tensor | None, cu_seqlens: Tensor | None = None
     ) -> Tensor:
-        """The last query stands at the last key: what precedes the queries is a state."""
+        """Softmax attention. When causal, the last query stands at the last key: earlier keys come from a state."""
         Tq, Tk = q.shape[2], k.shape[2]
         masked = key_mask is not None or cu_seqlens is not None or (self.causal and Tq != Tk and Tq != 1)
         explicit = impl == "reference" or Tk == 0
@@ -92,7 +92,7 @@ class Softmax(Mechanism):
             own = sequence_of_tokens(cu_seqlens, Tk)
             visible = visible & (own[:, None] == own[None, :])
         blind = ~visible.any(-1, keepdim=True)
-        visible = visible | blind  # softmax of nothing is NaN: let such a row see everything, and discard it
+        visible = visible | blind  # the softmax of nothing is NaN: such a row sees everything, and its output is wiped
         attention = self._formula if explicit else self._sdpa
         return attention(q, k, v, visible).masked_fill(blind, 0)
 
@@ -108,9 +108,9 @@ class Softmax(Mechanism):
             return (scores.softmax(-1) @ v).to(out_dtype)
 
     def _attend_unpacked(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
-        """Packed sequences with a state each: laid out one per row, padded, and packed again.
+        """Attend over packed sequences with a state each: unpack them, one padded row each, and pack the output again.
 
-        A cache has the shape of its longest sequence, so the host must know it: on a GPU this waits.
+        The cache is as long as the longest sequence, which the host must know: it waits for a GPU.
         """
         assert call.cu_seqlens is not None
         bounds = call.cu_seqlens.long()
@@ -144,7 +144,7 @@ class Softmax(Mechanism):
         return 2 * self.num_kv_heads * length * self.head_dim
 
     def flops(self, length: int) -> int:
-        """Scores and weighted sum, 4 D per visible pair."""
+        """4 D per visible pair, for the scores and the weighted sum."""
         check_length(length)
         pairs = length * (length + 1) // 2 if self.causal else length**2
         return 4 * self.num_heads * self.head_dim * pairs

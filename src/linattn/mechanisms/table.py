@@ -1,4 +1,4 @@
-"""The registry as a table: the README's and the command line's are drawn from the same rows."""
+"""The registry as a table: the tables of the README and of the command line have the same rows."""
 
 from linattn.mechanisms.registry import list_mechanisms, mechanism_info
 
@@ -23,7 +23,7 @@ def mechanism_rows() -> list[tuple[str, ...]]:
 
 
 def markdown_table() -> str:
-    """The table in Markdown, papers linked."""
+    """The table in Markdown, with links to the papers."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     for name, summary, paper, *rest in mechanism_rows():
         cells = (f"`{name}`", summary.replace("``", "`").replace("|", "\\|"), _link(paper), *rest)

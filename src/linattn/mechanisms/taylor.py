@@ -16,13 +16,13 @@ class Taylor(LinearMechanism):
 
     ``o_t = sum_s w_ts v_s / sum_s w_ts``, ``w = 1 + z + z^2 / 2 >= 1/2``, ``z = (A q_t).(C k_s) / sqrt(F)``
 
-    q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, output ``(B, H, T, D)``. The learned A and C lead from D to F
-    channels, A one per head, C one per kv head; they start as ``nn.Linear`` does.
+    q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, output ``(B, H, T, D)``. The learned matrices A (one per head) and
+    C (one per kv head) map D channels to F and are initialised as in ``nn.Linear``.
 
     Paper: Arora et al., Based. State per kv head: ``(F + 1)(F + 2)/2 (D + 1)`` numbers.
 
     Args:
-        feature_dim: F, width of the projected queries and keys; None leaves A and C out, F = D.
+        feature_dim: F, width of the projected queries and keys; None leaves A and C out, so that F = D.
 
     Example:
         >>> import torch

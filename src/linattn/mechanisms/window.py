@@ -15,9 +15,10 @@ from linattn.ops.prepare import hide, without_autocast
 
 
 class WindowState(NamedTuple):
-    """The last W - 1 real tokens of each sequence: keys and values ``(N, H_kv, W-1, D)``, the latest at the end.
+    """State of window attention: the last W - 1 real tokens of each sequence.
 
-    ``filled (N,)``: how many slots hold a token; the others, at the beginning, are 0.
+    ``keys`` and ``values`` are ``(N, H_kv, W-1, D)`` with the latest token at the end. ``filled (N,)`` says how many
+    slots hold a token; the others, at the beginning, are 0.
     """
 
     keys: Tensor
@@ -31,16 +32,16 @@ class Window(Mechanism):
 
     ``o_t = sum_s softmax_s(scale q_t . k_s) v_s`` over ``t - W < s <= t``
 
-    Linear in the number of tokens, with a state of fixed size: the local layers of hybrids, beside linear attention
-    that remembers the rest. Blocks of W queries see their own keys and those of the block before, through
-    ``scaled_dot_product_attention``. Padding takes up no place in a window. q ``(B, H, T, D)``, k and v
+    It is linear in the number of tokens and has a state of fixed size. Hybrid models use it for their local layers,
+    next to linear attention, which remembers the rest. Blocks of W queries see their own keys and those of the block
+    before, through ``scaled_dot_product_attention``. Padding takes up no place in a window. q ``(B, H, T, D)``, k and v
     ``(B, H_kv, T, D)``, output ``(B, H, T, D)``.
 
     Paper: Beltagy et al., Longformer. State per kv head: ``2 (W - 1) D`` numbers, the last keys and values.
 
     Args:
-        window: W, the query's own token counted.
-        scale: of the scores; None: ``D^-0.5``.
+        window: W, including the query's own token.
+        scale: factor on the scores; None: ``D^-0.5``.
         impl: ``"auto"`` as above; ``"reference"``: the formula, with all pairs of tokens.
 
     Example:
@@ -79,7 +80,7 @@ class Window(Mechanism):
         if call.need_state and call.cu_seqlens is not None:
             return self._one_per_row(q, k, v, call)
         order, own = None, None if call.cu_seqlens is None else sequence_of_tokens(call.cu_seqlens, k.shape[2])[None]
-        if call.key_mask is not None:  # real tokens first, so that those of a window lie side by side
+        if call.key_mask is not None:  # put real tokens first, so that the tokens of a window lie side by side
             order = (~call.key_mask).to(torch.uint8).argsort(dim=1, stable=True)
             q, k, v = (_taken(x, order) for x in (q, k, v))
             own = None if own is None else own.expand(order.shape).gather(1, order)
@@ -90,23 +91,23 @@ class Window(Mechanism):
         return MechanismOutput(output if order is None else _taken(output, order.argsort(dim=1)), state)
 
     def _from_state(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, WindowState]:
-        """The tokens of the state stand before the others, as queries too, whose outputs nobody reads."""
+        """Attend with the tokens of the state before the others; as queries they get outputs that are dropped."""
         old, T = self._start(k, call.state), k.shape[2]
         keys, values = torch.cat([old.keys.to(k), k], dim=2), torch.cat([old.values.to(v), v], dim=2)
         before = self.window - 1
         there = torch.arange(before + T, device=k.device) >= before - old.filled[:, None]
-        if T == 1:  # all keys are in its window
+        if T == 1:  # all keys are in the query's window
             attention = self._formula if call.impl == "reference" else self._sdpa
             output = attention(q, keys, values, there[:, None, None])
         else:
             output = self._softmax(F.pad(q, (0, 0, before, 0)), keys, values, there, None, call.impl)[:, :, before:]
         real = torch.full_like(old.filled, T) if call.key_mask is None else call.key_mask.sum(1)
-        last = real[:, None] + torch.arange(before, device=k.device)  # where the last ones stand among all
+        last = real[:, None] + torch.arange(before, device=k.device)  # the places of the last tokens among all
         filled = (old.filled + real).clamp(max=before)
         return output, WindowState(_taken(keys, last), _taken(values, last), filled)
 
     def _softmax(self, q: Tensor, k: Tensor, v: Tensor, filled: Tensor | None, own: Tensor | None, impl: str) -> Tensor:
-        """``filled (B, T)``: which keys are there; ``own (1 or B, T)``: the sequence that a token belongs to."""
+        """Attend in blocks. ``filled (B, T)``: which keys exist; ``own (1 or B, T)``: each token's packed sequence."""
         T = k.shape[2]
         size = T if impl == "reference" else min(self.window, T)
         if not T:
@@ -124,7 +125,7 @@ class Window(Mechanism):
         near = (distance >= 0) & (distance < self.window)
         queries_own = F.pad(own, (0, more)).unflatten(1, (blocks, size))
         visible = near & (queries_own.unsqueeze(-1) == keys_own.unsqueeze(-2)) & keys_filled.unsqueeze(-2)
-        # A query that is no token may see none, and softmax of nothing is NaN: every one sees itself.
+        # A slot that holds no token may see no key, and the softmax of nothing is NaN: so every query sees itself.
         visible = (visible | (distance == 0)).expand(q.shape[0] // blocks, -1, -1, -1).flatten(0, 1).unsqueeze(1)
         attention = self._formula if impl == "reference" else self._sdpa
         output = attention(q, k, v, visible).unflatten(0, (-1, blocks)).transpose(1, 2)
@@ -143,7 +144,7 @@ class Window(Mechanism):
             return (scores.softmax(-1) @ v).to(out_dtype)
 
     def _one_per_row(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
-        """Packed sequences with a state each, one a row; the host must know the longest: on a GPU this waits."""
+        """Attend over packed sequences with a state each, unpacked one per row; to know lengths it waits for a GPU."""
         assert call.cu_seqlens is not None
         bounds = call.cu_seqlens.long()
         slots = torch.arange(int(bounds.diff().max()), device=q.device)
@@ -169,7 +170,7 @@ class Window(Mechanism):
         return 2 * self.num_kv_heads * (self.window - 1) * self.head_dim + 1
 
     def flops(self, length: int) -> int:
-        """Scores and weighted sum, 4 D for each of W keys; that the first tokens see fewer is not counted."""
+        """4 D for each of W keys, for the scores and the weighted sum, as if the first tokens saw W keys too."""
         check_length(length)
         return 4 * self.num_heads * self.head_dim * length * self.window
 
@@ -183,9 +184,9 @@ def _taken(x: Tensor, order: Tensor) -> Tensor:
 
 
 def _with_block_before(x: Tensor, size: int, dim: int) -> Tensor:
-    """``x`` with its tokens, a whole number of blocks, in ``dim``, each block behind the one before it.
+    """Each block of ``size`` tokens along ``dim`` with the block before it in front, or 0 in front of the first.
 
-    ``(B, T)`` to ``(B, blocks, 2 size)``, ``(B, H, T, D)`` to ``(B blocks, H, 2 size, D)``; before the first is 0.
+    ``(B, T)`` to ``(B, blocks, 2 size)``, ``(B, H, T, D)`` to ``(B blocks, H, 2 size, D)``; T is a multiple of size.
     """
     own = x.unflatten(dim, (-1, size))
     earlier = torch.cat([torch.zeros_like(own.narrow(dim, 0, 1)), own.narrow(dim, 0, own.shape[dim] - 1)], dim=dim)

@@ -25,15 +25,16 @@ LOGITS = ("deviation", "quadratic", "mean", "l1", "rms")
 LOG_TAU_RANGE = (-50.0, 30.0)
 NORM_EPS = 1e-5
 START_STD = 0.02
-# The largest exponential is 1 in its own unit: this is for rows that have seen no token at all.
+# The largest exponential is 1 in its own unit, so this only matters for rows that have seen no token at all.
 NOTHING = 1e-30
 
 
 class ZerosState(NamedTuple):
-    """Sums over the tokens so far, one row per sequence; those with ``e^z`` in units of ``e^{log_scale}``.
+    """State of ZeroS: sums over the tokens so far, one row per sequence.
 
-    ``exp_kv (N, H_kv, D, D)`` and ``exp_sum (N, H_kv, 1)``: of ``e^z k v`` and ``e^z``; ``kv (N, H_kv, D, 2D)``: of
-    ``k [z v, v]``; ``logits (N, H_kv, 1)`` and ``u (N, H_kv, D)``: of z and u; ``position (N,)``: real tokens seen.
+    ``exp_kv (N, H_kv, D, D)`` and ``exp_sum (N, H_kv, 1)`` sum ``e^z k v`` and ``e^z``, in units of
+    ``e^{log_scale (N, H_kv)}``; ``kv (N, H_kv, D, 2D)`` sums ``k [z v, v]``; ``logits (N, H_kv, 1)`` and
+    ``u (N, H_kv, D)`` sum z and u; ``position (N,)`` counts the real tokens seen.
     """
 
     exp_kv: Tensor
@@ -47,32 +48,33 @@ class ZerosState(NamedTuple):
 
 @register_mechanism("zeros", paper="arXiv:2602.05230", year=2025, uses_input=True)
 class Zeros(Mechanism):
-    """Zero-sum weights: softmax of a logit per key without its average, times a cosine.
+    """Linear attention with zero-sum weights (a softmax of key logits minus its average) times a cosine.
 
     ``o_t = norm(sum_s r_ts cos(q_t, k_s) v_s)``, over the N visible keys: ``s <= t`` (N = t) when causal, else all
 
     ``r_ts = g1_t d_ts / N + gh_t (softmax_s(z_s) - 1/N - d_ts / N) [+ g0_t / N]``, ``d_ts = z_s - mean_s(z_s)``
 
     The logit of a key is ``z_s = -u_s . m_s / sqrt(D)`` with ``u_s = W_u x_s`` and ``m_s`` the mean of u over the keys
-    that s sees, and of a prior ``mu`` that counts ``e^tau`` tokens. ``g1 = sigmoid(w_1 . x_t + b_1)`` and ``gh`` alike
-    are the gates of the first and the higher orders of softmax; without the zeroth order ``r`` sums to 0 (its product
-    with the cosine need not), and a first causal token gives 0. A constant added to all logits changes nothing. The
-    exponentials are in units of a running maximum: no later logit, however large, moves what came before.
+    that s sees and a prior ``mu`` that counts as ``e^tau`` tokens. ``g1 = sigmoid(w_1 . x_t + b_1)`` and a ``gh`` of
+    the same form are the gates of the first and the higher orders of softmax. Without the zeroth order ``r`` sums to 0
+    (its product with the cosine need not), and the output of the first causal token is 0. A constant added to all
+    logits changes nothing. The exponentials are in units of a running maximum: no later logit, however large, changes
+    earlier outputs.
 
     q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, x ``(B, T, input_dim)``, output ``(B, H, T, D)``; logits are per kv
-    head, gates per head. Rotary positions turn q and k (the paper's ``q R_{t-s} k``); they come from the layer, and are
-    true rotations, which those of the published code are not. That code divides the bidirectional mean by a key's
-    position; here it is the mean over all keys, as the formula says.
+    head, gates per head. Rotary positions (the paper's ``q R_{t-s} k``) turn q and k; they come from the layer and are
+    true rotations, unlike those of the published code. That code also divides the bidirectional mean by a key's
+    position; here it is the mean over all keys, as in the formula.
 
     Paper: Lu et al., ZeroS: Zero-Sum Linear Attention for Efficient Transformers. State per kv head: ``3 D^2 + D + 3``
     numbers.
 
     Args:
-        logit: ``"deviation"`` as above, or of the official code: ``"quadratic"`` (``|u|^2 / D``), ``"mean"`` (of u's
-            channels), ``"l1"`` and ``"rms"`` (mean and root mean square distance of u from m).
-        zero_order: ``g0`` of the bracketed term, for a first layer: ``"tanh"`` (the official code) or ``"sigmoid"`` of
-            ``w_0 . x_t + b_0``; None: no such term, as in the paper's experiments.
-        head_norm: ``norm`` is LayerNorm over the channels of a head, without weights, which the paper puts in the
+        logit: ``"deviation"`` as above, or one of the official code's: ``"quadratic"`` (``|u|^2 / D``), ``"mean"`` (of
+            u's channels), ``"l1"`` and ``"rms"`` (mean absolute and root mean square difference of u from m).
+        zero_order: the gate ``g0`` of the bracketed term, for a first layer: ``"tanh"`` (the official code) or
+            ``"sigmoid"`` of ``w_0 . x_t + b_0``; None: no such term, as in the paper's experiments.
+        head_norm: whether ``norm`` is a LayerNorm over the channels of a head, without weights, which the paper uses in
             place of a factor ``1/sqrt(t)``; False: no norm.
 
     Example:
@@ -111,10 +113,10 @@ class Zeros(Mechanism):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Logits start near one another, so that weights and output start near 0; the prior is one token at 0.
+        """Start with logits near one another, so that weights and output are near 0; the prior is one token at 0.
 
-        ``N(0, 0.02^2)`` is the official code's start as in GPT-2. PyTorch's own is as small only at 800 channels: at 64
-        the logits are 13 times as far apart, and the norm makes outputs ten times as large of what is noise yet.
+        The official code starts with ``N(0, 0.02^2)``, as GPT-2. PyTorch's default is as small only at 800 channels: at
+        64 channels its logits are 13 times as far apart, and the norm makes outputs ten times as large of mere noise.
         """
         for linear in (self.u_map, self.gate_map):
             nn.init.normal_(linear.weight, std=START_STD)
@@ -124,7 +126,7 @@ class Zeros(Mechanism):
                 nn.init.zeros_(prior)
 
     def logits(self, u: Tensor, total: Tensor, count: Tensor) -> Tensor:
-        """``z (B, H_kv, T, 1)`` from ``u (B, H_kv, T, D)``, and the sum and the number of the keys in its mean."""
+        """``z (B, H_kv, T, 1)`` from ``u (B, H_kv, T, D)`` and the sum and count of the keys in the mean of u."""
         if self.prior_mu is None or self.prior_log_tau is None:
             return u.square().mean(-1, keepdim=True) if self.logit == "quadratic" else u.mean(-1, keepdim=True)
         weight = self.prior_log_tau.to(u.dtype).clamp(*LOG_TAU_RANGE).exp()[:, None, None]
@@ -134,7 +136,7 @@ class Zeros(Mechanism):
         away = u - total / count
         if self.logit == "l1":
             return away.abs().mean(-1, keepdim=True)
-        return (away.square().mean(-1, keepdim=True) + 1e-12).sqrt()  # has a slope at 0
+        return (away.square().mean(-1, keepdim=True) + 1e-12).sqrt()  # 1e-12: the gradient at 0 is finite
 
     def gates(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """``g1``, ``gh`` and, with a zeroth order, ``g0``: ``(B, H, T, 1)`` each, in fp32 or fp64."""
@@ -154,9 +156,9 @@ class Zeros(Mechanism):
         with without_autocast(q):
             dtype = compute_dtype(q, k, v)
             q, k, v, u = direction_of(q), direction_of(k), v.to(dtype), u.to(dtype)
-            # Nearly equal logits leave little of e^z / E - 1 / t, and the 8 bits of bf16 too much noise on it. For an
-            # output in 16 bits the 11 bits of tf32 do if sums are centred: those that are handed over are not, and
-            # with a mask the first tokens may be padding.
+            # With nearly equal logits little is left of e^z / E - 1 / t, and the 8 bits of bf16 would leave too much
+            # noise on it. For a 16-bit output the 11 bits of tf32 suffice if the sums are centred. Sums of a state are
+            # not centred, nor are those with a mask, since the first tokens may be padding.
             tf32 = out_dtype.itemsize == 2 and not call.need_state and call.key_mask is None and k.shape[2] > 1
             weigh = partial(self._causal, tf32=tf32) if self.causal else self._encoder
             out = weigh(q, k, v, u, gates, call)
@@ -166,7 +168,7 @@ class Zeros(Mechanism):
     def _encoder(
         self, q: Tensor, k: Tensor, v: Tensor, u: Tensor, gates: tuple[Tensor, Tensor, Tensor | None], call: Call
     ) -> MechanismOutput:
-        """The factors of the gates in r are numbers of the key alone: so many times D features, no scan."""
+        """Bidirectional attention. Each gate's factor in r depends on the key alone: D features per gate, no scan."""
         g1, gh, g0 = gates
         count = count_tokens(k.shape[2], call, u)
         z = self.logits(u, sum_over_tokens(u, call), count)
@@ -184,10 +186,11 @@ class Zeros(Mechanism):
         self, q: Tensor, k: Tensor, v: Tensor, u: Tensor, gates: tuple[Tensor, Tensor, Tensor | None], call: Call, *,
         tf32: bool,
     ) -> MechanismOutput:  # fmt: skip
-        """``gh (F / E - H / t) + slope (G - P/t H) + g0/t H`` with ``slope = (g1 - gh) / t``.
+        """Causal attention: ``gh (F / E - H / t) + slope (G - P/t H) + g0/t H`` with ``slope = (g1 - gh) / t``.
 
-        F, G and H are the sums of ``e^z``, z and 1 times ``q.k v``, E and P those of ``e^z`` and z. Whatever c, r:
-        ``F / E - H / t = (F' - E'/t H) / (E' + r t)`` with ``e^z - r`` in F' and E', and G and P may be of z - c.
+        F, G and H are the sums of ``e^z``, z and 1 times ``q.k v``; E and P are those of ``e^z`` and z. For any r,
+        ``F / E - H / t = (F' - E'/t H) / (E' + r t)`` where F' and E' have ``e^z - r``; for any c, z - c may replace z
+        in G and P.
         """
         (g1, gh, g0), state = gates, self._checked_state(k, call)
         exp_kv, exp_sum, log_scale, kv, z_sum, u_sum, position = state or (None,) * len(ZerosState._fields)
@@ -195,7 +198,7 @@ class Zeros(Mechanism):
             position = torch.zeros(num_sequences(k, call.cu_seqlens), dtype=torch.long, device=k.device)
         before, position = token_positions(k.shape[2], call.key_mask, call.cu_seqlens, position)
         t = (before + 1).to(u.dtype)[:, None, :, None]
-        # A single token is its own mean: its weight is 0, and would be 1e-8 after rounding.
+        # A single token is its own mean, so its weight is 0; rounding would make it 1e-8.
         several = (t > 1).to(u.dtype)
         total, u_sum = self._running_sum(u, u_sum, call)
         z = self.logits(u, total, t)
@@ -207,10 +210,10 @@ class Zeros(Mechanism):
         weight, r = stable.log_gain.exp(), None
         if tf32:
             z, r = centred(z, stable.log_scale, call.cu_seqlens)
-            weight = weight - r  # in fp64: what is left has all digits
+            weight = weight - r  # in fp64, so that the difference keeps all digits
             r = self._per_head(r.to(u.dtype).unsqueeze(-1))
         weight = weight.to(u.dtype).unsqueeze(-1)
-        # Both as heads of one sum, of which one does not decay.
+        # Both sums are heads of one call; those of z do not decay.
         start = None if exp_sum is None or z_sum is None else torch.cat([exp_sum, z_sum], dim=1)
         decay = torch.cat([stable.log_decay, torch.zeros_like(stable.log_decay)], dim=1)
         sums, last = self._running_sum(torch.cat([weight, z], dim=1), start, call, log_decay=decay, decay_index="query")
@@ -220,7 +223,7 @@ class Zeros(Mechanism):
         )
         GH_t, kv = self._linear(q, k, torch.cat([z * v, v], dim=-1), call, kv, tf32=tf32)
         G_t, H_t = GH_t.chunk(2, dim=-1)
-        # The largest exponential is 1 in its own unit: their sum is less for rows alone that have seen no token at all.
+        # The largest exponential is 1 in its own unit: only rows that have seen no token at all have a smaller sum.
         higher = gh * several / (E if r is None else E + r * t).clamp(min=0.5)
         slope = (g1 - gh) * (several / t)
         level = (-higher * E if g0 is None else g0 - higher * E) / t - slope * (P / t)
@@ -234,7 +237,7 @@ class Zeros(Mechanism):
     def _linear(
         self, q: Tensor, k: Tensor, v: Tensor, call: Call, start: Tensor | None = None, **options: Any
     ) -> tuple[Tensor, Any]:
-        """Without a normaliser, from the sums ``start (N, H_kv, K, V)`` on; those after it are None unless needed."""
+        """Linear attention without a normaliser from the sums ``start (N, H_kv, K, V)``; final sums only if needed."""
         asked = LinearCall(
             q, k, v, self.causal, normalizer=None, key_mask=call.key_mask, cu_seqlens=call.cu_seqlens,
             initial_state=None if start is None else LinearState(start, start.new_zeros(start.shape[:3])),
@@ -244,9 +247,9 @@ class Zeros(Mechanism):
         return output, state.kv if call.need_state else None
 
     def _running_sum(self, x: Tensor, start: Tensor | None, call: Call, **options: Any) -> tuple[Tensor, Any]:
-        """Of ``x (B, H, T, F)`` from ``start (N, H, F)`` on: at every token, and after each sequence if needed.
+        """Sums of ``x (B, H, T, F)`` from ``start (N, H, F)`` on: at every token, and after each sequence if needed.
 
-        Never in tf32: what is left of terms that cancel is no better than these sums.
+        Never in tf32: what is left of terms that cancel is only as exact as these sums.
         """
         one = torch.ones_like(x[..., :1])
         start = None if start is None else start.unsqueeze(2)
@@ -254,7 +257,7 @@ class Zeros(Mechanism):
         return output, last.squeeze(2) if call.need_state else None
 
     def _per_head(self, x: Tensor) -> Tensor:
-        """``x (B, H_kv, T, F)`` for every query head."""
+        """``x (B, H_kv, T, F)`` repeated for every query head."""
         group = self.num_heads // self.num_kv_heads
         return x if group == 1 else x.repeat_interleave(group, dim=1)
 
@@ -275,7 +278,7 @@ class Zeros(Mechanism):
         return self.num_kv_heads * (3 * self.head_dim**2 + self.head_dim + 3) + 1
 
     def flops(self, length: int) -> int:
-        """Sets of D features: causal three, else one per gate. Then u and the gates."""
+        """Counts three sets of D features when causal, else one per gate, and the maps of u and the gates."""
         check_length(length)
         sets = 2 if self.zero_order is None and not self.causal else 3
         products = (self.num_heads + self.num_kv_heads) * 2 * self.head_dim**2 * sets

@@ -19,9 +19,10 @@ from linattn.ops.types import LinearState
 
 
 class ZerosSoftmaxState(NamedTuple):
-    """All keys and values so far, as of softmax attention, and ``kv (N, H_kv, D+1, D)``, ``k (N, H_kv, D+1)``.
+    """State of ZeroS-SM: all keys and values so far, as in ``SoftmaxState``, and two sums.
 
-    These are the sums of ``[k, 1] v`` and of ``[k, 1]``: what the mean score and the mean value are made of.
+    ``kv (N, H_kv, D+1, D)`` and ``k (N, H_kv, D+1)`` are the sums of ``[k, 1] v`` and ``[k, 1]``, from which the mean
+    score and the mean value are computed.
     """
 
     keys: Tensor
@@ -34,25 +35,25 @@ class ZerosSoftmaxState(NamedTuple):
 @register_mechanism("zeros_softmax", paper="arXiv:2602.05230", year=2025, state="growing", cost="quadratic",
                     uses_input=True)  # fmt: skip
 class ZerosSoftmax(Mechanism):
-    """Softmax attention with its zeroth, first and higher orders gated, quadratic.
+    """Quadratic softmax attention with gates on its zeroth, first and higher orders.
 
     ``o_t = sum_s w_ts v_s``, ``w_ts = g1_t d_ts / N + gh_t (softmax_s(z_ts) - 1/N - d_ts / N) + a g0_t / N``
 
-    over the N visible keys, with ``z_ts = q_t . k_s / sqrt(D)`` and ``d_ts = z_ts - mean_s(z_ts)``. At gates of 1 this
-    is softmax attention, bit for bit: the unit gates ``1 + tanh(w . x_t + b)`` start there, with w = b = 0 and a
-    gradient, so that a trained softmax model loses nothing when it is converted. Weights that sum to 0 remain when
-    ``zero_order`` (a) goes from 1 to 0 in training. The softmax part takes ``scaled_dot_product_attention``, the rest
+    over the N visible keys, with ``z_ts = q_t . k_s / sqrt(D)`` and ``d_ts = z_ts - mean_s(z_ts)``. With all gates 1
+    this is softmax attention, bit for bit. The unit gates ``1 + tanh(w . x_t + b)`` start at 1, with w = b = 0 and
+    with a gradient, so that a trained softmax model loses nothing when it is converted. If ``zero_order`` (a) goes from
+    1 to 0 in training, weights that sum to 0 remain. The softmax part is ``scaled_dot_product_attention``, the rest
     is a linear attention. q ``(B, H, T, D)``, k and v ``(B, H_kv, T, D)``, x ``(B, T, input_dim)``, output
     ``(B, H, T, D)``; gates are per head.
 
-    Paper: Lu et al., ZeroS: Zero-Sum Linear Attention for Efficient Transformers; its appendix, where this form is
-    written out, was not available: here the general formula has the logits of softmax attention, and no cosine.
+    Paper: Lu et al., ZeroS: Zero-Sum Linear Attention for Efficient Transformers. Its appendix, which writes this form
+    out, was not available; this is the paper's general formula with the logits of softmax attention and no cosine.
     State per kv head: ``2 T D`` numbers, the keys and values, and ``(D + 1)^2``.
 
     Args:
-        gate: ``"unit"`` as above, or as in the paper ``"sigmoid"`` of ``w . x_t + b``, where ``g0`` is a tanh.
+        gate: ``"unit"`` as above, or ``"sigmoid"`` of ``w . x_t + b`` as in the paper, where ``g0`` is a tanh.
         zero_order: a, at least 0, kept as a buffer: ``mechanism.zero_order.fill_(0.5)``. None: 1 for unit gates, 0 for
-            sigmoid ones (the paper's experiments). At 0 from the start ``g0`` has no parameters and stays out.
+            sigmoid gates (the paper's experiments). If it is 0 at construction, there is no ``g0`` with parameters.
         impl: ``"auto"``, or ``"reference"``: both parts by their formulas.
 
     Example:
@@ -95,7 +96,7 @@ class ZerosSoftmax(Mechanism):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Unit gates start at 1 exactly."""
+        """Reset the gates; unit gates start at exactly 1."""
         self.gate_map.reset_parameters()
         if self.gate == "unit":
             nn.init.zeros_(self.gate_map.weight)
@@ -128,9 +129,9 @@ class ZerosSoftmax(Mechanism):
         return MechanismOutput(output, ZerosSoftmaxState(*exact.state, *rest.state))
 
     def _low_orders(self, q: Tensor, k: Tensor, v: Tensor, slope: Tensor, level: Tensor, call: Call) -> MechanismOutput:
-        """``sum_s (slope_t (z_ts - mean_s z_ts) + level_t) v_s / N``: a linear attention with the features [z, 1].
+        """``sum_s (slope_t (z_ts - mean_s z_ts) + level_t) v_s / N``, as a linear attention with key features [k, 1].
 
-        The mean score is q times the mean key, and the state's ``k`` has the sum of the keys and their number.
+        The mean score is q times the mean key; the state's ``k`` holds the sum of the keys and their number.
         """
         dtype, start = compute_dtype(q, k, v), self._start(k, call)
         q, k, v = q.to(dtype) * self.head_dim**-0.5, k.to(dtype), v.to(dtype)
@@ -156,7 +157,7 @@ class ZerosSoftmax(Mechanism):
         return self.softmax.state_size(length) + self.num_kv_heads * (self.head_dim + 1) ** 2
 
     def flops(self, length: int) -> int:
-        """Softmax attention, a linear attention with D + 1 features, and the gates."""
+        """Counts softmax attention, a linear attention with D + 1 features, and the gates."""
         products = (self.num_heads + self.num_kv_heads) * 2 * (self.head_dim + 1) * self.head_dim
         return self.softmax.flops(length) + length * (products + 2 * self.gate_map.weight.numel())
 

@@ -1,1 +1,1 @@
-"""The algebra: pure functions on ``(B, H, T, D)`` tensors, known by what they compute."""
+"""The algebra: pure functions on ``(B, H, T, D)`` tensors, each defined by what it computes."""

@@ -1,4 +1,4 @@
-"""Checks of arguments, shared by all ops: each says what was given and what is allowed."""
+"""Checks of arguments, shared by all ops: their errors say what was given and what is allowed."""
 
 from collections.abc import Sequence
 from operator import eq
@@ -29,14 +29,14 @@ def check_size(name: str, axis: str, got: int, expected: int, source: str) -> No
 
 
 def check_shape(name: str, value: Tensor, *allowed: tuple[int, ...]) -> None:
-    # Size by size: a traced length is a symbol, and `in` on tuples of symbols finds nothing in torch 2.11.
+    # Compare size by size: a traced length is a symbol, and `in` on tuples of symbols finds nothing in torch 2.11.
     if not any(value.ndim == len(shape) and all(map(eq, value.shape, shape)) for shape in allowed):
         choices = " or ".join(str(shape) for shape in allowed)
         raise ValueError(f"{name} must have shape {choices}, got {tuple(value.shape)}")
 
 
 def check_same(reference: str, like: Tensor, **others: Tensor | None) -> None:
-    """Same device; same dtype unless autocast is on, which mixes dtypes by design."""
+    """Check for the same device, and the same dtype unless autocast is on, which mixes dtypes by design."""
     mixed_dtypes = autocast_dtype(like) is not None
     for name, other in others.items():
         if other is None:
@@ -95,7 +95,7 @@ def check_log_decay(decay: object, allowed: Sequence[tuple[int, ...]], like: Ten
 
 
 def check_values(like: Tensor, validate: bool | None) -> bool:
-    """Whether to look at values: on the CPU unless told otherwise, elsewhere only when asked (it syncs)."""
+    """Whether to check values: as ``validate`` says; None: only on the CPU, since elsewhere it costs a sync."""
     if torch.compiler.is_compiling() or (like.is_cuda and torch.cuda.is_current_stream_capturing()):
         return False
     return like.device.type == "cpu" if validate is None else validate

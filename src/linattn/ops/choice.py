@@ -10,13 +10,13 @@ from torch.autograd import forward_ad
 from linattn.ops.checks import check_choice
 from linattn.ops.triton.support import SWITCH, assume_constant, switched_off
 
-# These take every call, every dtype and every device; kernels take what they were written for.
+# Forms in plain PyTorch take every call, every dtype and every device; kernels only what they were written for.
 FORMS = ("reference", "recurrent", "chunked")
 IMPLEMENTATIONS = (*FORMS, "triton")
 
 
 class Choice(NamedTuple):
-    """An implementation and the reason it was taken; ``print`` shows both."""
+    """The implementation that serves a call, and the reason; ``print`` shows both."""
 
     impl: str
     reason: str
@@ -28,18 +28,20 @@ class Choice(NamedTuple):
 def choose(
     impl: str, like: Tensor, against_triton: Callable[[], str], *, one_token: bool = False, own_gradients: bool = False
 ) -> Choice:
-    """A named implementation is taken as it is, or refused; ``auto`` takes the fastest that is proved.
+    """Choose the implementation of a call: the one that is named, or the fastest proved one for ``"auto"``.
 
-    That is kernels on a GPU wherever they serve the call, unless ``LINATTN_TRITON=0`` is set; elsewhere the chunked
-    form, or the recurrent one for a single token. On a CPU kernels run in Triton's interpreter, for tests, by name.
+    A named implementation that cannot serve the call is refused. ``auto`` takes kernels on a GPU wherever they serve
+    the call, unless ``LINATTN_TRITON=0`` is set; elsewhere it takes the chunked form, or the recurrent form for a
+    single token. On a CPU kernels run only if they are named, in Triton's interpreter, for tests.
 
-    Under forward mode or a transform of ``torch.func`` that differentiates, ``auto`` takes no kernel, and the
-    reference form where the chunked one would not be differentiated correctly; these two are refused by name.
+    Under forward mode or a transform of ``torch.func`` that differentiates, ``auto`` takes no kernel, and it takes the
+    reference form where the chunked form would not be differentiated correctly. There ``"triton"`` and such a
+    ``"chunked"`` are refused.
 
     Args:
-        impl: what the caller named, or ``"auto"``.
-        like: an input of the call; its device counts.
-        against_triton: says why kernels cannot serve it; empty if they can.
+        impl: the implementation that the caller named, or ``"auto"``.
+        like: an input of the call, for its device.
+        against_triton: returns why kernels cannot serve the call; empty if they can.
         one_token: whether the call is a step of decoding.
         own_gradients: whether the chunked form computes its gradients by a formula of its own, as kernels do. Only
             ``backward()`` knows such a formula.
@@ -77,13 +79,13 @@ def choose(
 def differentiated_beyond_backward() -> bool:
     """Whether forward mode or a transform such as ``torch.func.grad`` or ``jvp`` is differentiating at the moment.
 
-    ``vmap`` does not count. Operators with a gradient formula of their own serve ``backward()`` alone: here they would
-    give a derivative of 0 without any error, or an error about their internals.
+    ``vmap`` does not count. Operators with a gradient formula of their own serve only ``backward()``: under these
+    transforms they would give a derivative of 0 without any error, or an error about their internals.
 
-    ``torch.compile`` takes the answer for a constant: it calls this while it traces, when the transforms inside the
-    compiled function are active as well, and it compiles anew when the ``torch.func`` transforms around it change. It
-    does not look out for ``dual_level``: there a function that was compiled before may lose its tangents, even if it
-    consists of PyTorch's own operations.
+    ``torch.compile`` takes the answer as a constant: it calls this function while it traces, when the transforms inside
+    the compiled function are active as well, and it compiles anew when the ``torch.func`` transforms around it change.
+    It does not watch for ``dual_level``: inside one, a function that was compiled before may lose its tangents, even if
+    it consists of PyTorch's own operations.
 
     Example:
         >>> derivative = torch.func.grad(lambda x: x * differentiated_beyond_backward())(torch.tensor(2.0))

@@ -47,21 +47,21 @@ def short_convolution(
     """Causal depthwise convolution: each channel mixes its last W values.
 
     ``y_t = act(sum_{w=0}^{W-1} weight[:, W-1-w] x_{t-w} + bias)``, and ``+ x_t`` with ``residual``; before the first
-    token x is 0. ``nn.Conv1d(C, C, W, groups=C).weight.squeeze(1)`` is such a weight: its last tap is the token's own.
-    A Canon layer is ``residual=True`` alone; the short convolution inside GLA or Mamba is ``activation="silu"``.
+    token x is 0. The last tap is the token's own, as in ``nn.Conv1d(C, C, W, groups=C).weight.squeeze(1)``.
+    A Canon layer has only ``residual=True``; the short convolution inside GLA or Mamba has ``activation="silu"``.
 
     Args:
         x: ``(B, T, C)``.
         weight: ``(C, W)``, W >= 1.
         bias: ``(C,)`` or None.
-        residual: add x, after the activation.
+        residual: whether to add x, after the activation.
         activation: ``"silu"`` or None.
-        key_mask: ``(B, T)`` bool, True = real token. Masked tokens are skipped as if they were not there: windows
-            reach over them, and outputs there are 0.
+        key_mask: ``(B, T)`` bool, True = real token. Masked tokens are skipped as if they did not exist: windows
+            reach over them, and their own outputs are 0.
         cu_seqlens: ``(N+1,)`` offsets of N sequences packed into one row (B = 1); no window crosses a boundary.
         impl: ``"chunked"`` takes all tokens at once, ``"recurrent"`` one after another, ``"reference"`` is the
-            definition, sequence by sequence; ``"triton"`` and ``"auto"`` as in :func:`explain`.
-        validate: check that offsets are sorted. None: on the CPU only, it costs a sync.
+            definition, sequence by sequence; for ``"triton"`` and ``"auto"`` see :func:`explain`.
+        validate: whether to check that the offsets are sorted, which costs a sync on a GPU. None: only on the CPU.
 
     Returns:
         ``(B, T, C)`` in the dtype of x (under autocast, in the dtype of autocast).
@@ -90,10 +90,10 @@ def short_convolution_with_state(
     impl: str = "auto",
     validate: bool | None = None,
 ) -> ConvolutionOutput:
-    """:func:`short_convolution` that starts from a state and returns the one after the last token.
+    """:func:`short_convolution` that starts from a state and also returns the state after the last token.
 
-    A sequence cut anywhere, also into pieces shorter than the window, gives what the whole gives. With
-    ``cu_seqlens`` the state has one row per sequence.
+    A sequence may be cut anywhere, also into pieces shorter than the window; if the state is handed over, the pieces
+    give what the whole sequence gives. With ``cu_seqlens`` the state has one row per sequence.
 
     Example:
         >>> import torch
@@ -117,9 +117,9 @@ def short_convolution_step(
     residual: bool = False,
     activation: Activation = None,
 ) -> ConvolutionOutput:
-    """One token of :func:`short_convolution`: ``x_t (B, C)``; a state of None is empty.
+    """One decoding step of :func:`short_convolution`: the output of one token and the next state.
 
-    Returns the output ``(B, C)`` and the next state.
+    ``x_t (B, C)`` is the token; a state of None is empty. Returns the output ``(B, C)`` and the next state.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""The arguments of one short convolution: checked together, before any work is done."""
+"""The arguments of one call of the short convolution, checked together before any work is done."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -14,10 +14,10 @@ ACTIVATIONS = ("silu", None)
 
 
 class ConvolutionState(NamedTuple):
-    """What a convolution of width W remembers: its last W-1 real inputs.
+    """State of a short convolution of width W: its last W-1 real inputs.
 
-    ``inputs (B, W-1, C)``, oldest first, in the dtype of x; zeros where the sequence is shorter. With ``cu_seqlens``
-    B counts sequences.
+    ``inputs (B, W-1, C)``, oldest first, in the dtype of x, with zeros where the sequence is shorter. With
+    ``cu_seqlens`` B counts sequences.
     """
 
     inputs: Tensor
@@ -25,7 +25,7 @@ class ConvolutionState(NamedTuple):
 
 @dataclass(frozen=True)
 class ConvolutionCall:
-    """What a caller asked for; the fields are those of ``short_convolution``."""
+    """The arguments of ``short_convolution``, and a state."""
 
     x: Tensor
     weight: Tensor

@@ -22,9 +22,9 @@ def explain(
 ) -> Choice:
     """Which implementation ``op(*inputs, **options)`` takes, and why.
 
-    The call is checked as the real one is, so a wrong one raises the same error. On a GPU ``auto`` takes kernels
-    wherever they serve the call, and the reason says what keeps it from them elsewhere; the environment variable
-    ``LINATTN_TRITON=0`` keeps it from them everywhere.
+    The arguments are checked as in the real call, so wrong ones raise the same error. On a GPU ``auto`` takes kernels
+    wherever they serve the call; where they do not, the reason says why. With the environment variable
+    ``LINATTN_TRITON=0`` ``auto`` never takes kernels.
 
     Args:
         inputs: the tensors of the call, as ``op`` takes them: q, k, v.

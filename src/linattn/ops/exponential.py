@@ -1,6 +1,6 @@
 """``exponential_attention``: a recurrence whose input gate is an exponential, safe for gates of any size.
 
-C_t = e^{log_decay_t} C_{t-1} + e^{log_input_t} k_t v_t^T,      n_t likewise with 1 for v
+C_t = e^{log_decay_t} C_{t-1} + e^{log_input_t} k_t v_t^T,      n_t likewise with 1 in place of v
 o_t = q_t C_t / max(|q_t . n_t|, 1)
 """
 
@@ -26,8 +26,8 @@ FORMS: dict[str, Form] = {
     "chunked": chunked.exponential_sums,
 }
 
-# e^{-m}, the 1 of the denominator in units of e^m, is kept within e^{+-bound}: representable, with room for the
-# gradient of a query that is 0, which is 1 / e^{-m} times the state.
+# e^{-m}, which is the 1 of the denominator in units of e^m, is kept within e^{+-bound}. There it is representable, and
+# so is the gradient of a query that is 0, which is the state divided by e^{-m}.
 EXPONENT_BOUND = {torch.float32: 80.0, torch.float64: 700.0}
 
 
@@ -48,20 +48,21 @@ def exponential_attention(
 
     ``C_t = f_t C_{t-1} + e^{i_t} k_t v_t^T,  n_t = f_t n_{t-1} + e^{i_t} k_t,  o_t = q_t C_t / max(|q_t . n_t|, 1)``
 
-    Computed in units of a running maximum, so that gates of any size stay finite. The gradient is the true one, of
-    the denominator too.
+    The sums are kept in units of a running maximum, so that gates of any size stay finite. The gradient is exact: it
+    includes the gradient of the denominator.
 
     Args:
-        q: ``(B, H, T, K)``.
-        k: ``(B, H_kv, T, K)``; ``H_kv`` divides ``H``, and query heads ``g H/H_kv ...`` share key head g.
-        v: ``(B, H_kv, T, V)``.
+        q: queries ``(B, H, T, K)``.
+        k: keys ``(B, H_kv, T, K)``. ``H_kv`` must divide ``H``; the ``H/H_kv`` query heads from ``g H/H_kv`` on share
+            key head g.
+        v: values ``(B, H_kv, T, V)``.
         log_input: ``i``, the logarithm of the input gate (its pre-activation), ``(B, H_kv, T)``, any real.
-        log_decay: ``log f <= 0``, ``(B, H_kv, T)``; the mLSTM takes ``logsigmoid`` of a pre-activation.
+        log_decay: ``log f <= 0``, ``(B, H_kv, T)``; in the mLSTM, ``logsigmoid`` of a pre-activation.
         scale: factor on q; None: ``K**-0.5``.
         key_mask: ``(B, T)`` bool, True = real token. A masked token adds nothing and does not decay the state.
-        cu_seqlens: ``(N+1,)`` offsets of N sequences packed into one row (B = 1); none sees another.
+        cu_seqlens: ``(N+1,)`` offsets of N sequences packed into one row (B = 1); no sequence sees another.
         impl: ``"auto"``, ``"reference"``, ``"recurrent"``, ``"chunked"`` or ``"triton"``; see :func:`explain`.
-        validate: check values too (sorted offsets, log_decay <= 0, log_input < inf). None: on the CPU only.
+        validate: whether to check values too (sorted offsets, log_decay <= 0, log_input < inf). None: only on the CPU.
 
     Returns:
         ``(B, H, T, V)`` in the dtype of v (under autocast, in the dtype of autocast).
@@ -92,11 +93,12 @@ def exponential_attention_with_state(
     impl: str = "auto",
     validate: bool | None = None,
 ) -> ExponentialOutput:
-    """:func:`exponential_attention` that starts from a state and returns the one after the last token.
+    """:func:`exponential_attention` that starts from a state and also returns the state after the last token.
 
-    A sequence cut anywhere, with the state handed over, gives what the whole gives. With ``cu_seqlens`` the state
-    has one row per sequence. Gradients flow through ``kv`` and ``k``, and into the ``log_scale`` of the initial
-    state; that of the returned one is a unit, and a constant, also after an empty sequence.
+    A sequence may be cut anywhere; if the state is handed over, the pieces give what the whole sequence gives. With
+    ``cu_seqlens`` the state has one row per sequence. Gradients flow through ``kv`` and ``k``, and into the
+    ``log_scale`` of the initial state. The ``log_scale`` of the returned state is a unit and therefore a constant, also
+    after an empty sequence.
 
     Example:
         >>> import torch
@@ -124,9 +126,10 @@ def exponential_attention_step(
     scale: float | None = None,
     validate: bool | None = None,
 ) -> ExponentialOutput:
-    """One token of :func:`exponential_attention`: ``q_t (B, H, K)``, ``k_t (B, H_kv, K)``, ``v_t (B, H_kv, V)``.
+    """One decoding step of :func:`exponential_attention`: attend with one token and return the next state.
 
-    ``log_input`` and ``log_decay`` are that token's, ``(B, H_kv)``. A state of None is empty.
+    ``q_t (B, H, K)``, ``k_t (B, H_kv, K)``, ``v_t (B, H_kv, V)`` and the gates ``log_input`` and ``log_decay``,
+    ``(B, H_kv)``, are the token's. A state of None is empty.
     Returns the output ``(B, H, V)`` and the next state.
 
     Example:
@@ -197,10 +200,11 @@ def _divide(sums: ExponentialSums) -> Tensor:
 
 
 def _fix_unit(state: ExponentialState) -> ExponentialState:
-    """The state with its unit as a constant in its own dtype.
+    """The state with its unit as a constant, in the dtype of the sums.
 
-    The sums take up what the rounding of a large unit leaves over, and the gradient of a unit that an empty sequence
-    hands on: e^{m - c} kv in units of e^c, where c is m as a constant. Other units are constants already.
+    The sums absorb what is lost when a large unit is rounded, and the gradient of a unit that an empty sequence
+    hands on: they become e^{m - c} kv in units of e^c, where c is the rounded m as a constant. A unit that has the
+    dtype of the sums and no gradient is a constant already.
     """
     kv, k, log_scale = state
     if log_scale.dtype == kv.dtype and not log_scale.requires_grad:

@@ -1,4 +1,4 @@
-"""The arguments of one exponential attention: checked together, before any work is done."""
+"""The arguments of one call of exponential attention, checked together before any work is done."""
 
 import math
 import numbers
@@ -14,7 +14,7 @@ from linattn.ops.packing import num_sequences
 
 @dataclass(frozen=True)
 class ExponentialCall:
-    """What a caller asked for; the fields are those of ``exponential_attention``."""
+    """The arguments of ``exponential_attention``, and a state."""
 
     q: Tensor
     k: Tensor
@@ -58,7 +58,7 @@ class ExponentialCall:
             self._check_state(self.initial_state)
 
     def masked_gates(self) -> tuple[Tensor, Tensor]:
-        """Gates with which a masked token adds nothing and decays nothing, whatever it holds."""
+        """The gates with those of masked tokens replaced, so that these add nothing and decay nothing."""
         if self.key_mask is None:
             return self.log_input, self.log_decay
         padding = ~self.key_mask.unsqueeze(1)

@@ -11,11 +11,11 @@ from torch import Tensor
 
 
 class ExponentialState(NamedTuple):
-    """What an exponential attention remembers, in units of ``e^{log_scale}``.
+    """State of exponential attention: gated and decayed sums in units of ``e^{log_scale}``.
 
-    The sum of ``k_s v_s^T`` under gates and decays is ``e^{log_scale} kv``, that of the keys ``e^{log_scale} k``:
-    ``kv (B, H_kv, K, V)``, ``k (B, H_kv, K)``, ``log_scale (B, H_kv)``, -inf for an empty state. All are fp32, or
-    fp64 for fp64 inputs. With ``cu_seqlens`` B counts sequences.
+    The sum of ``k_s v_s^T`` is ``e^{log_scale} kv``, and the sum of the keys is ``e^{log_scale} k``, with
+    ``kv (B, H_kv, K, V)``, ``k (B, H_kv, K)`` and ``log_scale (B, H_kv)``, which is -inf for an empty state. All are
+    fp32, or fp64 for fp64 inputs. With ``cu_seqlens`` B counts sequences.
     """
 
     kv: Tensor
@@ -52,9 +52,9 @@ Form = Callable[[Tensor, Tensor, Tensor, Gates, ExponentialState], ExponentialSu
 
 
 def one_by_one(form: Form) -> Form:
-    """Let a form that knows one sequence of at least one token serve packed and empty ones too.
+    """Wrap a form written for one sequence of at least one token so that it takes packed and empty sequences too.
 
-    Plain slicing: for the forms whose virtue is to be obviously right.
+    It slices the inputs: meant for the forms whose purpose is to be obviously right.
     """
 
     @wraps(form)

@@ -1,7 +1,7 @@
-"""Feature maps as small frozen values, named by what they compute.
+"""Feature maps as small frozen values, named after what they compute.
 
 A map turns ``(B, H, T, D)`` into ``(B, H, T, F)`` features. ``linear_attention(..., feature_map=EluPlusOne())``
-applies it to q and k; a pair ``(map_q, map_k)`` gives each its own. One that has a *twin* runs inside the kernels.
+applies one map to q and k; a pair ``(map_q, map_k)`` gives each its own. A map that has a *twin* runs inside kernels.
 """
 
 from linattn.ops.maps.base import FeatureMap, Scaled, Twin, WideMap

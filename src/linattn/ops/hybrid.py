@@ -29,7 +29,7 @@ from linattn.ops.reference.hybrid import hybrid_sums as reference
 from linattn.ops.triton.hybrid import attend as kernels
 
 FORMS: dict[str, Callable[[Rows], HybridSums]] = {"reference": reference, "chunked": chunked}
-LARGEST_EXPONENT = 80.0  # e^80 is finite in fp32; a linear part that small besides logits below -80 is next to 0
+LARGEST_EXPONENT = 80.0  # e^80 is finite in fp32; a unit below e^-80 means that both parts together are next to 0
 
 
 def hybrid_attention(
@@ -53,51 +53,53 @@ def hybrid_attention(
     impl: str = "auto",
     validate: bool | None = None,
 ) -> Tensor:
-    """Causal attention that is exact where it counts and linear elsewhere.
+    """Causal attention with an exact softmax over a window and chosen tokens, and linear attention over the rest.
 
-    Every token up to the query is either exact or linear:
+    Every token up to the query is either exact or linear, and both parts share one denominator:
 
     ``o_t = (sum_exact e^{s_ti - m_t} v_i + g_t * sum_linear w_ti v_i) / (sum_exact e^{s_ti - m_t} + sum_linear w_ti)``
 
-    with ``s_ti = scale q_t . k_i``, ``m_t`` the largest exact one and ``w_ti = phi_t . psi_i``. Weights of the exact
-    part are at most 1, so nothing overflows, and one of them is 1, so nothing is divided by 0. A row without exact keys
-    is linear attention, with ``eps`` added to its denominator; one without linear keys is softmax attention.
-    Gradients are the true ones, that of ``m_t`` too; the choice of tokens has none.
+    with ``s_ti = scale q_t . k_i``, ``m_t`` the largest ``s_ti`` of an exact token and ``w_ti = phi_t . psi_i``. The
+    exact weights are at most 1, so nothing overflows, and one of them is 1, so nothing is divided by 0. A row without
+    exact keys is linear attention, with ``eps`` added to its denominator; a row without linear keys is softmax
+    attention. Gradients are exact and include that of ``m_t``; the choice of tokens has none.
 
     Args:
-        q: ``(B, H, T, K)``.
-        k: ``(B, H_kv, T, K)``; ``H_kv`` divides ``H``, and query heads ``g H/H_kv ...`` share key head g.
-        v: ``(B, H_kv, T, V)``.
+        q: queries ``(B, H, T, K)``.
+        k: keys ``(B, H_kv, T, K)``. ``H_kv`` must divide ``H``; the ``H/H_kv`` query heads from ``g H/H_kv`` on share
+            key head g.
+        v: values ``(B, H_kv, T, V)``.
         features: ``phi (B, H, T, F)`` of the queries and ``psi (B, H_kv, T, F)`` of the keys, not negative. A factor on
-            phi weighs the linear part. None: there is no linear part, tokens that are not exact are not seen.
-        window: tokens that are exact: the last ones up to the query, or the size of a chunk. 0: none.
+            phi weighs the linear part. None: there is no linear part, and tokens that are not exact are not seen.
+        window: number of latest tokens that are exact, or the size of a chunk, see layout. 0: none.
         layout: ``"sliding"``: the window ends at each query. ``"chunks"``: a query sees its own chunk up to itself and
             ``delay`` whole chunks before. Chunks are counted from the first real token of a sequence.
-        delay: see layout; 1 is what STILL and LoLCATs have.
-        salient: tokens that stay exact for good, by name: bool ``(B, H_kv, T)``, or indices ``(B, H_kv, N)``; -1
-            names none.
-        budget: choose such tokens by their scores instead: the best of each chunk. In chunks the choice counts when the
-            window lets go of the chunk, so no query sees a choice that later tokens had a part in before they came.
-        scores: ``(B, H_kv, T)``, higher is kept rather; without gradients. None: how much a token attends to itself
-            among the last ``budget.chunk`` tokens, measured by ``budget.score`` and ``budget.reduce``; see
+        delay: see layout; STILL and LoLCATs have 1.
+        salient: tokens named by the caller that stay exact for good: bool ``(B, H_kv, T)``, or indices
+            ``(B, H_kv, N)``, where -1 names none.
+        budget: choose these tokens by their scores instead, the best of each chunk. With ``layout="chunks"`` a choice
+            takes effect when the window lets go of the chunk, so no query depends on later tokens through it.
+        scores: ``(B, H_kv, T)``, without gradients; tokens with higher scores are kept. None: how much a token attends
+            to itself among the last ``budget.chunk`` tokens, measured by ``budget.score`` and ``budget.reduce``; see
             :func:`linattn.ops.saliency.self_saliency`.
-        gate: ``g (B, H, T, V)``, on the numerator of the linear part; None: 1.
+        gate: ``g (B, H, T, V)``, a factor on the numerator of the linear part; None: 1.
         scale: factor on q in the exact part; None: ``K**-0.5``.
-        units: what a linear weight is compared to. ``"row_max"``: it counts as ``e^{s - m_t}`` does, as in LoLCATs and
-            STILL: relative to the strongest exact key, whatever that is. ``"one"``: as ``e^s`` does, so that a strong
-            exact key outweighs the rest, and for features that approximate the exponential itself.
+        units: what a linear weight is compared to. ``"row_max"``: it counts like ``e^{s - m_t}``, relative to the
+            strongest exact key, whatever that is, as in LoLCATs and STILL. ``"one"``: it counts like ``e^s``, so that a
+            strong exact key outweighs the rest; for features that approximate the exponential itself.
         eps: added to the denominators of rows without exact keys.
         key_mask: ``(B, T)`` bool, True = real token. A masked token is in no sum and does not advance a position.
-        cu_seqlens: ``(N+1,)`` offsets of N sequences packed into one row (B = 1); none sees another. They are laid out
-            in rows of the longest, for which a GPU must be waited for.
+        cu_seqlens: ``(N+1,)`` offsets of N sequences packed into one row (B = 1); no sequence sees another. They are
+            unpacked to rows as long as the longest; to know that length the host waits for the GPU.
         impl: ``"auto"``, ``"reference"``, ``"recurrent"``, ``"chunked"`` or ``"triton"``; see :func:`explain`.
-        validate: check values too (offsets, indices, scores). None: on the CPU only, it costs a sync.
+        validate: whether to check values too (offsets, indices, scores), which costs a sync on a GPU. None: only on the
+            CPU.
 
     Returns:
         ``(B, H, T, V)`` in the dtype of v (under autocast, in the dtype of autocast); 0 at masked tokens.
 
     Example:
-        A window of 16, one token in 8 of the rest, and a linear part:
+        A window in chunks of 16, 1 of 8 older tokens kept exact, and a linear part for the others:
 
         >>> import torch
         >>> from linattn.ops.hybrid import hybrid_attention
@@ -124,10 +126,11 @@ def hybrid_attention_with_state(
     impl: str = "auto",
     **options: Unpack[HybridOptions],
 ) -> HybridOutput:
-    """:func:`hybrid_attention`, with its options, that starts from a state and returns the one after the last token.
+    """:func:`hybrid_attention` that starts from a state and also returns the state after the last token.
 
-    A sequence cut anywhere, with the state handed over, gives what the whole gives. Options of the window and the
-    budget must be the same each time. With ``cu_seqlens`` the state has one row per sequence.
+    ``options`` are those of :func:`hybrid_attention`. A sequence may be cut anywhere; if the state is handed over, the
+    pieces give what the whole sequence gives. The options of the window and the budget must be the same in every call.
+    With ``cu_seqlens`` the state has one row per sequence.
 
     Example:
         >>> import torch
@@ -152,11 +155,13 @@ def hybrid_attention_step(
     gate: Tensor | None = None,
     **options: Unpack[StepOptions],
 ) -> HybridOutput:
-    """One token of :func:`hybrid_attention`: ``q_t (B, H, K)``, ``k_t (B, H_kv, K)``, ``v_t (B, H_kv, V)``.
+    """One decoding step of :func:`hybrid_attention`: attend with one token and return the next state.
 
-    ``features``, ``salient (B, H_kv)`` bool, ``scores (B, H_kv)`` and ``gate (B, H, V)`` are that token's; the other
-    options are those of the whole. A state of None is empty. Returns the output ``(B, H, V)`` and the next state. With
-    a cap its time and memory are constant, and a GPU is not waited for; without one it is, for room in the cache.
+    ``q_t (B, H, K)``, ``k_t (B, H_kv, K)`` and ``v_t (B, H_kv, V)`` are the token's, and so are ``features``,
+    ``salient (B, H_kv)`` bool, ``scores (B, H_kv)`` and ``gate (B, H, V)``; the other options are those of the whole
+    sequence. A state of None is empty. Returns the output ``(B, H, V)`` and the next state. Time and memory of a step
+    are constant and the host does not wait for a GPU, unless tokens are chosen without ``budget.cap``: then the cache
+    grows, and the host waits for the GPU to know whether it is full.
 
     Example:
         >>> import torch
@@ -198,10 +203,10 @@ def hybrid_attention_decode(
     gate: Tensor | None = None,
     units: Units = "row_max",
 ) -> tuple[Tensor, DecodingState]:
-    """One token ``(B, heads, 1, .)`` of each sequence, all of them real, without gradients and in few operations.
+    """Decode one token ``(B, heads, 1, .)`` of each sequence without gradients, in as few operations as possible.
 
-    The state, made by :func:`linattn.ops.recurrent.decoding.begin`, is overwritten. Nothing is checked here: this is
-    the inner loop of models, whose inputs are what they were at the step before.
+    All tokens must be real. The state, made by :func:`linattn.ops.recurrent.decoding.begin`, is overwritten. Nothing is
+    checked: this is the inner loop of models, whose inputs have the same form in every step.
     """
     (B, H), H_kv = q.shape[:2], k.shape[1]
     phi, psi = (q[..., :0], k[..., :0]) if features is None else features
@@ -241,7 +246,7 @@ def _run(call: HybridCall, impl: str) -> HybridOutput:
             rows, places = build_rows(call, dtype)
             sums = FORMS[chosen](rows)
             sums = HybridSums(*(places.back(x[:, :, : places.real.shape[1]]) for x in sums))
-            # Without need_state nobody reads it, and what does not exist costs nothing.
+            # Without need_state nobody reads the state, so it is not made.
             state = final_state(call, rows, places) if call.need_state else None  # type: ignore[assignment]
         gate = None if call.gate is None else hide(call.gate, call.key_mask).to(dtype)
         output = _share(sums, gate, call.units, call.eps)
@@ -249,13 +254,13 @@ def _run(call: HybridCall, impl: str) -> HybridOutput:
 
 
 def _share(sums: HybridSums, gate: Tensor | None, units: Units, eps: float) -> Tensor:
-    """Both parts over one denominator."""
+    """The output: both parts over one denominator."""
     exact, exact_total, log_max, linear, linear_total = sums
     none_exact = log_max == -torch.inf
     if gate is not None:
         linear = linear * gate
     if units == "one":
-        # In units of the larger part: e^{-unit} brings the linear one there, e^{log_max - unit} the exact one.
+        # In units of the larger part: the linear part is multiplied by e^{-unit}, the exact one by e^{log_max - unit}.
         unit = torch.maximum(log_max, linear_total.clamp(min=0).log()).detach()
         unit = torch.where(none_exact, 0.0, unit)
         own = torch.where(none_exact, 0.0, log_max - unit).exp()
@@ -263,7 +268,7 @@ def _share(sums: HybridSums, gate: Tensor | None, units: Units, eps: float) -> T
         other = (-unit).clamp(max=LARGEST_EXPONENT).exp()
         linear, linear_total = linear * other.unsqueeze(-1), linear_total * other
     total = exact_total + linear_total + torch.where(none_exact, eps, 0.0)
-    # A row that sees nothing at all is 0, not 0 / 0, without eps too.
+    # A row that sees nothing at all is 0 and not 0 / 0, even with eps = 0.
     return (exact + linear) / torch.where(none_exact & (total == 0), 1.0, total).unsqueeze(-1)
 
 
@@ -293,7 +298,7 @@ def _token_by_token(call: HybridCall, dtype: torch.dtype) -> tuple[HybridSums, H
 
 
 def _packed(call: HybridCall, impl: str) -> HybridOutput:
-    """Packed sequences, one per row."""
+    """Run packed sequences unpacked, one per row, and pack the output again."""
     assert call.cu_seqlens is not None
     rows = packing(call.cu_seqlens, call.k.shape[2])
     q, k, v = (rows.unpack(x) for x in (call.q, call.k, call.v))

@@ -1,4 +1,4 @@
-"""The arguments of one hybrid attention: checked together, before any work is done."""
+"""The arguments of one call of hybrid attention, checked together before any work is done."""
 
 import math
 import numbers
@@ -26,7 +26,7 @@ SHORTEST_CHUNK, LONGEST_CHUNK = 16, 64
 
 
 class StepOptions(TypedDict, total=False):
-    """What is the same for all tokens of a sequence; see ``hybrid_attention``."""
+    """The options of ``hybrid_attention`` that are the same for all tokens of a sequence."""
 
     window: int
     layout: Layout
@@ -51,7 +51,7 @@ class HybridOptions(StepOptions, total=False):
 
 @dataclass(frozen=True)
 class HybridCall:
-    """What a caller asked for; the fields are those of ``hybrid_attention``."""
+    """The arguments of ``hybrid_attention``, and a state."""
 
     q: Tensor
     k: Tensor
@@ -84,7 +84,7 @@ class HybridCall:
 
     @property
     def chunk(self) -> int:
-        """Of the rows: those of the window or the choice, where these have chunks; else what is quick."""
+        """Tokens of a chunk of rows: as in the window or the budget if these have chunks, else a size that is fast."""
         if self.layout == "chunks" and self.window:
             return self.window
         if self.budget is not None:
@@ -97,7 +97,7 @@ class HybridCall:
 
     @property
     def chooses(self) -> bool:
-        """Whether tokens are, or were, chosen."""
+        """Whether tokens are chosen in this call, or were before."""
         before = self.initial_state is not None and self.initial_state.salient is not None
         return self.salient is not None or self.budget is not None or before
 
@@ -116,11 +116,11 @@ class HybridCall:
 
     @property
     def feature_pair(self) -> tuple[Tensor, Tensor]:
-        """Features of queries and keys; of width 0 where there are none."""
+        """Features of queries and keys, of width 0 if there are none."""
         return (self.q[..., :0], self.k[..., :0]) if self.features is None else self.features
 
     def salient_mask(self) -> Tensor:
-        """``(B, H_kv, T)`` bool, whichever way the tokens were named."""
+        """The named tokens as a mask ``(B, H_kv, T)`` bool, whether they were given as a mask or as indices."""
         if self.salient is None:
             return torch.zeros(self.k.shape[:3], dtype=torch.bool, device=self.k.device)
         if self.salient.dtype == torch.bool:

@@ -1,4 +1,4 @@
-"""Where tokens lie once padding is taken out and a state stands in front: index arithmetic that stays on the device."""
+"""Places of tokens in rows without padding, after a state's tokens: index arithmetic that stays on the device."""
 
 from typing import NamedTuple
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 class Places:
-    """Rows of real tokens without gaps, the latest R tokens of a state before them, chunks at multiples of their size.
+    """Rows of real tokens without gaps after the latest R tokens of a state, with chunks at multiples of their size.
 
-    ``start (B,)`` is the position of a row's first place, ``before`` and ``after (B,)`` how many real tokens there
-    were before and are after these.
+    ``start (B,)`` is the position of a row's first place; ``before`` and ``after (B,)`` are the lengths of the sequence
+    in real tokens without and with the new ones.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Places:
         self._key_mask = key_mask
 
     def gather(self, new: Tensor, held: Tensor | None = None) -> Tensor:
-        """``new (B, H, T, ...)`` in rows ``(B, H, S, ...)``, after ``held (B, H, R, ...)``; 0 where nothing is real."""
+        """Put ``new (B, H, T, ...)`` into rows ``(B, H, S, ...)`` after ``held (B, H, R, ...)``; 0 where not real."""
         if self._plain:
             return new
         if self._held:
@@ -55,7 +55,7 @@ class Places:
         return found.masked_fill(hidden if found.ndim == 3 else hidden.unsqueeze(-1), 0)
 
     def back(self, rows: Tensor) -> Tensor:
-        """The tokens' own ``(B, H, T, ...)`` out of rows; 0 at masked ones."""
+        """Take the tokens ``(B, H, T, ...)`` back out of rows; 0 at masked tokens."""
         if self._plain:
             return rows
         found = take(rows, self._target[:, None].expand(-1, rows.shape[1], -1))
@@ -77,12 +77,12 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 
 
 def first_true(flags: Tensor, count: int) -> Tensor:
-    """Indices of the first ``count`` True entries of the last axis, in order, filled up with others."""
+    """Indices of the first ``count`` True entries of the last axis, in order; if there are fewer, False ones follow."""
     return (~flags).to(torch.uint8).argsort(dim=-1, stable=True)[..., :count]
 
 
 class Packing(NamedTuple):
-    """Packed sequences, one per row and padded: ``tokens (N, L)`` says which token lies where."""
+    """Layout of packed sequences with one padded row each: ``tokens (N, L)`` says which token lies where."""
 
     tokens: Tensor
     mask: Tensor  # (N, L) bool
@@ -97,7 +97,7 @@ class Packing(NamedTuple):
 
 
 def packing(cu_seqlens: Tensor, length: int) -> Packing:
-    """Rows have the length of the longest sequence, so the host must know it: on a GPU this waits."""
+    """The layout with rows as long as the longest sequence. The host must know that length: it waits for a GPU."""
     bounds = cu_seqlens.long()
     lengths = bounds.diff()
     slots = torch.arange(int(lengths.max()), device=bounds.device)

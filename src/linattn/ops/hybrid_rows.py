@@ -1,4 +1,4 @@
-"""A call of hybrid attention as the rows that its forms take."""
+"""Converts a call of hybrid attention to the rows that its forms take."""
 
 from dataclasses import replace
 
@@ -17,10 +17,10 @@ from linattn.ops.types import LinearState
 def build_rows(
     call: HybridCall, dtype: torch.dtype, *, operands: torch.dtype | None = None, chunk: int | None = None
 ) -> tuple[Rows, Places]:
-    """Real tokens without gaps, those a state remembers in front, up to a whole number of chunks.
+    """Rows of real tokens without gaps, after those a state remembers, filled up to a whole number of chunks.
 
-    operands: for kernels, which widen and scale what they read: q, k, v and features in this dtype, q as it is.
-    chunk: of the rows, where the call leaves it open.
+    operands: dtype of q, k, v and features, with q not scaled, for kernels, which widen and scale what they read.
+    chunk: tokens of a chunk, if the call leaves it open.
     """
     size, kept = chunk or call.chunk, operands or dtype
     state, ring = call.initial_state, None if call.initial_state is None else call.initial_state.window
@@ -39,7 +39,7 @@ def build_rows(
     if not call.chooses:
         return rows, places
     cache = None if state is None else state.salient
-    if cache is not None and cache.features.shape[3] == psi.shape[3]:  # those that lost their places before
+    if cache is not None and cache.features.shape[3] == psi.shape[3]:  # tokens that lost their places before
         initial = add(initial, cache.features.to(dtype), cache.v.to(dtype), ~cache.alive & (cache.position >= 0))
     wide = q.to(dtype) * call.logit_scale if operands is not None and call.scores_itself else scaled
     rows = replace(rows, initial=initial, scores=_scores(call, wide, rows, places, dtype))
@@ -47,7 +47,7 @@ def build_rows(
 
 
 def whole_chunks(x: Tensor, chunk: int) -> Tensor:
-    """``(B, H, S, ...)`` with zeros after it, up to a multiple of chunk."""
+    """``x (B, H, S, ...)`` with zeros appended up to a multiple of chunk."""
     more = -x.shape[2] % chunk
     if more == 0:  # padding by nothing is a copy
         return x
@@ -55,13 +55,13 @@ def whole_chunks(x: Tensor, chunk: int) -> Tensor:
 
 
 def add(state: LinearState, features: Tensor, v: Tensor, where: Tensor) -> LinearState:
-    """The sums with the tokens ``where (B, H_kv, N)`` in them."""
+    """The sums with the tokens added that ``where (B, H_kv, N)`` marks."""
     features = features * where.unsqueeze(-1)
     return LinearState(state.kv + features.mT @ v, state.k + features.sum(2))
 
 
 def _scores(call: HybridCall, q: Tensor, rows: Rows, places: Places, dtype: torch.dtype) -> Tensor:
-    """``(B, H_kv, S)``: what the caller gave, or how much tokens attend to themselves; and what a state held."""
+    """Scores ``(B, H_kv, S)``: those of the caller, or how much tokens attend to themselves; and those of a state."""
     state = call.initial_state
     held = None if state is None else state.window.scores
     given = torch.zeros(call.k.shape[:3], dtype=dtype, device=call.k.device)

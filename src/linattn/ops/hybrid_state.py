@@ -1,4 +1,4 @@
-"""The state of hybrid attention: empty, and after rows of tokens."""
+"""The state of hybrid attention: an empty one, the one after rows of tokens, and its size."""
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from linattn.ops.hybrid_types import (
 
 
 def empty_state(call: HybridCall, dtype: torch.dtype) -> HybridState:
-    """Before the first token."""
+    """The state before the first token."""
     B, H_kv, R = call.k.shape[0], call.k.shape[1], call.ring_size
     scores = torch.zeros(B, H_kv, R, dtype=dtype, device=call.k.device)
     k, v, psi = (x.new_zeros(B, H_kv, R, x.shape[3]) for x in (call.k, call.v, call.feature_pair[1]))
@@ -29,7 +29,7 @@ def empty_state(call: HybridCall, dtype: torch.dtype) -> HybridState:
 
 
 def empty_cache(call: HybridCall, dtype: torch.dtype) -> SalientCache:
-    """With as many slots as the cap of the budget, or none yet."""
+    """A cache with as many slots as the cap of the budget, or with none yet."""
     B, H_kv = call.k.shape[:2]
     cap = None if call.budget is None else call.budget.cap
     psi = call.feature_pair[1]
@@ -47,7 +47,7 @@ def count_numbers(
 ) -> int:
     """How many numbers the state of one sequence of ``length`` tokens holds, marks and positions included.
 
-    Found without computing a state, for tokens that a budget chooses. Where only a part of a chunk has left the ring,
+    It is computed without a state, for tokens that a budget chooses. If only a part of a chunk has left the ring,
     all its chosen tokens are counted as if they had left it too: an upper bound, at most one chunk's choice too high.
 
     Args:
@@ -66,13 +66,13 @@ def count_numbers(
     if budget is not None:
         gone = -(-max(0, length - ring) // budget.chunk)
         slots = budget.chosen_of(gone) if budget.cap is None else budget.cap
-        kept = 0 if budget.cap is None else F  # features serve those that give way; without a cap none does
+        kept = 0 if budget.cap is None else F  # tokens that lose their place need features; without a cap none does
         numbers += slots * (K + V + kept + 3)  # with a score, a position and a mark
     return 1 + heads * numbers  # and the length
 
 
 def final_state(call: HybridCall, rows: Rows, places: Places) -> HybridState:
-    """After the last token of the rows."""
+    """The state after the last token of the rows."""
     R, H_kv, S, end = call.ring_size, rows.k.shape[1], rows.k.shape[2], places.after
     last = end[:, None] - 1
     held = last - (last - torch.arange(R, device=end.device)).remainder(R)  # (B, R): the position in each slot
@@ -102,7 +102,7 @@ def final_state(call: HybridCall, rows: Rows, places: Places) -> HybridState:
 
 
 def _cache(call: HybridCall, chosen: SalientList, end: Tensor, ring: int) -> SalientCache:
-    """The chosen tokens that left the ring and are exact; without a cap, as many slots as are needed."""
+    """The cache of chosen tokens that left the ring and are exact; without a cap it has as many slots as needed."""
     keep = (chosen.until >= end) & (chosen.until > 0) & (chosen.position < end - ring)
     cap = None if call.budget is None else call.budget.cap
     M = (int(keep.sum(-1).max()) if keep.numel() else 0) if cap is None else cap

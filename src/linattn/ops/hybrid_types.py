@@ -1,4 +1,4 @@
-"""The small types of hybrid attention: which keys are exact, how many may be chosen, and what is remembered."""
+"""The types of hybrid attention: which keys are exact, how many may be chosen, and what a state remembers."""
 
 import numbers
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ LAYOUTS = ("sliding", "chunks")
 UNITS = ("row_max", "one")
 SCORES = ("log_prob", "kl")
 REDUCTIONS = ("mean", "max")
-# A position no sequence reaches: a token that stays exact until there stays so for good.
+# A position that no sequence reaches: a token that is exact until this position stays exact for good.
 FOREVER = torch.iinfo(torch.int64).max
 
 
 @dataclass(frozen=True)
 class Window:
-    """Which of the latest keys a query sees exactly: itself and the ``size - 1`` before it, or whole chunks.
+    """Which of the latest keys a query sees exactly: its own and the ``size - 1`` before it, or chunks of keys.
 
-    In chunks of ``size`` tokens a query sees those of its own chunk up to itself, and ``delay`` whole chunks before.
+    With chunks of ``size`` tokens a query sees its own chunk up to itself and ``delay`` whole chunks before.
     """
 
     size: int
@@ -43,17 +43,17 @@ class Window:
 
     @property
     def wait(self) -> int:
-        """How many chunks after a chunk's own the choice among its tokens counts."""
+        """How many chunks after a chunk the choice among its tokens takes effect."""
         return self.delay if self.layout == "chunks" else 0
 
     def chunks_before(self, chunk: int) -> int:
-        """How many chunks of ``chunk`` tokens before its own a query's window may reach into."""
+        """Into how many chunks of ``chunk`` tokens before its own a query's window may reach."""
         if self.size == 0:
             return 0
         return self.delay if self.layout == "chunks" else -(-(self.size - 1) // chunk)
 
     def ring_size(self, budget: "SalientBudget | None") -> int:
-        """How many of the latest tokens a state keeps: the window, and a chunk until the choice in it is made."""
+        """How many of the latest tokens a state keeps: the window, and each chunk until its choice is made."""
         held = (1 + self.delay) * self.size if self.layout == "chunks" else self.size
         return max(held, 1 if budget is None else budget.chunk)
 
@@ -64,14 +64,14 @@ class SalientBudget:
 
     Args:
         ratio: share of each chunk's tokens that is chosen, rounded to whole tokens and at least one: with chunks of 8
-            tokens, 1/16 chooses one. 0: no tokens but the sinks.
-        chunk: tokens of a chunk, counted from the first real token of a sequence.
-        cap: at most so many chosen tokens at a time: the ones with the lowest scores give way, and join the linear
+            tokens, 1/16 chooses one. 0: only the sinks are chosen.
+        chunk: number of tokens of a chunk, counted from the first real token of a sequence.
+        cap: the largest number of chosen tokens at a time; beyond it, those with the lowest scores join the linear
             part. None: all stay, and memory grows with the sequence.
-        sinks: the first tokens, chosen before all others of their chunk, and never given up.
+        sinks: number of first tokens that are chosen before all others of their chunk and never given up.
         score: how tokens are scored if the caller gives no scores: ``kind`` of
             :func:`linattn.ops.saliency.self_saliency`.
-        reduce: how the scores of query heads that share a key head become one: ``reduce`` of the same function.
+        reduce: how the scores of query heads that share a key head become one: ``reduce`` of that function.
 
     Example:
         >>> [SalientBudget(1 / 16, chunk).per_chunk for chunk in (4, 8, 16, 64)]
@@ -102,7 +102,7 @@ class SalientBudget:
 
     @property
     def most_per_chunk(self) -> int:
-        """Of a chunk that is full of sinks, too."""
+        """The most tokens chosen of any chunk, including chunks full of sinks."""
         return max(self.per_chunk, min(self.sinks, self.chunk))
 
     def chosen_of(self, chunks: int) -> int:
@@ -113,7 +113,7 @@ class SalientBudget:
 
 
 class WindowRing(NamedTuple):
-    """The latest R tokens; that of position p lies in slot ``p mod R``. Slots not reached yet hold zeros."""
+    """The latest R tokens; the token at position p is in slot ``p mod R``. Slots not reached yet hold zeros."""
 
     k: Tensor  # (B, H_kv, R, K)
     v: Tensor  # (B, H_kv, R, V)
@@ -125,8 +125,8 @@ class WindowRing(NamedTuple):
 class SalientCache(NamedTuple):
     """Chosen tokens older than the ring, in M slots.
 
-    A token that lost its place (``alive`` False, ``position >= 0``) is in the linear part from then on: it is read
-    from its slot until that is needed for another one, and is summed up then.
+    A token that lost its place (``alive`` False, ``position >= 0``) belongs to the linear part from then on: it is read
+    from its slot until another token needs the slot, and is added to the sums then.
     """
 
     k: Tensor  # (B, H_kv, M, K)
@@ -138,11 +138,11 @@ class SalientCache(NamedTuple):
 
 
 class HybridState(NamedTuple):
-    """What a hybrid attention remembers: the latest tokens, the chosen ones, and the sums over the rest.
+    """State of hybrid attention: the latest tokens, the chosen ones, and the sums over the rest.
 
     ``length (B,)`` counts the real tokens so far. Keys, values and features are kept in their own dtype, the sums in
-    fp32, or fp64 for fp64 inputs. ``salient`` is None where no tokens were chosen; with a ``cap`` it has that many
-    slots, and the size of the state is constant; else it grows with the number of chosen tokens.
+    fp32, or fp64 for fp64 inputs. ``salient`` is None if no tokens were chosen. With a ``cap`` it has that many
+    slots, so that the size of the state is constant; otherwise it grows with the number of chosen tokens.
     """
 
     length: Tensor
@@ -151,7 +151,7 @@ class HybridState(NamedTuple):
     linear: LinearState
 
     def rows(self, index: Tensor) -> "HybridState":
-        """The state of the sequences ``index (B',)``: to reorder beams, repeat or leave out rows of a batch."""
+        """The state of the sequences ``index (B',)``, to reorder beams, or to repeat or drop rows of a batch."""
         return HybridState(
             self.length[index],
             WindowRing(*(x[index] for x in self.window)),
@@ -168,7 +168,7 @@ class HybridOutput(NamedTuple):
 
 
 class HybridSums(NamedTuple):
-    """The two parts of one form before they are joined; the exact one is in units of ``e^{log_max_t}``."""
+    """The two parts of a form's result before they are joined; the exact part is in units of ``e^{log_max_t}``."""
 
     exact: Tensor  # (B, H, T, V): sum of e^{s_ti - m_t} v_i
     exact_total: Tensor  # (B, H, T)
@@ -179,10 +179,11 @@ class HybridSums(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """Sequences laid out so that chunks begin at multiples of their size, what a state remembers in front.
+    """Sequences laid out so that chunks begin at multiples of their size, with the tokens of a state in front.
 
-    Token i of row b has the position ``start_b + i``; it takes part if ``real``, and is exact outside of windows for
-    queries before ``until``. Tensors are in the dtype of the computation, zero where not real.
+    Token i of row b has the position ``start_b + i``. It takes part if it is ``real``; if it was chosen, it is exact
+    for queries before its ``until``, also outside of windows. Tensors are in the dtype of the computation, and zero
+    where not real.
     """
 
     q: Tensor  # (B, H, S, K), scaled
@@ -207,8 +208,8 @@ class Rows:
 class SalientList:
     """All tokens that are chosen at some time, oldest first; ``until`` is 0 in slots that hold none.
 
-    The first ``head`` slots come from a state. With ``per_chunk`` each chunk has that many slots after them.
-    ``steady``: some of the first stay for good, so that every query has to look from the first slot on.
+    The first ``head`` slots come from a state. With ``per_chunk`` each chunk has that many slots after these.
+    ``steady``: some of the first tokens stay for good, so every query has to look from the first slot on.
     """
 
     k: Tensor  # (B, H_kv, N, K)

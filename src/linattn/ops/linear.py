@@ -1,4 +1,4 @@
-"""``linear_attention``: the one call that every mechanism of this library ends in.
+"""``linear_attention``: the function that most mechanisms of this library are built on.
 
     o_t = sum_s M_ts (phi_t . psi_s) v_s / n_t
 
@@ -59,33 +59,39 @@ def linear_attention(
 
     ``o_t = sum_s M_ts (phi_t . psi_s) v_s / n_t``
 
+    with features ``phi`` of q and ``psi`` of k, a mask or decay M and a normaliser n.
+
     Args:
-        q: ``(B, H, Tq, K)``.
-        k: ``(B, H_kv, Tk, K)``; ``H_kv`` divides ``H``, and query heads ``g H/H_kv ...`` share key head g.
-        v: ``(B, H_kv, Tk, V)``.
-        causal: a token sees itself and the past (needs Tq = Tk); else every key.
+        q: queries ``(B, H, Tq, K)``.
+        k: keys ``(B, H_kv, Tk, K)``. ``H_kv`` must divide ``H``; the ``H/H_kv`` query heads from ``g H/H_kv`` on share
+            key head g.
+        v: values ``(B, H_kv, Tk, V)``.
+        causal: if True, a token sees itself and the past (needs Tq = Tk); otherwise it sees every key.
         log_decay: ``log lambda <= 0`` per head ``(H_kv,)``, token ``(B, H_kv, T)`` or channel
             ``(B, H_kv, T, K)``. A pair's weight is the product of the decays between its tokens, also when the
             attention is bidirectional (LION).
-        log_input: logarithm of a weight of each key, ``(B, H_kv, Tk)``: psi_s counts ``exp(log_input_s)`` times, in
-            the denominator and the state too (an input gate).
+        log_input: logarithm of a weight per key, ``(B, H_kv, Tk)`` (an input gate): psi_s counts ``exp(log_input_s)``
+            times in the numerator, the denominator and the state.
         normalizer: ``"sum"``: n = the row sum + eps; ``"abs_max_one"``: n = max(abs(row sum), 1); None: n = 1.
-        eps: added to the row sum. The vision papers add 1e-6 to the row *mean*: pass 1e-6 times the keys.
-        feature_map: applied to q and k, or a pair of maps. None (the default) takes q and k as the features;
-            with ``normalizer="sum"`` they should then be non-negative. A map of two flows makes two virtual heads of
-            each: the first one attends to the first half of v's channels, the other one to the rest.
-        norm_features: features ``(q', k')``, shaped like q and k and taken as they are, for the denominator
-            alone (rotary in the numerator only).
+        eps: added to the row sum. Vision papers add 1e-6 to the row *mean*: for that, pass 1e-6 times the number of
+            keys.
+        feature_map: a map applied to q and k, or a pair of maps, one for each. None (the default) takes q and k
+            themselves as the features; with ``normalizer="sum"`` they should then be non-negative. A map with two flows
+            turns each head into two virtual heads: the first attends to the first half of v's channels, the second to
+            the other half.
+        norm_features: features ``(q', k')``, shaped like q and k, that the denominator uses instead, without mapping
+            them (for example to have rotary positions in the numerator only).
         key_mask: ``(B, Tk)`` bool, True = real token. A masked token adds nothing to the numerator or the
             denominator and does not decay the state.
-        cu_seqlens: ``(N+1,)`` offsets of N sequences packed into one row (B = 1); none sees another.
-        decay_index: whose decay a pair's product takes in: that of the ``"query"`` token
-            (``S_t = lambda_t S_{t-1} + k_t v_t``, as in GLA, RetNet, mLSTM; the default when causal) or of
-            the ``"key"`` token (as in LION's code; the default when bidirectional).
-        rotate: turns the features of q and k, ``(phi, psi) -> (phi', psi')``, those of the numerator alone: the
-            denominator keeps them as they were, unless ``norm_features`` are given.
+        cu_seqlens: ``(N+1,)`` offsets of N sequences packed into one row (B = 1); no sequence sees another.
+        decay_index: which end of a pair has its decay included in the pair's product: the ``"query"`` token
+            (``S_t = lambda_t S_{t-1} + k_t v_t``, as in GLA, RetNet, mLSTM; the default when causal) or the
+            ``"key"`` token (as in LION's code; the default when bidirectional).
+        rotate: a function ``(phi, psi) -> (phi', psi')`` that turns the features in the numerator. The denominator
+            uses the features before the turn, or ``norm_features`` if these are given.
         impl: ``"auto"``, ``"reference"``, ``"recurrent"``, ``"chunked"`` or ``"triton"``; see :func:`explain`.
-        validate: check values too (sorted offsets, log_decay <= 0). None: on the CPU only, it costs a sync.
+        validate: whether to check values too (sorted offsets, log_decay <= 0), which costs a sync on a GPU. None: only
+            on the CPU.
 
     Returns:
         ``(B, H, Tq, V)`` in the dtype of v (under autocast, in the dtype of autocast).
@@ -124,10 +130,10 @@ def linear_attention_with_state(
     impl: str = "auto",
     validate: bool | None = None,
 ) -> AttentionOutput:
-    """:func:`linear_attention` that starts from a state and returns the one after the last token.
+    """:func:`linear_attention` that starts from a state and also returns the state after the last token.
 
-    Causal: a sequence cut anywhere, with the state handed over, gives what the whole gives. Bidirectional: the
-    state is the sum over all keys so far. A bidirectional decay has no state and is refused.
+    Causal: a sequence may be cut anywhere; if the state is handed over, the pieces give what the whole sequence gives.
+    Bidirectional: the state is the sum over all keys so far. A bidirectional decay has no state and is refused.
     With ``cu_seqlens`` the state has one row per sequence.
 
     Example:
@@ -161,10 +167,10 @@ def linear_attention_step(
     decay_index: DecayIndex | None = None,
     validate: bool | None = None,
 ) -> AttentionOutput:
-    """One token of causal :func:`linear_attention`: ``q_t (B, H, K)``, ``k_t (B, H_kv, K)``, ``v_t (B, H_kv, V)``.
+    """One decoding step of causal :func:`linear_attention`: attend with one token and return the next state.
 
-    ``log_decay`` is that token's: ``(H_kv,)``, ``(B, H_kv)`` or ``(B, H_kv, K)``, and so is ``log_input (B, H_kv)``. A
-    state of None is empty.
+    ``q_t (B, H, K)``, ``k_t (B, H_kv, K)`` and ``v_t (B, H_kv, V)`` are the token's, and so are ``log_decay``,
+    ``(H_kv,)``, ``(B, H_kv)`` or ``(B, H_kv, K)``, and ``log_input (B, H_kv)``. A state of None is empty.
     Returns the output ``(B, H, V)`` and the next state.
 
     Example:
@@ -183,7 +189,7 @@ def linear_attention_step(
         ("v_t", v_t, "(B, H_kv, V)"),
     ):
         check_tensor(name, x, shape, 3)
-    # What is not a tensor goes on as it is, to the check that names it.
+    # Anything that is not a tensor is passed on unchanged: the call's own check raises an error that names it.
     if isinstance(log_decay, Tensor) and log_decay.ndim > 1:
         log_decay = log_decay.unsqueeze(2)
     if isinstance(log_input, Tensor):
@@ -200,7 +206,7 @@ def linear_attention_step(
 def explain(q: Tensor, k: Tensor, v: Tensor, *, impl: str = "auto", **options: Any) -> Choice:
     """Which implementation ``linear_attention(q, k, v, **options)`` takes, and why.
 
-    The call is checked as the real one is, so a wrong one raises the same error.
+    The arguments are checked as in the real call, so wrong ones raise the same error.
 
     Example:
         >>> import torch
@@ -215,13 +221,13 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *, impl: str = "auto", **options: A
 
 
 def run(call: LinearCall, impl: str) -> AttentionOutput:
-    """For callers inside the library: a call may say more than the arguments of the functions above."""
+    """Run a call, for use inside the library: a ``LinearCall`` has more options than the functions above."""
     call.check()
     q, k, v = call.q, call.k, call.v
     chosen = choose(impl, q, lambda: triton.against(call), one_token=is_step(call), own_gradients=True).impl
     out_dtype = v.dtype if v.dtype == torch.float64 else autocast_dtype(q) or v.dtype
     with without_autocast(q):
-        # Before the map too: padding may be NaN, and a gradient of 0 through it would be NaN.
+        # Wipe padding before the map too: it may be NaN, and a gradient of 0 through a NaN would be NaN.
         k = hide(k, call.key_mask)
         initial = call.initial_state
         if initial is not None:
@@ -250,7 +256,7 @@ def _with_own_denominator(
     form: Form, phi: Tensor, psi: Tensor, v: Tensor, pattern: Pattern, initial: LinearState | None,
     norm_features: tuple[Tensor, Tensor],
 ) -> Sums:  # fmt: skip
-    """The denominator is a second linear attention, over the norm features, with nothing for values."""
+    """The sums with a denominator of its own: a second linear attention over the norm features, with empty values."""
     nothing = v[..., :0]
     start, norm_start = None, None
     if initial is not None:

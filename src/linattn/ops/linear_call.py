@@ -1,4 +1,4 @@
-"""The arguments of one linear attention: checked together, before any work is done."""
+"""The arguments of one call of linear attention, checked together before any work is done."""
 
 import numbers
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ FeatureMaps = FeatureMap | tuple[FeatureMap, FeatureMap] | None
 
 @dataclass(frozen=True)
 class LinearCall:
-    """What a caller asked for; the fields are those of ``linear_attention``, and what callers inside the library add.
+    """The arguments of ``linear_attention``, and further ones for callers inside the library.
 
     tf32: whether causal kernels may multiply fp32 features with 11 bits; sums stay fp32.
     """
@@ -172,11 +172,11 @@ class LinearCall:
 
     @property
     def flows(self) -> int:
-        """Virtual heads that the maps make of a head."""
+        """How many virtual heads the maps make of each head."""
         own = self.maps[1]
         return 1 if own is None else own.flows
 
     @property
     def maps(self) -> tuple[FeatureMap | None, FeatureMap | None]:
-        """Those of q and of k."""
+        """The feature maps of q and of k."""
         return self.feature_map if isinstance(self.feature_map, tuple) else (self.feature_map, self.feature_map)

@@ -15,7 +15,7 @@ FormOfOneSequence = Callable[[Tensor, Tensor, Tensor, Pattern, LinearState], Sum
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
-    """States, gates and sums are fp32, or fp64 when an input is."""
+    """The dtype of states, gates and sums: fp32, or fp64 if any of the tensors is fp64."""
     return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
 
 
@@ -30,9 +30,9 @@ def zero_state(k: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> LinearState:
 
 
 def one_by_one(form: FormOfOneSequence) -> Form:
-    """Let a form that knows one sequence serve packed ones too; it gets upcast inputs and a real state.
+    """Wrap a form written for one sequence so that it takes packed ones too; it gets upcast inputs and a real state.
 
-    Plain slicing: for the forms whose virtue is to be obviously right.
+    It slices the inputs: meant for the forms whose purpose is to be obviously right.
     """
 
     @wraps(form)

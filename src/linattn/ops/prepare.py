@@ -1,4 +1,4 @@
-"""What happens to inputs before a form sees them, and to its sums afterwards. Shared by all ops."""
+"""Preparation of inputs before a form takes them, and of its sums afterwards. Shared by all ops."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -10,33 +10,33 @@ from linattn.ops.flows import order_queries
 from linattn.ops.linear_call import FeatureMaps, LinearCall
 from linattn.ops.types import Normalizer
 
-# exp(-800) is 0 in every dtype: a stronger decay, -inf among them, changes nothing, and sums stay finite.
+# exp(-800) is 0 in every dtype: bounding stronger decays, also -inf, changes no result and keeps sums finite.
 STRONGEST_DECAY = -800.0
 
 
 def widen(gate: Tensor) -> Tensor:
-    """Gates are small tensors with large differences: fp64, where the device has it, costs little and keeps digits."""
+    """Cast gates to fp64 if the device has it: they are small tensors, and their sums and differences need digits."""
     return gate.float() if gate.device.type == "mps" else gate.double()
 
 
 def without_autocast(like: Tensor) -> AbstractContextManager[object]:
-    """Sums and states keep the precision chosen here; autocast would round them again inside matmuls."""
+    """Turn autocast off, so that sums and states keep their precision; it would round them inside matmuls."""
     if autocast_dtype(like) is None:
         return nullcontext()
     return torch.autocast(like.device.type, enabled=False)
 
 
 def map_features(q: Tensor, k: Tensor, feature_map: FeatureMaps) -> tuple[Tensor, Tensor]:
-    """Features of q and k; where a map has flows, as virtual heads ordered by key head, flow, and query head."""
+    """Features of q and k. Flows become virtual heads, and those of q are ordered by key head, flow and query head."""
     map_q, map_k = feature_map if isinstance(feature_map, tuple) else (feature_map, feature_map)
     phi, psi = q if map_q is None else map_q(q), k if map_k is None else map_k(k)
     return (phi if map_q is None else order_queries(phi, map_q.flows, k.shape[1])), psi
 
 
 def turned(phi: Tensor, psi: Tensor, call: LinearCall) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-    """The numerator's features, turned, and those of the denominator where they are others.
+    """The numerator's features, turned, and the denominator's features if they differ.
 
-    Turned features may be negative, and a sum of their products 0: the denominator keeps the others.
+    Turned features may be negative, and the sum of their products 0, so the denominator keeps unturned ones.
     """
     if call.rotate is None:
         return phi, psi, call.norm_features
@@ -65,7 +65,7 @@ def log_decay_for(log_decay: Tensor | None, key_mask: Tensor | None) -> Tensor |
 
 
 def log_input_for(log_input: Tensor | None, key_mask: Tensor | None) -> Tensor | None:
-    """What masked tokens hold is not read, NaN least of all."""
+    """Set ``log_input`` to 0 at masked tokens, which may hold anything, NaN too."""
     if log_input is None or key_mask is None:
         return log_input
     return log_input.masked_fill(~key_mask[:, None, :], 0)
@@ -83,6 +83,6 @@ def normalize(numerator: Tensor, denominator: Tensor, normalizer: Normalizer, ep
     if normalizer is None:
         return numerator
     n = (denominator + eps if normalizer == "sum" else denominator.abs().clamp(min=1)).unsqueeze(-1)
-    # The sums are the form's own and nobody else's: without a gradient to come they need no second copy.
+    # The sums belong to this call alone: without a gradient they can be divided in place.
     in_place = not (numerator.requires_grad or torch.compiler.is_compiling())
     return numerator.div_(n) if in_place else numerator / n

@@ -23,20 +23,21 @@ def reflect_heads(
     wide: bool = False,
     impl: str = "auto",
 ) -> Reflected:
-    """Householder reflections over the channels of all heads, and the variances over tokens of what they give.
+    """Householder reflections over the channels of all heads, and the variances over tokens of the reflected vectors.
 
-    ``y = x - 2 (x.w) w / |w|^2`` for x in (q, k) and one normal w after the other;
+    ``y = x - 2 (x.w) w / |w|^2`` for x in (q, k) and each normal w in turn;
     ``var = mean over a pair of channels of mean_t (y_t - mean_t y_t)^2``.
 
     Args:
         q: ``(B, H, Tq, D)``.
         k: ``(B, H_kv, Tk, D)``; a key head and the query heads that share it are one sample of the variance.
         normals: ``(R, H, 1, D)``, which needs ``H_kv = H``; None: q and k are returned as they are.
-        variance: whether to return the variances; D is even.
-        key_mask: ``(B, Tk)`` bool, True = real token; the variances leave the others out, among queries too where
+        variance: whether to return the variances; D must be even then.
+        key_mask: ``(B, Tk)`` bool, True = real token. The variances leave out masked tokens, also among the queries if
             these are as many as the keys.
-        wide: return y in fp32 (fp64 for fp64) and not rounded to the dtypes of q and k.
-        impl: ``"triton"``, or a form of plain PyTorch, all of which are one here; ``"auto"`` as in :func:`explain`.
+        wide: whether to return y in fp32 (fp64 for fp64) instead of rounding it to the dtypes of q and k.
+        impl: ``"triton"``, or a form in plain PyTorch, all of which are the same here; for ``"auto"`` see
+            :func:`explain`.
 
     Returns:
         y of q and of k, and the variances ``(B, H_kv, 1, D/2)`` in fp32 or fp64, or None.
@@ -57,10 +58,12 @@ def reflect_heads(
 def pair_matrices(
     angles: Tensor, variance: Tensor | None = None, modulation: Modulation | None = None, *, impl: str = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """What reflections along ``(cos a, sin a)`` in pairs of channels multiply a channel with, and its pair's other.
+    """The 2 x 2 matrices of reflections along ``(cos a, sin a)`` in pairs of channels, as factors of two channels.
 
-    ``(1 or B, H_kv, D)`` each. ``angles (R, H_kv, D/2)``, of R >= 1 reflections one after the other; the last is turned
-    by ``pi/2 tanh(amplitude) tanh(gain log(var + 1e-6) + bias)`` where ``variance (B, H_kv, 1, D/2)`` is given.
+    The reflected channel is the first result times the channel itself plus the second times the other channel of its
+    pair; both are ``(1 or B, H_kv, D)``. ``angles (R, H_kv, D/2)`` are those of R >= 1 reflections one after the other.
+    If ``variance (B, H_kv, 1, D/2)`` is given with a modulation, the last angle is increased by
+    ``pi/2 tanh(amplitude) tanh(gain log(var + 1e-6) + bias)``.
 
     Example:
         >>> import torch

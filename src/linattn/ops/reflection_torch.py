@@ -10,13 +10,13 @@ from torch import Tensor
 from linattn.ops.packing import compute_dtype
 from linattn.ops.prepare import hide
 
-# Far below any |w|^2 that training meets: what is divided by more than |w|^2 is no reflection any more.
+# Far below any |w|^2 in training. With a smaller |w|^2 the result, divided by this bound, is not a reflection any more.
 SMALLEST_SQUARE = 1e-12
 EPS = 1e-6  # added to a variance before its logarithm is taken
 
 
 class Modulation(NamedTuple):
-    """How a variance turns an angle, ``(H_kv, D/2)`` each: by pi/2 tanh(amplitude) tanh(gain log(var + eps) + bias)."""
+    """Parameters ``(H_kv, D/2)`` of a change of angles: pi/2 tanh(amplitude) tanh(gain log(var + eps) + bias)."""
 
     amplitude: Tensor
     gain: Tensor
@@ -24,7 +24,7 @@ class Modulation(NamedTuple):
 
 
 class Reflected(NamedTuple):
-    """q and k after the reflections, and the variances ``(B, H_kv, 1, D/2)`` over their tokens, if asked for."""
+    """q and k after the reflections, and the variances ``(B, H_kv, 1, D/2)`` over their tokens, or None."""
 
     q: Tensor
     k: Tensor
@@ -34,7 +34,7 @@ class Reflected(NamedTuple):
 def reflect_heads(
     q: Tensor, k: Tensor, normals: Tensor | None, variance: bool, key_mask: Tensor | None, wide: bool
 ) -> Reflected:
-    """As the public one, whose arguments these are."""
+    """The form in plain PyTorch of ``linattn.ops.reflection.reflect_heads``, with its arguments."""
     dtype = compute_dtype(q, k)
     yq, yk = q.to(dtype), k.to(dtype)
     for w in () if normals is None else normals.to(dtype).unbind():
@@ -49,7 +49,7 @@ def reflect_across_heads(x: Tensor, w: Tensor) -> Tensor:
 
 
 def variance_over_rows(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
-    """``pooled_variance`` over the real tokens of each row; queries of another length than the keys are all real."""
+    """``pooled_variance`` over the real tokens of each row; if lengths of q and k differ, all queries are real."""
     mask = key_mask if q.shape[2] == k.shape[2] else None
     q, k = hide(q, mask), hide(k, key_mask)
 
@@ -66,9 +66,9 @@ def variance_over_rows(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
 
 
 def pooled_variance(q: Tensor, k: Tensor, mean: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Variance over tokens, mean of the two channels of a pair: ``(B, H_kv, 1 or T, D/2)``.
+    """Variance over tokens, averaged over the two channels of a pair: ``(B, H_kv, 1 or T, D/2)``.
 
-    Keys and the queries that share them are one sample, of which ``mean(q, k)`` is the mean, ``(B, H_kv, 1 or T, D)``.
+    Keys and the queries that share them are one sample; ``mean(q, k)`` is its mean ``(B, H_kv, 1 or T, D)``.
     """
     center = mean(q, k)
     away = q - center.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
@@ -76,7 +76,7 @@ def pooled_variance(q: Tensor, k: Tensor, mean: Callable[[Tensor, Tensor], Tenso
 
 
 def turned(angles: Tensor, variance: Tensor | None, modulation: Modulation | None) -> list[Tensor]:
-    """``angles (R, H_kv, D/2)`` one by one, ``(.., H_kv, 1 or T, D/2)`` each; the variance turns the last."""
+    """The R ``angles (R, H_kv, D/2)`` as a list, ``(.., H_kv, 1 or T, D/2)`` each; the variance changes the last."""
     each = list(angles.to(compute_dtype(angles)).unsqueeze(2).unbind())
     if each and variance is not None and modulation is not None:
         amplitude, gain, bias = (p.to(variance.dtype).unsqueeze(1) for p in modulation)
@@ -86,12 +86,12 @@ def turned(angles: Tensor, variance: Tensor | None, modulation: Modulation | Non
 
 
 def pair_matrices(angles: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """What reflections by these angles, at least one, multiply a channel with, and the other channel of its pair.
+    """Factors of a channel and of the other channel of its pair in reflections by these angles, at least one.
 
-    ``(1 or B, H_kv, D)`` each, from angles ``(.., H_kv, 1, D/2)``.
+    Both are ``(1 or B, H_kv, D)``, from angles ``(.., H_kv, 1, D/2)``.
     """
     one, zero = torch.ones_like(angles[0]), torch.zeros_like(angles[0])
-    aa, ab, ba, bb = one, zero, zero, one  # the first channel from the first, from the second; the second from ...
+    aa, ab, ba, bb = one, zero, zero, one  # the matrix by rows: the first channel from a and b, the second from a and b
     for angle in angles:
         cos, sin = (2 * angle).cos(), (2 * angle).sin()
         aa, ab, ba, bb = -(cos * aa + sin * ba), -(cos * ab + sin * bb), cos * ba - sin * aa, cos * bb - sin * ab

@@ -1,4 +1,4 @@
-"""Rotations of features by where their tokens stand: any function, or angles that kernels can read."""
+"""Rotations of features by the positions of their tokens: any function, or angles that kernels can read."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -7,14 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Turns the features of queries and keys, each (B, H, T, K).
+# A function that turns the features of queries and keys, each (B, H, T, K).
 Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Turns(NamedTuple):
-    """Cosines and sines ``(T, W / 2)`` of the angles by which pairs of W channels turn, in fp32 or fp64, no gradient.
+    """Cosines and sines ``(T, W / 2)`` of the angles by which the pairs of W channels are turned.
 
-    Features of several W channels are blocks of W, turned alike.
+    They are fp32 or fp64 and have no gradient. Wider features are blocks of W channels that are all turned alike.
     """
 
     cos: Tensor
@@ -22,15 +22,15 @@ class Turns(NamedTuple):
 
 
 class Rotation(ABC):
-    """A ``Rotate`` of neighbouring channels by angles that depend on nothing but the token's place."""
+    """A ``Rotate`` of pairs of neighbouring channels by angles that depend only on the token's position."""
 
     @abstractmethod
     def of_queries(self, features: int, like: Tensor) -> Turns:
-        """For queries with so many features, on the device and for the precision of ``like``."""
+        """The turns of queries with ``features`` channels, on the device and for the precision of ``like``."""
 
     @abstractmethod
     def of_keys(self, features: int, like: Tensor) -> Turns:
-        """The same for keys."""
+        """The turns of keys with ``features`` channels, on the device and for the precision of ``like``."""
 
     def __call__(self, phi: Tensor, psi: Tensor) -> tuple[Tensor, Tensor]:
         return (
@@ -40,7 +40,7 @@ class Rotation(ABC):
 
 
 def turn_pairs(x: Tensor, turns: Turns) -> Tensor:
-    """Neighbouring channels ``(a, b)`` of ``x (..., T, K)`` as ``(a cos - b sin, a sin + b cos)``, rounded once."""
+    """Turn pairs of channels ``(a, b)`` of ``x (..., T, K)`` to ``(a cos - b sin, a sin + b cos)``, rounded once."""
     cos, sin = turns
     blocks = x.shape[-1] // (2 * cos.shape[-1])
     if blocks > 1:

@@ -2,12 +2,12 @@
 
     p_t = exp(s_tt) / sum_{i in W_t} exp(s_ti),     s_ti = scale q_t . k_i,     W_t = the last tokens up to t
 
-As ``-log(1 + exp(log sum_{i != t} exp(s_ti) - s_tt))`` its logarithm keeps its digits where p is close to 1.
-A token that attends to itself carries what its window does not. ``log p_t`` ranks tokens as the divergence between the
-attention of t with and without itself does: that is ``p log((p + eps) / eps) + (1 - p) log(1 - p)``, and grows with p.
-That holds for one query head, and for the largest score of several heads that share a key head, but not for their mean:
-one head that hardly attends to the token pulls a mean of logarithms down, one that attends strongly lifts a mean of
-divergences up.
+The logarithm of p is computed as ``-log(1 + exp(log sum_{i != t} exp(s_ti) - s_tt))``, which keeps its digits where p
+is close to 1. A token that attends to itself carries what its window does not. ``log p_t`` ranks tokens as the
+divergence between the attention of t with and without itself, ``p log((p + eps) / eps) + (1 - p) log(1 - p)``, does,
+because that grows with p. The two agree for one query head, and for the largest score of several heads that share a
+key head, but not for their mean: a head that hardly attends to the token pulls a mean of logarithms down, and a head
+that attends strongly raises a mean of divergences.
 """
 
 import torch
@@ -37,18 +37,20 @@ def self_saliency(
 ) -> Tensor:
     """How much each token attends to itself among the last ``window`` real tokens: ``(B, H_kv, T)``, without gradients.
 
+    ``p_t = exp(s_tt) / sum_{i in W_t} exp(s_ti)`` with ``s_ti = scale q_t . k_i`` and ``W_t`` the last tokens up to t
+
     Args:
         q: ``(B, H, T, K)``.
         k: ``(B, H_kv, T, K)``; the scores of the query heads that share a key head are reduced to one.
-        window: tokens of ``W_t``, t among them.
-        scale: of the logits; None: ``K**-0.5``.
+        window: number of tokens of ``W_t``, including t.
+        scale: factor on the logits; None: ``K**-0.5``.
         kind: ``"log_prob"``: ``log p_t``; ``"kl"``: the divergence, with ``eps`` inside its logarithms as published.
             While ``p > eps`` both choose the same tokens if a key head has one query head, or with ``reduce="max"``.
             Their means over several query heads choose differently: with 4 independent heads, about half of the
             chosen tokens are the same.
         reduce: ``"mean"`` or ``"max"`` over the query heads of a key head.
-        key_mask: ``(B, T)`` bool, True = real token; the others are in no window, and score 0.
-        state: what came before; its ring must hold ``window - 1`` tokens.
+        key_mask: ``(B, T)`` bool, True = real token; masked tokens are in no window and score 0.
+        state: state after the tokens before these; its ring must hold ``window - 1`` tokens.
 
     Example:
         >>> import torch
@@ -71,7 +73,7 @@ def window_scores(
     q: Tensor, k: Tensor, real: Tensor, window: int, kind: Score = "log_prob", reduce: Reduce = "mean",
     eps: float = PUBLISHED_EPS,
 ) -> Tensor:  # fmt: skip
-    """:func:`self_saliency` of rows ``(B, H, S, K)`` without gaps, in blocks of ``window`` queries; q is scaled."""
+    """:func:`self_saliency` of rows ``(B, H, S, K)`` without gaps, in blocks of ``window`` queries; q comes scaled."""
     H_kv, S = k.shape[1], k.shape[2]
     n = max(1, -(-S // window))  # one block where there are no tokens at all
     more = n * window - S
@@ -94,8 +96,8 @@ def window_scores(
 def score_of(itself: Tensor, others: Tensor, kind: Score, eps: float = PUBLISHED_EPS) -> Tensor:
     """Score each query head's attention to its own token, before heads are reduced.
 
-    With the token itself in the softmax it has the weight p, and each other token of the window ``a_i = (1 - p) b_i``;
-    without it ``b_i``.
+    With the token itself in the softmax, it has the weight p and each other token of the window ``a_i = (1 - p) b_i``;
+    without it, the others have the weights ``b_i``.
 
     Args:
         itself: ``(...)``, the logit of the token itself.
@@ -118,10 +120,10 @@ def of_group(scores: Tensor, reduce: Reduce, dim: int) -> Tensor:
 
 @torch.no_grad()
 def choose_salient(scores: Tensor, budget: SalientBudget, *, key_mask: Tensor | None = None) -> Tensor:
-    """The tokens ``(B, H_kv, T)`` bool that have the highest scores of their chunk: ``budget.per_chunk`` of each.
+    """Choose the ``budget.per_chunk`` tokens with the highest scores of each chunk; returns ``(B, H_kv, T)`` bool.
 
-    Chunks are counted from the first real token; one that is not complete has none chosen. Sinks come first, then
-    higher scores, then earlier tokens. ``budget.cap`` is not applied: it depends on when one looks.
+    Chunks are counted from the first real token; of an incomplete chunk none is chosen. Sinks come first, then
+    higher scores, then earlier tokens. ``budget.cap`` is not applied, because it depends on the time of the query.
 
     Example:
         >>> import torch
@@ -152,16 +154,16 @@ def top_of_chunk(scores: Tensor, position: Tensor, budget: SalientBudget) -> Ten
 
 
 def chunk_order(scores: Tensor, position: Tensor, budget: SalientBudget) -> Tensor:
-    """Places of the tokens ``(..., chunk)``: sinks, then higher scores, then earlier ones."""
+    """Order of the tokens ``(..., chunk)`` by rank: sinks, then higher scores, then earlier tokens."""
     return scores.masked_fill(position < budget.sinks, torch.inf).argsort(dim=-1, descending=True, stable=True)
 
 
 def best_first(
     scores: Tensor, position: Tensor, alive: Tensor, budget: SalientBudget, *, by_age: bool = False
 ) -> Tensor:
-    """Order of the entries ``(..., N)``: sinks, higher scores, earlier tokens; all that are not alive come last.
+    """Order of the entries ``(..., N)`` by rank: sinks, higher scores, earlier tokens; entries not alive come last.
 
-    by_age: those that are alive are in the order of their positions.
+    by_age: the entries that are alive are already in the order of their positions.
     """
     scores = scores.clamp(min=torch.finfo(scores.dtype).min).masked_fill(position < budget.sinks, torch.inf)
     ranked = scores.masked_fill(~alive, -torch.inf)
@@ -172,7 +174,7 @@ def best_first(
 
 
 def step_score(q: Tensor, k: Tensor, held: Tensor, length: Tensor, budget: SalientBudget) -> Tensor:
-    """The score of one token: q ``(B, H_kv, G, K)`` scaled, k ``(B, H_kv, K)``, ``held`` the ring's keys."""
+    """The score of one token, with q ``(B, H_kv, G, K)``, scaled, k ``(B, H_kv, K)`` and ``held``, the ring's keys."""
     back = torch.arange(1, budget.chunk, device=k.device)
     position = length[:, None] - back  # (B, W - 1)
     slot = position.remainder(held.shape[2])[:, None].expand(-1, k.shape[1], -1)

@@ -1,4 +1,4 @@
-"""The chosen tokens of rows and for how long each stays exact: from a mask, or from scores and a budget."""
+"""The chosen tokens of rows, and how long each stays exact: from a mask, or from scores and a budget."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ MOST_PAIRS = 2**24  # of tokens that are compared at a time
 
 
 def list_from_mask(chosen: Tensor, table: Table, cache: SalientCache | None) -> SalientList:
-    """Tokens ``chosen (B, H_kv, S)`` stay exact for good. How many there are the host must know: on a GPU it waits."""
+    """The list of tokens ``chosen (B, H_kv, S)``, exact for good. The host must know how many: it waits for a GPU."""
     most = int(chosen.sum(-1).max()) if chosen.numel() else 0
     index = first_true(chosen, most)
     until = torch.where(chosen.gather(2, index), FOREVER, 0)
@@ -25,15 +25,16 @@ def list_from_mask(chosen: Tensor, table: Table, cache: SalientCache | None) -> 
 def list_from_scores(
     table: Table, places: Places, held: Tensor | None, budget: SalientBudget, window: Window, cache: SalientCache | None
 ) -> SalientList:
-    """The best of each chunk of the rows, a whole number of chunks long; with a cap, until better ones need the room.
+    """The list of the best tokens of each chunk, exact for good, or with a cap until better ones need the room.
 
-    ``held (B, H_kv, S)`` says which tokens of a state are chosen already, in chunks whose time came before.
+    The rows are a whole number of chunks long. ``held (B, H_kv, S)`` says which tokens of a state are chosen already,
+    in chunks whose choice was due before.
     """
     scores, position = table[3], table[4]
     L, wait = budget.chunk, window.wait
     n = scores.shape[2] // L
     by_chunk = scores.unflatten(2, (n, L))
-    # A choice counts from the first query whose window may have let go of the chunk.
+    # A choice takes effect from the first query whose window may have let go of the chunk.
     border = places.start[:, None] + (torch.arange(n, device=scores.device) + 1 + wait) * L  # (B, n)
     now = (border >= places.before[:, None]) & (border < places.after[:, None])
     now = now[:, None, :, None]
@@ -55,10 +56,10 @@ def list_from_scores(
 
 
 def _with_cap(chosen: SalientList, border: Tensor, budget: SalientBudget) -> SalientList:
-    """Chunk after chunk, the best ``cap`` of all so far stay; the others stop where the chunk's choice counts.
+    """After each chunk the best ``cap`` of all stay exact; the others stop where the chunk's choice takes effect.
 
-    A token stops with the chunk that brings the last of ``cap`` better ones: what has stopped never comes back, so all
-    chunks are looked at together.
+    A token stops at the chunk that brings the last of ``cap`` better ones. A token that has stopped never comes back,
+    so all chunks can be computed together.
     """
     assert budget.cap is not None
     assert chosen.per_chunk is not None
@@ -76,7 +77,7 @@ def _with_cap(chosen: SalientList, border: Tensor, budget: SalientBudget) -> Sal
 
 
 def _comes_last(rank: Tensor, cap: int) -> Tensor:
-    """The place of the ``cap``-th entry with a lower rank than each ``(..., N)`` has; N if there are fewer."""
+    """For each entry of ``rank (..., N)``, the place of the ``cap``-th entry with a lower rank; N if there is none."""
     N = rank.shape[-1]
     rows = max(MOST_PAIRS // max(rank.numel(), 1), 1)
     found = [
@@ -90,7 +91,7 @@ def _join(
     table: Table, index: Tensor, until: Tensor, cache: SalientCache | None, per_chunk: int | None = None,
     cap: int | None = None,
 ) -> SalientList:  # fmt: skip
-    """The tokens of a cache that are still exact, and those of the rows after them."""
+    """The list of the tokens of a cache that are still exact, followed by those of the rows."""
     k, v, features, scores, position = (take(x, index) for x in table)
     if cache is None:
         return SalientList(k, v, features, scores, position, until, index, 0, per_chunk, cap)

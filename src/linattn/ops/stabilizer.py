@@ -39,8 +39,8 @@ def stabilize(
 ) -> Stabilized:
     """The decay ``g``, input scale ``i - m`` and maximum ``m`` that make an exponential sum safe.
 
-    The maximum cancels from every ratio, so it counts as a constant in gradients: those of ``log_decay`` and
-    ``log_gain`` are 1 with respect to f and i, and true for whatever does not depend on the unit of the sums.
+    The maximum cancels in every ratio, so gradients treat it as a constant: the derivatives of ``log_decay`` and
+    ``log_gain`` with respect to f and i are 1, which is exact for every result that does not depend on the unit.
 
     Args:
         log_input: i ``(B, H, T)``, any real or -inf (a token that adds nothing).
@@ -71,9 +71,9 @@ def stabilize(
 
     m = _running_max(i.detach(), f.detach(), first, start_of_token.detach())
     previous = torch.where(first, start_of_token, _shift(m, 1, -torch.inf))
-    # The doubling scan adds in another order from one token to the next, so g could come out at +1e-16.
+    # The doubling scan adds in a different order from token to token, so g could come out as +1e-16.
     change = torch.minimum(previous.detach() - m, -f.detach())
-    # ``previous`` is a constant but for the initial scale, which is an input: its gradient enters here.
+    # ``previous`` is a constant except for the initial scale, which is an input: its gradient enters here.
     g = (f + change + (previous - previous.detach())).clamp(min=STRONGEST_DECAY)
     g = torch.where(m == -torch.inf, STRONGEST_DECAY, g)  # everything was forgotten
     g = torch.where(previous == -torch.inf, 0.0, g)  # nothing there to decay
@@ -82,7 +82,7 @@ def stabilize(
 
 
 def _of_maximum(i: Tensor, start: Tensor) -> Stabilized:
-    """The same without a decay, in half as many operations: the maximum of a whole row is one of them."""
+    """``stabilize`` without a decay, in half as many operations: one finds the running maximum of the whole row."""
     seen = torch.cat([start.unsqueeze(-1), i.detach()], dim=-1).cummax(-1).values
     previous, m = seen[..., :-1], seen[..., 1:]
     g = torch.where(previous == -torch.inf, 0.0, previous - m).clamp(min=STRONGEST_DECAY)
@@ -93,8 +93,8 @@ def _of_maximum(i: Tensor, start: Tensor) -> Stabilized:
 def _running_max(i: Tensor, f: Tensor, first: Tensor, start: Tensor) -> Tensor:
     """``m_t = max(m_{t-1} + f_t, i_t)`` for all t in log2(T) steps.
 
-    The maps ``m -> max(m + a, b)`` compose into maps of the same kind, so prefixes double in length each step.
-    A first token takes in the initial value and forgets all before it (a = -inf).
+    The maps ``m -> max(m + a, b)`` compose into maps of the same kind, so prefixes double in length in each step.
+    The first token of a sequence takes in the initial value and forgets everything before it (a = -inf).
     """
     b = torch.where(first, torch.maximum(start + f, i), i)
     a = f.masked_fill(first, -torch.inf)

@@ -11,9 +11,9 @@ Sweep = Callable[[Tensor, Tensor, Tensor, Pattern, LinearState, bool], Sums]
 
 
 def both_ways(sweep: Sweep, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, initial: LinearState) -> Sums:
-    """M = lower triangle with the diagonal + upper triangle without it.
+    """Sums of two sweeps: M is a lower triangle with the diagonal plus an upper triangle without it.
 
-    ``initial`` is a zero state: a decay that runs both ways has none to hand over.
+    ``initial`` must be a zero state: a decay that runs both ways has no state to hand over.
     """
     forward = replace(pattern, causal=True)
     a = pattern.log_decay

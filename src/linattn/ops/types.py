@@ -13,10 +13,10 @@ DECAY_INDICES = ("key", "query")
 
 
 class LinearState(NamedTuple):
-    """What a linear attention remembers: its size does not grow with the sequence.
+    """State of linear attention, whose size does not grow with the sequence.
 
-    ``kv (B, H_kv, K, V)`` is the decayed sum of ``k_s v_s^T``; ``k (B, H_kv, K)`` that of the keys the
-    denominator uses. Both are fp32, or fp64 for fp64 inputs. With ``cu_seqlens`` B counts sequences.
+    ``kv (B, H_kv, K, V)`` is the decayed sum of ``k_s v_s^T``, and ``k (B, H_kv, K)`` the decayed sum of the keys that
+    the denominator uses. Both are fp32, or fp64 for fp64 inputs. With ``cu_seqlens`` B counts sequences.
     """
 
     kv: Tensor

@@ -1,12 +1,12 @@
-"""The contracts every mechanism keeps, as functions: hold your own mechanism to them.
+"""The contracts that every mechanism keeps, as functions: use them to test your own mechanism.
 
     >>> import linattn.testing
     >>> report = linattn.testing.check_mechanism("elu", contracts=["causality", "scaling"])
     >>> sorted(report.counts)
     ['causality', 'scaling']
 
-Each contract is also a function of its own, ``check_forms(mechanism)`` and so on. A broken one raises
-:class:`ContractViolation`, which says which contract, in which case and by how much.
+Each contract is also a function of its own, ``check_forms(mechanism)`` and so on. A mechanism that breaks one raises
+:class:`ContractViolation`, which names the contract and the case and says by how much it is broken.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +65,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ContractReport:
-    """Which cases of which contracts a mechanism passed; ``print`` shows how many."""
+    """The cases of each contract that a mechanism passed; ``print`` shows how many."""
 
     mechanism: str
     passed: Mapping[str, Sequence[str]]
@@ -92,20 +92,21 @@ def check_mechanism(
     impls: tuple[str, ...] = (*FORMS, "auto"),
     **options: Any,
 ) -> ContractReport:
-    """Hold a mechanism to the contracts that apply to what it declares.
+    """Check a mechanism against the contracts that apply to what it declares.
 
     Args:
         mechanism: a registered name, or a class, registered or not.
-        contracts: names out of :data:`CONTRACTS`; None takes all.
-        declares: what ``register_mechanism`` would be told (``causal``, ``bidirectional``, ``state``, ``cost``,
-            ``uses_input``), for a class that is not registered; its defaults hold where nothing is said.
-        device: where it runs.
-        dtype: fp64 compares forms as they are; kernels take less, and are held to budgets of errors.
+        contracts: names from :data:`CONTRACTS`; None: all.
+        declares: for a class that is not registered, the arguments that ``register_mechanism`` would be given
+            (``causal``, ``bidirectional``, ``state``, ``cost``, ``uses_input``); its defaults apply to the others.
+        device: device to run on.
+        dtype: in fp64 the forms are compared directly; in lower precision, which kernels need, their errors must stay
+            within a budget.
         impls: the forms to check, e.g. ``("triton",)`` with ``device="cuda"`` and ``dtype=torch.float32``.
-        options: to build the mechanism with, e.g. ``head_dim=16``.
+        options: options to build the mechanism with, e.g. ``head_dim=16``.
 
     Raises:
-        ContractViolation: at the first case that is broken.
+        ContractViolation: at the first case that fails.
     """
     for name in contracts or ():
         if name not in CONTRACTS:

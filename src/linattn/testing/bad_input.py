@@ -15,7 +15,7 @@ LENGTH = 6
 
 
 class Wrong(NamedTuple):
-    """A wrong call and the words of which its message must have one."""
+    """A wrong call, and words of which its error message must contain at least one."""
 
     case: str
     names: str
@@ -29,7 +29,7 @@ class OtherState(NamedTuple):
 
 
 def check_bad_input(mechanism: str | type[Mechanism] | Subject) -> list[str]:
-    """Wrong shape, dtype, device, head count, mask, offsets, x, state, length and option."""
+    """Check wrong shapes, dtypes, devices, head counts, masks, offsets, x, states, lengths and options."""
     subject, passed = subject_of(mechanism), []
     for causal in subject.modes:
         mode = "causal" if causal else "bidirectional"

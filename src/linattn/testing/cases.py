@@ -15,11 +15,11 @@ from linattn.ops.choice import FORMS
 from linattn.testing.violation import ROUNDINGS, Standard, largest
 
 HEADS, HEAD_DIM, BATCH = 2, 8, 2
-# Longer than a chunk of 64, so that every block form has a boundary inside, and not a multiple of it.
+# Longer than a chunk of 64 and not a multiple of it, so that every form in blocks has a boundary inside.
 LENGTH = 70
-# A gradient this small beside its usual size is what is left of terms that cancel.
+# A gradient smaller than its usual size by this factor is what is left of terms that cancel.
 CANCELLED = 1e-2
-# Seeds of inputs moved by a few roundings: the largest of their errors varies by a factor of two from one to the next.
+# Seeds for moving inputs by a few roundings: the largest error varies by a factor of two from seed to seed.
 MOVES = (5, 6, 7, 8)
 
 
@@ -45,7 +45,7 @@ class Inputs:
         return replace(self, **{name: f(t) for name, t in self.named.items()})
 
     def tokens(self, index: slice | Tensor) -> "Inputs":
-        """Those tokens alone."""
+        """The inputs of only these tokens."""
         return self.change(lambda t: t[:, :, index] if t.ndim == 4 else t[:, index])
 
     def row(self, b: int) -> "Inputs":
@@ -77,12 +77,12 @@ class Subject:
 
     @property
     def exact(self) -> bool:
-        """Whether results are compared as they are; in less than fp64 they are held to a budget of errors."""
+        """Whether results are compared directly; in less than fp64 their errors must stay within a budget."""
         return self.dtype == torch.float64
 
     @property
     def modes(self) -> list[bool]:
-        """The values of ``causal`` it declares."""
+        """The values of ``causal`` that the mechanism declares to support."""
         return [causal for causal in (True, False) if (self.info.causal if causal else self.info.bidirectional)]
 
     @property
@@ -92,9 +92,9 @@ class Subject:
     def build(
         self, causal: bool, impl: str = "auto", *, grouped: bool = False, dtype: torch.dtype | None = None
     ) -> Mechanism:
-        """An instance; the same seed each time, so that every form gets the same parameters.
+        """Build an instance, with the same seed each time, so that every form gets the same parameters.
 
-        Parameters move a little away from where they start: an identity or a zero would hide what they do.
+        Parameters are moved a little from their initial values: an identity or a zero would hide what they do.
         """
         heads = {"num_heads": 2 * HEADS, "num_kv_heads": HEADS} if grouped else {"num_heads": HEADS}
         options = {"head_dim": HEAD_DIM, **heads, **self.options}
@@ -113,7 +113,7 @@ class Subject:
         self, causal: bool, *, grouped: bool = False, dtype: torch.dtype | None = None,
         impls: tuple[str, ...] | None = None,
     ) -> dict[str, Mechanism]:  # fmt: skip
-        """One instance per form that has a meaning here; a form without one is refused at construction."""
+        """One instance per form that the mechanism accepts; it refuses others at construction."""
         found = {}
         for impl in self.impls if impls is None else impls:
             try:
@@ -124,7 +124,7 @@ class Subject:
         return found
 
     def plain(self, like: Mechanism, impls: tuple[str, ...] = ("reference", "chunked")) -> list[Mechanism]:
-        """``like`` in forms of plain PyTorch, the definition first."""
+        """Copies of ``like`` in forms of plain PyTorch, the definition first."""
         grouped = like.num_heads != like.num_kv_heads
         found = [*self.forms(like.causal, grouped=grouped, impls=impls).values()]
         weights = like.state_dict()
@@ -135,10 +135,11 @@ class Subject:
     def standard(
         self, built: Mechanism, inputs: Inputs, call: Call | None = None, *, gradients: bool = True, steps: bool = False
     ) -> Standard:
-        """What ``call`` gives on these inputs, gradients included, for results to be held to.
+        """The results of ``call`` on these inputs that others are compared with, gradients included.
 
-        In fp64 that is what the mechanism itself gives. In lower precision it is the definition in fp64, and what the
-        same precision costs plain PyTorch; for what is made in ``steps``, also token by token.
+        In fp64 they are the mechanism's own. In lower precision they are those of the definition in fp64, with the
+        errors of plain PyTorch in the lower precision as a budget; for results made in ``steps`` also its errors token
+        by token.
         """
         call = call or attend
 
@@ -160,10 +161,11 @@ class Subject:
         return Standard(expected, costs, eps, summed, rests)
 
     def _rests(self, built: Mechanism, exact: Mechanism, found: Results, eps: float) -> dict[str, float]:
-        """Of one token alone: under a normaliser what its query and key get cancels, beside a second token it does not.
+        """Rounding errors to allow in the gradients of q and k of a single token where their terms cancel.
 
-        Such a gradient is a sum over channels of a difference between sums over channels. Of a weight p beside 1 - p,
-        p (1 - p) is left of it, a quarter at the most.
+        They cancel under a normaliser, unless there is a second token. Such a gradient is a sum over channels of a
+        difference between sums over channels. With two tokens of weights p and 1 - p, p (1 - p) of it is left, at most
+        a quarter.
         """
         two = evaluate(exact, self.inputs(built, 2).change(Tensor.double), attend)
         sizes = {name: largest(two[name]) for name in ("gradient of q", "gradient of k") if name in two}
@@ -199,10 +201,10 @@ def subject_of(
     impls: tuple[str, ...] = (*FORMS, "auto"),
     **options: Any,
 ) -> Subject:
-    """A registered name, any class, or a subject as it is; ``declares`` overrides what the class declares.
+    """The subject for a registered name or any class, or the given subject; ``declares`` overrides what it declares.
 
-    It is checked on ``device`` in the forms ``impls``; in a ``dtype`` less than fp64, as kernels need it, against
-    budgets of errors.
+    It is checked on ``device`` in the forms ``impls``; in a ``dtype`` below fp64, which kernels need, against budgets
+    of errors.
     """
     if isinstance(mechanism, Subject):
         return mechanism
@@ -229,9 +231,9 @@ def attend_with_state(mechanism: Mechanism, inputs: Inputs, **more: Any) -> Resu
 
 
 def evaluate(mechanism: Mechanism, inputs: Inputs, call: Call = attend) -> Results:
-    """Results of a call and the gradients, of a fixed random weighting of them, of all inputs and parameters.
+    """The results of a call, and the gradients of all inputs and parameters for a fixed random weighting of them.
 
-    A gradient that autograd does not give counts as zero here; that one must exist is another contract.
+    A gradient that autograd does not give counts as zero here; another contract checks that gradients exist.
     """
     leaves = inputs.change(lambda t: t.detach().clone().requires_grad_())
     results = call(mechanism, leaves)
@@ -259,12 +261,12 @@ def trainable(mechanism: Mechanism) -> Results:
 
 
 def random_like(t: Tensor, seed: int = 1) -> Tensor:
-    """Standard normal, the same for the same shape and seed."""
+    """Standard normal numbers like ``t``, always the same for a shape and seed."""
     return torch.randn(t.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(t)
 
 
 def named_state(state: Any) -> Results:
-    """The tensors of a state by name, whatever it is built from."""
+    """Copies of the tensors of a state by name, for a state of any structure."""
     return {place: t.clone() for place, t in _tensors("state", state)}
 
 

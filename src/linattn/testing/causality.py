@@ -1,4 +1,4 @@
-"""Contract: the past never moves when the future changes."""
+"""Contract: outputs of the past do not change when the future changes."""
 
 from functools import partial
 
@@ -9,12 +9,12 @@ from linattn.testing.cases import LENGTH, Inputs, Results, Subject, attend, eval
 from linattn.testing.violation import ContractViolation
 
 CUTS = (1, 33, 64, LENGTH - 1)
-# Bit-equality is what one expects; a form may choose another order of summation, no more.
+# One expects equal bits; but a form may choose another order of summation.
 SAME = 1e-12
 
 
 def check_causality(mechanism: str | type[Mechanism] | Subject) -> list[str]:
-    """Another future, a huge one too, leaves the past; no gradient flows from the past into the future."""
+    """Check that another future, even a huge one, does not change past outputs, and gets no gradient from them."""
     subject, passed = subject_of(mechanism), []
     if not subject.info.causal:
         return []

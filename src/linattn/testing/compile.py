@@ -1,4 +1,4 @@
-"""Contract: the whole call compiles into one graph and gives the same."""
+"""Contract: a call compiles into one graph and gives the same results as without compilation."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,9 +17,9 @@ CALLS = ("masked", "packed", "with state", "step")
 def check_compile(
     mechanism: str | type[Mechanism] | Subject, backend: str = "aot_eager", calls: Sequence[str] = CALLS
 ) -> list[str]:
-    """``torch.compile(fullgraph=True)`` equals eager: masked, packed, with a state, and one step.
+    """Check that ``torch.compile(fullgraph=True)`` equals eager mode: masked, packed, with a state, and one step.
 
-    The default backend traces and partitions as the real one does, without the minutes of code generation.
+    The default backend traces and partitions like the real one, but without the minutes of code generation.
     """
     subject, passed = subject_of(mechanism), []
     for causal in subject.modes:

@@ -6,12 +6,12 @@ from linattn.mechanisms.base import Mechanism
 from linattn.testing.cases import LENGTH, Subject, attend, attend_with_state, evaluate, subject_of
 from linattn.testing.violation import ContractViolation, compare
 
-# One token, one less and one more than a chunk, several chunks with a ragged end.
+# One and two tokens, lengths around a chunk of 64, several chunks with an incomplete last one.
 LENGTHS = (1, 2, 63, 64, 65, 197, 300)
 
 
 def check_forms(mechanism: str | type[Mechanism] | Subject, lengths: Sequence[int] = LENGTHS) -> list[str]:
-    """Reference, recurrent, chunked and auto agree in fp64 to 1e-10, kernels within their budget."""
+    """Check that reference, recurrent, chunked and auto agree in fp64 to 1e-10, and kernels within their budget."""
     subject, passed = subject_of(mechanism), []
     for causal in subject.modes:
         mode = "causal" if causal else "bidirectional"

@@ -12,7 +12,7 @@ LENGTH = 20
 
 
 def check_gradients(mechanism: str | type[Mechanism] | Subject) -> list[str]:
-    """Finite at zero vectors, huge norms and equal tokens; present, not zero and equal to the slope elsewhere."""
+    """Check gradients: finite for zero vectors, huge norms, equal tokens; else present, not zero and the true slope."""
     subject, passed = subject_of(mechanism), []
     for causal in subject.modes:
         mode = "causal" if causal else "bidirectional"
@@ -27,7 +27,7 @@ def check_gradients(mechanism: str | type[Mechanism] | Subject) -> list[str]:
         for impl, built in subject.forms(causal).items():
             inputs = subject.inputs(built, LENGTH)
             passed.append(_present(built, inputs, f"{mode}, {impl}, generic data"))
-            if subject.exact:  # a difference quotient of less than fp64 says little; forms compares these gradients
+            if subject.exact:  # below fp64 a difference quotient says little; check_forms compares these gradients
                 passed.append(_slope(built, inputs, f"{mode}, {impl}, slope"))
     return passed
 
@@ -60,10 +60,10 @@ def _present(mechanism: Mechanism, inputs: Inputs, case: str) -> str:
 
 
 def _slope(mechanism: Mechanism, inputs: Inputs, case: str) -> str:
-    """The gradient along a random direction equals the central difference quotient.
+    """Check that the gradient along a random direction equals the central difference quotient.
 
     With a step of 1e-5 the quotient itself is right to about 1e-9: h^2 from its formula, eps / h from rounding.
-    The best of three directions counts, for the sake of kinks such as a ReLU at 0.
+    The best of three directions counts, because of kinks such as that of a ReLU at 0.
     """
     h = 1e-5
     weight = random_like(inputs.q)
@@ -84,7 +84,7 @@ def _slope(mechanism: Mechanism, inputs: Inputs, case: str) -> str:
 
 @torch.no_grad()
 def _moved(mechanism: Mechanism, inputs: Inputs, step: float, seed: int) -> torch.Tensor:
-    """The output with inputs and parameters moved along one direction; the parameters come back as they were."""
+    """The output with inputs and parameters moved along one direction; the parameters are restored afterwards."""
     parameters = trainable(mechanism)
     before = {name: p.clone() for name, p in parameters.items()}
     for p in parameters.values():

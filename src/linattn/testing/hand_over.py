@@ -1,4 +1,4 @@
-"""Contract: a sequence cut anywhere, with the state passed on, gives what the whole gives."""
+"""Contract: a sequence that is cut anywhere, with the state passed on, gives what the whole sequence gives."""
 
 from functools import partial
 from itertools import pairwise
@@ -25,7 +25,7 @@ STEPS = 9
 
 
 def check_hand_over(mechanism: str | type[Mechanism] | Subject) -> list[str]:
-    """Pieces, single steps and packed pieces: outputs, final state and gradients through the state."""
+    """Check pieces, single steps and packed pieces: outputs, final state and gradients through the state."""
     subject, passed = subject_of(mechanism), []
     if not subject.has_state:
         return []
@@ -77,7 +77,7 @@ def step_by_step(mechanism: Mechanism, inputs: Inputs) -> Results:
 
 
 def _later_part(subject: Subject, mechanism: Mechanism, inputs: Inputs, case: str) -> str:
-    """What the second half says about the first must be in the gradient, though only the state connects them."""
+    """Check that the second half gives the first half a gradient, although only the state connects them."""
     half = inputs.q.shape[2] // 2
 
     def from_pieces(m: Mechanism, i: Inputs) -> Results:
@@ -92,7 +92,7 @@ def _later_part(subject: Subject, mechanism: Mechanism, inputs: Inputs, case: st
 
 
 def _packed(subject: Subject, case: str) -> str:
-    """Two sequences travel packed, each cut at its own place; the second pieces start from a state per row."""
+    """Check two packed sequences, each cut at its own place; the second pieces start from one state per row."""
     mechanism = subject.build(True)
     one, two = subject.inputs(mechanism, 67, batch=1, seed=1), subject.inputs(mechanism, 9, batch=1, seed=2)
 

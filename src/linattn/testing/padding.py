@@ -13,7 +13,7 @@ PACKED = (3, 0, LENGTH - 5, 1, 0)  # empty sequences inside and at the end, and 
 
 
 def check_padding(mechanism: str | type[Mechanism] | Subject) -> list[str]:
-    """Values, gradients and states are those of the real tokens alone, whatever the padding holds."""
+    """Check that values, gradients and states are those of the real tokens alone, whatever the padding holds."""
     subject, passed = subject_of(mechanism), []
     for causal in subject.modes:
         state = causal and subject.has_state
@@ -21,7 +21,7 @@ def check_padding(mechanism: str | type[Mechanism] | Subject) -> list[str]:
             label = f"{'causal' if causal else 'bidirectional'}, {impl}"
             for where, mask in _masks(subject.device).items():
                 if impl == "recurrent" and where != "scattered":
-                    continue  # a loop over tokens knows no ends, and it is slow
+                    continue  # a loop over tokens has no special ends, and it is slow
                 passed += _masked(subject, built, mask, state, f"{label}, {where}")
             passed.append(_packed(subject, built, PACKED, state, f"{label}, packed {PACKED}"))
         if True in subject.groupings(causal):
@@ -47,7 +47,7 @@ def _masked(subject: Subject, mechanism: Mechanism, mask: Tensor, state: bool, c
     standard = subject.standard(mechanism, inputs, partial(_rows_alone, mask=mask, state=state))
     kinds = {
         "1e4 as padding": inputs.fill(~mask, 1e4),
-        # A masked query gives an output that nobody reads, so only what others would read is made NaN.
+        # The output of a masked query is not read, so only k and v, which other tokens would read, are made NaN.
         "NaN as padding": inputs.fill(~mask, float("nan"), ("k", "v")),
     }
     for kind, filled in kinds.items():
@@ -74,7 +74,7 @@ def _run(mechanism: Mechanism, inputs: Inputs, state: bool, **more: Tensor | Non
 
 def _rows_masked(mechanism: Mechanism, inputs: Inputs, mask: Tensor, state: bool) -> Results:
     results = _run(mechanism, inputs, state, key_mask=mask)
-    # A cache that grows keeps a place for padding, so only states of one size can be compared as they are.
+    # A growing cache keeps slots for padding, so only states of constant size can be compared directly.
     return {"output": results.pop("output").transpose(1, 2)[mask]} | (results if _fixed(mechanism, state) else {})
 
 

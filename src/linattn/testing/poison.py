@@ -1,4 +1,4 @@
-"""Contract: nothing is read from memory that nobody wrote."""
+"""Contract: no memory is read before it is written."""
 
 import warnings
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ from linattn.testing.violation import need_finite
 
 @contextmanager
 def poisoned_allocations() -> Iterator[None]:
-    """Fresh memory is NaN (the largest value for integers): ``torch.empty`` and all its relatives.
+    """Fill new memory, of ``torch.empty`` and all its relatives, with NaN (integers: the largest value).
 
-    PyTorch does the filling below Python, so custom operators and compiled code are covered too.
+    PyTorch fills it below Python, so custom operators and compiled code are covered too.
     """
     enabled, only_warn = (
         torch.are_deterministic_algorithms_enabled(),
@@ -25,7 +25,7 @@ def poisoned_allocations() -> Iterator[None]:
     deterministic: Any = torch.utils.deterministic  # its attribute is a property that type checkers do not see
     filled = deterministic.fill_uninitialized_memory
     try:
-        # Warn only: the aim is the filling; an operator without a deterministic twin must still run.
+        # Warn only: the filling is what counts; an operator without a deterministic variant must still run.
         torch.use_deterministic_algorithms(True, warn_only=True)
         deterministic.fill_uninitialized_memory = True
         with warnings.catch_warnings():
@@ -37,7 +37,7 @@ def poisoned_allocations() -> Iterator[None]:
 
 
 def check_poison(mechanism: str | type[Mechanism] | Subject) -> list[str]:
-    """Outputs, states and gradients hold no NaN and are those of ordinary memory."""
+    """Check that outputs, states and gradients have no NaN in such memory and equal those in ordinary memory."""
     subject, passed = subject_of(mechanism), []
     for causal in subject.modes:
         for impl, built in subject.forms(causal).items():

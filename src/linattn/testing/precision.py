@@ -1,4 +1,4 @@
-"""Contract: low precision costs no more than twice what plain PyTorch in that precision costs."""
+"""Contract: errors in low precision are at most twice those of plain PyTorch in that precision."""
 
 import copy
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ LENGTH = 150
 
 
 def check_precision(mechanism: str | type[Mechanism] | Subject, dtypes: Sequence[torch.dtype] = DTYPES) -> list[str]:
-    """``err(out) <= 2 (err(reference form in that dtype) + eps max(abs(exact)))``, errors against fp64."""
+    """Check ``err(out) <= 2 (err(reference form in that dtype) + eps max(abs(exact)))``, with errors against fp64."""
     subject, passed = subject_of(mechanism), []
     for causal in subject.modes:
         mode = "causal" if causal else "bidirectional"
@@ -25,7 +25,7 @@ def check_precision(mechanism: str | type[Mechanism] | Subject, dtypes: Sequence
         for dtype in dtypes:
             for impl, built in forms.items():
                 if impl == oracle or (impl == "recurrent" and dtype == torch.float32):
-                    continue  # a loop rounds its state at every token: up to 1.06 of the budget was seen
+                    continue  # a loop rounds its state at every token: up to 1.06 times the budget was seen
                 inputs = subject.inputs(plain, LENGTH)
                 case = f"{mode}, {impl} against {oracle}, {dtype}"
                 passed.append(_within_budget(plain, built, inputs, dtype, case))
@@ -35,7 +35,7 @@ def check_precision(mechanism: str | type[Mechanism] | Subject, dtypes: Sequence
 
 
 def _within_budget(plain: Mechanism, built: Mechanism, inputs: Inputs, dtype: torch.dtype, case: str) -> str:
-    """Inputs and parameters are rounded first, so that only the computation is judged."""
+    """Check one dtype. Inputs and parameters are rounded first, so that only the computation is judged."""
     inputs = inputs.change(lambda t: t.to(dtype))
     exact = _run(_with_rounded_parameters(plain, dtype).double(), inputs.change(torch.Tensor.double))
     cost = distance(_run(_with_rounded_parameters(plain, dtype), inputs), exact)
@@ -59,10 +59,11 @@ def _with_rounded_parameters(mechanism: Mechanism, dtype: torch.dtype) -> Mechan
 
 
 def _no_hidden_rounding(subject: Subject, mechanism: Mechanism, case: str) -> str:
-    """fp64 inputs are computed with in fp64: moving one of them by 1e-9 moves the output.
+    """Check that fp64 inputs are computed with in fp64: moving an input by 1e-9 must change the output.
 
-    Were it rounded to fp32 on the way, the output would climb in stairs of 6e-8, and such a step would move one
-    value in fifty. Half of them must move: some rightly stay (the first causal token of a weighted mean is its v).
+    If it were rounded to fp32 on the way, the output would change in steps of 6e-8, and moving by 1e-9 would change one
+    value in fifty. Half of the values must change; some rightly do not (the first causal output of a weighted mean is
+    its v).
     """
     inputs = subject.inputs(mechanism, 16)
     before = _run(mechanism, inputs)

@@ -17,7 +17,7 @@ LENGTHS = (1, 5, 70)
 
 
 def check_scaling(mechanism: str | type[Mechanism] | Subject) -> list[str]:
-    """``state_size`` is the real one and grows as declared; so do ``flops`` and the largest tensor made."""
+    """Check that ``state_size`` is true and that it, ``flops`` and the largest tensor made grow as declared."""
     subject = subject_of(mechanism)
     passed = _states(replace(subject, dtype=torch.float64))
     for causal in subject.modes:
@@ -48,13 +48,13 @@ def _states(subject: Subject) -> list[str]:
 
 
 def _no_state_indeed(subject: Subject, case: str) -> str:
-    """Declaring too little is wrong as well: nobody would find out that decoding is possible."""
+    """Check that there really is no state: declaring too little is wrong as well, as it would hide decoding."""
     built = subject.build(True)
     vars(built)["info"] = replace(subject.info, state="constant")
     inputs = subject.inputs(built)
     try:
         pieces = in_pieces(built, inputs, (33,))["output"]
-    except Exception:  # however it refuses, there is no state to be found
+    except Exception:  # any refusal shows that there is no state
         return case
     if distance(pieces, attend(built, inputs)["output"]) <= EXACT:
         raise ContractViolation("scaling", case, "a state can be handed over, but state='none' is declared")
@@ -85,7 +85,7 @@ def _largest_tensor(subject: Subject, mechanism: Mechanism, length: int) -> int:
 
 
 class _LargestTensor(TorchDispatchMode):
-    """Remembers the size of the largest memory that any operator's result lives in (a view counts its base)."""
+    """Records the size of the largest memory that holds an operator's result (a view counts its base)."""
 
     numel = 0
 

@@ -1,4 +1,4 @@
-"""How a contract says that it was broken."""
+"""The error that a broken contract raises, and comparisons that raise it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-# On the way of one number through an attention: its map, a product, a sum, a division.
+# Roundings of one number on its way through an attention: its map, a product, a sum, a division.
 ROUNDINGS = 4
-# What rounding alone may do to fp64 results of size 1 that are summed in different orders.
+# The difference that rounding alone may cause between fp64 results of size 1 summed in different orders.
 EXACT = 1e-10
 
 
 class ContractViolation(AssertionError):  # noqa: N818 - it reads as what it is
-    """A mechanism does not keep a contract: which one, in which case, and by how much."""
+    """Raised when a mechanism breaks a contract: says which one, in which case, and by how much."""
 
     def __init__(self, contract: str, case: str, what: str) -> None:
         super().__init__(f"contract {contract!r} is broken in the case {case!r}: {what}")
@@ -40,7 +40,7 @@ def compare(
     expected: Mapping[str, Tensor],
     allowed: float = EXACT,
 ) -> None:
-    """Every tensor equals its namesake, to ``allowed`` times its largest value (at least 1)."""
+    """Raise unless every tensor equals that of the same name, to ``allowed`` times its largest value (at least 1)."""
     _same_shapes(contract, case, found, expected)
     for name, value in expected.items():
         limit = allowed * max(1.0, largest(value))
@@ -51,25 +51,26 @@ def compare(
 
 @dataclass(frozen=True)
 class Standard:
-    """Results that others are held to: as they are, or in lower precision within a budget of errors."""
+    """Results that others are compared with: directly, or in lower precision within a budget of errors."""
 
     expected: Mapping[str, Tensor]
-    # Results of the same lower precision, and what inputs moved by a few roundings give. The worst of them counts: one
-    # alone may be right by chance where a gradient is a single number.
+    # Results of plain PyTorch in the same lower precision, also for inputs moved by a few roundings. The worst of them
+    # counts: where a gradient is a single number, one result may be right by chance.
     plain: Sequence[Mapping[str, Tensor]] = ()
     eps: float = 0.0
-    # What is summed over so many tokens: a kernel that sums a decay's gradient along the sequence errs alike at all of
-    # them, plain PyTorch at each by itself, and such errors grow by the root of the number more.
+    # How many tokens a gradient is summed over. A kernel that sums a decay's gradient along the sequence has the same
+    # error at all tokens, plain PyTorch a different one at each; the former grow by the root of the number more.
     summed: Mapping[str, int] = field(default_factory=dict)
-    # What the rounding of its terms leaves of a gradient where they cancel.
+    # The rounding errors that are left of a gradient whose terms cancel.
     rests: Mapping[str, float] = field(default_factory=dict)
 
     def hold(self, contract: str, case: str, found: Mapping[str, Tensor], allowed: float = EXACT) -> None:
-        """``err(found) <= 2 (err(plain) + eps max(abs(expected), 1))`` for every tensor, times the root of its tokens.
+        """Raise unless ``err(found) <= 2 (err(plain) + eps max(abs(expected), 1))`` for every tensor.
 
-        An error is the largest difference from ``expected``. Without ``plain`` results are compared as they are. Where
-        the terms of a gradient cancel, as those of a single query and key under a normaliser do, the rounding of the
-        terms is left, and counts as a cost.
+        The bound is multiplied by the root of the tokens in ``summed``. An error is the largest difference from
+        ``expected``. Without ``plain`` the results are compared directly. Where the terms of a gradient cancel, as for
+        a single query and key under a normaliser, the rounding of the terms is left, and counts as an error of
+        ``plain``.
         """
         if not self.plain:
             compare(contract, case, found, self.expected, allowed)

@@ -1,1 +1,1 @@
-"""What several mechanisms share: maps per head, sums over tokens, reflections, flows. Nothing here is registered."""
+"""Parts that several mechanisms share: maps per head, sums over tokens, reflections, flows. None is registered."""

@@ -22,14 +22,14 @@ def exponential_both_ways(
     cu_seqlens: Tensor | None = None,
     impl: str = "auto",
 ) -> Tensor:
-    """``o_t = sum_s w_ts v_s / max(|sum_s w_ts|, 1)``, ``w_ts = F_ts e^{i_s} q_t . k_s``.
+    """Bidirectional exponential attention: ``o_t = sum_s w_ts v_s / max(|sum_s w_ts|, 1)``.
 
-    ``F_ts`` is the product of the decays between t and s and of that of t, 1 for s = t. Shapes are those of
-    ``exponential_attention``; ``q`` is scaled already.
+    ``w_ts = F_ts e^{i_s} q_t . k_s``, where ``F_ts`` is the product of the decay of t and the decays between t and s,
+    and 1 for s = t. Shapes are those of ``exponential_attention``; ``q`` must be scaled already.
 
-    The forward sums are in units of ``e^{m_t}``, m their running maximum, the backward ones in units of their own.
-    Both hold the token t itself, so it is taken away once; what that leaves of the rounding is small beside the
-    same token in the other sum.
+    The sums along the sequence are in units of ``e^{m_t}`` with m their running maximum, and the sums against it in
+    units of their own. Both include the token t itself, so it is subtracted once. The rounding error of that is small
+    compared with the same token in the other sum.
     """
     dtype, out_dtype = compute_dtype(q, k, v), output_dtype(q, v)
     with without_autocast(q):

@@ -14,23 +14,25 @@ from linattn.ops.packing import compute_dtype, num_sequences
 
 
 class Centred(WideLinear):
-    """``w_ts = (total_t + gain_t (z_ts - mean_s z_ts)) / N_t`` with ``z_ts = phi(q_t).phi(k_s) / sqrt(D)``.
+    """Base of mechanisms whose weights are a multiple of the score's distance from its mean, plus a constant.
 
-    The mean runs over the N_t visible keys. It is ``phi(q_t)`` times the mean key, so a causal one needs running
-    sums of keys and nothing else: ``gain z + (total - gain mean z) 1`` has the features of phi and a constant.
-    The state's ``k`` then is the sum of ``[phi(k), 1]``: what the mean key is made of.
+    ``w_ts = (total_t + gain_t (z_ts - mean_s z_ts)) / N_t`` with ``z_ts = phi(q_t).phi(k_s) / sqrt(D)``
+
+    The mean runs over the N_t visible keys. It is ``phi(q_t)`` times the mean key, so a causal mean needs only running
+    sums of keys, and the features of ``gain z + (total - gain mean z) 1`` are those of phi and a constant. The state's
+    ``k`` is therefore the sum of ``[phi(k), 1]``, from which the mean key is computed.
     """
 
     @abstractmethod
     def features(self, x: Tensor) -> Tensor:
-        """phi, of width D."""
+        """The features phi, of width D."""
 
     @abstractmethod
     def gain_and_total(self, mean_score: Tensor) -> tuple[Tensor, Tensor]:
-        """From the mean score ``(B, H, T, 1)`` of a query; total is the sum of its weights."""
+        """gain and total from the mean score ``(B, H, T, 1)`` of each query; total is the sum of its weights."""
 
     def feature_dtype(self, v: Tensor) -> torch.dtype:
-        """Scores and their mean nearly cancel, and features are as small as 1/N: not with 8 bits."""
+        """At least fp32: scores and their mean nearly cancel, and features are as small as 1/N, too much for 8 bits."""
         return compute_dtype(v)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
@@ -46,11 +48,11 @@ class Centred(WideLinear):
         mean_score = (phi * mean.repeat_interleave(group, dim=1)).sum(-1, keepdim=True)
         gain, total = self.gain_and_total(mean_score)
         keys, turn = psi[..., :-1], call.rotate if self.rotates == "features" else None
-        if turn is not None:  # z alone is turned, its mean is not
+        if turn is not None:  # turns z but not its mean
             phi, keys = turn(phi, keys)
         if self.causal or turn is not None:
             total = total - gain * mean_score
-        else:  # one mean for all queries: centred keys lose no digits to it
+        else:  # all queries have one mean key: with centred keys no digits are lost to it
             keys = keys - mean
         psi = torch.cat([keys, one], dim=-1)
         phi = torch.cat([gain * phi, total.expand(*phi.shape[:3], 1)], dim=-1) / count.repeat_interleave(group, dim=1)

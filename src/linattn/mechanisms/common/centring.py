@@ -1,21 +1,22 @@
-"""Logits from which, and their exponentials, what they have in common is taken off before they are summed."""
+"""Centring of logits and of their exponentials: what they have in common is subtracted before they are summed."""
 
 import torch
 from torch import Tensor
 
 from linattn.ops.positions import sequence_of_tokens
 
-# How far apart the first two logits may lie for others to be expected near them.
+# The largest distance of a sequence's first two logits at which the others are expected near them.
 NEAR = 1.0
 
 
 def centred(z: Tensor, log_scale: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """``z - c`` and ``r = e^{c - m} (B, H_kv, T)`` with the smaller one of a sequence's first two logits for c.
+    """``z - c`` and ``r = e^{c - m} (B, H_kv, T)``, where c is the smaller of a sequence's first two logits.
 
-    Where logits are near to one another, the sums that cancel are then as small as what they leave. r may not be the
-    larger part of many weights: it is 0 if those two are far apart. Two alike and far above all others do cost digits
-    (6 above: outputs of bf16 are 1 % off instead of 0.2 %). No later token may choose: it would move the noise on what
-    came before. The second one does not, for the first one's output is the same whatever c and r are.
+    Where logits are near one another, the sums that cancel are then as small as their difference. r must not be the
+    larger part of many weights, so it is 0 if the first two logits are far apart. If these are alike and far above all
+    others, digits are lost (6 above: outputs of bf16 are 1 % off instead of 0.2 %). No later token may take part in the
+    choice of c, as it would change the noise of earlier outputs. The second token may, because the output of the first
+    does not depend on c and r.
     """
     known = z.detach()
     if cu_seqlens is None:

@@ -1,4 +1,4 @@
-"""Learned decays, fixed or chosen by the input, that cannot exceed 1."""
+"""Learned decays that cannot exceed 1, fixed or computed from the input."""
 
 import math
 
@@ -12,7 +12,10 @@ SHORTEST_STEP, LONGEST_STEP = 0.001, 0.1
 
 
 class HeadDecay(nn.Module):
-    """``log lambda``: ``log sigmoid(a) (H,)``, or with an input ``log sigmoid(W x + b) (B, H, T)``; fp32 or fp64."""
+    """Decay per head. ``log lambda``: ``log sigmoid(a) (H,)``, or of an input ``log sigmoid(W x + b) (B, H, T)``.
+
+    The result is fp32 or fp64.
+    """
 
     def __init__(self, num_heads: int, head_dim: int, input_dim: int | None) -> None:
         super().__init__()
@@ -37,10 +40,10 @@ class HeadDecay(nn.Module):
 
 
 class ChannelDecay(nn.Module):
-    """``log lambda``: ``B (H, D)``, or with an input ``B (1 + sigmoid(W x + b)) (B, H, T, D)``; fp32 or fp64.
+    """Decay per channel. ``log lambda``: ``B (H, D)``, or of an input ``B (1 + sigmoid(W x + b)) (B, H, T, D)``.
 
-    ``B = -exp(theta)`` is negative whatever theta is. It starts at HiPPO's real diagonal ``-(n + 1)``, n = 0, 1, ...,
-    times a step per head, from 0.001 to 0.1.
+    The result is fp32 or fp64. ``B = -exp(theta)`` is negative for any theta. It starts at HiPPO's real diagonal
+    ``-(n + 1)``, n = 0, 1, ..., times a step per head, from 0.001 to 0.1.
     """
 
     def __init__(self, num_heads: int, head_dim: int, input_dim: int | None) -> None:
@@ -51,7 +54,7 @@ class ChannelDecay(nn.Module):
 
     def reset_parameters(self) -> None:
         (heads, channels), device = self.log_rate.shape, self.log_rate.device
-        # Both on one device by name: transformers loads models on the meta device, but for linspace.
+        # The device is named for both: transformers loads models on the meta device, where linspace is an exception.
         steps = torch.linspace(math.log(SHORTEST_STEP), math.log(LONGEST_STEP), heads, device=device)
         with torch.no_grad():
             self.log_rate.copy_(steps[:, None] + torch.arange(1, channels + 1, device=device).log())

@@ -1,4 +1,4 @@
-"""Vectors as length times direction, smooth and finite at zero too."""
+"""Lengths and directions of vectors, smooth and finite at zero too, and the dtype of outputs."""
 
 import torch
 from torch import Tensor
@@ -10,5 +10,5 @@ __all__ = ["direction_of", "length_of", "output_dtype"]
 
 
 def output_dtype(q: Tensor, v: Tensor) -> torch.dtype:
-    """What an attention of these inputs returns, for mechanisms that hand over more precise ones."""
+    """The dtype that attention of these inputs returns, for mechanisms that compute in a more precise one."""
     return v.dtype if v.dtype == torch.float64 else autocast_dtype(q) or v.dtype

@@ -1,11 +1,11 @@
-"""Learned linear maps that act on every head by itself, and what they cost."""
+"""Learned linear maps that act on each head separately, and their cost."""
 
 import torch
 from torch import Tensor, nn
 
 
 class HeadwiseLinear(nn.Module):
-    """``y_h = x_h W_h`` for ``x (B, H, T, D)``: one matrix ``weight (H, D, out_features)`` per head, no bias."""
+    """Linear map per head without bias: ``y_h = x_h W_h`` for ``x (B, H, T, D)``, ``weight (H, D, out_features)``."""
 
     def __init__(self, num_heads: int, in_features: int, out_features: int) -> None:
         super().__init__()

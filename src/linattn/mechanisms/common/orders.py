@@ -1,4 +1,4 @@
-"""Orders in which the tokens of an image plane can be walked, for mechanisms whose decay follows a line."""
+"""Orders of the tokens of an image plane, for mechanisms whose decay runs along a line."""
 
 from typing import Any, NamedTuple
 
@@ -11,29 +11,30 @@ from linattn.ops.checks import check_values
 
 
 class Orders(NamedTuple):
-    """Two orders of the same T tokens, one behind the other.
+    """Two orders of the same T tokens, laid out one after the other.
 
     Attributes:
-        tokens: ``(2 T,)``, the token that stands at each place of the first order, then of the second.
-        places: ``(2 T,)``, where each token stands in the first order, then in the second, counted through both.
+        tokens: ``(2 T,)``, the token at each place of the first order, then of the second.
+        places: ``(2 T,)``, the place of each token in the first order, then in the second, where places from T to
+            2 T - 1 are those of the second.
     """
 
     tokens: Tensor
     places: Tensor
 
     def spread(self, x: Tensor) -> Tensor:
-        """``(B, H, T, ...)`` to ``(B, H, 2 T, ...)``."""
+        """Copy tokens ``(B, H, T, ...)`` to their places in both orders ``(B, H, 2 T, ...)``."""
         found: Tensor = _Spread.apply(x, self.tokens, self.places)
         return found
 
     def gather(self, x: Tensor) -> Tensor:
-        """``(B, H, 2 T, ...)`` to the sums of both ``(B, H, T, ...)``: the transpose of :meth:`spread`."""
+        """Sum the two places of each token, ``(B, H, 2 T, ...)`` to ``(B, H, T, ...)``: the transpose of ``spread``."""
         found: Tensor = _Gather.apply(x, self.tokens, self.places)
         return found
 
 
 class _Spread(Function):
-    """As an index, whose gradient PyTorch sorts, as any place may come twice. Here it is known where each came from."""
+    """Indexing by ``tokens``. PyTorch would sort indices for the gradient; here ``places`` is the known inverse."""
 
     generate_vmap_rule = True
 
@@ -67,9 +68,9 @@ class _Gather(Function):
 
 
 def snake(rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """``(rows * columns,)``: row by row, every other row backwards, so that neighbours in the order touch.
+    """Boustrophedon order ``(rows * columns,)`` and its inverse: row by row, every other row backwards.
 
-    It undoes itself: order and inverse are the same.
+    Neighbours in the order are neighbours in the plane. The order is its own inverse.
     """
     token = torch.arange(rows * columns, device=device)
     row, column = token // columns, token % columns
@@ -78,16 +79,16 @@ def snake(rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor
 
 
 def snake_transposed(rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The same, column by column."""
+    """Boustrophedon order and its inverse, column by column."""
     along, _ = snake(columns, rows, device)
     token = torch.arange(rows * columns, device=device)
     return along % rows * columns + along // rows, along[token % columns * rows + token // columns]
 
 
 def plane_orders(x: Tensor, call: Call, num_prefix_tokens: int) -> Orders:
-    """Both snakes over ``call.spatial_shape``.
+    """Both snake orders over the plane ``call.spatial_shape``, for the tokens of ``x (B, H, T, D)``.
 
-    ``x (B, H, T, D)``. Tokens before the plane keep their places. Packed sequences have one plane each.
+    Tokens before the plane keep their places. Packed sequences have one plane each.
     """
     shape, T = call.spatial_shape, x.shape[2]
     if not isinstance(shape, tuple) or len(shape) != 2 or not all(isinstance(s, int) and s >= 1 for s in shape):

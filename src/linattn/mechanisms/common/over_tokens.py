@@ -1,7 +1,7 @@
-"""Sums, means and softmaxes over the real tokens of each sequence, and the eps of a mean.
+"""Sums, means and softmaxes over the real tokens of each sequence, and the eps that is added to a mean.
 
-A sum over tokens is a linear attention whose features are all 1: the algebra brings masks, packed sequences and
-running sums (causal) with it.
+A sum over tokens is a linear attention whose features are all 1, so the algebra takes care of masks, packed sequences
+and (causal) running sums.
 """
 
 import torch
@@ -21,9 +21,9 @@ MEAN_EPS = 1e-6
 
 
 def sum_over_tokens(x: Tensor, call: Call, *, causal: bool = False, initial: Tensor | None = None) -> Tensor:
-    """Sum of ``x (B, H, T, F)`` over the real tokens of a token's own sequence, in x's dtype.
+    """Sum of ``x (B, H, T, F)`` over the real tokens of each token's own sequence, in x's dtype.
 
-    ``(B, H, 1, F)`` where all tokens share it, else ``(B, H, T, F)``; causal: up to each token, on top of
+    ``(B, H, 1, F)`` where all tokens share one sum, else ``(B, H, T, F)``. Causal: the sum up to each token, added to
     ``initial (N, H, F)``.
     """
     ones = x.new_ones(*x.shape[:3], 1)
@@ -32,7 +32,7 @@ def sum_over_tokens(x: Tensor, call: Call, *, causal: bool = False, initial: Ten
     if initial is not None:
         state = LinearState(initial.unsqueeze(2), initial.new_zeros(*initial.shape[:2], 1))
     with without_autocast(x):
-        # Asked for a state, one causal token is a step of decoding.
+        # need_state when causal: a call with one token then counts as a step of decoding.
         asked = LinearCall(
             queries, ones, x, causal=causal, normalizer=None, key_mask=call.key_mask, cu_seqlens=call.cu_seqlens,
             initial_state=state, need_state=causal,
@@ -54,9 +54,9 @@ def count_tokens(length: int, call: Call, like: Tensor) -> Tensor:
 
 
 def exp_over_tokens(x: Tensor, call: Call) -> Tensor:
-    """``exp(x - max)`` with the largest ``x (B, H, T, F)`` among the real tokens of a token's sequence; padding: 0."""
+    """``exp(x - max)`` of ``x (B, H, T, F)`` with the maximum over the real tokens of the sequence; 0 for padding."""
     if call.key_mask is not None:
-        # Before the exponential: that of padding could be infinite, and a gradient of 0 times that is NaN.
+        # Before the exponential, which could be infinite for padding: a gradient of 0 times infinity is NaN.
         x = x.masked_fill(~call.key_mask[:, None, :, None], -torch.inf)
     B, H, T, F = x.shape
     if T == 0:
@@ -71,11 +71,11 @@ def exp_over_tokens(x: Tensor, call: Call) -> Tensor:
 
 
 def softmax_features(logits_q: Tensor, logits_k: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-    """Features of ``sum_f softmax_f(logits_q) softmax_s(logits_k)_f``, for ``normalizer="sum"``.
+    """Features whose weights are ``sum_f softmax_f(logits_q) softmax_s(logits_k)_f``, for ``normalizer="sum"``.
 
     ``logits_q (B, H, T, F)``, ``logits_k (B, H_kv, T, F)``; the features lie in [0, 1] and the row sums are at
-    least 1. The keys' own denominators Z_f move to the queries, and a query's common factor is left to the row sum:
-    so nothing is as small as 1/T, which half precision could not hold.
+    least 1. The denominators Z_f of the keys are moved to the queries, and the division by the row sum removes common
+    factors of a query. So no feature needs to be as small as 1/T, which half precision could not hold.
     """
     psi = exp_over_tokens(logits_k, call)
     z = sum_over_tokens(psi, call)
@@ -86,17 +86,17 @@ def softmax_features(logits_q: Tensor, logits_k: Tensor, call: Call) -> tuple[Te
 
 
 def mean_eps(phi: Tensor, length: int, call: Call) -> tuple[Tensor, float]:
-    """Query features and the eps with which 1e-6 is added to the *mean* over the ``length`` keys, not to their sum.
+    """Query features and an eps that together add 1e-6 to the *mean* over the ``length`` keys, not to the sum.
 
-    The algebra takes one eps for all rows, here 1e-6 times ``length``. A query that sees N real keys of them wants
-    1e-6 N: scaled by ``length / N`` it has that, since a scale of the query cancels everywhere else.
+    The algebra takes one eps for all rows, here 1e-6 times ``length``. A query that sees only N real keys needs
+    1e-6 N. If it is scaled by ``length / N``, this eps has the same effect, since the scale cancels everywhere else.
     """
     factor, eps = mean_factor(phi, length, call)
     return (phi if factor is None else phi * factor.to(phi.dtype).unsqueeze(-1)), eps
 
 
 def mean_factor(q: Tensor, length: int, call: Call) -> tuple[Tensor | None, float]:
-    """The factor of the queries in ``mean_eps``, ``(1 or B, 1, Tq)`` in fp32 or fp64 (None: 1), and the eps."""
+    """The factor of ``mean_eps`` on the queries, ``(1 or B, 1, Tq)`` in fp32 or fp64 (None: 1), and the eps."""
     eps = MEAN_EPS * max(length, 1)
     if call.key_mask is None and call.cu_seqlens is None:
         return None, eps
@@ -107,13 +107,13 @@ def mean_factor(q: Tensor, length: int, call: Call) -> tuple[Tensor | None, floa
 
 
 def with_mean_eps(feature_map: WideMap, q: Tensor, length: int, call: Call) -> tuple[WideMap, float]:
-    """As ``mean_eps``, for a map of the queries ``(B, H, Tq, D)`` that the algebra is to apply."""
+    """``mean_eps`` for a feature map that the algebra is to apply to the queries ``(B, H, Tq, D)``."""
     factor, eps = mean_factor(q, length, call)
     return (feature_map if factor is None else Scaled(feature_map, factor)), eps
 
 
 def query_mask(q: Tensor, k: Tensor, call: Call) -> Tensor | None:
-    """Which queries are real: in self-attention those whose keys are; queries of their own all are."""
+    """Mask of the real queries: that of the keys in self-attention; None (all are real) if the lengths differ."""
     if call.cu_seqlens is not None:
         checks.check_size("q", "length", q.shape[2], k.shape[2], "k")
     return call.key_mask if q.shape[2] == k.shape[2] else None

@@ -12,9 +12,9 @@ from linattn.ops.feature_maps import WideMap
 
 
 class TwoFlows(WideLinear):
-    """Two linear attentions, each on one half of V's channels, as one call of the algebra.
+    """Base of mechanisms with two flows: two linear attentions, each on one half of v's channels, in one call.
 
-    A flow is a virtual head: 2H of them, with ``2D`` features and values of ``D/2`` channels.
+    Each flow of a head is a virtual head, 2H in all, with ``2D`` features and values of ``D/2`` channels.
     """
 
     def __init__(self, num_heads: int, head_dim: int, **common: Unpack[CommonOptions]) -> None:
@@ -24,7 +24,7 @@ class TwoFlows(WideLinear):
 
     @abstractmethod
     def maps(self) -> tuple[WideMap, WideMap]:
-        """The maps of q and k, of two flows each."""
+        """The feature maps of q and k, with two flows each."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
         map_q, map_k = self.maps()
@@ -40,6 +40,6 @@ class TwoFlows(WideLinear):
         return self.num_kv_heads * self.num_features * (self.head_dim + 2)
 
     def flops(self, length: int) -> int:
-        """As a plain linear attention with 2D features, but for a denominator in each flow."""
+        """Those of a linear attention with 2D features and a denominator in each flow."""
         check_length(length)
         return length * (self.num_heads + self.num_kv_heads) * 2 * self.num_features * (self.head_dim + 2)

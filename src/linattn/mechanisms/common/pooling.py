@@ -1,4 +1,4 @@
-"""Means of tokens over a few bins of each sequence or image, and reading what was pooled."""
+"""Means of tokens over a few bins of each sequence or image, and products with what was pooled."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from linattn.ops.types import LinearState
 
 
 def line_bins(x: Tensor, bins: int, mask: Tensor | None, call: Call) -> Tensor:
-    """Bins along each sequence of ``x (B, H, T, D)``, its real tokens counted: ``(B, T, bins)`` bool."""
+    """Membership ``(B, T, bins)`` bool of the tokens of ``x (B, H, T, D)`` in bins over its sequence's real tokens."""
     T = x.shape[2]
     start = torch.zeros(num_sequences(x, call.cu_seqlens), dtype=torch.long, device=x.device)
     positions, lengths = token_positions(T, mask, call.cu_seqlens, start)
@@ -23,7 +23,7 @@ def line_bins(x: Tensor, bins: int, mask: Tensor | None, call: Call) -> Tensor:
 
 
 def plane_bins(x: Tensor, side: int, call: Call) -> Tensor:
-    """``side x side`` bins of the plane ``call.spatial_shape``, row by row: ``(B, T, side^2)`` bool."""
+    """Membership ``(B, T, side^2)`` bool in ``side x side`` bins of the plane ``call.spatial_shape``, row by row."""
     shape, T, n = call.spatial_shape, x.shape[2], num_sequences(x, call.cu_seqlens)
     if not isinstance(shape, tuple) or len(shape) != 2 or not all(isinstance(s, int) and s >= 1 for s in shape):
         raise ValueError(f"spatial_shape must be a pair of integers >= 1 (rows, columns), got {shape!r}")
@@ -34,7 +34,7 @@ def plane_bins(x: Tensor, side: int, call: Call) -> Tensor:
         fits = bool((call.cu_seqlens.diff() == rows * columns).all())
     if not fits:
         raise ValueError(f"spatial_shape {shape} must hold all tokens of a sequence, got T = {T} in {images} of them")
-    # Padding has its place in the plane too: positions count every token.
+    # Positions count padding too, since it has its place in the plane.
     start = torch.zeros(n, dtype=torch.long, device=x.device)
     positions, _ = token_positions(T, None, call.cu_seqlens, start)
     row, column = positions // columns, positions % columns
@@ -44,9 +44,10 @@ def plane_bins(x: Tensor, side: int, call: Call) -> Tensor:
 
 
 def pool(x: Tensor, members: Tensor, mask: Tensor | None, call: Call) -> tuple[Tensor, Tensor]:
-    """Means of ``x (B, H, T, D)`` over the bins ``(B, T, F)`` of its sequence.
+    """Means of ``x (B, H, T, D)`` over bins, given the tokens' membership ``(B, T, F)``.
 
-    Returns them, ``(N, H, F, D)``, and whether a token's sequence has any token in a bin, ``(B, 1 or H, 1 or T, F)``.
+    Returns the means ``(N, H, F, D)``, and for each token whether its sequence has any token in a bin,
+    ``(B, 1 or H, 1 or T, F)``.
     """
     features = hide(members.to(x.dtype).unsqueeze(1), mask)
     if call.cu_seqlens is None:
@@ -64,7 +65,7 @@ def read(x: Tensor, memory: Tensor, call: Call) -> Tensor:
     """``x (B, H, T, D)`` times the matrix of its sequence, ``memory (N, H, D, F)``: ``(B, H, T, F)``."""
     if call.cu_seqlens is None:
         return x @ memory
-    # A linear attention that writes nothing reads the state it starts from.
+    # As a linear attention with keys of 0, which only reads the state it starts from.
     nothing = x.new_zeros(*x.shape[:3], memory.shape[3])
     start = LinearState(memory, memory.new_zeros(memory.shape[:3]))
     return linear_attention_with_state(
@@ -74,7 +75,7 @@ def read(x: Tensor, memory: Tensor, call: Call) -> Tensor:
 
 
 def _in_bins(position: Tensor, length: Tensor, bins: int) -> Tensor:
-    """Bin b of adaptive pooling holds the positions from ``floor(b L / bins)`` up to ``ceil((b + 1) L / bins)``."""
+    """Bin b of adaptive pooling holds the positions from ``floor(b L / bins)`` to below ``ceil((b + 1) L / bins)``."""
     b = torch.arange(bins, device=position.device)
     position, length = position.unsqueeze(-1), length.unsqueeze(-1)
     return (position >= b * length // bins) & (position < ((b + 1) * length + bins - 1) // bins)

@@ -1,4 +1,4 @@
-"""Where a token stands in its own sequence: padding does not count, packed sequences start anew."""
+"""Positions of tokens in their own sequence: padding does not count, and each packed sequence starts anew."""
 
 import torch
 from torch import Tensor
@@ -12,14 +12,14 @@ def token_positions(
     cu_seqlens: Tensor | None,
     start: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Positions ``(B or 1, T)`` counted from ``start (N,)``, and ``start`` of what comes next.
+    """Positions ``(B or 1, T)`` counted from ``start (N,)``, and the ``start`` for the tokens that come next.
 
-    A padded token stands where the next real one will.
+    A padded token has the position of the next real one.
     """
     if key_mask is None and cu_seqlens is None:
         return start.unsqueeze(1) + torch.arange(length, device=start.device), start + length
     real = torch.ones(1, length, dtype=torch.long, device=start.device) if key_mask is None else key_mask.long()
-    count = real.cumsum(1)  # real tokens up to and with each one, over the whole row
+    count = real.cumsum(1)  # real tokens up to and including each token, over the whole row
     before = count - real
     if cu_seqlens is None:
         total = count[:, -1] if length else torch.zeros_like(start)

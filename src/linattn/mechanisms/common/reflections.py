@@ -15,7 +15,7 @@ from linattn.ops.reflection_torch import pooled_variance
 def reflect_pairs(x: Tensor, angle: Tensor) -> Tensor:
     """Reflect every pair of neighbouring channels along ``u = (cos angle, sin angle)``.
 
-    x ``(B, H, T, D)``, angle ``(.., H_kv, 1 or T, D/2)``: the heads of a group share theirs.
+    x ``(B, H, T, D)``, angle ``(.., H_kv, 1 or T, D/2)``: the query heads of a group share their angles.
     """
     a, b = x.unflatten(1, (angle.shape[-3], -1)).unflatten(-1, (-1, 2)).unbind(-1)  # (B, H_kv, group, T, D/2)
     cos, sin = (2 * angle).cos().unsqueeze(-3), (2 * angle).sin().unsqueeze(-3)
@@ -23,16 +23,16 @@ def reflect_pairs(x: Tensor, angle: Tensor) -> Tensor:
 
 
 def reflect_by(x: Tensor, angles: list[Tensor]) -> Tensor:
-    """``reflect_pairs`` by one angle after the other."""
+    """Apply ``reflect_pairs`` with one angle after the other."""
     for angle in angles:
         x = reflect_pairs(x, angle)
     return x
 
 
 def variance_within_token(q: Tensor, k: Tensor, call: Call) -> Tensor:
-    """Variance of each pair of channels around its own mean, ``((a - b) / 2)^2``: ``(B, H_kv, T, D/2)``.
+    """Variance of each pair of channels around the pair's mean, ``((a - b) / 2)^2``: ``(B, H_kv, T, D/2)``.
 
-    The mean over the key and the queries that share it, so that one angle serves all of them.
+    It is averaged over the key and the queries that share it, so that one angle serves all of them.
     """
     checks.check_size("k", "length", k.shape[2], q.shape[2], "q")
     q = hide(q, call.key_mask).unflatten(1, (k.shape[1], -1))
@@ -41,7 +41,7 @@ def variance_within_token(q: Tensor, k: Tensor, call: Call) -> Tensor:
 
 
 def variance_over_packed(q: Tensor, k: Tensor, call: Call) -> Tensor:
-    """``pooled_variance`` over the real tokens of a token's own sequence: ``(B, H_kv, T, D/2)``."""
+    """``pooled_variance`` over the real tokens of each token's own packed sequence: ``(B, H_kv, T, D/2)``."""
     mask, H_kv, group = query_mask(q, k, call), k.shape[1], q.shape[1] // k.shape[1]
     q, count = hide(q, mask), (1 + group) * count_tokens(k.shape[2], call, k)
 

@@ -1,4 +1,4 @@
-"""How a pass is cut up: chunks of tokens, and blocks of chunks that are worked on at once."""
+"""How a pass is divided: chunks of tokens, and blocks of chunks that are computed at once."""
 
 from itertools import pairwise
 from typing import NamedTuple
@@ -9,8 +9,8 @@ from torch import Tensor
 from linattn.ops.chunked.channel_decay import ChannelDecay
 from linattn.ops.chunked.decay import NoDecay, ScalarDecay
 
-# Numbers of a (tokens, features) matrix worked on at once. CPU: enough for the matrix products, few enough for the
-# cache. Elsewhere each step is a launch, so the fewer the better.
+# Numbers of a (tokens, features) matrix that is computed with at once. CPU: enough for the matrix products, few enough
+# for the cache. Elsewhere each step is a launch, so fewer and larger blocks are better.
 _BLOCK_NUMBERS = {"cpu": 1 << 19, "other": 1 << 25}
 
 
@@ -45,9 +45,9 @@ class Scan(NamedTuple):
     dtype: torch.dtype
 
     def blocks(self) -> list[Block]:
-        """In order of time for every row: whole rows where they are short, else long stretches of one.
+        """The blocks, in order of time for every row: several whole rows if they are short, else long parts of one row.
 
-        Either way a block of contiguous inputs is a batch of matrices as it lies there, without a copy.
+        Either way a block of contiguous inputs is a batch of matrices without a copy.
         """
         count, length, features = self.k.shape
         numbers = _BLOCK_NUMBERS["cpu" if self.k.device.type == "cpu" else "other"]
@@ -74,7 +74,7 @@ class Scan(NamedTuple):
         return x.reshape(x.shape[0] * block.chunks, x.shape[2:-1].numel(), x.shape[-1])
 
     def put(self, part: Tensor, whole: Tensor, block: Block) -> None:
-        """The reverse of ``cut``; nothing to do where ``cut`` gave a view that was written to."""
+        """The reverse of ``cut``. If ``cut`` gave a view, what was written to it is in place already."""
         if part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
             return
         place = whole[block.rows, ..., block.start : block.end, :]

@@ -13,8 +13,9 @@ class ChannelDecay(ScalarDecay):
     """Pairs inside a chunk when each key channel decays by itself.
 
     The weight ``exp(f_t - f_s)`` of a channel does not factor out of the score. Split at a token r between s and t
-    it does, ``exp(f_t - f_r) exp(f_r - f_s)``, and both factors are at most 1: so halve the chunk, let its later half
-    see the earlier one through the split, and go on inside the halves. The last few neighbours are weighed directly.
+    it does, ``exp(f_t - f_r) exp(f_r - f_s)``, and both factors are at most 1. So the chunk is halved, its later half
+    sees the earlier one through the split, and the halves are treated in the same way. The last few neighbours are
+    weighed directly.
     """
 
     def __init__(self, log_decay: Tensor, chunks: int, key_index: bool, strict: bool, dtype: torch.dtype) -> None:
@@ -62,26 +63,26 @@ class ChannelDecay(ScalarDecay):
         return self._crop(dq), self._crop(dk.sum(2)), self._crop(dv[..., :-1].sum(2))
 
     def _pad(self, x: Tensor) -> Tensor:
-        """(N, G L, D) as (R, M, G, padded L, D)."""
+        """Reshape (N, G L, D) to (R, M, G, padded L, D)."""
         return F.pad(self.split(x), (0, 0, 0, self.padding))
 
     def _crop(self, x: Tensor) -> Tensor:
-        """(R, M, .., padded L, D) as (N, .. L, D)."""
+        """Reshape (R, M, .., padded L, D) to (N, .. L, D)."""
         x = x[..., : self.length, :]
         return x.reshape(x.shape[0] * x.shape[1], x.shape[2:-1].numel(), x.shape[-1])
 
     def _near_weights(self) -> Tensor:
-        """(R, M, 1, blocks, LEAF, LEAF, K)."""
+        """Weights of pairs of neighbours, (R, M, 1, blocks, LEAF, LEAF, K)."""
         f = _leaves(self.f)
         log_weights = (f.unsqueeze(-2) - f.unsqueeze(-3)).movedim(-1, -3)
         return exp_tril(log_weights, self.diagonal, self.dtype).movedim(-3, -1)
 
     def _near_scores(self, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
-        """(R, M, G, blocks, LEAF, LEAF)."""
+        """Weighted scores of pairs of neighbours, (R, M, G, blocks, LEAF, LEAF)."""
         return ((weights * _leaves(k).unsqueeze(-3)) @ _leaves(q).unsqueeze(-1)).squeeze(-1)
 
     def _across(self, half: int) -> tuple[Tensor, Tensor]:
-        """Decays from the split, the last earlier token, to each later query, and from each earlier key to it."""
+        """Decays from the split (the last earlier token) to each later query, and to it from each earlier key."""
         split = _earlier(self.f, half)[..., -1:, :]
         later, earlier = _later(self.f, half) - split, split - _earlier(self.f, half)
         return later.to(self.dtype).exp_(), earlier.to(self.dtype).exp_()

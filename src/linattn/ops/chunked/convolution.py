@@ -1,8 +1,8 @@
 """The causal depthwise convolution for all tokens at once: one multiply-add of a shifted row per tap.
 
 Gaps and boundaries are removed by moving tokens, not by testing each tap: real tokens are laid side by side, each
-sequence behind the W-1 inputs that came before it. In that row the plain convolution is right everywhere. Its
-length depends on shapes only, so that nothing waits for the device and one compiled graph serves every mask.
+sequence after the W-1 inputs that precede it. In that row the plain convolution is right everywhere. The row's
+length depends only on shapes, so that nothing waits for the device and one compiled graph serves every mask.
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from linattn.ops.positions import sequence_of_tokens
 def convolve(
     x: Tensor, weight: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None, initial: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Shapes and meaning as in the reference."""
+    """Convolve all tokens at once; arguments and results as in the reference form."""
     past = initial.shape[1]
     if key_mask is None and cu_seqlens is None:
         row = torch.cat([initial, x], dim=1)
@@ -28,7 +28,7 @@ def convolve(
     inputs = torch.cat([initial.reshape(B, places.initial.shape[1], C), x], dim=1).flatten(0, 1)
     row = x.new_zeros(B * places.length, C).index_copy(0, slots, inputs)
     output = _convolve_row(row.view(B, -1, C), weight)
-    # Rows of the output are shorter by the first W-1 slots of each row of the batch.
+    # Each row of the output is shorter by the first W-1 slots than the row of the batch.
     output_rows = places.tokens - past * (1 + torch.arange(B, device=x.device).unsqueeze(1))
     output = output.flatten(0, 1).index_select(0, output_rows.flatten()).view(B, T, C)
     if key_mask is not None:

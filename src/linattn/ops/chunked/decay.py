@@ -1,14 +1,13 @@
 """What a decay does inside one chunk of L tokens.
 
 With the chunk's inclusive sums c of ``a = log lambda`` and the potential ``f = c`` (decay_index "query") or
-``f = c - a`` ("key"), token s reaches token t >= s by ``exp(f_t - f_s)``; the state from before the chunk is read
-by ``exp(f_t)``, token s is written into the state by ``exp(c_L - f_s)`` and the old state is kept by ``exp(c_L)``.
-f never increases, so no exponent is ever positive. Potentials are fp64 where the device has it: a difference of
-two long sums keeps no digits in fp32 when the decay is strong.
+``f = c - a`` ("key"), token s reaches token t >= s with the factor ``exp(f_t - f_s)``. The state from before the chunk
+is read with ``exp(f_t)``, token s is written into the state with ``exp(c_L - f_s)`` and the old state is kept with
+``exp(c_L)``. f never increases, so no exponent is ever positive. Potentials are fp64 if the device has it: a difference
+of two long sums keeps no digits in fp32 when the decay is strong.
 
-M chunks of R rows are worked on at once, N = R M: k ``(N, L, K)``,
-v ``(N, L, V)`` and q ``(N, G L, K)``: the G query heads that share a key head lie one after the other, so that one
-matrix product serves them all.
+M chunks of R rows are computed at once, N = R M: k ``(N, L, K)``, v ``(N, L, V)`` and q ``(N, G L, K)``. The G query
+heads that share a key head lie one after the other, so that one matrix product serves them all.
 """
 
 import torch
@@ -18,14 +17,14 @@ from linattn.ops.prepare import widen
 
 
 class NoDecay:
-    """Every visible pair counts fully; a strict chunk lets no token see itself."""
+    """No decay: every visible pair counts fully. In a strict chunk no token sees itself."""
 
     def __init__(self, length: int, strict: bool) -> None:
         self.length, self.diagonal = length, -1 if strict else 0
         self.keep: Tensor | None = None  # what each chunk leaves of the state, (R, M or 1, K or 1, 1); None: all of it
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, num: Tensor, den: Tensor) -> None:
-        """Add what pairs inside the chunk give to the numerator ``(N, G L, V)`` and denominator ``(N, G L, 1)``."""
+        """Add the pairs inside the chunk to the numerator ``(N, G L, V)`` and denominator ``(N, G L, 1)``."""
         scores = self._weigh(torch.bmm(q, k.mT))
         num.baddbmm_(scores, v)
         den.add_(scores.sum(-1, keepdim=True))
@@ -42,11 +41,11 @@ class NoDecay:
         return scores
 
     def read(self, q: Tensor) -> Tensor:
-        """Queries as the state from before the chunk meets them."""
+        """Queries with the factors with which they read the state from before the chunk."""
         return q
 
     def write(self, k: Tensor) -> Tensor:
-        """Keys as they enter the state after the chunk."""
+        """Keys with the factors with which they are written into the state after the chunk."""
         return k
 
     def kept(self, x: Tensor) -> Tensor:
@@ -83,7 +82,7 @@ class ScalarDecay(NoDecay):
         return (x.view(-1, self.chunks, x.shape[1]) * self.keep.squeeze(-1)).view(x.shape)
 
     def split(self, x: Tensor) -> Tensor:
-        """(N, G L, D) as (R, M, G, L, D)."""
+        """Reshape (N, G L, D) to (R, M, G, L, D)."""
         return x.view(x.shape[0] // self.chunks, self.chunks, x.shape[1] // self.length, self.length, x.shape[2])
 
 

@@ -3,11 +3,11 @@
 For a query chunk c that begins at position b_c and whose windows reach ``back`` chunks before it:
 
     near    tokens of chunks c - back .. c: exact in the window or chosen, the rest of them linear, pair by pair
-    chosen  tokens of chunks before those that are exact at b_c: choices begin and end where chunks do
-    sum     S_c of psi_i v_i^T over all others, one state a chunk: S_c = S_{c-1} + what left the near chunks
-            without being chosen + the chosen ones whose time ended at b_c
+    chosen  tokens of earlier chunks that are exact at b_c: choices begin and end where chunks do
+    sum     S_c of psi_i v_i^T over all others, one state per chunk: S_c = S_{c-1} + the tokens that left the near
+            chunks without being chosen + the chosen tokens whose time ended at b_c
 
-Several chunks are worked on at once, as batched products over blocks of a bounded number of scores.
+Several chunks are computed at once, as batched products over blocks of a bounded number of scores.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ BLOCK_SCORES = 1 << 23  # of all heads and chunks of a block: 32 MB in fp32
 
 
 class _Chosen(NamedTuple):
-    """Chosen tokens a block of chunks may see: N of them; masks are per chunk, ``(B, H_kv, n, N)``."""
+    """The N chosen tokens that a block of n chunks may see; masks are per chunk, ``(B, H_kv, n, N)``."""
 
     k: Tensor  # (B, H_kv, N, K)
     v: Tensor  # (B, H_kv, N, V)
@@ -36,7 +36,7 @@ class _Chosen(NamedTuple):
 
 @dataclass(frozen=True)
 class _Plan:
-    """Rows with zeros before them, so that every chunk has ``back + 1`` chunks before it."""
+    """Rows after zeros, so that every chunk has ``back + 1`` chunks before it."""
 
     rows: Rows
     back: int
@@ -45,8 +45,8 @@ class _Plan:
     features: Tensor
     real: Tensor  # (B, (back + 1) L + S)
     until: Tensor | None  # (B, H_kv, (back + 1) L + S)
-    near: Tensor  # (L, (back + 1) L) bool: at or before the query
-    covered: Tensor  # (L, (back + 1) L) bool: and in its window
+    near: Tensor  # (L, (back + 1) L) bool: whether the key is at or before the query
+    covered: Tensor  # (L, (back + 1) L) bool: whether it also is in the query's window
 
     def borders(self, c0: int, c1: int) -> Tensor:
         """Positions ``(B, n)`` where chunks begin."""
@@ -54,7 +54,7 @@ class _Plan:
 
 
 def hybrid_sums(rows: Rows) -> HybridSums:
-    """The rows are a whole number of chunks long."""
+    """The sums of rows that are a whole number of chunks long."""
     B, H, S, _ = rows.q.shape
     L, n = rows.chunk, S // rows.chunk
     plan = _plan(rows)
@@ -84,7 +84,7 @@ def _plan(rows: Rows) -> _Plan:
 def _block(plan: _Plan, c0: int, c1: int, state: LinearState) -> tuple[HybridSums, LinearState]:
     rows, L, n = plan.rows, plan.rows.chunk, c1 - c0
     H_kv, before = rows.k.shape[1], plan.near.shape[1]
-    # (B, H_kv, n, G, L, .): heads of a group beside the tokens of a chunk, rows of one product
+    # (B, H_kv, n, G, L, .): the heads of a group and the tokens of a chunk are the rows of one product
     q, phi = (
         x[:, :, c0 * L : c1 * L].unflatten(2, (n, L)).unflatten(1, (H_kv, -1)).transpose(2, 3)
         for x in (rows.q, rows.query_features)
@@ -121,7 +121,7 @@ def _linear(
 ) -> tuple[Tensor, Tensor, LinearState]:  # fmt: skip
     """Numerator and denominator of the linear part, and the sums after the block."""
     L, n, before = plan.rows.chunk, c1 - c0, plan.near.shape[1]
-    # What leaves the near chunks when chunk c begins is chunk c - back - 1.
+    # When chunk c begins, chunk c - back - 1 leaves the near chunks.
     psi, leaving, there = (
         x[:, :, c0 * L : c1 * L].unflatten(2, (n, L)) for x in (plan.features, plan.v, plan.real[:, None])
     )
@@ -145,24 +145,24 @@ def _linear(
 
 
 def _chosen(plan: _Plan, c0: int, c1: int) -> _Chosen | None:
-    """The chosen tokens outside of the near chunks, for some chunk of the block."""
+    """The chosen tokens that are outside of the near chunks for some chunk of the block."""
     rows, chosen, L = plan.rows, plan.rows.salient, plan.rows.chunk
     if chosen is None:
         return None
     N = chosen.k.shape[2]
-    if chosen.per_chunk is not None:  # slots of chunks that are near until the end of the block are all later
+    if chosen.per_chunk is not None:  # later slots are of chunks that stay near until the end of the block
         N = chosen.head + max(0, c1 - 1 - plan.back) * chosen.per_chunk
     if N == 0:
         return None
     borders = plan.borders(c0, c1)[:, None, :, None]  # (B, 1, n, 1)
     start = rows.start[:, None, None]
     away = (chosen.position[..., :N] - start).div(L, rounding_mode="floor") * L + start + (plan.back + 1) * L
-    # What a state held is in no chunk of the rows, hence never near.
+    # Chosen tokens of a state are in no chunk of the rows, so they are never near.
     away = torch.where(torch.arange(N, device=away.device) < chosen.head, -1, away)
     k, v, features, until = (x[:, :, :N] for x in (chosen.k, chosen.v, chosen.features, chosen.until))
     if chosen.cap is not None and chosen.per_chunk is not None:
         most = chosen.cap + (c1 - c0) * chosen.per_chunk
-        if most < N:  # fewer at a time than ever: those that are exact when the block begins, or come later
+        if most < N:  # at one time fewer are exact: those that are when the block begins, or become so later
             index = first_true(until >= borders[:, :, 0], most)
             k, v, features, until, away = (take(x, index) for x in (k, v, features, until, away))
     until, away = until.unsqueeze(2), away.unsqueeze(2)

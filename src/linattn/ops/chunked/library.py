@@ -1,4 +1,4 @@
-"""The chunked passes as operators of torch's library: one node for autograd and torch.compile, however long T is."""
+"""The chunked passes as operators of torch's library: one node for autograd and torch.compile, whatever the length."""
 
 import torch
 from torch import Tensor
@@ -92,7 +92,7 @@ def _remember_scan(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 
 def _scan_gradients(ctx, d_num, d_den, d_kv, d_z):  # type: ignore[no-untyped-def]
-    saved = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
+    saved = ctx.saved_tensors  # read once: gradient checkpointing returns them only once
     *found, da = chunk_scan_backward(d_num, d_den, d_kv, d_z, *saved, *ctx.options)
     has_decay = saved[5] is not None
     return *found, da if has_decay else None, None, None, None, None
@@ -115,7 +115,7 @@ refuse_second_derivatives(total_backward, "the chunked form")
 
 
 def _grouped(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Query heads beside the key head they share: (B, H_kv, G, T, .) and (B, H_kv, 1, T, .)."""
+    """Group query heads by the key head they share: (B, H_kv, G, T, .) and (B, H_kv, 1, T, .)."""
     return q.unflatten(1, (k.shape[1], -1)), k.unsqueeze(2), v.unsqueeze(2)
 
 
@@ -153,6 +153,6 @@ def _like(*tensors: Tensor) -> list[Tensor]:
 
 
 def _exact(like: Tensor) -> torch.autocast:
-    """Autocast reaches into operators: its rounding has no place in states and sums."""
+    """Turn autocast off: it acts inside operators too, and would round states and sums."""
     device = like.device.type
     return torch.autocast(device if device in ("cpu", "cuda", "xpu", "mps") else "cpu", enabled=False)

@@ -19,7 +19,7 @@ def linear_sums(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, initial: Line
 
 
 def sweep(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, initial: LinearState, strict: bool = False) -> Sums:
-    """One causal pass; a strict one lets no token see itself."""
+    """One causal pass; in a strict one no token sees itself."""
     key_index = pattern.decay_index == "key"
     chunk = _chunk_size(k, v, pattern)
     num, den, kv, z = chunk_scan(
@@ -29,6 +29,6 @@ def sweep(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, initial: LinearStat
 
 
 def _chunk_size(k: Tensor, v: Tensor, pattern: Pattern) -> int:
-    """Tokens of a chunk, measured on CPUs: longer ones waste pairs beyond the diagonal, shorter ones states."""
+    """Tokens of a chunk, by measurements on CPUs: longer ones compute more hidden pairs, shorter ones more states."""
     per_channel = pattern.log_decay is not None and pattern.log_decay.ndim == 4
     return 32 if per_channel or max(k.shape[3], v.shape[3]) <= 32 else 64

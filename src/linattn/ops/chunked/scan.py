@@ -1,7 +1,7 @@
 """The causal pass over chunks. Plain loops without autograd; ``library`` makes it one op with ``scan_backward``.
 
 Inside a chunk the weights are a small matrix; between chunks the state carries everything. Memory beyond inputs and
-outputs: one block of chunks with their states; backward, one state per block as well, computed anew.
+outputs is one block of chunks with their states, and in the backward pass also one state per block, computed anew.
 """
 
 from itertools import pairwise
@@ -14,7 +14,7 @@ from linattn.ops.chunked.decay import NoDecay
 
 
 def forward(scan: Scan, kv: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Numerator ``(R, G, T, V)``, denominator ``(R, G, T, 1)``; states ``kv (.., K, V)``, ``z (.., K, 1)`` move on."""
+    """Numerator ``(R, G, T, V)``, denominator ``(R, G, T, 1)``; updates states ``kv (.., K, V)``, ``z (.., K, 1)``."""
     shape = scan.q.shape[:3]
     num = torch.empty(*shape, scan.v.shape[2], dtype=scan.dtype, device=scan.q.device)
     den = torch.empty(*shape, 1, dtype=scan.dtype, device=scan.q.device)
@@ -33,7 +33,7 @@ def forward(scan: Scan, kv: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def advance(decay: NoDecay, block: Block, k: Tensor, v: Tensor, kv: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Move the states past the block, in place; what they were before each chunk, ``(N, K, V)`` and ``(N, K, 1)``."""
+    """Move the states past the block, in place; returns those before each chunk, ``(N, K, V)`` and ``(N, K, 1)``."""
     k = decay.write(k)
     kv_in, z_in = States(block, kv), States(block, z)
     torch.bmm(k.mT, v, out=kv_in.gains)
@@ -42,10 +42,10 @@ def advance(decay: NoDecay, block: Block, k: Tensor, v: Tensor, kv: Tensor, z: T
 
 
 class States:
-    """The states before each chunk of a block, made in place from what each chunk adds.
+    """The states before each chunk of a block, made in place from their gains: what each chunk adds.
 
-    One buffer holds the gains one place late: a row's gains are then where the states after them belong, and the
-    place before them, which got the last gain of the row above, is free for the state the row starts from.
+    One buffer holds the gains one place late. So each gain of a row is where the state after it belongs, and the
+    place before a row's gains, which got the last gain of the row before, is free for the state the row starts from.
     """
 
     def __init__(self, block: Block, state: Tensor) -> None:
@@ -64,7 +64,7 @@ class States:
         each = rows.unbind(1)
         if keep is None:
             if rows.shape[3] == 1:
-                rows.copy_(rows.cumsum(1))  # a narrow state: one slow sum beats many small ones
+                rows.copy_(rows.cumsum(1))  # a narrow state: one slow sum is faster than many small ones
             else:
                 for old, new in pairwise(each):
                     new.add_(old)

@@ -18,10 +18,10 @@ class Gradients(NamedTuple):
 
 
 def backward(scan: Scan, kv: Tensor, z: Tensor, d_num: Tensor, d_den: Tensor, d_kv: Tensor, d_z: Tensor) -> Gradients:
-    """Gradients of the inputs; ``d_kv`` and ``d_z`` come as those of the final state, leave as the initial one's.
+    """Gradients of the inputs; ``d_kv`` and ``d_z`` of the final state become those of the initial state, in place.
 
     The decay's gradient needs no score matrix: through the potentials it is ``q.dq - k.dk`` token by token, plus
-    what the chunk's total decay did to the state.
+    the effect of the chunk's total decay on the state.
     """
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in scan[:3])
     a = scan.log_decay
@@ -57,7 +57,7 @@ def backward(scan: Scan, kv: Tensor, z: Tensor, d_num: Tensor, d_den: Tensor, d_
 def _retreat(
     decay: NoDecay, block: Block, read: Tensor, d_out: Tensor, d_sum: Tensor, d_kv: Tensor, d_z: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Move the state's gradient before the block, in place; the gradients of the state after each chunk."""
+    """Move the state's gradient before the block, in place; returns the gradients of the state after each chunk."""
     keep = None if decay.keep is None else decay.keep.flip(1)
 
     def turned(x: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ def _retreat(
 
 
 def _add_decay_gradient(da: Tensor, d_f: Tensor, d_total: Tensor, block: Block, key_index: bool) -> None:
-    """From potentials to the decays they sum: f_t holds a_t and all before it in its chunk, or only those before."""
+    """Add decay gradients from those of potentials: f_t sums the decays of its chunk up to t, or only those before."""
     if da.ndim == 2:
         d_f, d_total = d_f.sum(-1), d_total.sum(-1)
     later = d_f.flip(1).cumsum(1).flip(1)

@@ -1,7 +1,7 @@
 """Bidirectional attention without decay: every query of a sequence reads one state, the sum over all its keys.
 
-Plain functions without autograd, as in ``scan``; ``library`` makes them one op. Shapes as there, but queries and
-keys may differ in number.
+Plain functions without autograd, as in ``scan``; ``library`` makes them one op and groups query heads by key head:
+q ``(B, H_kv, G, Tq, K)``, k ``(B, H_kv, 1, Tk, K)``. Queries and keys may differ in number.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ Spans = Iterator[tuple[slice, slice]]
 
 
 def _spans(cu_seqlens: Tensor | None) -> Spans:
-    """Each sequence: its rows of the state and its tokens."""
+    """For each sequence the slices of its rows of the state and of its tokens."""
     if cu_seqlens is None:
         yield slice(None), slice(None)
         return
@@ -39,7 +39,7 @@ def backward(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, kv: Tensor, z: Tensor,
     d_num: Tensor, d_den: Tensor, d_kv: Tensor, d_z: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k, v from the final state ``kv, z``; ``d_kv`` and ``d_z`` leave as the initial state's."""
+    """Gradients of q, k, v from the final state ``kv, z``; ``d_kv`` and ``d_z`` become those of the initial state."""
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     for rows, span in _spans(cu_seqlens):
         own_q, own_k, own_v, d_out, d_sum = (x[:, :, :, span].to(kv.dtype) for x in (q, k, v, d_num, d_den))

@@ -11,20 +11,21 @@ from linattn.ops.packing import compute_dtype
 
 
 class Twin(NamedTuple):
-    """How a kernel runs a map on its own loads; the numbers it needs are fp32 tensors, with autograd."""
+    """How a kernel runs a map on the inputs it loads. The parameters are fp32 tensors that autograd may follow."""
 
     name: str  # which device function, see MAP_CODES
-    parts: int  # features per channel, 1 or 2; those of part p stand in columns [p D, (p + 1) D)
+    parts: int  # features per channel, 1 or 2; the features of part p are the columns [p D, (p + 1) D)
     flows: int = 1
     table: Tensor | None = None  # two numbers per feature: (1 or B, flows times (H or H_kv) or 1, 2, parts D)
     token: Tensor | None = None  # a factor per token: (1 or B, 1 or H or H_kv, T)
-    constant: Tensor | None = None  # one more feature, the last, equal for all tokens: ()
+    constant: Tensor | None = None  # a number (): one more feature, in the last column, the same for all tokens
 
 
 class FeatureMap(ABC):
-    """A pointwise-in-time map from queries or keys to features: a frozen value, which may hold tensors.
+    """Map of queries or keys to features, token by token: a frozen value, which may hold tensors.
 
-    With two *flows* a head becomes two virtual heads, each with its own features and one half of v's channels.
+    A map with two *flows* turns each head into two virtual heads, each with its own features and one half of v's
+    channels.
     """
 
     @property
@@ -40,14 +41,14 @@ class FeatureMap(ABC):
         """Width of the features for inputs of width ``head_dim``."""
 
     def twin(self) -> Twin | None:
-        """The same map inside a kernel; None: it has none, and kernels take its features."""
+        """How kernels run the map themselves; None: they cannot, and take its features instead."""
         return None
 
 
 class WideMap(FeatureMap):
-    """A map that is computed in fp32 or fp64 and then rounded to the dtype of its input.
+    """Feature map that is computed in fp32 or fp64 and then rounded to the dtype of its input.
 
-    The features of a *steep* one, powers and exponentials, leave the range of fp16: there they stay fp32.
+    Powers and exponentials leave the range of fp16. The features of such a *steep* map stay fp32 for fp16 inputs.
     """
 
     @property
@@ -56,7 +57,7 @@ class WideMap(FeatureMap):
 
     @abstractmethod
     def wide(self, x: Tensor) -> Tensor:
-        """The features of x, which is fp32 or fp64."""
+        """The features of an fp32 or fp64 tensor x, in its dtype."""
 
     def __call__(self, x: Tensor) -> Tensor:
         features = self.wide(x.to(compute_dtype(x)))
@@ -65,7 +66,7 @@ class WideMap(FeatureMap):
 
 @dataclass(frozen=True, eq=False)
 class Scaled(WideMap):
-    """Another map times a factor per token, ``(1 or B, 1, T)``."""
+    """Another feature map, multiplied by a factor per token ``(1 or B, 1, T)``."""
 
     map: WideMap
     token: Tensor
@@ -92,10 +93,10 @@ class Scaled(WideMap):
 
 
 def rows(a: Tensor, b: Tensor) -> Tensor:
-    """The table of a twin, ``(.., heads, 2, F)`` in fp32, from its two rows ``(.., heads, F)``."""
+    """Table of a twin ``(.., heads, 2, F)`` in fp32, from its two rows ``(.., heads, F)``."""
     return torch.stack([a, b], dim=-2).float()
 
 
 def with_groups(x: Tensor, heads: int) -> Tensor:
-    """``(B, H, T, D) -> (B, heads, H / heads, T, D)``: query heads beside the numbers that a group shares."""
+    """``(B, H, T, D) -> (B, heads, H / heads, T, D)``: heads by group, to broadcast what each group shares."""
     return x.unflatten(1, (heads, -1))

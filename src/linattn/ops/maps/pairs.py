@@ -10,9 +10,9 @@ from linattn.ops.maps.base import Twin, WideMap, rows, with_groups
 
 @dataclass(frozen=True, eq=False)
 class PairRelu(WideMap):
-    """``max(own x_c + other x_c', 0)``, c' the other channel of c's pair: a ReLU after any 2 x 2 matrix per pair.
+    """ReLU after a 2 x 2 matrix per pair of channels: ``max(own x_c + other x_c', 0)``, c and c' the pair's channels.
 
-    own and other are ``(1 or B, H or H_kv, D)``; the heads of a group share theirs.
+    own and other are ``(1 or B, H or H_kv, D)``; the query heads of a group may share them.
     """
 
     own: Tensor

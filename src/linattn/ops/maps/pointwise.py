@@ -1,4 +1,4 @@
-"""Maps without any parameters, and the features of the exponential's series."""
+"""Maps of single channels or whole vectors with few or no parameters, and the Taylor features of the exponential."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ class EluPlusOne(FeatureMap):
     """``elu(x) + 1``: strictly positive (Katharopoulos et al., 2020)."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.elu(x) + 1  # not in place: code generated for that was wrong (docs/notes.md)
+        return F.elu(x) + 1  # not in place: the code generated for in-place addition was wrong (docs/notes.md)
 
     def num_features(self, head_dim: int) -> int:
         return head_dim
@@ -39,7 +39,7 @@ class EluPlusOne(FeatureMap):
 
 @dataclass(frozen=True)
 class SoftmaxPair(FeatureMap):
-    """``[softmax(x), softmax(-x)]`` over channels: bounded, positive, keeps both signs (Hedgehog)."""
+    """``[softmax(x), softmax(-x)]`` over channels: bounded and positive features that keep both signs (Hedgehog)."""
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.cat([x.softmax(-1), (-x).softmax(-1)], dim=-1)
@@ -72,9 +72,9 @@ class UnitSilu(WideMap):
 
 @dataclass(frozen=True, eq=False)
 class Squares(WideMap):
-    """``[square x^2, linear x, constant]``: the products of two tokens' features, ``linear`` may be left out (None).
+    """``[square x^2, linear x, constant]``, or without the linear features if ``linear`` is None.
 
-    The three numbers are tensors ``()``; ``head_dim`` is that of x.
+    square, linear and constant are tensors ``()``; ``head_dim`` is the width of x.
     """
 
     square: Tensor
@@ -100,9 +100,9 @@ class Squares(WideMap):
 
 @dataclass(frozen=True)
 class TaylorExp(FeatureMap):
-    """Features whose inner product is ``1 + s + s^2/2`` with ``s = q.k / sqrt(D)``: exp to second order.
+    """Features whose inner product is ``1 + s + s^2/2`` with ``s = q.k / sqrt(D)``: the exponential to second order.
 
-    The squares are kept once per unordered pair, ``x_i x_j`` with ``i <= j``: (D+1)(D+2)/2 features.
+    Each product ``x_i x_j`` is kept once, with ``i <= j``: (D+1)(D+2)/2 features in all.
     """
 
     def __call__(self, x: Tensor) -> Tensor:

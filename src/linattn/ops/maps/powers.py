@@ -1,4 +1,4 @@
-"""Powers of the size of a channel: of its share in the vector's length, of itself, of what is shifted above 0."""
+"""Maps that take powers of channels: of their share in the vector's length, of their size, or shifted above 0."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ SHIFT = 1e-6
 
 
 def power_of(base: Tensor, exponent: Tensor) -> Tensor:
-    """``base^exponent`` for ``base >= 0``; at 0 it is 0 with gradients 0, also where an exponent below 1 has a pole."""
+    """``base^exponent`` for ``base >= 0``; 0 with gradients 0 at base 0, where exponents below 1 would have a pole."""
     positive = base > 0
     return torch.where(positive, torch.where(positive, base, 1).pow(exponent), 0)
 
@@ -24,7 +24,8 @@ def power_of(base: Tensor, exponent: Tensor) -> Tensor:
 def turned(size: Tensor, x: Tensor, angle: Angle) -> Tensor:
     """``size [cos f(x), sin f(x)]``: ``(.., D) -> (.., 2D)``, f in [-pi/4, pi/4].
 
-    Where f is ``"hard"``, ``pi/4 sign(x)``, both are rotated by pi/4: products stay, one of each pair is 0.
+    The ``"hard"`` angle ``f = pi/4 sign(x)`` is computed with each pair rotated by pi/4, which keeps all products and
+    makes one feature of the pair 0.
     """
     if angle == "hard":
         return torch.cat([size * (x > 0), size * (x < 0)], dim=-1)
@@ -35,9 +36,9 @@ def turned(size: Tensor, x: Tensor, angle: Angle) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class NormPower(WideMap):
-    """``(|x_c| / |x|)^p``, ``p = power (tau + tanh |x|)``, apart by sign or turned by an angle: sharper for longer x.
+    """``(|x_c| / |x|)^p`` with ``p = power (tau + tanh |x|)``, sharper for longer x; separated by sign or by an angle.
 
-    power and tau are tensors ``()`` without a gradient, head_dim is that of x; angle as in ``turned``.
+    power and tau are tensors ``()`` without a gradient, head_dim is the width of x; for the angle see ``turned``.
     """
 
     power: Tensor
@@ -60,7 +61,7 @@ class NormPower(WideMap):
 
 @dataclass(frozen=True, eq=False)
 class SignPower(WideMap):
-    """``|x_c|^power``, apart by sign or turned by an angle; power is a tensor ``()`` without a gradient."""
+    """``|x_c|^power``, separated by sign or by an angle; power is a tensor ``()`` without a gradient."""
 
     power: Tensor
     head_dim: int
@@ -82,7 +83,7 @@ class SignPower(WideMap):
 class ShiftedPower(WideMap):
     """``outer factor (inner (max(x, 0) + 1e-6))^power``.
 
-    factor is ``(H or H_kv, D)``, inner and outer are numbers > 0 per token, ``(1 or B, 1, T)``: with inner near 1/|x|
+    factor is ``(H or H_kv, D)``; inner and outer are numbers > 0 per token, ``(1 or B, 1, T)``. With inner near 1/|x|
     the power stays in range.
     """
 
@@ -106,5 +107,5 @@ class ShiftedPower(WideMap):
 
 
 def _table(a: Tensor, b: Tensor, head_dim: int) -> Tensor:
-    """Two numbers for all heads and features, ``(1, 1, 2, 2D)``, written out for both passes."""
+    """The table ``(1, 1, 2, 2D)`` that repeats two numbers for all features, contiguous for forward and backward."""
     return torch.stack([a, b]).float()[None, None, :, None].expand(1, 1, 2, 2 * head_dim).contiguous()

@@ -1,7 +1,7 @@
 """Maps that keep both signs: the positive and the negative part of every channel, in two flows.
 
-Flow 0 of the queries meets flow 0 of the keys: parts of equal sign. A side that is *opposite* has its two parts
-exchanged in flow 1, where parts of opposite sign meet then.
+Flow 0 multiplies parts of equal sign. If one side is *opposite*, its two parts are exchanged in flow 1, which then
+multiplies parts of opposite sign.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from linattn.ops.maps.base import Twin, WideMap, rows, with_groups
 
-# exp(32)^2 times a billion terms is still a number in fp32.
+# exp(32)^2 times a billion terms is still finite in fp32.
 LARGEST_EXPONENT = 32.0
 
 
@@ -28,15 +28,15 @@ def swap_halves(x: Tensor) -> Tensor:
 
 
 def _as_flows(same: Tensor, second: Tensor, dim: int) -> Tensor:
-    """Flow f of head h at ``2h + f``."""
+    """Interleave two flows: flow f of head h becomes virtual head ``2h + f``."""
     return torch.stack([same, second], dim=dim + 1).flatten(dim, dim + 1)
 
 
 @dataclass(frozen=True, eq=False)
 class SplitPower(WideMap):
-    """``[relu(factor x)^power, relu(-factor x)^power]`` in both flows; 0 has gradients 0.
+    """``[relu(factor x)^power, relu(-factor x)^power]`` in both flows; the gradients at x = 0 are 0.
 
-    power and factor > 0 are ``(H or H_kv, D)``; the heads of a group share theirs.
+    power and factor > 0 are ``(H or H_kv, D)``; the query heads of a group may share them.
     """
 
     power: Tensor
@@ -67,7 +67,7 @@ class SplitPower(WideMap):
 
 @dataclass(frozen=True, eq=False)
 class SplitExpm1(WideMap):
-    """``exp(same [relu(x), relu(-x)]) - 1`` in flow 0, in flow 1 with second (None: same), exponents bounded at 32.
+    """``exp(same [relu(x), relu(-x)]) - 1`` in flow 0, with second (None: same) in flow 1; exponents are at most 32.
 
     same and second are factors > 0 per feature, ``(heads, 2D)`` with H, H_kv or 1 heads.
     """

@@ -9,7 +9,7 @@ from torch import Tensor
 def convolve(
     x: Tensor, weight: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None, initial: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Shapes and meaning as in the reference."""
+    """Convolve token by token; arguments and results as in the reference form."""
     if cu_seqlens is None:
         return _sweep(x, weight, key_mask, initial)
     outputs, finals = [], []

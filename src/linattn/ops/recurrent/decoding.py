@@ -1,12 +1,12 @@
 """A state of hybrid attention laid out for decoding: steps overwrite it, and do a chunk's work where a chunk ends.
 
-The host knows how long every sequence is, so that most of what a step reads is a slice, and nothing asks the device.
-In the table lie, from its middle M, the tokens of the window, and before M the chosen ones, the last of them at M - 1:
+The host knows how long every sequence is, so most of what a step reads is a slice, and nothing waits for the device.
+The table has the tokens of the window from slot M on, and the chosen tokens before M, the last of them at M - 1:
 
     [ ... free | chosen tokens, c of them | tokens of the window, n of them | free ]
 
-A token that no query sees exactly any more is in the sums at once. So a slice has no entries to hide where all rows
-are equally long.
+A token that no query sees exactly any more is added to the sums at once. So no entries of a slice need to be hidden if
+all rows are equally long.
 """
 
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ from linattn.ops.hybrid_types import HybridState, SalientBudget, SalientCache, W
 from linattn.ops.saliency import of_group, score_of
 from linattn.ops.types import LinearState
 
-ONES = 8  # columns of ones beside the values: sums of weights come with those of values, and rows stay aligned
+ONES = 8  # columns of ones beside the values: one product sums values and weights, and rows stay aligned
 
 
-NEWEST_REAL = "newest_are_real"  # attribute of a mask (B, Tk) whose newest tokens the host knows to be no padding
-WRITTEN = ("table", "sums", "queries", "scores", "kept_scores", "kept_position")  # by steps
+NEWEST_REAL = "newest_are_real"  # attribute of a mask (B, Tk) whose newest tokens the host knows to be real
+WRITTEN = ("table", "sums", "queries", "scores", "kept_scores", "kept_position")  # the tensors that steps write to
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """How many tokens each row of the tensor ``of (B,)`` says there were; other rows are known where all are equal."""
+    """Lengths of rows that the host knows: those of the tensor ``of (B,)``, or of any rows if all are equal."""
 
     of: Tensor
     values: tuple[int, ...]
@@ -37,7 +37,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is the same for all tokens."""
+    """The options of decoding that are the same for all tokens."""
 
     window: Window
     budget: SalientBudget | None
@@ -45,30 +45,30 @@ class Setting:
 
     @property
     def room(self) -> int:
-        """R, the most tokens of the window."""
+        """R, the largest number of tokens of the window."""
         return self.window.ring_size(self.budget)
 
 
 class DecodingState(NamedTuple):
-    """As :class:`HybridState`; rows may be chosen, repeated and reordered."""
+    """A :class:`HybridState` laid out for decoding; its rows may be selected, repeated and reordered."""
 
     setting: Setting
     length: Tensor  # (B,) int64: real tokens when decoding began
     known: Lengths
-    steps: int  # taken since
+    steps: int  # steps taken since then
     table: Tensor  # (B, H_kv, M + R, F + K + V + ONES): features, key, value, ones
     sums: Tensor  # (B, H_kv, F, V + ONES)
-    queries: Tensor | None  # (B, H_kv, L, G, K): of the chunk that is not complete, to score its tokens by
-    scores: Tensor | None  # (B, H_kv, R): of tokens of the window, as far as they are known
+    queries: Tensor | None  # (B, H_kv, L, G, K): queries of the incomplete chunk, with which its tokens are scored
+    scores: Tensor | None  # (B, H_kv, R): scores of the window's tokens, as far as they are known
     kept_scores: Tensor | None  # (B, H_kv, M)
     kept_position: Tensor | None  # (B, H_kv, M) int64
 
     def lengths(self) -> tuple[int, ...]:
-        """Of all rows, now."""
+        """The present lengths of all rows."""
         return tuple(n + self.steps for n in self._known().values)
 
     def here(self) -> "DecodingState":
-        """To be written now: what inference mode made is read only outside of it, and lengths of rows are known."""
+        """The state with known lengths and tensors that may be written to: outside of inference mode, copies of its."""
         state = self._replace(known=self._known())
         if not self.table.is_inference() or torch.is_inference_mode_enabled():
             return state
@@ -76,7 +76,7 @@ class DecodingState(NamedTuple):
         return state._replace(**tensors)
 
     def _known(self) -> Lengths:
-        """After rows of different lengths were chosen, the device is asked."""
+        """The lengths when decoding began. After a selection from rows of different lengths it waits for the device."""
         known = self.known
         if known.of is self.length:
             return known
@@ -85,35 +85,38 @@ class DecodingState(NamedTuple):
         return Lengths(self.length, tuple(self.length.tolist()))
 
     def serves(self, setting: Setting, k: Tensor) -> bool:
-        """Whether tokens like ``k (B, H_kv, 1, K)`` go on from it."""
+        """Whether this state can go on with tokens like ``k (B, H_kv, 1, K)`` and this setting."""
         table = self.table
         fits = table.dtype == k.dtype and table.device == k.device and table.shape[:2] == k.shape[:2]
         return fits and self.setting == setting
 
 
 def usable(like: Tensor) -> bool:
-    """Whether a step may write and may depend on what the host knows: not under gradients, compiled or captured."""
+    """Whether a step may write and rely on what the host knows: not with gradients, compiled or captured."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     return not (like.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def serves(window: Window, budget: SalientBudget | None) -> bool:
-    """Tokens are scored among those the window holds, and leave it chunk by chunk, or one by one without a choice."""
+    """Whether the layout serves these options: tokens leave the window by chunks, or one by one without a choice.
+
+    Tokens are scored among those that the window holds.
+    """
     if window.size == 0:
         return False
     return budget is None if window.layout == "sliding" else budget is None or window.delay > 0
 
 
 def window_start(length: int, window: Window) -> int:
-    """The first token in the window of the latest one."""
+    """The position of the first token in the window of the latest token."""
     if window.layout == "sliding":
         return max(0, length - window.size)
     return max(0, (max(length - 1, 0) // window.size - window.delay) * window.size)
 
 
 def count_chosen(length: int, window: Window, budget: SalientBudget | None) -> int:
-    """How many tokens are chosen after ``length`` tokens: a number that their scores have no part in."""
+    """How many tokens are chosen after ``length`` tokens, which does not depend on their scores."""
     if budget is None:
         return 0
     L = budget.chunk
@@ -123,9 +126,9 @@ def count_chosen(length: int, window: Window, budget: SalientBudget | None) -> i
 
 @torch.no_grad()
 def begin(state: HybridState, setting: Setting, group: int) -> DecodingState | None:
-    """The state laid out for decoding, in memory of its own; None: it has to stay as it is. On a GPU this waits once.
+    """The state laid out for decoding, in its own memory; None if the layout does not serve it. Waits for a GPU once.
 
-    group: query heads of a key head.
+    group: number of query heads per key head.
     """
     ring, cache, window, budget = state.window, state.salient, setting.window, setting.budget
     B, H_kv, R, K = ring.k.shape
@@ -138,7 +141,7 @@ def begin(state: HybridState, setting: Setting, group: int) -> DecodingState | N
     held = last - (last - torch.arange(R, device=device)).remainder(R)  # (B, R): the position in each slot
     lengths = tuple(state.length.tolist())
     starts = torch.tensor([window_start(n, window) for n in lengths], device=device)
-    over = ((held >= 0) & (held < starts[:, None]))[:, None].expand(-1, H_kv, -1)  # in the ring, not in the window
+    over = ((held >= 0) & (held < starts[:, None]))[:, None].expand(-1, H_kv, -1)  # in the ring but not in the window
     if window.layout == "sliding":
         recent = torch.arange(R, device=device).expand(B, -1)
     else:
@@ -176,9 +179,9 @@ def begin(state: HybridState, setting: Setting, group: int) -> DecodingState | N
 
 @torch.no_grad()
 def whole(state: DecodingState) -> HybridState:
-    """The state that any call of hybrid attention takes, in memory of its own.
+    """The state in the form that any call of hybrid attention takes, in its own memory.
 
-    What the window has let go of is counted already; in the ring it is zeros, which count nothing.
+    Tokens that the window has let go of are in the sums already; in the ring they are zeros, which add nothing.
     """
     window, budget, R = state.setting.window, state.setting.budget, state.setting.room
     lengths, (B, H_kv, _, width), Fs = state.lengths(), state.table.shape, state.sums.shape[2]
@@ -222,10 +225,10 @@ def _scored(state: DecodingState, row: int, length: int) -> Tensor:
 
 @torch.no_grad()
 def scored(queries: Tensor, rows: Tensor, scores: Tensor, length: int, steps: int, state: DecodingState) -> Tensor:
-    """Scores ``(B, H_kv, R)`` of the window's tokens, those of the latest chunk too; ``rows``: their part of the table.
+    """Scores ``(B, H_kv, R)`` of the window's tokens, including the latest chunk; ``rows``: their part of the table.
 
     Tokens since ``steps`` have queries, the others keep the scores they have. A score is how much a token attends to
-    itself among the last L, as :func:`linattn.ops.saliency.step_score` has it.
+    itself among the last L tokens, as in :func:`linattn.ops.saliency.step_score`.
     """
     L, first, budget = queries.shape[2], window_start(length, state.setting.window), state.setting.budget
     assert budget is not None
@@ -246,7 +249,7 @@ def scored(queries: Tensor, rows: Tensor, scores: Tensor, length: int, steps: in
 
 
 def add_rows(sums: Tensor, rows: Tensor, where: Tensor, width: int) -> Tensor:
-    """The sums with the entries of the table ``where (B, H_kv, N)`` in them; ``width``: of their features."""
+    """The sums with the entries of the table added that ``where (B, H_kv, N)`` marks; ``width`` of the features."""
     wide = rows.to(sums.dtype)
     features = wide[..., :width] * where.unsqueeze(-1)
     return sums + features.mT @ wide[..., -sums.shape[3] :]

@@ -20,12 +20,12 @@ from linattn.ops.recurrent.decoding import (
 from linattn.ops.saliency import best_first, top_of_chunk
 
 LEAST_ROOM = 64  # slots that a table without a cap grows by
-# Beside a linear part of usual size e^-60 is nothing, and e^60 times such a part is finite in fp32.
+# Next to a linear part of usual size e^-60 is negligible, and e^60 times such a part is finite in fp32.
 LEAST_LOGIT = -60.0
 
 
 class StepToken(NamedTuple):
-    """One token of each sequence, in the dtype of the table; query heads by the key head they share."""
+    """One token of each sequence, in the dtype of the table, with query heads grouped by the key head they share."""
 
     q: Tensor  # (B H_kv, G, K), not scaled
     k: Tensor  # (B, H_kv, 1, K)
@@ -35,28 +35,28 @@ class StepToken(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where the tokens of one step lie: the same in all layers of a model."""
+    """Where the tokens of one step lie, which is the same in all layers of a model."""
 
-    ended: tuple[tuple[Tensor | None, int], ...]  # rows (None: all) of which a chunk ended, and how long they are
-    first: int  # slots that are read, up to last
+    ended: tuple[tuple[Tensor | None, int], ...]  # rows (None: all) in which a chunk ended, and their length
+    first: int  # the slots from first to before last are read
     last: int
-    slot: int  # of the new token, where it is the same in all rows
-    turn: int  # the same, in its chunk
-    rows: Tensor | None  # (B,), with slots and turns: where rows differ
+    slot: int  # slot of the new token, if it is the same in all rows
+    turn: int  # place of the new token in its chunk, if it is the same in all rows
+    rows: Tensor | None  # (B,), with slots and turns, if rows differ
     slots: Tensor | None
     turns: Tensor | None
-    hidden: Tensor | None  # (B H_kv, 1, last - first): -inf where a row has no token, else 0; None: nowhere
-    leaving: Tensor | bool  # whether the token that was in the slot is summed up; (B, 1, 1) where rows differ
+    hidden: Tensor | None  # (B H_kv, 1, last - first): -inf where a row has no token, else 0; None: all have
+    leaving: Tensor | bool  # whether the token that was in the slot is added to the sums; (B, 1, 1) if rows differ
 
 
 def decoding_step(
     token: StepToken, state: DecodingState, gate: Tensor | None, units: Units
 ) -> tuple[Tensor, DecodingState]:
-    """The output ``(B H_kv, G, V)`` and the state, in the same memory.
+    """The output ``(B H_kv, G, V)`` of one token, and the next state in the same memory.
 
-    ``p`` is the softmax over the exact keys, ``u`` what a linear weight of 1 is in its units: the largest ``p_i``, or
-    that over ``e^m`` where 1 itself is the unit, with ``m`` the largest logit.
-    ``o = (sum p_i v_i + u g * phi . kv) / (1 + u phi . z)``, both sums of each part from one product.
+    ``o = (sum p_i v_i + u g * phi . kv) / (1 + u phi . z)``, where ``p`` is the softmax over the exact keys and ``u``
+    the value of a linear weight of 1 in units of p: the largest ``p_i``, or with ``units="one"`` the largest ``p_i``
+    over ``e^m`` with ``m`` the largest logit. The two sums of each part come from one product.
     """
     state, logits, values, phi = _write_and_weigh(token, state)
     V = token.v.shape[3]
@@ -77,7 +77,10 @@ def decoding_step(
 
 
 def _write_and_weigh(token: StepToken, state: DecodingState) -> tuple[DecodingState, Tensor, Tensor, Tensor]:
-    """The next state; logits ``(B H_kv, G, N)``, values and ones ``(B H_kv, N, V + ONES)``, features of queries."""
+    """Write the token; returns the state, logits ``(B H_kv, G, N)``, values and ones, features of queries.
+
+    Values and ones are ``(B H_kv, N, V + ONES)``.
+    """
     lengths, setting = state.lengths(), state.setting
     state = _with_room(state, max(count_chosen(n + 1, setting.window, setting.budget) for n in lengths))
     H_kv, M = state.table.shape[1], state.table.shape[2] - setting.room
@@ -114,7 +117,7 @@ def _write(token: StepToken, state: DecodingState, places: Places) -> None:
         state.queries[places.rows, :, places.turns] = q
 
 
-@lru_cache(maxsize=16)  # of the layers of a model, which may differ in their settings
+@lru_cache(maxsize=16)  # for the layers of a model, which may differ in their settings
 def _places(
     lengths: tuple[int, ...], setting: Setting, heads: int, M: int, device: torch.device, dtype: torch.dtype
 ) -> Places:
@@ -150,7 +153,7 @@ def _places(
 
 
 def _with_room(state: DecodingState, chosen: int) -> DecodingState:
-    """Without a cap the table grows, by at least a part of what it is."""
+    """The state with room for ``chosen`` tokens: without a cap the table grows, by at least a part of its size."""
     M = state.table.shape[2] - state.setting.room
     if chosen <= M or state.kept_scores is None or state.kept_position is None:
         return state
@@ -164,7 +167,7 @@ def _with_room(state: DecodingState, chosen: int) -> DecodingState:
 
 
 def _end_chunk(state: DecodingState, rows: Tensor | None, length: int) -> None:
-    """What ``length`` tokens leave behind when the next one comes: scores, a choice, and the window's oldest chunk."""
+    """Do what is due at the end of a chunk, after ``length`` tokens: scores, a choice, summing up the oldest chunk."""
     if rows is None:
         _end_chunk_of_all(state, length)
         return
@@ -193,7 +196,7 @@ def _end_chunk_of_all(state: DecodingState, length: int) -> None:
 
 
 def _choose(state: DecodingState, length: int) -> None:
-    """The best of the oldest chunk join the chosen ones, the worst of all beyond the cap are summed up."""
+    """Add the best tokens of the oldest chunk to the chosen ones; beyond the cap, sum up the worst of all."""
     window, budget, R = state.setting.window, state.setting.budget, state.setting.room
     kept_scores, kept_position, scores = state.kept_scores, state.kept_position, state.scores
     assert budget is not None

@@ -1,7 +1,7 @@
 """Exponential attention as a recurrence, token by token: O(T) time, the form of decoding.
 
 m_t = max(m_{t-1} + f_t, i_t)
-C_t = e^{f_t + m_{t-1} - m_t} C_{t-1} + e^{i_t - m_t} k_t v_t^T,     n_t likewise with 1 for v
+C_t = e^{f_t + m_{t-1} - m_t} C_{t-1} + e^{i_t - m_t} k_t v_t^T,     n_t likewise with 1 in place of v
 numerator_t = q_t C_t,   denominator_t = q_t . n_t,   both in units of e^{m_t}
 """
 
@@ -32,5 +32,5 @@ def exponential_sums(q: Tensor, k: Tensor, v: Tensor, gates: Gates, initial: Exp
 
 
 def _in_units_of(exponent: Tensor, m: Tensor) -> Tensor:
-    """``e^{exponent - m}``; 0 where both are -inf, which is where nothing came yet."""
+    """``e^{exponent - m}``; 0 where both are -inf, because no token came yet."""
     return (exponent - torch.where(m == -torch.inf, 0.0, m)).exp()

@@ -2,13 +2,13 @@
 
 At position p, with a ring of the latest R tokens:
 
-    1. where a chunk's choice is due, its best tokens are marked; beyond the cap, the worst of all lose their mark
-    2. the token at p - R leaves the ring: a marked one into a free slot of the cache, or else into the sums
+    1. if a chunk's choice is due, its best tokens are marked; beyond the cap, the worst of all lose their mark
+    2. the token at p - R leaves the ring: if it is marked, into a free slot of the cache, otherwise into the sums
     3. the token at p takes its slot
-    4. the query reads ring and cache, each entry as an exact key or as a linear one, and the sums
+    4. the query reads ring and cache, each entry as an exact or as a linear key, and the sums
 
-A token that lost its mark inside the cache is read as a linear one until its slot is needed; then it is summed up. One
-token is summed up in a step at most, since one that takes a slot is not summed up itself.
+A token that lost its mark inside the cache is read as a linear key until its slot is needed; then it is summed up. A
+step sums up at most one token, since a token that takes such a slot is not summed up itself.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,7 @@ FIRST_SLOTS = 8
 
 
 class Token(NamedTuple):
-    """One token of each sequence; query heads by the key head they share."""
+    """One token of each sequence, with query heads grouped by the key head they share."""
 
     q: Tensor  # (B, H_kv, G, K), scaled
     k: Tensor  # (B, H_kv, K)
@@ -94,7 +94,7 @@ def _mark(
 
 
 def _with_room(cache: SalientCache, stays: Tensor) -> SalientCache:
-    """Without a cap the cache grows when it is full. That is a question to the device: on a GPU it waits."""
+    """The cache with a free slot: without a cap it grows when it is full. To know that, the host waits for a GPU."""
     if not bool((stays & cache.alive.all(-1)).any()):
         return cache
     more = max(FIRST_SLOTS, cache.k.shape[2])
@@ -106,9 +106,9 @@ def _with_room(cache: SalientCache, stays: Tensor) -> SalientCache:
 def _place(
     cache: SalientCache, entry: WindowRing, stays: Tensor, position: Tensor
 ) -> tuple[SalientCache, SalientCache | None]:
-    """The cache with the entry in its first free slot where it stays, and what was in that slot.
+    """The cache with the entry in its first free slot where ``stays``, and what was in that slot.
 
-    With a cap there always is one: marked tokens of ring and cache together are no more than slots.
+    With a cap there always is a free slot: ring and cache together have no more marked tokens than slots.
     """
     slot = cache.alive.to(torch.uint8).argmin(-1, keepdim=True)  # (B, H_kv, 1)
     old = SalientCache(*(take(x, slot).squeeze(2) for x in cache))
@@ -124,7 +124,7 @@ def _write(ring: WindowRing, slot: Tensor, new: WindowRing, old: WindowRing, rea
 
 
 def _put(x: Tensor, slot: Tensor, new: Tensor, old: Tensor, where: Tensor) -> Tensor:
-    """``x (B, H_kv, N, ...)`` with ``new (B, H_kv, ...)`` in its slot, where so."""
+    """``x (B, H_kv, N, ...)`` with ``new (B, H_kv, ...)`` in its slot if ``where``, and ``old`` otherwise."""
     if x.ndim == 3:
         return x.scatter(2, slot, torch.where(where, new.to(x.dtype), old).unsqueeze(2))
     entry = torch.where(where.unsqueeze(-1), new.to(x.dtype), old).unsqueeze(2)

@@ -29,7 +29,7 @@ def linear_sums(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, initial: Line
 
 
 def sweep(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, initial: LinearState, strict: bool = False) -> Sums:
-    """One causal pass; a strict one lets no token see itself."""
+    """One causal pass; in a strict one no token sees itself."""
     state, outputs = initial, []
     for t in range(k.shape[2]):
         decay = _decay_at(pattern.log_decay, t, k)
@@ -46,7 +46,7 @@ def sweep(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, initial: LinearStat
 
 
 def _decay_at(log_decay: Tensor | None, t: int, like: Tensor) -> Tensor | None:
-    """lambda_t, shaped to scale the keys (B, H_kv, K) of a state."""
+    """lambda_t, in a shape that scales the keys (B, H_kv, K) of a state."""
     if log_decay is None:
         return None
     a = log_decay[:, None] if log_decay.ndim == 1 else log_decay[:, :, t]

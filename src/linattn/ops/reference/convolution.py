@@ -1,4 +1,4 @@
-"""The specification: the causal depthwise convolution of each sequence's real tokens, one tap after another."""
+"""The specification: the causal depthwise convolution of each sequence's real tokens, tap by tap."""
 
 from itertools import pairwise
 

@@ -5,7 +5,7 @@
     numerator_t   = sum_s e^{d_ts - m_t} (q_t . k_s) v_s
     denominator_t = sum_s e^{d_ts - m_t} (q_t . k_s)
 
-The output is ``numerator_t / max(|denominator_t|, e^{-m_t})``: whatever m is, it cancels.
+The output is ``numerator_t / max(|denominator_t|, e^{-m_t})``, in which m cancels.
 """
 
 import torch

@@ -1,11 +1,11 @@
 """The specification: hybrid attention as two full matrices of weights, O(T^2).
 
-    exact(t, i)  = i <= t and (i in the window of t, or i chosen and t before the end of its time)
+    exact(t, i)  = i <= t and (i in the window of t, or i chosen and t before the end of i's time)
     m_t          = max of s_ti = q_t . k_i over exact (t, i)
     exact_t      = sum over exact (t, i) of e^{s_ti - m_t} v_i
     linear_t     = sum over the other i <= t of (phi_t . psi_i) v_i
 
-and the totals likewise with 1 for v. Each visible token is in one of the two sums, never in both.
+and the totals likewise with 1 in place of v. Each visible token is in one of the two sums, never in both.
 """
 
 import torch
@@ -15,7 +15,7 @@ from linattn.ops.hybrid_types import HybridSums, Rows
 
 
 def hybrid_sums(rows: Rows) -> HybridSums:
-    """All queries of the rows against all tokens: those a state chose before, and the rows themselves."""
+    """All queries of the rows against all tokens: those of the rows and those that a state chose before."""
     H_kv, S = rows.k.shape[1], rows.k.shape[2]
     position = rows.position[:, None].expand(-1, H_kv, -1)  # (B, H_kv, S)
     k, v, features, key_position = rows.k, rows.v, rows.key_features, position

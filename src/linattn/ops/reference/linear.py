@@ -9,7 +9,7 @@ With a decay ``a = log lambda <= 0``, inclusive sums ``c_i = a_1 + .. + a_i`` an
     "query"       exp(c_t - c_s)                exp(e_s - e_t)
     "key"         exp(e_t - e_s)                exp(c_s - c_t)
 
-so that a pair's product takes in the decay of the query token, or that of the key token, never both.
+so that a pair's product includes the decay of the query token or that of the key token, never both.
 """
 
 import torch

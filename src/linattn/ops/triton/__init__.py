@@ -1,4 +1,4 @@
-"""GPU kernels for the algebra, a folder for each family.
+"""GPU kernels for the algebra, with a folder for each family.
 
-Importing these folders needs torch alone; what lies in their ``kernels`` needs Triton and is imported late.
+Importing these folders needs only torch; their ``kernels`` need Triton and are imported when they are first used.
 """

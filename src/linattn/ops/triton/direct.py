@@ -1,4 +1,4 @@
-"""Operators by a shorter way: the dispatcher of a registered one takes as much time as a short kernel."""
+"""Calls of operators past PyTorch's dispatcher, which takes as much time as a short kernel."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,23 +12,24 @@ UNTRACED = frozenset((Tensor, nn.Parameter, type(None), bool, int, float, str, t
 
 
 def shortest(operator: Function, forward: Function, backward: Function, remember: Function, gradients: Function) -> Any:
-    """A function that does what the operator does: by its name where something watches, else by its own means.
+    """A function that does what the operator does: it calls the operator if something traces it, else the functions.
 
-    ``forward`` and ``backward`` are what the operator and that of its gradient do, ``remember(ctx, inputs, output)``
-    and ``gradients(ctx, *gradients, run)`` are registered with it; ``run`` is the latter operator unless given.
+    ``forward`` and ``backward`` are the functions of the operator and of the operator of its gradient;
+    ``remember(ctx, inputs, output)`` and ``gradients(ctx, *gradients, run)`` are registered with it, where ``run`` is
+    the operator of the gradient unless given.
     """
 
     class Directly(torch.autograd.Function):
         @staticmethod
         def forward(ctx, *arguments):  # type: ignore[no-untyped-def]
-            # Not with a setup_context: for that one PyTorch inspects the signature in every call.
+            # Without setup_context, for which PyTorch would inspect the signature in every call.
             found = forward(*arguments)
             remember(ctx, arguments, found)
             return found
 
         @staticmethod
         def backward(ctx, *of_outputs):  # type: ignore[no-untyped-def]
-            # Gradients that are to be differentiated in turn come from the operator, which says that they have none.
+            # Gradients that may be differentiated again come from the operator, which raises an error if they are.
             return gradients(ctx, *of_outputs) if torch.is_grad_enabled() else gradients(ctx, *of_outputs, run=backward)
 
     def run(*arguments: Any) -> Any:

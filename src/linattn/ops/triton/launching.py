@@ -1,10 +1,10 @@
 """Launches of Triton kernels that remember which compiled kernel served arguments like these.
 
-Triton finds out in every launch, argument by argument, which of its compiled kernels fits: 25 to 60 us of the host's
-time for kernels of eighty arguments, while many of them run for less. That answer depends on the arguments alone, so
-that equal ones need not ask again; here a launch whose arguments equal an earlier one's goes straight to the driver.
-Equal means: numbers and constants of the same type and value, tensors of the same dtype, device and place behind a
-multiple of 16 bytes. That is finer than what Triton tells apart, never coarser.
+Triton finds out in every launch, argument by argument, which of its compiled kernels fits. That takes 25 to 60 us of
+the host's time for kernels of eighty arguments, while many of them run for less. The answer depends only on the
+arguments, so a launch whose arguments equal those of an earlier one goes straight to the driver here. Equal means:
+numbers and constants of the same type and value, tensors of the same dtype, device and address modulo 16 bytes. This
+distinguishes more cases than Triton does, never fewer.
 """
 
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ from linattn.ops.triton.support import TRITON, Version
 
 # Releases whose launcher is called as below; others get ordinary launches.
 KNOWN_RELEASES: tuple[Version, Version] = (3, 6), (3, 10)
-# Bytes: Triton compiles another kernel for pointers that are no multiple of it.
+# Bytes: Triton compiles another kernel for pointers that are not a multiple of it.
 ALIGNMENT = 16
-# Launches that are remembered: every length of a sequence is one more. Past that all are forgotten.
+# How many launches are remembered: every length of a sequence is one more. Beyond that all are forgotten.
 MOST = 4096
-# Tensors that are what they seem: others (of a mode, of a subclass) are Triton's to look at.
+# Types of plain tensors; launches with others (of a mode, of a subclass) are left to Triton.
 PLAIN = frozenset((Tensor, nn.Parameter))
 
 
@@ -39,10 +39,10 @@ _remembered: dict[tuple[Any, ...], Remembered] = {}
 
 
 def launch(kernel: Any, programs: int, *args: Any, **constants: Any) -> None:
-    """``kernel[(programs,)](*args, **constants)`` on the device of the tensors; without programs nothing.
+    """``kernel[(programs,)](*args, **constants)`` on the device of the tensors; nothing if there are no programs.
 
-    args: tensors (None where there is none) and numbers, by position, before all constants. constants: by name, with
-    Triton's own (num_warps ..).
+    args: tensors (or None) and numbers, by position, before all constants. constants: by name, including Triton's own
+    (num_warps ..).
     """
     if programs == 0:
         return
@@ -74,24 +74,24 @@ def launch(kernel: Any, programs: int, *args: Any, **constants: Any) -> None:
 
 
 def run(known: Remembered, programs: int, values: list[Any], stream: Any) -> None:
-    """The compiled kernel, by the driver. values: its arguments before the constants, with addresses for tensors."""
+    """Run the compiled kernel by the driver. values: its arguments before the constants, with addresses for tensors."""
     launcher, given = prepared(known, programs, values, stream)
     launcher(*given)
 
 
-# Where those that vary stand among what a launcher is given: the stream, and the first of the arguments.
+# Places of the stream and of the first argument in what a launcher is given.
 STREAM, FIRST = 3, 9
 
 
 def prepared(known: Remembered, programs: int, values: list[Any], stream: Any = None) -> tuple[Any, tuple[Any, ...]]:
-    """The launcher of a compiled kernel, and what it is given; without hooks."""
+    """The launcher of a compiled kernel, and the arguments it is given; without hooks."""
     compiled, constants = known
     function, metadata = compiled.function, compiled.packed_metadata
     return compiled.run, (programs, 1, 1, stream, function, metadata, None, None, None, *values, *constants)
 
 
 def described(args: tuple[Any, ...], constants: dict[str, Any]) -> tuple[tuple[Any, ...], list[Any]]:
-    """What a compiled kernel depends on; and the arguments as the driver takes them, with addresses for tensors."""
+    """The key of a compiled kernel: all it depends on; and the arguments for the driver, with addresses for tensors."""
     key, values = list(args), list(args)
     for n, x in enumerate(args):
         if type(x) in PLAIN:
@@ -99,15 +99,14 @@ def described(args: tuple[Any, ...], constants: dict[str, Any]) -> tuple[tuple[A
             key[n] = x.dtype
             key += (address % ALIGNMENT, x.get_device())
     given = constants.values()
-    # With types: True, 1 and 1.0 are equal.
+    # The key includes types, because True, 1 and 1.0 are equal.
     return (*key, *map(type, args), *constants, *given, *map(type, given)), values
 
 
 def can_remember(args: tuple[Any, ...], constants: dict[str, Any], device: int) -> bool:
-    """Whether the key says all: plain numbers, types of Triton's among the constants, tensors on the current device.
+    """Whether the key says everything: plain numbers, known types of constants, plain tensors on the current device.
 
-    The driver, given an address, does not ask again whether the device can read it. As a constant 0.0 is not plain: it
-    equals -0.0.
+    The driver does not check whether the device can read an address. The constant 0.0 is not plain, as it equals -0.0.
     """
     from triton.language import dtype  # type: ignore[import-untyped]
 
@@ -123,7 +122,7 @@ _listening = local()
 
 @contextmanager
 def listener(recorder: Any) -> Iterator[None]:
-    """Tells the recorder of every launch of this thread: ``launched(remembered or None, programs, args)``."""
+    """Report every launch of this thread to the recorder: ``launched(remembered or None, programs, args)``."""
     _listening.recorder = recorder
     try:
         yield
@@ -132,7 +131,7 @@ def listener(recorder: Any) -> Iterator[None]:
 
 
 def is_recorded() -> bool:
-    """Whether launches of this thread are being told."""
+    """Whether launches of this thread are reported to a recorder."""
     return getattr(_listening, "recorder", None) is not None
 
 
@@ -143,12 +142,12 @@ def _tell(found: Remembered | None, programs: int, args: tuple[Any, ...]) -> Non
 
 
 def forget() -> None:
-    """All remembered launches."""
+    """Forget all remembered launches."""
     _remembered.clear()
 
 
 def _launch_ordinarily(kernel: Any, programs: int, args: tuple[Any, ...], constants: dict[str, Any]) -> Any:
-    # Triton launches on the current device, which need not be that of the tensors.
+    # Triton launches on the current device, which may differ from that of the tensors.
     like = _first_tensor(args)
     if not like.is_cuda or like.get_device() == torch.cuda.current_device():
         return kernel[(programs,)](*args, **constants)
@@ -169,7 +168,7 @@ class _Internals(NamedTuple):
 
 @cache
 def internals() -> _Internals | None:
-    """What of Triton a remembered launch needs; None with a release, or a vendor, that was not read for it."""
+    """The parts of Triton that a remembered launch needs; None for releases or vendors that are not known."""
     oldest, newest = KNOWN_RELEASES
     if TRITON is None or not oldest <= TRITON < newest or torch.version.hip is not None:
         return None
@@ -182,7 +181,7 @@ def internals() -> _Internals | None:
 
 
 def is_watched(knobs: Any, kernel: Any = None) -> bool:
-    """Whether somebody wants to see launches (a profiler) or to have kernels compiled in another way (a debugger)."""
+    """Whether a profiler watches launches, or a debugger has kernels compiled in another way."""
     runtime = knobs.runtime
     seen = _has_calls(runtime.launch_enter_hook) or _has_calls(runtime.launch_exit_hook)
     other = runtime.debug or knobs.compilation.instrumentation_mode or runtime.add_stages_inspection_hook is not None

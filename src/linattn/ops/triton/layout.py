@@ -1,4 +1,4 @@
-"""In which order results lie in memory: in that of the tensor whose tokens they belong to."""
+"""The memory order of results: that of the tensor whose tokens they belong to."""
 
 import torch
 from torch import Tensor
@@ -10,19 +10,20 @@ def is_token_major(x: Tensor) -> bool:
 
 
 def side_by_side(x: Tensor) -> int:
-    """Heads of a token that lie together in a result of :func:`like_tokens`: all of them, or one."""
+    """How many heads of a token lie together in a result of :func:`like_tokens`: all or one."""
     return x.shape[1] if is_token_major(x) else 1
 
 
 def like_tokens(
     x: Tensor, width: int, dtype: torch.dtype | None = None, copies: tuple[int, ...] = (), *, heads: int | None = None
 ) -> Tensor:
-    """New memory ``(*copies, B, H, T, width)`` for what belongs to the tokens of ``x (B, H, T, D)``, in the order of x.
+    """New memory ``(*copies, B, H, T, width)`` for numbers of the tokens of ``x (B, H, T, D)``, in the order of x.
 
-    Rows of a token after those of another where x has them so, else contiguous: what comes next (heads are joined, or
-    a projection's gradient is taken) has nothing to copy. heads: H, where it is not that of x.
+    If x is token-major the result is so too, else it is contiguous. So the next operation (heads are joined, or a
+    projection's gradient is taken) has nothing to copy. heads: H, if it is not that of x.
 
-    By its strides, not as a view: autograd forbids to change in place what one of its functions returned as a view.
+    The result has these strides itself and is not a view: autograd forbids changing in place what one of its functions
+    returned as a view.
     """
     B, H, T, _ = x.shape
     H = H if heads is None else heads

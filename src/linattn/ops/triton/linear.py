@@ -1,4 +1,4 @@
-"""Linear attention by kernels: which one serves a call, and what none does."""
+"""Linear attention by kernels: which kernel serves a call, and which calls none serves."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,10 +24,10 @@ from linattn.ops.triton.turned import attend_turned, twins_to_turn
 from linattn.ops.types import AttentionOutput, LinearState
 
 WIDEST = 256  # features, and values of a head
-# Columns of ones in a denominator of its own: products with fewer have gone wrong on Hopper.
+# Columns of ones for a denominator of its own: products with fewer columns have gone wrong on Hopper.
 ONES = 64
 
-# Kernels that take the weights of keys; for others the keys are multiplied before.
+# Kernels that take weights of keys; for others the keys are multiplied by them before.
 WEIGHING = (which_kernel.CAUSAL, which_kernel.DECAY, which_kernel.BOTH_WAYS)
 
 # (q, k, v, initial, normalizer=, out_dtype=, need_state=): one kernel with all else settled.
@@ -50,7 +50,7 @@ def against(call: LinearCall) -> str:
 def attend(
     q: Tensor, k: Tensor, v: Tensor, initial: LinearState | None, call: LinearCall, out_dtype: torch.dtype
 ) -> AttentionOutput:
-    """One fused call on q and k as they come (masked keys are 0); a denominator of its own is a second one."""
+    """One fused call on unmapped q and k (masked keys are 0); a denominator of its own takes a second call."""
     kernel = which_kernel.kernel_of(call)
     if call.rotate is not None:
         turning = twins_to_turn(call)
@@ -67,7 +67,7 @@ def attend(
     phi, psi = (_mapped(x, feature_map) for x, feature_map in zip((q, k), call.maps, strict=True))
     phi, psi, norm_features = turned(order_queries(phi, call.flows, k.shape[1]), psi, call)
     v = split_values(v, call.flows)
-    # A decay per channel is as large as the keys: its kernels bound it and leave masked tokens out as they read it.
+    # A decay per channel is as large as the keys: its kernels bound it and skip masked tokens when they read it.
     bounded = call.log_decay if kernel == which_kernel.CHANNEL else log_decay_for(call.log_decay, call.key_mask)
     decay, log_input = bounded, log_input_for(call.log_input, call.key_mask)
     run = _runner(kernel, call, split_decay(decay, call.flows), split_decay(log_input, call.flows))
@@ -89,7 +89,7 @@ def _twins(call: LinearCall) -> tuple[Twin, Twin] | None:
 
 
 def _mapped(x: Tensor, feature_map: FeatureMap | None) -> Tensor:
-    """Features ``(B, H flows, T, F)``: by the map's twin, a kernel, or else by the map itself."""
+    """Features ``(B, H flows, T, F)``: by a kernel if the map has a twin, otherwise by the map itself."""
     if feature_map is None:
         return x
     twin = feature_map.twin()
@@ -133,7 +133,7 @@ def _run_causal(
 
 
 def _run_both_ways(q: Tensor, k: Tensor, v: Tensor, initial: LinearState | None, **options: Any) -> AttentionOutput:
-    """Such a decay has no state: none comes in, none is asked for."""
+    """Run a decay in both directions, which has no state: none is given and none is returned."""
     del options["need_state"]
     nothing: Any = None
     return AttentionOutput(attend_both_ways(q, k, v, **options), nothing)
@@ -152,12 +152,12 @@ def _with_own_denominator(
     run: Run, phi: Tensor, psi: Tensor, v: Tensor, initial: LinearState | None, norm_features: tuple[Tensor, Tensor],
     call: LinearCall, out_dtype: torch.dtype,
 ) -> AttentionOutput:  # fmt: skip
-    """The denominator is a second linear attention, over the norm features, with values of 1."""
+    """Run with a denominator of its own: a second linear attention over the norm features, with values of 1."""
     options: dict[str, Any] = {"normalizer": None, "out_dtype": torch.float32, "need_state": call.need_state}
     start, norm_start = None, None
     if initial is not None:
         start = LinearState(initial.kv, torch.zeros_like(initial.kv[..., 0]))
-        # Summed with values of 1, all columns are the sum itself.
+        # With values of 1 every column of the state is the sum of keys.
         norm_start = LinearState(initial.k.unsqueeze(-1).expand(*initial.k.shape, ONES), initial.k)
     numerator, state = run(phi, psi, v, start, **options)
     norm_q, norm_k, ones = one_dtype(*norm_features, v.new_ones(*v.shape[:3], ONES))

@@ -1,4 +1,4 @@
-"""What the operands of a matrix product share."""
+"""The common dtype of the operands of a matrix product."""
 
 from functools import reduce
 
@@ -7,6 +7,6 @@ from torch import Tensor
 
 
 def one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Autocast mixes dtypes and steep maps widen them; the operands of a product share one."""
+    """Cast tensors to their common dtype: autocast mixes dtypes and steep maps widen them, but products need one."""
     dtype = reduce(torch.promote_types, (x.dtype for x in tensors))
     return tuple(x.to(dtype) for x in tensors)

@@ -1,10 +1,10 @@
-"""Operators that do again what they did for inputs that look alike: the same memory, the same launches.
+"""Operators that replay what they did for inputs of the same layout: the same allocations, the same launches.
 
-What an operator of kernels does on the host - choose tiles, count programs, line up eighty arguments - depends on how
-its inputs lie in memory and not on the numbers there, and takes longer than short kernels run. The second call with
-inputs of certain shapes, strides, dtypes and alignments is written down as a script: which memory was asked for, and
-which compiled kernels were launched on what. Later calls follow the script. A call that did anything else on the way
-(a copy, a sum, a number read) has no script and always runs as it is written.
+What an operator of kernels does on the host - choose tiles, count programs, line up eighty arguments - depends on the
+layout of its inputs in memory and not on their numbers, and takes longer than short kernels run. The second call with
+inputs of certain shapes, strides, dtypes and alignments is recorded as a script: which memory was allocated, and which
+compiled kernels were launched on which tensors. Later calls follow the script. A call that did anything else (a copy,
+a sum, reading a number) has no script and always runs as it is written.
 """
 
 from collections.abc import Callable
@@ -18,9 +18,9 @@ from linattn.ops.triton import launching
 from linattn.ops.triton.launching import ALIGNMENT, PLAIN, Remembered
 from linattn.ops.triton.scripts import Allocation, Launch, Looks, Script, follow, written
 
-# Scripts of one operator, and calls that have none: past that all are forgotten.
+# How many scripts of one operator, and calls without one, are kept: beyond that all are forgotten.
 MOST = 1024
-# Operators that hand out memory, and what it is filled with, by their arguments.
+# Operators that allocate memory, and functions of their arguments that give the number it is filled with.
 ALLOCATIONS: dict[str, Callable[[tuple[Any, ...]], int | float | None]] = {
     "aten::empty": lambda args: None, "aten::new_empty": lambda args: None, "aten::empty_like": lambda args: None,
     "aten::empty_strided": lambda args: None, "aten::new_empty_strided": lambda args: None,
@@ -28,15 +28,15 @@ ALLOCATIONS: dict[str, Callable[[tuple[Any, ...]], int | float | None]] = {
 }  # fmt: skip
 
 
-# By the looks of the inputs: the script, or why there is none. To write one takes as long as a few calls, which inputs
-# that come once, as of lengths that change, are not worth.
+# Kept by the layout of the inputs: the script, or why there is none. Recording takes as long as a few calls, which is
+# not worth it for inputs that come once, for example with changing lengths.
 SEEN_ONCE, IMPOSSIBLE = "seen once", "does more than to allocate and to launch"
 Scripts = dict[tuple[Any, ...], Script | str]
 _all_scripts: list[Scripts] = []
 
 
 def replayed(function: Callable[..., Any], unless: Callable[[], bool] = lambda: False) -> Callable[..., Any]:
-    """The function, which allocates and launches, by its scripts. unless: whether calls are to run as they are now."""
+    """A function that replays ``function``, which allocates and launches. unless: whether to run it as written now."""
     scripts: Scripts = {}
     _all_scripts.append(scripts)
 
@@ -44,7 +44,7 @@ def replayed(function: Callable[..., Any], unless: Callable[[], bool] = lambda: 
     def run(*arguments: Any) -> Any:
         tensors = [x for x in arguments if type(x) in PLAIN]
         triton = launching.internals()
-        # Without a GPU there is no driver to ask. Tensors of a subclass are none of those.
+        # Without a GPU there is no driver to call. Tensors of a subclass are not among ``tensors``.
         if triton is None or not tensors or not is_on_gpu(tensors[0]) or unless():
             return function(*arguments)
         driver = triton.driver.active
@@ -76,14 +76,14 @@ def is_on_gpu(x: Tensor) -> bool:
 
 
 def are_plain(arguments: tuple[Any, ...], device: int) -> bool:
-    """Whether a script can be written: tensors on the current device, each an input of its own, none of a subclass."""
+    """Whether a script can be recorded: tensors on the current device, none given twice, none of a subclass."""
     tensors = [x for x in arguments if isinstance(x, Tensor)]
     own = len({id(x) for x in tensors}) == len(tensors)
     return own and all(type(x) in PLAIN and x.get_device() == device for x in tensors)
 
 
 def is_dense(x: Tensor) -> bool:
-    """Whether its numbers lie without gaps and overlaps, in any order of dimensions."""
+    """Whether the numbers of x lie without gaps and overlaps, in any order of dimensions."""
     expected = 1
     for stride, size in sorted((n, size) for n, size in zip(x.stride(), x.shape, strict=True) if size != 1):
         if stride != expected:
@@ -93,13 +93,13 @@ def is_dense(x: Tensor) -> bool:
 
 
 def forget() -> None:
-    """All scripts."""
+    """Forget all scripts."""
     for scripts in _all_scripts:
         scripts.clear()
 
 
 def looks(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What of the arguments a script depends on: all but the numbers in the tensors and where these lie."""
+    """What a script depends on: all about the arguments except the numbers in tensors and where these lie."""
     return tuple(
         (x.shape, x.stride(), x.dtype, x.data_ptr() % ALIGNMENT, x.get_device()) if type(x) in PLAIN else (type(x), x)
         for x in arguments
@@ -107,12 +107,12 @@ def looks(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class Recorder(TorchDispatchMode):
-    """Writes down what a call does, as long as that is only to ask for memory, to look at it and to launch kernels."""
+    """Records what a call does, as long as it only allocates memory, takes views of it and launches kernels."""
 
     def __init__(self, inputs: list[Tensor]) -> None:
         super().__init__()
         self.inputs = inputs
-        # They are kept until the script is written: memory that was let go could be handed out a second time.
+        # They are kept until the script is complete: released memory could be allocated a second time.
         self.allocated: list[Tensor] = []
         self.steps: list[Allocation | Launch] = []
         self.complete = True
@@ -121,7 +121,7 @@ class Recorder(TorchDispatchMode):
         found = func(*args, **(kwargs or {}))
         name = func._schema.name
         if name in ALLOCATIONS:
-            # All memory that PyTorch hands out begins at a multiple of it; if not, kernels would be others.
+            # PyTorch allocates all memory at a multiple of it; otherwise other compiled kernels would be needed.
             aligned = found.data_ptr() % ALIGNMENT == 0
             fill = ALLOCATIONS[name](args)
             dense = found.is_contiguous() or (is_dense(found) and fill is None)
@@ -136,7 +136,7 @@ class Recorder(TorchDispatchMode):
         pointers, values = [], list(args)
         for place, x in enumerate(args):
             if isinstance(x, Tensor):
-                values[place] = 0  # where an empty one lies
+                values[place] = 0  # the address of an empty tensor
                 found = self._number(x)
                 if found is None:
                     self.complete = False
@@ -148,9 +148,9 @@ class Recorder(TorchDispatchMode):
             self.steps.append(Launch(*launching.prepared(known, programs, values), tuple(pointers)))
 
     def _number(self, x: Tensor) -> tuple[int, int] | None:
-        """Of the input that it is, or of the one tensor in whose memory it lies.
+        """The number of the input that x is, or of the one tensor in whose memory it lies, and its offset there.
 
-        None where inputs share that memory: in the next call they may not, or lie elsewhere in it.
+        None if several inputs share that memory: in the next call they may not, or may lie elsewhere in it.
         """
         for n, one in enumerate(self.inputs):
             if x is one:
@@ -161,7 +161,7 @@ class Recorder(TorchDispatchMode):
         return (around[0][0], x.data_ptr() - around[0][1].data_ptr()) if len(around) == 1 else None
 
     def script(self, found: Any) -> Script | None:
-        """What was written down; None if that is not all. Of the outputs each must be a whole allocation of its own."""
+        """The recorded script; None if it is not complete. Every output must be a whole allocation of its own."""
         outputs: dict[int, Looks] = {}
         for x in found if isinstance(found, tuple) else (found,):
             number, _ = self._number(x) or (0, 0)

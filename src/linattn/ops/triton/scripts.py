@@ -1,4 +1,4 @@
-"""What an operator of kernels does, written down: which memory it asks for, and which kernels it launches there."""
+"""Scripts of what an operator of kernels does: which memory it allocates, and which kernels it launches on it."""
 
 import math
 from collections.abc import Callable
@@ -9,13 +9,13 @@ from torch import Tensor
 
 from linattn.ops.triton import launching
 
-# Bytes: what a call needs for itself alone shares one piece of memory, at multiples of the one, if it is no larger than
-# the other. To ask for memory takes half as long as a launch; a large piece may be there only in parts.
+# Bytes. Memory that only the call itself needs shares one piece, at multiples of PIECE, if it is no larger than
+# LARGEST. An allocation takes half as long as a launch; a large piece may be free only in parts.
 PIECE, LARGEST = 512, 1 << 24
 
 
 class Allocation(NamedTuple):
-    """Memory that the call asked for, without gaps; fill: with what, if with anything."""
+    """Memory that the call allocated, without gaps; fill: the number it is filled with, if any."""
 
     shape: torch.Size
     strides: tuple[int, ...]
@@ -28,9 +28,9 @@ class Allocation(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """Of a compiled kernel, with all that the driver is given (see ``launching.prepared``).
+    """Launch of a compiled kernel, with all that the driver is given (see ``launching.prepared``).
 
-    pointers: place among it, number of the tensor, bytes behind its start.
+    pointers: the place of each address in it, the number of the tensor, and the offset from its start in bytes.
     """
 
     run: Callable[..., None]
@@ -43,11 +43,11 @@ Looks = tuple[torch.Size, tuple[int, ...]]
 
 
 class Script(NamedTuple):
-    """Tensors are numbered: those of the inputs in their order, then the allocations.
+    """A script, in which tensors are numbered: the inputs in their order, then the allocations.
 
-    places: of the allocations that share memory, bytes behind its start; room: how much that is. last_uses: of the
-    others that are not returned, the steps after which they are let go. outputs: allocations, and the shapes and
-    strides that they are returned in.
+    places: offsets in bytes of the allocations that share memory; room: size of that memory. last_uses: the steps
+    after which other allocations that are not returned are released. outputs: the allocations that are returned, with
+    their shapes and strides.
     """
 
     steps: Steps
@@ -59,8 +59,8 @@ class Script(NamedTuple):
 
 
 def written(steps: Steps, inputs: int, outputs: dict[int, Looks], single: bool) -> Script:
-    """The script of steps on so many inputs."""
-    lives: dict[int, tuple[int, int]] = {}  # of allocations that are not returned, from step to step
+    """The script of ``steps`` on ``inputs`` many inputs."""
+    lives: dict[int, tuple[int, int]] = {}  # first and last steps of allocations that are not returned
     made: dict[int, Allocation] = {}
     for n, step in enumerate(steps):
         if isinstance(step, Allocation):
@@ -82,7 +82,7 @@ def written(steps: Steps, inputs: int, outputs: dict[int, Looks], single: bool) 
 
 
 def packed(sizes: dict[int, int], lives: dict[int, tuple[int, int]]) -> dict[int, int]:
-    """Places where none lies in memory that another one uses at the same time: largest first, as low as they fit."""
+    """Places of allocations so that none overlaps another that is in use: largest first, as low as it fits."""
     places: dict[int, int] = {}
     for number in sorted(sizes, key=lambda number: -sizes[number]):
         begin, end = lives[number]
@@ -97,7 +97,7 @@ def packed(sizes: dict[int, int], lives: dict[int, tuple[int, int]]) -> dict[int
 
 
 def follow(script: Script, inputs: list[Tensor], driver: Any) -> Any:
-    """The steps of the script on other inputs that look the same."""
+    """Follow the steps of the script for other inputs with the same layout."""
     steps, places, room, last_uses, outputs, single = script
     tensors: list[Any] = list(inputs)
     addresses = [x.data_ptr() for x in inputs]

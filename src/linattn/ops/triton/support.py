@@ -1,4 +1,4 @@
-"""What all kernels share on the host: whether they can run here and why not, widths, codes, the size of the device."""
+"""What all kernels share on the host: whether and why not they can run, widths, codes, the size of the device."""
 
 import os
 from collections.abc import Callable
@@ -9,15 +9,15 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-# How kernels are told the normaliser.
+# The codes of normalisers in kernels.
 NORM_CODES = {None: 0, "sum": 1, "abs_max_one": 2}
-# How kernels are told the feature map: the names of twins, each a branch of the device functions in kernels.maps.
+# The codes of feature maps in kernels, by the names of twins; each is a branch of the device functions in kernels.maps.
 MAP_CODES = {
     "identity": 0, "relu": 1, "elu": 2, "pair_relu": 3, "split_power": 4, "norm_power": 5, "split_expm1": 6,
     "squares": 7, "softmax_pair": 8, "shifted_power": 9, "sign_power": 10, "squares_and_linear": 11,
     "unit_silu": 12,
 }  # fmt: skip
-# Turns kernels off for impl="auto" when it is 0; a named impl="triton" is still taken.
+# The environment variable that turns kernels off for impl="auto" when it is 0; impl="triton" still takes them.
 SWITCH = "LINATTN_TRITON"
 
 Answer = TypeVar("Answer", bound=Callable[..., object])
@@ -27,14 +27,14 @@ ANY: Version = (99, 99)
 
 
 class Miscompiled(NamedTuple):
-    """Releases of Triton and GPUs (compute capability) known to go wrong together; bounds: from, up to but without."""
+    """Ranges of Triton releases and of compute capabilities that do not go together; upper bounds are excluded."""
 
     triton: tuple[Version, Version]
     capability: tuple[Version, Version]
     reason: str
 
 
-# Looked through from the top: the first that fits is the reason given.
+# Searched from the top: the first that matches gives the reason.
 MISCOMPILED = (
     Miscompiled(((0, 0), (3, 6)), ((0, 0), ANY), "the kernels were proved from Triton 3.6 on"),
     Miscompiled(((0, 0), ANY), ((0, 0), (8, 0)), "kernels need an Ampere GPU (compute capability 8.0) or newer"),
@@ -47,7 +47,7 @@ MISCOMPILED = (
 
 
 def assume_constant(function: Answer) -> Answer:
-    """``torch.compiler.assume_constant_result`` without its import of the compiler, which takes seconds."""
+    """``torch.compiler.assume_constant_result`` without importing the compiler, which takes seconds."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
@@ -64,22 +64,22 @@ def switched_off() -> bool:
 
 
 def _triton_version() -> Version | None:
-    """``(3, 6)``, or None where Triton is not installed; Triton itself is not imported for it."""
+    """The version of Triton, such as ``(3, 6)``, or None if it is not installed; Triton itself is not imported."""
     try:
         return tuple(int(part) for part in version("triton").split("+")[0].split(".")[:2])
     except PackageNotFoundError:
         return None
 
 
-# A constant: torch.compile would have to look into a function that keeps its result.
+# A constant, as torch.compile would trace into a cached function.
 TRITON = _triton_version()
 
 
 def reason_against_compiler(triton: Version | None, capability: Version | None) -> str:
-    """Why no kernel is compiled by this release for this GPU (None: the interpreter's); empty if they are."""
+    """Why this release of Triton compiles no kernels for this GPU (None: the interpreter); empty if it does."""
     if triton is None:
         return "Triton is not installed"
-    # The interpreter compiles nothing; it must only be new enough to know what the kernels are written in.
+    # The interpreter compiles nothing; it must only be new enough for the language of the kernels.
     gpu = (98, 0) if capability is None else capability
     for known in MISCOMPILED:
         (since, until), (oldest, newest) = known.triton, known.capability
@@ -102,7 +102,7 @@ def reason_against(*tensors: Tensor) -> str:
 
 @assume_constant
 def _reason_against_device(device: torch.device) -> str:
-    """Asked once per compiled graph: torch.compile cannot look into the driver's answers."""
+    """Why kernels cannot run on the device; a constant for torch.compile, which cannot trace calls of the driver."""
     on_cpu = device.type == "cpu" and interpreted()
     if device.type != "cuda" and not on_cpu:
         return f"the tensors are on {device.type}, kernels need cuda"
@@ -110,16 +110,16 @@ def _reason_against_device(device: torch.device) -> str:
 
 
 def padded(width: int) -> int:
-    """The power of two that holds it; an operand of a matrix product has at least 16 columns."""
+    """The smallest power of two >= width and >= 16, the fewest columns of an operand of a matrix product."""
     return max(16, 1 << (width - 1).bit_length())
 
 
 def known_stride(x: Tensor) -> int:
-    """Numbers from token to token, for the compiler to count with; 0 where that could change with T."""
+    """The stride from token to token as a constant for the compiler; 0 if it could change with T."""
     return x.stride(2) if x.stride(3) == 1 and x.itemsize == 2 else 0
 
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """Of the GPU; 2 for the interpreter, so that long sequences are cut there too."""
+    """The number of multiprocessors of the GPU; 2 for the interpreter, so that long sequences are cut there too."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2

@@ -1,8 +1,8 @@
-"""Bidirectional attention with turned features: maps, turns and row sums in two kernels, and one attention.
+"""Bidirectional attention with turned features: two kernels for maps, turns and row sums, and one attention.
 
     o_t = sum_s (R_t phi_t . R_s psi_s) v_s / (phi_t . z + eps),  z = sum_s psi_s
 
-The denominator's features are not turned, and never written: keys leave z behind, queries are divided by their row sum.
+The denominator's features are not turned and never stored: keys give z, and queries are divided by their row sum.
 """
 
 from typing import Any
@@ -24,14 +24,14 @@ from linattn.ops.types import AttentionOutput
 
 
 def twins_to_turn(call: LinearCall) -> tuple[Twin, Twin] | None:
-    """How these kernels run the maps of a call that has a rotation; None where they do not serve it."""
+    """The twins with which these kernels run the maps of a call with a rotation; None if they do not serve it."""
     summed = call.normalizer == "sum" and call.norm_features is None and call.log_input is None
     whole = call.cu_seqlens is None and call.initial_state is None and not call.need_state
-    # A query over its row sum may be as small as 1 / T: below what fp16 holds.
+    # A query divided by its row sum may be as small as 1 / T, below the range of fp16.
     ranged = torch.float16 not in (call.q.dtype, call.k.dtype)
     if which_kernel.kernel_of(call) != which_kernel.BIDIRECTIONAL or not (summed and whole and ranged):
         return None
-    # Channels of a pair belong to one part.
+    # Both channels of a pair must belong to the same part.
     D = call.q.shape[3]
     if not isinstance(call.rotate, Rotation) or D % 2 or call.k.shape[3] != D:
         return None
@@ -44,7 +44,7 @@ def twins_to_turn(call: LinearCall) -> tuple[Twin, Twin] | None:
 def attend_turned(
     q: Tensor, k: Tensor, v: Tensor, twins: tuple[Twin, Twin], call: LinearCall, out_dtype: torch.dtype
 ) -> AttentionOutput:
-    """The output ``(B, H, Tq, V)``, which lies as q does, and no state; q and k are raw, twins of ``twins_to_turn``."""
+    """The output ``(B, H, Tq, V)``, in the memory order of q, and no state; q and k are not mapped yet."""
     assert isinstance(call.rotate, Rotation)
     of_queries = call.rotate.of_queries(call.num_features(0), q)
     of_keys = call.rotate.of_keys(call.num_features(1), k)
@@ -71,5 +71,5 @@ def _turned(
 
 
 def _twin(feature_map: FeatureMap | None) -> Twin | None:
-    """Without a map the inputs are the features."""
+    """The twin of a map; that of the identity if there is no map."""
     return Twin("identity", 1) if feature_map is None else feature_map.twin()

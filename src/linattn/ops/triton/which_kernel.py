@@ -1,4 +1,4 @@
-"""Which kernels serve a call of linear attention."""
+"""The choice of kernels for a call of linear attention."""
 
 from linattn.ops.linear_call import LinearCall
 
@@ -13,7 +13,7 @@ def is_step(call: LinearCall) -> bool:
 
 
 def kernel_of(call: LinearCall) -> str:
-    """Which kernels serve the call."""
+    """The name of the kernels that serve the call."""
     if is_step(call):
         return STEP
     if call.log_decay is None:

@@ -1,1 +1,1 @@
-"""Every query sees every key: feature maps inside the kernels, one program a head or segments."""
+"""Attention in which every query sees every key, with feature maps inside the kernels."""

@@ -1,6 +1,6 @@
 """Bidirectional attention without decay on the GPU: every query sees every key, in linear time.
 
-Short sequences: one program per key head does everything. Long ones: segments of the sequence are summed in parallel.
+For short sequences one program per key head does everything. For long ones segments are summed in parallel.
 """
 
 from typing import Any
@@ -29,14 +29,14 @@ def attend_all(
     out_dtype: torch.dtype,
     need_state: bool = False,
 ) -> AttentionOutput:
-    """``o_t = phi_t S / n_t`` with ``S = initial + sum_s psi_s v_s^T``.
+    """Bidirectional attention: ``o_t = phi_t S / n_t`` with ``S = initial + sum_s psi_s v_s^T``.
 
     q ``(B, H, Tq, K)``, k ``(B, H_kv, Tk, K)``, v ``(B, H_kv, Tk, V)`` of one dtype, with any strides; K and V up to
-    256. Without ``maps`` q and k are features. With them (see ``can_fuse``) q and k are raw, of width D: the kernels
-    map them where they read them, K is parts D, and one more with a constant feature; with two flows the state is that
-    of virtual heads, ``(N, 2 H_kv, K, V / 2)`` and ``(N, 2 H_kv, K)``. Masked keys and their values may hold anything.
-    Returns the output ``(B, H, Tq, V)`` in ``out_dtype``, which lies as q does (see ``like_tokens``), and the state
-    with all keys added, or None if it is not needed.
+    256. Without ``maps`` q and k are features. With ``maps`` (see ``can_fuse``) q and k are raw inputs of width D that
+    the kernels map when they read them; K is then parts D, and one more with a constant feature. With two flows the
+    state is that of virtual heads, ``(N, 2 H_kv, K, V / 2)`` and ``(N, 2 H_kv, K)``. Masked keys and their values may
+    hold anything. Returns the output ``(B, H, Tq, V)`` in ``out_dtype`` and in the memory order of q (see
+    ``like_tokens``), and the state with all keys added, or None if it is not needed.
     """
     start = None
     if initial is not None:
@@ -58,5 +58,5 @@ def attend_all(
 
 
 def _changes_nothing(twin: Twin) -> bool:
-    """Whether raw inputs are the features: they may then be wider than those that are mapped."""
+    """Whether the map leaves inputs as they are: such inputs may be wider than those that kernels map."""
     return twin.name == "identity" and twin.flows == 1 and twin.token is None and twin.constant is None

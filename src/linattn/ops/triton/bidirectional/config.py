@@ -1,4 +1,4 @@
-"""Which tiles and how many programs serve which shapes in bidirectional attention."""
+"""The tiles and the number of programs for each shape in bidirectional attention."""
 
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -11,7 +11,7 @@ from linattn.ops.triton.support import MAP_CODES, multiprocessors, padded
 
 
 class Side(NamedTuple):
-    """The map of the queries or of the keys: its code, and its parameters as a ``Twin`` has them."""
+    """The map of the queries or of the keys: its code, and its parameters as in ``Twin``."""
 
     code: int
     table: Tensor | None
@@ -29,7 +29,7 @@ class Maps(NamedTuple):
 
 
 class Widths(NamedTuple):
-    """Channels of raw q and k; features of the map; features with a constant one; values of a flow; flows."""
+    """Widths: channels of raw q and k; features of the map; features with the constant one; values per flow; flows."""
 
     D: int
     F: int
@@ -39,12 +39,12 @@ class Widths(NamedTuple):
 
     @property
     def state(self) -> int:
-        """Numbers that a program holds of a state, padded."""
+        """How many numbers of a state a program holds, padded."""
         return padded(self.F) * padded(self.V)
 
     @property
     def part(self) -> int:
-        """Numbers of one part's state, or of its tile of 64 tokens if that has more."""
+        """How many numbers one part's state has, or its tile of 64 tokens if that has more."""
         return padded(self.D) * max(64, padded(self.V))
 
 
@@ -77,8 +77,8 @@ class Config(NamedTuple):
     warps: int
     stages: int
     split: bool = True
-    registers: int | None = None  # of a thread at most: fewer let more programs share a multiprocessor
-    programs: int = 4  # that a multiprocessor is given at most
+    registers: int | None = None  # most registers of a thread: with fewer, more programs share a multiprocessor
+    programs: int = 4  # most programs that a multiprocessor is given
 
     def options(self) -> dict[str, Any]:
         found: dict[str, Any] = {"BT": self.BT, "num_warps": self.warps, "num_stages": self.stages}
@@ -89,19 +89,19 @@ Kernel = Literal["gather", "read", "query_grad", "key_grad"]
 
 SPLIT_POWER, UNIT_SILU = MAP_CODES["split_power"], MAP_CODES["unit_silu"]
 
-# Up to this many keys, and twice as many queries of a group, one program does a key head.
+# One program serves a key head with up to this many keys and twice as many queries of its group.
 SHORT = 512
-# Above this many numbers in a state its tiles are spread over programs: earlier in fp16, whose states take twice the
-# memory as operands, and in fp32, whose products are unrolled.
+# A state with more numbers than this is divided among programs. The limit is lower in fp16, whose states take twice
+# the memory as operands, and in fp32, whose products are unrolled.
 WIDE = {torch.bfloat16: 128 * 128, torch.float16: 128 * 64, torch.float32: 32 * 32}
-# A part of fewer tiles is not worth the state that it writes and others read.
+# A segment of fewer tiles is not worth the state that it writes and others read.
 TILES_PER_SEGMENT = 8
-# What a program does besides its tiles, in tiles: it reads or writes a state.
+# The cost of reading or writing a state, which each program does once, in tiles.
 START = 2
 
 
 def fits_one_program(x: Inputs) -> bool:
-    """Whether one program per key head does all: nothing is then written but the results."""
+    """Whether one program per key head does everything, so that only the results are written."""
     G = x.q.shape[1] // x.k.shape[1]
     short = x.k.shape[2] <= SHORT and G * x.q.shape[2] <= 2 * SHORT
     return x.cu_seqlens is None and short and x.widths.state <= 64 * 128
@@ -113,7 +113,7 @@ def fits_programs(x: Inputs) -> bool:
 
 
 def can_fuse(q: Tensor, v: Tensor, maps: tuple[Twin, Twin], cu_seqlens: Tensor | None = None) -> bool:
-    """Whether ``attend_all`` runs these maps itself; else their features are to be made before.
+    """Whether ``attend_all`` runs these maps itself; otherwise the features must be made before.
 
     q ``(B, H, Tq, D)`` raw, v ``(B, H_kv, Tk, V)``: D a power of two from 16 to 128, at most 256 features, and a state
     that one program holds.
@@ -124,15 +124,15 @@ def can_fuse(q: Tensor, v: Tensor, maps: tuple[Twin, Twin], cu_seqlens: Tensor |
     if not (shaped and alike and D * key.parts <= 256 and v.shape[3] % key.flows == 0):
         return False
     side = Side(0, None, None, key.constant)
-    # Of the keys nothing but heads and length counts, and the values have them too.
+    # Only the heads and the length of the keys count, and the values have the same.
     x = Inputs(q, v, v, None, cu_seqlens, None, 0, 0.0, Maps(side, side, key.parts, key.flows))
     return fits_one_program(x) or fits_programs(x)
 
 
 def joins_flows(x: Inputs) -> bool:
-    """Whether one program of the forward pass serves both flows of a head: they must differ by a sign alone.
+    """Whether one program of the forward pass serves both flows of a head: they must differ only by a sign.
 
-    It then holds neither an initial state nor one to be stored, which have a place a flow.
+    Such a program has neither an initial state nor one to be stored, as these have a place for each flow.
     """
     codes = (-1, -1) if x.maps is None else (x.maps.query.code, x.maps.key.code)
     small = padded(x.widths.D) * padded(2 * x.widths.V) <= 64 * 64
@@ -140,9 +140,9 @@ def joins_flows(x: Inputs) -> bool:
 
 
 def joins_gradients(x: Inputs, d_state: Tensor | None) -> bool:
-    """Whether one program of the backward pass serves both flows of a head: 16-bit inputs, and nothing but maps.
+    """Whether one program of the backward pass serves both flows of a head: only for 16-bit inputs with plain maps.
 
-    The values of a flow must make whole products: narrow ones of what is computed beside them have come out wrong.
+    The values of a flow must fill whole products: narrow products of operands computed next to them came out wrong.
     """
     plain = x.maps is not None and x.maps.query.token is None and x.maps.key.token is None and d_state is None
     whole = x.q.dtype != torch.float32 and x.widths.V % 32 == 0
@@ -150,18 +150,18 @@ def joins_gradients(x: Inputs, d_state: Tensor | None) -> bool:
 
 
 def joined_config(kernel: Literal["short", "query_grad", "key_grad"]) -> Config:
-    """For programs that serve both flows backward: a query's tile meets four states that are held in registers."""
+    """The config of programs that serve both flows backward: with a tile of queries, registers hold four states."""
     if kernel == "key_grad":
-        # A third stage would leave shared memory for one program.
+        # A third stage would leave shared memory for only one program.
         return Config(64, 4, 2)
     return Config(32, 4, 3)
 
 
 def short_config(x: Inputs, backward: bool = False) -> Config:
-    """For one program per key head."""
+    """The config for one program per key head."""
     wide = x.widths.part > 64 * 64
     if x.q.dtype == torch.float32:
-        # Exact products run on the ordinary units, unrolled: small tiles keep them in registers.
+        # Exact products are unrolled and run outside the tensor cores: small tiles keep them in registers.
         return Config(16 if backward else 32, 8 if wide else 4, 1)
     if backward:
         return Config(32 if _two_parts(x) or _takes_more(x) else 64, 8 if wide else 4, 2 if wide else 3)
@@ -171,40 +171,40 @@ def short_config(x: Inputs, backward: bool = False) -> Config:
 
 
 def long_config(x: Inputs, kernel: Kernel) -> Config:
-    """For programs that share a sequence."""
+    """The config for programs that share a sequence."""
     wide, backward = x.widths.part > 64 * 64, kernel in ("query_grad", "key_grad")
     if x.q.dtype == torch.float32:
         return Config(16 if kernel == "query_grad" else 32, 8 if wide else 4, 2)
     if kernel == "query_grad":
-        # It ran faster with all the registers it wants; with what some maps hold besides 64 tokens spill.
+        # It ran faster without a limit of registers; with what some maps hold besides, 64 tokens would spill.
         return Config(32 if _two_parts(x) or _takes_more(x) else 64, 8 if wide else 4, 2 if wide else 3)
     if backward:
         registers = 168 if x.maps is None and _registers(x) else None
         return Config(32 if _two_parts(x) else 64, 8 if wide else 4, 2 if wide else 3, registers=registers)
-    # Sums for a constant feature take what registers are left.
+    # Sums for a constant feature take the remaining registers.
     crowded = kernel == "gather" and _two_parts(x) and x.widths.K > x.widths.F
     return Config(64, 8 if wide else 4, 2 if wide else 3, registers=None if crowded else _registers(x))
 
 
 def _two_parts(x: Inputs) -> bool:
-    """Whether programs hold two states: in backward larger tiles would take their registers."""
+    """Whether programs hold two states, for which larger tiles would leave no registers in the backward pass."""
     return x.maps is not None and x.maps.parts == 2
 
 
 def _takes_more(x: Inputs) -> bool:
-    """Whether programs hold more for a map's gradients: sums for its parameters, or features made once more."""
+    """Whether a map's gradients make programs hold more: sums for its parameters, or features computed again."""
     return x.maps is not None and (x.maps.query.table is not None or x.maps.query.code == UNIT_SILU)
 
 
 def _registers(x: Inputs) -> int | None:
-    """So many that four programs of four warps share a multiprocessor, or three where each holds two states."""
+    """Registers with which four programs of four warps share a multiprocessor, or three if each holds two states."""
     if x.q.dtype != torch.bfloat16 or x.widths.part > 64 * 64:
         return None
     return 168 if _two_parts(x) else 128
 
 
 def segments_for(rows: int, T: int, config: Config, device: torch.device) -> int:
-    """Into how many parts a sequence is cut so that all multiprocessors have the same to do."""
+    """Into how many segments a sequence is cut so that all multiprocessors have the same amount of work."""
     most = T // (TILES_PER_SEGMENT * config.BT)
     if most <= 1 or rows == 0:
         return 1
@@ -213,7 +213,7 @@ def segments_for(rows: int, T: int, config: Config, device: torch.device) -> int
 
 @lru_cache(1024)
 def _segments(rows: int, tiles: int, most: int, programs: int, processors: int) -> int:
-    """The fewest tiles for the multiprocessor that has most, with ``programs`` there or one less."""
+    """The number of segments with the least work for the busiest multiprocessor, at ``programs`` or one less there."""
     least = max(1, (programs - 1) * processors * 9 // (10 * rows))
     most = min(most, max(1, programs * processors // rows))
 
@@ -224,7 +224,7 @@ def _segments(rows: int, tiles: int, most: int, programs: int, processors: int) 
 
 
 def columns_for(q: Tensor, depth: int) -> int:
-    """Columns of a state of so many rows that a program holds, as large as its operands."""
+    """How many columns of a state with ``depth`` rows a program holds; its tile is as large as the operands allow."""
     if q.dtype == torch.float32:
         return max(16, 64 * 64 // depth)
     return (128 if depth <= 128 else 64) // (2 if q.dtype == torch.float16 else 1)

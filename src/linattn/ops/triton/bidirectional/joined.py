@@ -1,4 +1,4 @@
-"""The launches, backward, where programs serve both flows of a head: no gradient is written twice and added."""
+"""Backward launches of programs that serve both flows of a head, so that no gradient is written twice and added."""
 
 from torch import Tensor
 
@@ -46,7 +46,7 @@ def backward_joined_long(
     x: Inputs, w: Widths, d_output: Tensor, state: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, total: Tensor,
     learn: tuple[bool, bool], config: Config | None,
 ) -> tuple[Grads, Grads]:  # fmt: skip
-    """Programs share a sequence; total, as large as the state, is for the gradient of it."""
+    """Programs share a sequence; total, as large as the state, takes the state's gradient."""
     from linattn.ops.triton.bidirectional.kernels import joined_long as kernels
 
     assert x.maps is not None

@@ -1,4 +1,4 @@
-"""Bidirectional attention and its gradients by the kernels that serve the shape."""
+"""Launches of bidirectional attention and its gradients with the kernels that serve the shape."""
 
 import torch
 from torch import Tensor
@@ -36,8 +36,8 @@ def backward(
     x: Inputs, d_output: Tensor, d_state: Tensor | None, state: Tensor, d_initial: Tensor,
     learn: tuple[bool, bool] = (False, False), config: Config | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Grads, Grads]:  # fmt: skip
-    """Gradients of q, k and v, of what the maps of q and k learn; that of the initial state is written to its place."""
-    # Where no state was stored its gradient, if one is handed over all the same, is empty: there is nothing to read.
+    """Gradients of q, k, v and the parameters of both maps; that of the initial state is written to ``d_initial``."""
+    # If no state was stored, a gradient of it may still be handed over: it is empty, and nothing is read.
     d_state = None if d_state is None or d_state.numel() == 0 else d_state.contiguous()
     w = x.widths
     joined = joins_gradients(x, d_state)

@@ -22,7 +22,7 @@ def _forward(
     table_k: Tensor | None, token_k: Tensor | None, constant_k: Tensor | None,
     map_q: int, map_k: int, parts: int, flows: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Output ``(B, H, Tq, V)`` and flat state ``(N, H_kv flows, K V / flows + K)``, empty where nobody needs it."""
+    """Output ``(B, H, Tq, V)`` and flat state ``(N, H_kv flows, K V / flows + K)``, empty if it is not needed."""
     maps = _maps(table_q, token_q, constant_q, table_k, token_k, constant_k, map_q, map_k, parts, flows)
     inputs = Inputs(q, k, v, key_mask, cu_seqlens, initial, norm, eps, maps)
     output, state = _allocate(inputs, out_dtype, need_state)
@@ -64,7 +64,7 @@ def _maps(
 def _allocate(x: Inputs, out_dtype: torch.dtype, need_state: bool) -> tuple[Tensor, Tensor]:
     w, (B, H_kv) = x.widths, x.k.shape[:2]
     n = B if x.cu_seqlens is None else x.cu_seqlens.shape[0] - 1
-    # One program makes the state again in backward.
+    # A single program computes the state again in the backward pass.
     stored = need_state or not fits_one_program(x)
     state = x.q.new_empty((n, H_kv * w.flows, w.K * w.V + w.K) if stored else (0,), dtype=torch.float32)
     return like_tokens(x.q, x.v.shape[3], out_dtype), state
@@ -102,7 +102,7 @@ def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 
 def _gradients(ctx, d_output, d_state, run=bidirectional_backward):  # type: ignore[no-untyped-def]
-    saved = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
+    saved = ctx.saved_tensors  # read once: gradient checkpointing returns them only once
     q, _, v, *_ = saved
     d_output = or_zeros(d_output, q, v.shape[3])
     needed = ctx.needs_input_grad

@@ -21,7 +21,7 @@ def gather(
     N, H, T, H_kv = total.shape[0], rows.shape[1], rows.shape[2], x.k.shape[1]
     if total.numel() == 0:
         return
-    # A map has its features in one tile.
+    # The features of a map must be in one tile.
     side = 256 if of_rows.code >= 0 else 64 if rows.dtype == torch.float32 else 128
     BK, BV = min(padded(w.D), side), min(padded(w.V), side)
     tiles = -(-w.D // BK) * -(-max(w.V, 1) // BV)

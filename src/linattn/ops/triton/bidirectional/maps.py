@@ -1,4 +1,4 @@
-"""The parameters of feature maps beside the bidirectional kernels: where they lie, and their gradients from parts."""
+"""Parameters of feature maps for the bidirectional kernels: where they lie, and their gradients, summed from parts."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from linattn.ops.triton.support import MAP_CODES
 
 
 class Arguments(NamedTuple):
-    """What kernels are told of one side: pointers (any where there is none), strides, the code (-1 none), a factor?"""
+    """Arguments of kernels for one side: pointers (any if there is none), strides, the code (-1: none), a factor?"""
 
     pointers: tuple[Tensor, Tensor, Tensor]
     table_strides: tuple[int, int, int, int]  # of a sequence, a key head, a query head of its group, a flow
@@ -38,7 +38,7 @@ def maps_of(twins: tuple[Twin, Twin]) -> Maps:
 
 
 def arguments(side: Side | None, H: int, H_kv: int, flows: int, filler: Tensor) -> Arguments:
-    """Of the queries, with H heads, or of the keys, with H = H_kv."""
+    """The arguments for the side of the queries, with H heads, or of the keys, with H = H_kv."""
     if side is None:
         return Arguments((filler, filler, filler), (0, 0, 0, 0), (0, 0, 0, 0), -1, False)
     table, token, constant = side.table, side.token, side.constant
@@ -69,10 +69,10 @@ def _table_strides(table: Tensor, H: int, H_kv: int, flows: int) -> tuple[int, i
 
 
 def new_grads(side: Side | None, segments: int, N: int, x: Tensor, H_kv: int, w: Widths, learn: bool) -> Grads:
-    """Memory for the parts, as the kernels write them; x is q or k."""
+    """Memory for the parts of gradients that the kernels write; x is q or k."""
     B, H, T, _ = x.shape
     table, token, constant = (None, None, None) if side is None else side[1:]
-    # Three tensors even where all are empty: what an operator returns must not be one and the same.
+    # Three tensors even if all are empty: an operator must not return the same tensor twice.
     shapes = (
         (segments, N, H_kv, w.flows, H // H_kv, 2, w.F) if learn and table is not None else (0,),
         (0,) if token is None else (w.flows, B, H, T),
@@ -84,7 +84,7 @@ def new_grads(side: Side | None, segments: int, N: int, x: Tensor, H_kv: int, w:
 
 
 def summed(parts: Grads, side: Side | None) -> Grads:
-    """The gradients themselves, each in the shape of what it belongs to; sums run in a fixed order."""
+    """The gradients as sums of parts, each in the shape of its parameter; sums run in a fixed order."""
     table, token, constant = parts
     if side is None:
         return parts
@@ -96,7 +96,7 @@ def summed(parts: Grads, side: Side | None) -> Grads:
 
 
 def _summed_table(parts: Tensor, shape: torch.Size) -> Tensor:
-    """Of parts ``(segments, N, H_kv, flows, G, 2, F)``, in one sum over what shares a row of the table."""
+    """The table's gradient from parts ``(segments, N, H_kv, flows, G, 2, F)``, in one sum over all that share a row."""
     _, _, H_kv, flows, G, *_ = parts.shape
     batch, heads = shape[:2]
     dims = [0, 1] if batch == 1 else [0]
@@ -119,7 +119,7 @@ def _summed_token(parts: Tensor, shape: torch.Size) -> Tensor:
 
 
 def arguments_of(x: Inputs) -> tuple[Arguments, Arguments]:
-    """Of both sides, queries and keys."""
+    """The arguments for both sides, queries and keys."""
     (H, H_kv), flows = (x.q.shape[1], x.k.shape[1]), x.widths.flows
     query, key = (None, None) if x.maps is None else (x.maps.query, x.maps.key)
     return arguments(query, H, H_kv, flows, x.q), arguments(key, H_kv, H_kv, flows, x.q)

@@ -1,4 +1,4 @@
-"""The launches of bidirectional attention where one program does a key head."""
+"""Launches of bidirectional attention with one program per key head."""
 
 import torch
 from torch import Tensor
@@ -68,7 +68,7 @@ def launch_backward(
 
 
 def mask_of(key_mask: Tensor | None, other: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """The mask as bytes; where there is none, any pointer, which is not read."""
+    """The mask as bytes and its strides; without a mask, any tensor, whose pointer is not read."""
     if key_mask is None:
         return other, (0, 0)
     stride = key_mask.stride()

@@ -1,4 +1,4 @@
-"""The launches of bidirectional attention, backward, for heads whose state no program holds."""
+"""Backward launches of bidirectional attention for heads whose state does not fit one program."""
 
 import torch
 from torch import Tensor

@@ -1,1 +1,1 @@
-"""Causal attention with and without a decay per head or token, decays both ways, row sums."""
+"""Causal attention without a decay or with one per head or token, decays in both directions, and row sums."""

@@ -1,7 +1,7 @@
 """Causal linear attention, and bidirectional attention with a decay, on Triton kernels.
 
-A sequence is walked chunk by chunk with its state in registers; a long one with few heads is cut into segments, whose
-states are made first and summed in order. Backward walks again, and keeps nothing but the row sums of the normaliser.
+A sequence is walked chunk by chunk with its state in registers. A long one with few heads is cut into segments, whose
+states are made first and summed in order. The backward pass walks again; only the normaliser's row sums are kept.
 """
 
 import torch
@@ -32,11 +32,11 @@ def attend_causal(
     log_input: Tensor | None = None,
     tf32: bool = False,
 ) -> AttentionOutput:
-    """``o_t = sum_{s<=t} M_ts (q_t . k_s) v_s / n_t``; the state is None unless needed.
+    """Causal attention ``o_t = sum_{s<=t} M_ts (q_t . k_s) v_s / n_t``; the state is None unless needed.
 
-    q ``(B, H, T, K)``, k ``(B, H_kv, T, K)`` and v ``(B, H_kv, T, V)`` of one dtype, K and V at most 256;
-    log_decay None, ``(H_kv,)`` or ``(B, H_kv, T)``, zero at masked tokens; so is log_input, None or ``(B, H_kv, T)``,
-    whose exponentials are weights of the keys. tf32: how inputs in fp32 multiply.
+    q ``(B, H, T, K)``, k ``(B, H_kv, T, K)`` and v ``(B, H_kv, T, V)`` of one dtype, K and V at most 256.
+    log_decay is None, ``(H_kv,)`` or ``(B, H_kv, T)``; log_input, whose exponentials are weights of the keys, is None
+    or ``(B, H_kv, T)``; both are zero at masked tokens. tf32: whether fp32 inputs multiply in tf32.
     """
     _check_widths(q, v)
     K, V, tf32 = q.shape[3], v.shape[3], tf32 and q.dtype == torch.float32
@@ -67,7 +67,7 @@ def attend_both_ways(
     out_dtype: torch.dtype,
     log_input: Tensor | None = None,
 ) -> Tensor:
-    """Bidirectional attention whose weights decay with the distance (LION): a causal sweep and a strict one back."""
+    """Bidirectional attention whose weights decay with distance (LION): a causal sweep and a strict one backwards."""
     _check_widths(q, v)
     V, (more_k, more_v) = v.shape[3], missing_of_both(q, k, v)
     q, k, v = padded_by(q, more_k), padded_by(k, more_k), padded_by(v, more_v)
@@ -80,7 +80,7 @@ def attend_both_ways(
 
 
 def _gates(k: Tensor, log_decay: Tensor | None, log_input: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """In fp32. Weights of keys are factors beside those of a decay: without one, of a decay of 1."""
+    """The gates in fp32. Kernels take weights of keys only beside a decay, so without a decay one of 1 is made."""
     if log_decay is None and log_input is not None:
         log_decay = torch.zeros(k.shape[1], device=k.device)
     return None if log_decay is None else log_decay.float(), None if log_input is None else log_input.float()

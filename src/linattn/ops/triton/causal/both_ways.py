@@ -1,7 +1,8 @@
 """Attention whose weights decay with the distance in both directions: the forward pass in one walk over the sequence.
 
-Gates of all chunks, states of all segments in both directions (k and v read once), a scan over segments, and outputs of
-both directions together (q, k and v read once). Backward walks twice each way, see ``library``.
+The steps are the gates of all chunks, the states of all segments in both directions (k and v read once), a scan over
+segments, and the outputs of both directions together (q, k and v read once). The backward pass walks twice in each
+direction, see ``library``.
 """
 
 import torch
@@ -13,11 +14,11 @@ from linattn.ops.triton.launching import launch
 from linattn.ops.triton.layout import like_tokens, side_by_side
 from linattn.ops.triton.support import interpreted, known_stride, multiprocessors, padded
 
-# At 128 features states and products leave no room for a second program: 1.8 times as long as two sweeps.
+# With 128 features, states and products leave no room for a second program: it took 1.8 times as long as two sweeps.
 WIDEST = 64
 # Chunks whose gates one program makes.
 CHUNKS = 8
-# Tokens of a chunk: twice as many keep half the states between chunks, and took 5.4 instead of 3.5 floors.
+# Tokens of a chunk: with twice as many it keeps half the states between chunks, but took 5.4 instead of 3.5 floors.
 L = 64
 # Most and fewest tokens of a segment: a longer one has fewer states to scan and leaves fewer programs.
 LONGEST, SHORTEST = 2048, 512
@@ -25,14 +26,14 @@ WARPS, STAGES = 4, 3
 
 
 def serves(p: Passes) -> bool:
-    """bf16, a decay, keys without weights, up to 64 features: what else there is, two sweeps do."""
+    """Whether this pass serves: bf16, a decay, keys without weights, up to 64 features. Two sweeps do all the rest."""
     if p.q.dtype != torch.bfloat16 or max(p.sizes[4:]) > WIDEST:
         return False
     return p.log_decay is not None and p.log_input is None
 
 
 def segment_length(p: Passes) -> int:
-    """As long as leaves every multiprocessor a few programs."""
+    """Tokens of a segment: as many as leave a few programs for every multiprocessor."""
     N, H, _, T, _, _ = p.sizes
     if TRIAL_SEGMENTS:
         return -(-T // (TRIAL_SEGMENTS[0] * L)) * L
@@ -43,9 +44,9 @@ def segment_length(p: Passes) -> int:
 
 
 def attend(p: Passes, tokens: Tensor, out_dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Output ``(B, H, T, V)``, and with a normaliser the row sums ``(2, B, H, T)``: of both ways, of later keys.
+    """Output ``(B, H, T, V)``, and with a normaliser the row sums ``(2, B, H, T)``: of all keys, and of later keys.
 
-    tokens: q as it was given, in whose order the output lies.
+    tokens: q as it was given, whose memory order the output has.
     """
     from linattn.ops.triton.causal.kernels.both_ways_gates import gates_both_ways
     from linattn.ops.triton.causal.kernels.both_ways_output import outputs_both_ways
@@ -57,7 +58,7 @@ def attend(p: Passes, tokens: Tensor, out_dtype: torch.dtype) -> tuple[Tensor, T
     q, k, v, a, mask, cu = p.q, p.k, p.v, p.log_decay, p.key_mask, p.cu
     assert a is not None
     B, NSEG, normalised, packed = q.shape[0], -(-T // segment), p.norm > 0, cu is not None
-    # Every chunk, and every segment, of packed sequences has a place that nobody needs to count for.
+    # Every chunk and every segment of packed sequences has its own place, without counting the earlier ones.
     chunks, pieces = (T // L + N + 1, T // segment + N + 1) if packed else (-(-T // L), NSEG)
     bf16 = not interpreted()  # the interpreter multiplies the bits of bf16 as integers
 

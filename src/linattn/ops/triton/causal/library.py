@@ -1,4 +1,4 @@
-"""Causal attention and both ways at once, on Triton kernels, as operators of torch's library."""
+"""Causal attention, and decays in both directions, by Triton kernels as operators of torch's library."""
 
 import torch
 from torch import Tensor
@@ -22,8 +22,9 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Output, row sums (empty with norm 0) and the state after the last token (empty unless needed).
 
-    norm: 0 none, 1 sum, 2 abs_max_one. both: the strict sweep against time is added before the division, and its own
-    row sums come after those of both. log_input: weights of keys, beside a decay. tf32: how fp32 multiplies.
+    norm: 0 none, 1 sum, 2 abs_max_one. both: whether the strict sweep against time is added before the division; its
+    own row sums then follow those of both sweeps. log_input: log weights of keys, only beside a decay. tf32: whether
+    fp32 multiplies in tf32.
     """
     p = _passes(q, k, v, log_decay, key_mask, cu_seqlens, key_index, norm, eps, log_input=log_input, tf32=tf32)
     N, _, HS, _, K, V = p.sizes
@@ -70,7 +71,7 @@ def _backward(
     """Gradients of q, k, v, the initial state's kv and z, log_decay and log_input; empty where there is nothing."""
     need_decay = need_decay and log_decay is not None
     need_input = need_input and log_input is not None
-    # Features that are all 1 have no gradient. The walks that make one also make what a decay or a state wants.
+    # Features that are all 1 need no gradient. But the walk that makes it also makes what a decay or a state needs.
     need_q, need_k = need_q or need_decay, need_k or need_decay or need_input or kv is not None
     p = _passes(q, k, v, log_decay, key_mask, cu_seqlens, key_index, norm, eps, need_decay, log_input, tf32)
     N, _, HS, T, K, V = p.sizes
@@ -118,13 +119,13 @@ def _backward(
             last=(own_first[0] if own_first is not None else None, None),
         )  # fmt: skip
         if need_input and k_dots is not None:
-            di += k_dots.sum((0, 1))  # the diagonal too
+            di += k_dots.sum((0, 1))  # including the diagonal
         if q_dots is not None and k_dots is not None and marks is not None and d_marks is not None:
             decay_gradient(p, da, q_dots, k_dots, marks, d_marks, against=against, start=initial is not None)
         del q_dots, k_dots, marks, d_marks  # the states of a turn are large
         d_first = _first(d_first, grads, with_z)
     if need_decay and log_decay is not None and log_decay.ndim == 1:
-        da = da.sum((0, 2), dtype=torch.float64).to(da.dtype)  # many numbers, which cancel
+        da = da.sum((0, 2), dtype=torch.float64).to(da.dtype)  # many numbers that nearly cancel
     return dq, dk, dv, *(d_first or (_fp32(q, 0), _fp32(q, 0))), da, di
 
 
@@ -161,14 +162,14 @@ def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     ctx.save_for_backward(*tensors, *output[:2], log_input)
     ctx.options = key_index, norm, eps, both
     ctx.need_state, ctx.tf32 = need_state, tf32
-    # What nobody used has no gradient: None, rather than tensors of zeros to make and to read.
+    # The gradient of an unused output is None rather than a tensor of zeros, which would be made and read.
     ctx.set_materialize_grads(False)
 
 
 def _gradients(ctx, d_out, d_den, d_kv, d_z, run=triton_causal_backward):  # type: ignore[no-untyped-def]
-    # The row sums are for this function alone: nobody differentiates them.
-    *saved, log_input = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
-    # An argument that has its default is none for torch.
+    # The row sums are only for this function and have no gradient.
+    *saved, log_input = ctx.saved_tensors  # read once: gradient checkpointing returns them only once
+    # Torch does not count an argument that has its default value.
     need_decay, need_input = ctx.needs_input_grad[5], log_input is not None and ctx.needs_input_grad[14]
     d_out = or_zeros(d_out, saved[8])
     d_state = whole_state(d_kv, d_z, saved[2].shape[3]) if ctx.need_state else (None, None)
@@ -201,7 +202,7 @@ def _state(kv: Tensor | None, z: Tensor | None) -> State | None:
 
 
 def _first(d_first: State | None, grads: Border, with_z: bool) -> State | None:
-    """The gradient of the initial state: what the sweeps wrote, or what the scan over segments ended in."""
+    """The gradient of the initial state: as the sweeps wrote it, or the last result of the scan over segments."""
     if d_first is None:
         return None
     kv, z = d_first if grads.last is None else grads.last

@@ -1,4 +1,4 @@
-"""The passes of causal attention: which kernel meets which tensors. ``library`` makes them operators."""
+"""The passes of causal attention: launches of the kernels with their tensors. ``library`` makes them operators."""
 
 import math
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ from linattn.ops.triton.launching import launch
 from linattn.ops.triton.layout import side_by_side
 from linattn.ops.triton.support import interpreted, padded
 
-# Features of x that one sweep of a gradient takes in bf16 and tf32: a larger state fills no product well, or spills.
+# Most features of x in one sweep of a gradient in bf16 and tf32: a larger state suits no product well, or spills.
 SPLIT_AT = 128
 State = tuple[Tensor, Tensor]  # kv (.., K, V) and z (.., K), fp32 and contiguous
 
 Gates = tuple[Tensor, int, Tensor]
-Rows = tuple[Tensor, Tensor]  # of the normaliser: 1 / n, and its row sum's gradient times n, (B, H, T) fp32
+Rows = tuple[Tensor, Tensor]  # the normaliser: 1 / n, and the gradient of its row sum times n, (B, H, T) fp32
 
 
 @dataclass(frozen=True)
 class Border:
-    """States at the start of every segment: (N, HS, NSEG, K, V) and (N, HS, NSEG, K). One segment: those given."""
+    """States at the start of every segment, (N, HS, NSEG, K, V) and (N, HS, NSEG, K); of one segment, as given."""
 
     state: State | None
-    last: State | None = None  # after the last segment, where a scan made it
+    last: State | None = None  # the state after the last segment, if a scan made it
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Marks:
 
 @dataclass(frozen=True)
 class Passes:
-    """One call. N sequences, H query heads, HS key heads, G of the former share one of the latter."""
+    """One call, with N sequences, H query heads and HS key heads, each of which G query heads share."""
 
     q: Tensor  # (B, H, T, K)
     k: Tensor  # (B, HS, T, K)
@@ -54,9 +54,9 @@ class Passes:
     key_index: bool
     norm: int  # 0 none, 1 sum, 2 abs_max_one
     eps: float
-    learned: bool = False  # the decay gets a gradient
+    learned: bool = False  # whether the decay gets a gradient
     log_input: Tensor | None = None  # (B, HS, T), logarithms of the keys' weights; beside a decay
-    tf32: bool = False  # how fp32 multiplies
+    tf32: bool = False  # whether fp32 multiplies in tf32
 
     @cached_property
     def sizes(self) -> tuple[int, int, int, int, int, int]:
@@ -76,21 +76,21 @@ class Passes:
 
     @cached_property
     def _chunks(self) -> int:
-        """Places for the totals of chunks in a row, see the kernel of potentials."""
+        """Number of places for the totals of chunks in a row, see the kernel of potentials."""
         N, T, L = self.sizes[0], self.sizes[3], self.cut[0]
         return -(-T // L) if self.cu is None else T // L + N + 1
 
     def _dot_type(self, role: str) -> dict[str, Any]:
-        """bf16 multiplies as it is. A state or score may be too large for fp16, and fp32 wants all its digits."""
+        """How kernels multiply: bf16 as it is, fp16 in tf32, as states and scores may leave its range, fp32 exactly."""
         exact = self.q.dtype == torch.float32 and not self.tf32
         precision = causal_config.FP32_PRODUCTS if exact else "tf32"
         if self.learned and self._split and not exact and role in ("dq", "dk", "states"):
-            precision = "tf32x3"  # value and rest of state and weights, as the kernels have them in bf16
+            precision = "tf32x3"  # products of values and rests of state and weights, as the kernels do it in bf16
         return {"BF16": self._bf16, "PREC": precision}
 
     @cached_property
     def _bf16(self) -> bool:
-        """Not in the interpreter, which multiplies the bits of bf16 as integers."""
+        """Whether products are in bf16: not in the interpreter, which multiplies the bits of bf16 as integers."""
         return self.q.dtype == torch.bfloat16 and not interpreted()
 
     @property
@@ -100,11 +100,11 @@ class Passes:
 
     @property
     def _weight(self) -> int:
-        """The plane of the gates that holds the weights of keys; 0 where they have none."""
+        """The plane of the gates that holds the weights of keys; 0 if they have none."""
         return 0 if self.log_input is None else 3 + self._split
 
     def potentials(self, against: bool) -> Gates | None:
-        """What the decay does inside the chunks: gates, their length, what each chunk keeps of a state."""
+        """The effect of the decay inside chunks: gates, the length of chunks, what each chunk keeps of a state."""
         if self.log_decay is None:
             return None
         from linattn.ops.triton.causal.kernels.potentials import potentials
@@ -132,7 +132,7 @@ class Passes:
         self, y: Tensor, w: Tensor, initial: State | None, decay: Gates | None, *, reverse: bool,
         with_z: bool, with_last: bool, rows: Rows | None = None,
     ) -> Border:  # fmt: skip
-        """States before the segments: of y = k, w = v; of y = q, w = do their gradients, the other way round."""
+        """States before the segments, from y = k and w = v; from y = q and w = do, their gradients, against time."""
         L, segment, NSEG = self.cut
         if NSEG == 1:
             return Border(initial)
@@ -146,7 +146,7 @@ class Passes:
         keys = y is self.k
         mask = self.key_mask if keys else None
         z_gain = 0 if not with_z else 1 if keys else 2 if rows is not None else 0
-        # Where nothing is added on the way a given sum may still pass through. Without sums nobody reads it.
+        # Even if nothing is added on the way, a given sum may pass through. Without sums of keys z is not read.
         z = self._new(N, HS, NSEG, K, zeros=with_z and z_gain == 0)
         kv, kepts = self._new(N, HS, NSEG, K, V), self._new(N, HS, NSEG)
         launch(
@@ -179,28 +179,28 @@ class Passes:
         prev_den: Tensor | None = None, divide: bool = True, z: bool = False, marks: Marks | None = None,
         last: tuple[Tensor | None, Tensor | None] = (None, None), made: Tensor | None = None,
     ) -> Tensor | None:  # fmt: skip
-        """One walk, see the kernel; u . out by tiles of columns, where u is given. z: sums of keys are wanted.
+        """One walk, see the kernel; returns u . out by tiles of columns, if u is given. z: whether to sum keys.
 
-        made: of row_factors, for walks that are mild enough; others make their row sums themselves.
+        made: the result of row_factors, for walks that are mild enough; others make their row sums themselves.
         """
         X, W, T = x.shape[3], w.shape[3], x.shape[2]
-        # A sum over the features of x: where the state of all of them is too large, part by part.
+        # The result is a sum over the features of x; if the state of all features is too large, it is made by parts.
         split = X > SPLIT_AT and role in ("dq", "dk") and (self.tf32 or self.q.dtype == torch.bfloat16)
         part = SPLIT_AT if split else X
         tiles = -(-W // self._config(role, part, W, dots=u is not None).BW)
-        # With what the diagonal gives, where the denominator's gradient is to be corrected by it.
+        # With the shares of the diagonal, if the denominator's gradient is to be corrected by them.
         planes = 3 if role == "dq" and self.norm > 0 and not against else 1
         if role == "dk" and self._weight and not against:
-            planes = 2  # for the gradient of the weights
+            planes = 2  # the second is for the gradient of the weights
         dots = None if u is None else self._new(planes, -(-X // part) * tiles, x.shape[0], x.shape[1], T)
         for n, lo in enumerate(range(0, X, part)):
-            if n > 0:  # what belongs to no feature was in the first
+            if n > 0:  # the first part has included all that belongs to no feature
                 prev, z, last = out, False, (None, None)
-            # Once for the decays that are mild enough for its short form, once for the others: see the kernel.
+            # One launch for decays that are mild enough for the kernel's short form, another for the rest.
             once = decay is None or (self._split and made is None)
-            # Row sums that were made before are for the short form alone.
+            # Row sums that were made before are only for the short form.
             turns = (((0,), made),) if once else (((1, 2), None),) if made is None else (((1,), made), ((2,), None))
-            whole = part == X  # a view takes as long as half a launch
+            whole = part == X  # then no view is needed, which takes as long as half a launch
             for milds, made_here in turns:
                 self._sweep(
                     milds, role, x if whole else x[..., lo : lo + part], y if whole else y[..., lo : lo + part], w, out,
@@ -221,7 +221,7 @@ class Passes:
         L, segment, NSEG = self.cut
         N, _, HS, T, K, V = self.sizes
         heads, X, W = x.shape[1], x.shape[3], w.shape[3]
-        keys = role in ("dk", "dv")  # one row of the output per key: the query heads that share it are summed
+        keys = role in ("dk", "dv")  # one row of the output per key: sums over the query heads that share it
         config = self._config(role, X, W, dots=dots is not None)
         tiles = -(-W // config.BW)
         natural = role in ("output", "dv")
@@ -262,9 +262,9 @@ class Passes:
             launch(sweep, N * heads * NSEG * tiles, *args, **constants, MILD=mild)
 
     def row_factors(self, sums: Tensor, turns: list[tuple[Border, Gates | None]], last: Tensor | None) -> Tensor | None:
-        """1 / n (B, H, T), where row sums have a kernel of their own, and sums and the last sum of keys in place.
+        """1 / n (B, H, T) if row sums have their own kernel; writes sums and the last sum of keys in place.
 
-        turns: along time and, where there is one, against it.
+        turns: the walk along time and, if there is one, the walk against it.
         """
         if not self._config("output", *self.sizes[4:]).apart:
             return None
@@ -276,7 +276,7 @@ class Passes:
                 None, None if border.state is None else border.state[1], None if against else last, against > 0,
             )  # fmt: skip
             walks.append(walk)
-            if gates is not None and self._weight:  # of the keys alone, not of the rows
+            if gates is not None and self._weight:  # weights are factors of the keys only, not of the rows
                 walk = walk._replace(gates=gates[2 - against] * gates[self._weight])
             parts.append(row_sums(launch, self.q, self.k, walk, key_mask=self.key_mask, cu=self.cu))
         return row_factors(launch, sums, walks, parts, self.sizes[2], norm=self.norm, eps=self.eps)
@@ -286,20 +286,20 @@ class Passes:
         N, _, HS, T, K, V = self.sizes
         stretch = self._stretch(self.cut[0])
         rows, places = (N, -(-T // stretch)) if self.cu is None else (1, T // stretch + N + 1)
-        # fp32, as all states: rounded to bf16, they alone put a decay per head off by 5 %.
+        # fp32, as all states: rounding these to bf16 would by itself change the gradient of a decay per head by 5 %.
         z = self._new(rows * HS * places, K) if with_z else None
         return Marks(stretch, places, self._new(rows * HS * places, V, K), z)
 
     @property
     def query_gradient_tiles(self) -> int:
-        """Tiles of columns that a sweep of dq has, which makes dots."""
+        """Number of tiles of columns in a sweep of dq that makes dots."""
         K, V = self.sizes[4:]
         return -(-K // self._config("dq", min(V, SPLIT_AT), K, dots=True).BW)
 
     def _stretch(self, L: int) -> int:
-        """Tokens between two marks: with all of them kept in fp32, an eighth of the memory of q, k, v and the output.
+        """Tokens between two marks, so that all marks in fp32 take an eighth of the memory of q, k, v and the output.
 
-        A quarter with inputs in fp32, of whose digits the sums between two marks may take none.
+        With fp32 inputs they take a quarter, as the sums between two marks must not cost any digits.
         """
         return max(2 * L, (2 if self.q.dtype == torch.float32 else 8) * padded(max(self.sizes[4:])))
 
@@ -308,7 +308,7 @@ class Passes:
         return pick(role, X, W, self.q.dtype, self.q.device, decay=decay, dots=dots, tf32=self.tf32)
 
     def _with_room(self, *shape: int) -> Tensor:
-        """A tensor with a chunk of memory after its end: sweeps read whole chunks and choose after."""
+        """A tensor with a chunk of memory after its end: sweeps read whole chunks and mask afterwards."""
         size = math.prod(shape)
         return self._new(size + self.cut[0])[:size].view(shape)
 

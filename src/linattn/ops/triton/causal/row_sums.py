@@ -1,4 +1,4 @@
-"""Row sums of causal and exponential attention in kernels of their own: which tensors they meet."""
+"""Row sums of causal and exponential attention in kernels of their own: their launches."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,12 +10,12 @@ from linattn.ops.triton.causal.config import row_tiles
 from linattn.ops.triton.support import interpreted, known_stride
 
 Launch = Callable[..., None]
-# Rows of a program of row_factors.
+# Number of rows of one program of row_factors.
 BLOCK = 512
 
 
 class Walk(NamedTuple):
-    """Of one direction: how a sequence is cut, and what is done to sums on the way. See the kernel of row sums."""
+    """One direction of row sums: how a sequence is cut, and the factors of sums. See the kernel of row sums."""
 
     cut: tuple[int, int, int]  # tokens of a chunk, tokens of a segment, segments
     chunks: int  # places of a row in keeps or spans
@@ -29,7 +29,7 @@ class Walk(NamedTuple):
 
 
 def row_sums(launch: Launch, q: Tensor, k: Tensor, walk: Walk, *, key_mask: Tensor | None, cu: Tensor | None) -> Tensor:
-    """Of mild walks, in parts (parts, B, H, T) and without the factors of rows."""
+    """The row sums of mild walks, in parts (parts, B, H, T) and without the factors of rows."""
     from linattn.ops.triton.causal.kernels import row_sums as kernels
 
     (B, H, T, K), HS = q.shape, k.shape[1]
@@ -54,9 +54,9 @@ def row_sums(launch: Launch, q: Tensor, k: Tensor, walk: Walk, *, key_mask: Tens
 def row_factors(
     launch: Launch, sums: Tensor, walks: list[Walk], parts: list[Tensor], heads: int, *, norm: int, eps: float
 ) -> Tensor:
-    """1 / n (B, H, T), and the row sums in place: along time, and with a second walk against it, which come after.
+    """1 / n (B, H, T), and the row sums in place; with a second walk, against time, its own row sums follow.
 
-    heads: of keys.
+    heads: number of key heads.
     """
     from linattn.ops.triton.causal.kernels import row_factors as kernels
 

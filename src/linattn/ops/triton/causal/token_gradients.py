@@ -1,4 +1,4 @@
-"""What gradients take token by token, after the walks or between them: of row sums and of decays."""
+"""The parts of gradients that are made token by token, after the walks or between them: of row sums and decays."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from linattn.ops.triton.support import padded
 
 
 def normalizer_gradient(p: Passes, out: Tensor, d_out: Tensor, den: Tensor) -> Rows:
-    """1 / n and the gradient of the row sums times n, see the kernel."""
+    """1 / n, and the gradient of the row sums times n; see the kernel."""
     from linattn.ops.triton.causal.kernels.normalizer_gradient import normalizer_gradient as kernel
 
     H, T, V = out.shape[1:]
@@ -23,7 +23,7 @@ def normalizer_gradient(p: Passes, out: Tensor, d_out: Tensor, den: Tensor) -> R
 
 
 def correct_denominator(p: Passes, rows: Rows, den: Tensor, along: Tensor, against: Tensor | None) -> None:
-    """The row sums' gradient and the dots that were made with it, in place: see the kernel."""
+    """Correct the gradient of the row sums and the dots that were made with it, in place; see the kernel."""
     from linattn.ops.triton.causal.kernels.correction import correct_denominator as kernel
 
     block = 256
@@ -40,7 +40,7 @@ def decay_gradient(
     p: Passes, da: Tensor, q_dots: Tensor, k_dots: Tensor, marks: Marks, d_marks: Marks, *, against: bool,
     start: bool,
 ) -> None:  # fmt: skip
-    """Into da (B, HS, T), from the dots of one direction's sweeps and the states that they kept."""
+    """Write the decays' gradient to da (B, HS, T), from the dots of one direction's sweeps and the states they kept."""
     from linattn.ops.triton.causal.kernels.decay_gradient import decay_gradient as kernel
 
     N, H, HS, T, K, V = p.sizes

@@ -1,4 +1,4 @@
-"""Widths and strides that kernels are proved for, made of those that come. Used by all causal kernels."""
+"""Converts inputs to widths and strides that kernels are proved for. Used by all causal kernels."""
 
 import torch
 import torch.nn.functional as F
@@ -6,11 +6,11 @@ from torch import Tensor
 
 from linattn.ops.triton.layout import is_token_major
 
-NARROWEST = 64  # columns beside more than 128 others, under heads that are shared
+NARROWEST = 64  # fewest columns of a state whose other side is wider than 128, if heads are shared
 
 
 def missing(width: int, dtype: torch.dtype, tf32: bool = False) -> int:
-    """Columns of zeros that a 16-bit width lacks to a multiple of 16: with masked tails Hopper computes wrong products.
+    """Columns of zeros that make a 16-bit width a multiple of 16: with masked tails products are wrong on Hopper.
 
     tf32: fp32 multiplies on the same tensor cores. Zeros change no score, and their own outputs and gradients are cut
     off again.
@@ -19,10 +19,10 @@ def missing(width: int, dtype: torch.dtype, tf32: bool = False) -> int:
 
 
 def missing_of_both(q: Tensor, k: Tensor, v: Tensor, tf32: bool = False) -> tuple[int, int]:
-    """Columns of zeros for q and k, and for v: as :func:`missing`, and in bf16 more where query heads share a key head.
+    """Columns of zeros for q and k, and for v: as :func:`missing`, and more in bf16 if query heads share a key head.
 
-    In a loop over these heads, a state of more than 128 by less than 64 makes Triton 3.6 read addresses that are none
-    (H200: 192 to 256 by 16 or 32, in both walks; by 64, with heads of their own, or in other dtypes all is right).
+    In a loop over these heads, a state of more than 128 by less than 64 makes Triton 3.6 read invalid addresses
+    (H200: 192 to 256 by 16 or 32, in both walks; it is right by 64, without shared heads, and in other dtypes).
     """
     K, V = q.shape[3], v.shape[3]
     more_k, more_v = missing(K, q.dtype, tf32), missing(V, q.dtype, tf32)
@@ -32,14 +32,14 @@ def missing_of_both(q: Tensor, k: Tensor, v: Tensor, tf32: bool = False) -> tupl
 
 
 def padded_by(x: Tensor, columns: int, rows: int = 0) -> Tensor:
-    """With zeros after the last column and the last row, in the order of x; x itself where there are none."""
+    """x with zeros after the last column and the last row, in the memory order of x; x itself if none are added."""
     if columns and not rows and x.ndim == 4 and is_token_major(x):
         return F.pad(x.transpose(1, 2), (0, columns)).transpose(1, 2)
     return F.pad(x, (0, columns, 0, rows)) if columns or rows else x
 
 
 def first_of(x: Tensor, dim: int, width: int) -> Tensor:
-    """The first columns, without gaps and in the order of x; all of them: x itself."""
+    """The first ``width`` columns, without gaps and in the memory order of x; x itself if these are all."""
     return x if x.shape[dim] == width else x.narrow(dim, 0, width).clone()
 
 
@@ -54,8 +54,8 @@ def reachable(x: Tensor) -> Tensor:
 
 
 def reachable_gradient(x: Tensor) -> Tensor:
-    """:func:`reachable`, and as it is from every loss: that of a sum is one number, expanded.
+    """:func:`reachable`, with the same layout for every loss: the gradient of a sum comes as one number, expanded.
 
-    Kernels compiled for strides of 0 would sum in another order, and come on top of those of other losses.
+    Kernels compiled for strides of 0 would sum in another order, and would be compiled in addition to the others.
     """
     return x.contiguous() if 0 in x.stride() else reachable(x)

@@ -1,9 +1,9 @@
-"""Causal attention whose key channels each decay by themselves (gated linear attention), by Triton kernels.
+"""Causal attention with a decay per key channel (gated linear attention), by Triton kernels.
 
     S_t = lambda_t * S_{t-1} + k_t v_t,     o_t = q_t S_t / n_t         (lambda_t by rows of S)
 
-One walk forward, three backward; nothing of the size of the inputs, of a score matrix or of a state per chunk is stored
-beside the results.
+The forward pass is one walk, the backward pass three. Besides the results nothing of the size of the inputs, of a score
+matrix or of a state per chunk is stored.
 """
 
 import torch
@@ -32,8 +32,8 @@ def attend_channel_decay(
 ) -> AttentionOutput:
     """Causal linear attention with ``log_decay (B, H_kv, T, K) <= 0``, which may be -inf and is not read where masked.
 
-    q ``(B, H, T, K)``, k ``(B, H_kv, T, K)`` and v ``(B, H_kv, T, V)`` are strided as they come, of one dtype: fp32,
-    bf16 or fp16. The state is fp32, one row a sequence; without ``need_state`` it is None.
+    q ``(B, H, T, K)``, k ``(B, H_kv, T, K)`` and v ``(B, H_kv, T, V)`` have any strides and one dtype: fp32, bf16 or
+    fp16. The state is fp32, with one row per sequence; without ``need_state`` it is None.
     """
     shift = decay_index == "key"
     K, V = q.shape[3], v.shape[3]
@@ -62,7 +62,7 @@ def _fp32(state: Tensor) -> Tensor:
 
 
 def _last_decay(log_decay: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
-    """Of each sequence's last token, ``(N, H_kv, K)``; 0 where a sequence has none, or a masked one."""
+    """The decay of each sequence's last token, ``(N, H_kv, K)``; 0 if there is none or it is masked."""
     if cu_seqlens is None:
         last = log_decay[:, :, -1].float()
         return last if key_mask is None else last.masked_fill(~key_mask[:, -1, None, None], 0)

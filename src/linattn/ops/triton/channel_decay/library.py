@@ -1,4 +1,4 @@
-"""Attention with a decay per channel as operators of torch's library; the kernels are imported when one first runs."""
+"""Attention with a decay per channel as operators of torch's library; kernels are imported when one first runs."""
 
 import torch
 from torch import Tensor
@@ -15,10 +15,10 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Output, row sums (empty without a normaliser), final state kv and z (empty unless needed).
 
-    ``log_decay`` is taken as it comes, -inf included; those of masked tokens are not read.
+    ``log_decay`` may have any values, also -inf; those of masked tokens are not read.
 
-    ``shift``: token t is decayed by the decay of token t - 1 (decay_index "key"); the state returned is then the one
-    that the last token's decay has not reached.
+    ``shift``: token t is decayed by the decay of token t - 1 (decay_index "key"); the returned state is then without
+    the decay of the last token.
     """
     from linattn.ops.triton.channel_decay.kernels import launch
     from linattn.ops.triton.channel_decay.kernels.plan import Inputs
@@ -76,7 +76,7 @@ def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 def _gradients(ctx, d_o, d_den, d_kv, d_z, run=channel_decay_backward):  # type: ignore[no-untyped-def]
     if not ctx.need_state:
         d_kv = d_z = None
-    saved = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
+    saved = ctx.saved_tensors  # read once: gradient checkpointing returns them only once
     *found, d_kv_0, d_z_0 = run(d_o, d_kv, d_z, *saved, *ctx.options)
     starts = (None, None) if saved[8] is None else (d_kv_0, d_z_0)
     return *found, *starts, *(None,) * 7
@@ -88,7 +88,7 @@ channel_decay_directly = shortest(channel_decay, _forward, _backward, _remember,
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Channels one after the other: kernels are compiled for the distance of two tokens, which must not be a length."""
+    """x with contiguous channels: kernels are compiled for the distance of two tokens, which must not be a length."""
     return reachable(x if x.stride(3) == 1 else x.contiguous())
 
 

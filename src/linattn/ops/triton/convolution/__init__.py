@@ -1,1 +1,1 @@
-"""Short causal convolution and its step."""
+"""The short causal convolution and its decoding step."""

@@ -1,4 +1,4 @@
-"""The short convolution in one pass: masks, packed sequences, bias, activation and residual inside the kernel."""
+"""The short convolution in one pass, with masks, packed sequences, bias, activation and residual inside the kernel."""
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ def against(call: ConvolutionCall) -> str:
 
 
 def convolve_call(call: ConvolutionCall, out_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Output and last inputs of a checked call: by the kernel of a step where it is one."""
+    """Output and last inputs of a checked call; a step has its own kernel."""
     inputs = None if call.initial_state is None else call.initial_state.inputs
     if call.is_step:
         y, last = convolve_step(
@@ -42,7 +42,7 @@ def convolve_call(call: ConvolutionCall, out_dtype: torch.dtype) -> tuple[Tensor
 def convolve(
     x: Tensor, weight: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None, initial: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Shapes and meaning as in the reference: the bare convolution, for the table of forms."""
+    """The convolution alone, with arguments and results as in the reference form, for the table of forms."""
     return convolve_fused(x, weight, None, key_mask=key_mask, cu_seqlens=cu_seqlens, initial=initial, out_dtype=x.dtype)
 
 
@@ -58,7 +58,7 @@ def convolve_fused(
     initial: Tensor | None = None,
     out_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """All of ``short_convolution`` on raw inputs: x in its own dtype, masked tokens as they are (NaN too).
+    """All of ``short_convolution`` on raw inputs: x in its own dtype, with any values (NaN too) at masked tokens.
 
     ``x (B, T, C)``, ``weight (C, W)``, ``bias (C,)``, ``initial (N, W-1, C)`` or None for zeros. Returns
     ``y (B, T, C)`` and the last inputs ``(N, W-1, C)`` in the dtype of x.
@@ -84,7 +84,7 @@ def convolve_step(
     activation: Activation = None,
     out_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """One token ``x_t (B, C)`` after ``inputs (B, W-1, C)``, or after nothing: ``y (B, C)`` and the next inputs."""
+    """One token ``x_t (B, C)`` after ``inputs (B, W-1, C)`` or None: returns ``y (B, C)`` and the next inputs."""
     given = [t for t in (x_t, weight, bias, inputs) if t is not None]
     if torch.is_grad_enabled() and any(t.requires_grad for t in given):
         y, inputs = convolve_fused(

@@ -11,7 +11,7 @@ from linattn.ops.triton.launching import launch
 
 
 class Walk(NamedTuple):
-    """Channels of a program, slots whose loads are in flight together, slots of a program, warps."""
+    """Channels of a program, slots that are loaded at the same time, slots of a program, warps."""
 
     channels: int
     group: int
@@ -20,7 +20,7 @@ class Walk(NamedTuple):
 
 
 def walk_for(C: int, slots: int, W: int, rows: int, backward: bool) -> Walk:
-    """One warp a program: a channel belongs to one thread, so that nothing is exchanged and many programs fit.
+    """The walk with one warp per program: each thread has its own channels, nothing is exchanged, many programs fit.
 
     Long segments mean fewer partial sums and fewer slots walked twice, short ones enough programs for the device.
     """
@@ -29,7 +29,7 @@ def walk_for(C: int, slots: int, W: int, rows: int, backward: bool) -> Walk:
     group, segment = 8, 256
     while segment > 32 and blocks * -(-slots // segment) < 4096:
         segment //= 2
-    # Backward walks W-1 slots into the next segment: together they fill whole groups.
+    # The backward pass walks W-1 slots into the next segment: with them a segment fills whole groups.
     return Walk(channels, group, segment - (W - 1) if backward else segment, 1)
 
 
@@ -37,7 +37,7 @@ def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, places: Tensor | None,
     residual: bool, silu: bool, masked: bool, out_dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """``y (B, T, C)``. With ``masked`` the table of places leaves tokens out; their outputs are 0."""
+    """The output ``y (B, T, C)``. With ``masked`` the table of places leaves tokens out; their outputs are 0."""
     y = (torch.zeros if masked else torch.empty)(x.shape, dtype=out_dtype, device=x.device)
     if y.numel():
         launch_forward(x, weight, bias, initial, places, residual, silu, y)
@@ -48,7 +48,7 @@ def _backward(
     dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, places: Tensor | None,
     residual: bool, silu: bool, masked: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of x, weight, bias and initial (the last two empty where there is none)."""
+    """Gradients of x, weight, bias and initial (the last two are empty if there is none)."""
     C, W = weight.shape
     dx = (torch.zeros if masked else torch.empty)(x.shape, dtype=x.dtype, device=x.device)
     d_initial = _like_or_nothing(initial, x)
@@ -84,7 +84,7 @@ def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 
 def _gradients(ctx, dy, run=convolution_backward):  # type: ignore[no-untyped-def]
-    saved = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
+    saved = ctx.saved_tensors  # read once: gradient checkpointing returns them only once
     _, _, bias, initial, _ = saved
     dx, d_weight, d_bias, d_initial = run(dy, *saved, *ctx.options)
     absent = None, None, None, None, None
@@ -101,7 +101,7 @@ def convolution_step(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None,
     residual: bool, silu: bool, out_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """``y (B, C)`` and the next state ``(B, W-1, C)``. Without a gradient."""
+    """The output ``y (B, C)`` of one token and the next state ``(B, W-1, C)``, without a gradient."""
     y = torch.empty(x.shape, dtype=out_dtype, device=x.device)
     following = torch.empty(x.shape[0], weight.shape[1] - 1, x.shape[1], dtype=x.dtype, device=x.device)
     launch_step(x, weight, bias, state, residual, silu, y, following)
@@ -113,7 +113,7 @@ def convolution_step_in_place(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor,
     residual: bool, silu: bool, out_dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """``y (B, C)``; the state moves on by one token."""
+    """The output ``y (B, C)`` of one token; the state is overwritten by the next one."""
     y = torch.empty(x.shape, dtype=out_dtype, device=x.device)
     launch_step(x, weight, bias, state, residual, silu, y, state)
     return y
@@ -154,7 +154,7 @@ def launch_backward(
     dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, initial: Tensor | None, places: Tensor | None,
     residual: bool, silu: bool, dx: Tensor, d_initial: Tensor, walk: Walk | None = None,
 ) -> Tensor:  # fmt: skip
-    """Fills dx and d_initial; each program's share of the other gradients, ``(programs, W + 1, C)``: d_bias is last."""
+    """Fill dx and d_initial; return each program's share of d_weight and, last, d_bias, ``(programs, W + 1, C)``."""
     from linattn.ops.triton.convolution.kernels.backward import convolve_backward
 
     (B, T, C), W = x.shape, weight.shape[1]
@@ -194,12 +194,12 @@ def launch_step(
 
 
 def _rows(initial: Tensor | None, W: int) -> Tensor | None:
-    """As the kernels read it: rows without gaps between them; a window of one token has no past."""
+    """``initial`` as the kernels read it, with rows without gaps; None if the window is one token and has no past."""
     return None if initial is None or W == 1 else initial.contiguous()
 
 
 def _or(tensor: Tensor | None, unread: Tensor) -> Tensor:
-    """A pointer for the kernel in any case."""
+    """The tensor, or another one for a pointer that the kernel does not read."""
     return unread if tensor is None else tensor
 
 

@@ -1,6 +1,6 @@
-"""The gap-free rows of a convolution over masked or packed tokens, as tables. Nothing here waits for the device.
+"""The gap-free rows of a convolution over masked or packed tokens, as tables, made without waiting for the device.
 
-The kernels' ``kernels.slots`` says what slots and places are.
+Slots and places are explained in ``kernels.slots``.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ class Places(NamedTuple):
 
 
 def lay_out(x: Tensor, past: int, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> Places:
-    """``past`` = W-1 slots before each of the n sequences of a row hold what came before it."""
+    """Lay out rows in which ``past`` = W-1 slots before each of the n sequences hold its earlier inputs."""
     B, T, _ = x.shape
     device = x.device
     real = torch.ones(B, T, dtype=torch.bool, device=device) if key_mask is None else key_mask
@@ -33,7 +33,7 @@ def lay_out(x: Tensor, past: int, key_mask: Tensor | None, cu_seqlens: Tensor | 
         sequence = sequence_of_tokens(cu_seqlens, T)
         starts, ends = before[:, cu_seqlens[:-1]], before[:, cu_seqlens[1:]]
     n, window = number.shape[0], torch.arange(past, device=device)
-    slots = T + n * past + 1  # the last one is for masked tokens, and then for nothing
+    slots = T + n * past + 1  # the last slot is for masked tokens and stays empty
     tokens = torch.where(real, before[:, :-1] + (sequence + 1) * past, slots - 1)
     initial = ((starts + number * past).unsqueeze(-1) + window).flatten(1)
     final = ((ends + number * past).unsqueeze(-1) + window).flatten(1)

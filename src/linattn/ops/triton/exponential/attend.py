@@ -1,6 +1,6 @@
-"""Exponential attention by kernels: gates as factors of keys, in the unit of a chunk's end, and a walk along time.
+"""Exponential attention by kernels: gates become factors of keys, in the unit of a chunk's end, for a walk along time.
 
-The walk takes q, k and v as they are. A step of decoding is a kernel of its own: ``step``.
+The walk takes q, k and v unchanged. A decoding step has its own kernel, see ``step``.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ def against(call: ExponentialCall) -> str:
 
 
 def attend(call: ExponentialCall, out_dtype: torch.dtype) -> ExponentialOutput:
-    """Output, and the state where it is needed."""
+    """Output, and the state if it is needed."""
     scale = call.q.shape[3] ** -0.5 if call.scale is None else call.scale
     if call.is_step:
         return attend_step(call, scale, out_dtype)
@@ -42,7 +42,7 @@ def attend(call: ExponentialCall, out_dtype: torch.dtype) -> ExponentialOutput:
     if call.initial_state is not None:
         kv, z, unit = call.initial_state
         kv, z, unit = padded_by(kv.float(), more_v, more_k), padded_by(z.float(), more_k), unit.double()
-    # Backward reads the output, and where one token outweighs all others its rounding is what is left of a gradient.
+    # The backward pass reads the output; if one token outweighs all others, little but its rounding is in a gradient.
     kept = torch.float32 if q.dtype == torch.float16 else out_dtype
     out, kv, z, unit, *_ = exponential_directly(
         padded_by(q, more_k), padded_by(k, more_k), padded_by(v, more_v), log_input, log_decay, kv, z, unit,

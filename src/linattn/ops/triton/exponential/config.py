@@ -10,10 +10,10 @@ from linattn.ops.triton.support import multiprocessors, padded
 
 @dataclass(frozen=True)
 class Tiles:
-    """Of one walk: L tokens, BW columns.
+    """Tiles of one walk: L tokens, BW columns.
 
     lean: 1 to do without the buffer for products that outlast their round. parts: pieces in which sums of keys are
-    kept, as many as threads side by side hold tokens, so that no round sums across threads; 0 to sum in each round.
+    kept, as many as threads side by side hold tokens, so that no round sums across threads; 0: summed in each round.
     apart: 1 to make the output's row sums in a kernel of their own.
     """
 
@@ -27,21 +27,21 @@ class Tiles:
 
 
 OUTPUT, D_Q, D_K, D_V = range(4)  # walks
-# What a measurement wants to try, by walk: fields of Tiles.
+# Fields of Tiles that a measurement tries, by walk.
 TRIAL: dict[int, dict[str, int]] = {}
-# The number of segments a test wants to see.
+# The number of segments that a test sets.
 TRIAL_SEGMENTS: list[int] = []
-# Shortest piece of a sequence that is worth a state of its own.
+# The shortest piece of a sequence that is worth its own state.
 SHORTEST_SEGMENT = 512
 
 
 def is_tried() -> bool:
-    """Whether somebody wants other settings than those of the shape."""
+    """Whether a measurement or test sets other settings than those chosen by shape."""
     return bool(TRIAL or TRIAL_SEGMENTS)
 
 
 def pick(role: int, X: int, W: int, dtype: torch.dtype, device: torch.device) -> Tiles:
-    """For a state of X rows and W columns. L goes by dtype alone, so that all walks of a call share it."""
+    """The tiles for a state of X rows and W columns. L depends only on the dtype, as all walks of a call share it."""
     BX = padded(X)
     if dtype == torch.float32:
         # Full fp32 products run outside the tensor cores, with both operands in registers: small tiles, many warps.
@@ -59,13 +59,13 @@ def pick(role: int, X: int, W: int, dtype: torch.dtype, device: torch.device) ->
             tiles = replace(tiles, parts=16)
     else:
         tiles = Tiles(L=64, BW=min(padded(W), 64), warps=8, stages=2)
-    # What row sums need in the walk itself would spill, and every tile makes them anew.
+    # In the walk itself row sums would be spilled, and every tile would repeat them.
     tiles = replace(tiles, apart=int(role == OUTPUT and dtype == torch.bfloat16 and BX >= 128 and W > tiles.BW))
     return _fitting(replace(tiles, **TRIAL.get(role, {})), BX, dtype, shared_memory(device))
 
 
 def _fitting(tiles: Tiles, BX: int, dtype: torch.dtype, limit: int) -> Tiles:
-    """Fewer stages, then a narrower tile, until the estimate is inside the shared memory of the device."""
+    """The tiles with fewer stages, then narrower, until their estimate fits the shared memory of the device."""
     size = 2 if dtype == torch.bfloat16 else 4
     while True:
         # x, y, w and u of each stage; the state and the scores as operands, a tile on its way out.
@@ -77,7 +77,7 @@ def _fitting(tiles: Tiles, BX: int, dtype: torch.dtype, limit: int) -> Tiles:
 
 
 def segments(T: int, programs: int, unit: int, device: torch.device) -> tuple[int, int]:
-    """Tokens of a segment, in whole units, and how many there are: one, unless the device would be left idle."""
+    """Tokens of a segment, in whole units, and the number of segments: one unless the device would be partly idle."""
     wanted, most = 2 * multiprocessors(device) // max(1, programs), T // SHORTEST_SEGMENT
     if TRIAL_SEGMENTS:
         wanted = most = TRIAL_SEGMENTS[0]

@@ -17,7 +17,7 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, log_input: Tensor, log_decay: Tensor, kv: Tensor | None, z: Tensor | None,
     log_scale: Tensor | None, cu_seqlens: Tensor | None, scale: float, out_dtype: torch.dtype, need_state: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Output, state after the last token (empty unless needed) and its unit (fp64); row sums and the gates' factors."""
+    """Output, final state (empty unless needed) with its unit (fp64), row sums, and the factors made of the gates."""
     p = _passes(q, k, v, log_input, log_decay, cu_seqlens)
     N, _, HS, _, K, V = p.sizes
     units = p.units(log_scale, scale)
@@ -43,11 +43,11 @@ def _backward(
     rows, a = p.rows(out, d_out, den, gates)
     marks = p.marks() if need_gates else None
     dq = like_tokens(q, K, q.dtype)
-    # Query heads that share a key head give it a gradient each, to be summed before they are rounded.
+    # Each of the query heads that share a key head gives it a gradient; these are summed before they are rounded.
     dtype = q.dtype if H == HS else torch.float32
     dk, dv = (like_tokens(x, x.shape[3], dtype, heads=H) for x in (k, v))
     d_first = (_fp32(q, N, H, K, V), _fp32(q, N, H, K)) if initial is not None else None
-    # A walk of dk has its state turned.
+    # The walk of dk has its state transposed.
     turned = (_fp32(q, N, H, V, K), d_first[1]) if d_first is not None else None
     states = p.borders(p.k, p.v, gates, units, initial, None, reverse=False)
     grads = p.borders(p.q, d_out, rows, units, _of_first(_state(d_kv, d_z), H), d_first, reverse=True)
@@ -97,13 +97,13 @@ def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     ctx.save_for_backward(q, k, v, log_input, log_decay, kv, z, cu_seqlens, out, *kept)
     ctx.dtypes = log_input.dtype, log_decay.dtype
     ctx.need_state = need_state
-    # What nobody used has no gradient: None, rather than tensors of zeros to make and to read.
+    # The gradient of an unused output is None rather than a tensor of zeros, which would be made and read.
     ctx.set_materialize_grads(False)
 
 
 def _gradients(ctx, d_out, d_kv, d_z, *_, run=triton_exponential_backward):  # type: ignore[no-untyped-def]
-    """The maximum cancels from whatever is computed in its units: it counts as a constant, except where it starts."""
-    saved = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
+    """Gradients in which the running maximum, which cancels from all results, is a constant except for its start."""
+    saved = ctx.saved_tensors  # read once: gradient checkpointing returns them only once
     kv, z, out = saved[5], saved[6], saved[8]
     d_out = or_zeros(d_out, out)
     need_gates = any(ctx.needs_input_grad[3:5])
@@ -132,7 +132,7 @@ def _state(kv: Tensor | None, z: Tensor | None) -> State | None:
 
 
 def _of_first(state: State | None, heads: int) -> State | None:
-    """The gradient that key heads are given, as that of their first query head; the others have none."""
+    """A gradient per key head as one per query head: the first query head of each key head has it, the others 0."""
     if state is None or state[0].shape[1] == heads:
         return state
     group = heads // state[0].shape[1]
@@ -141,7 +141,7 @@ def _of_first(state: State | None, heads: int) -> State | None:
 
 
 def _summed(x: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
-    """Over the query heads of each key head, in the order of x."""
+    """x summed over the query heads of each key head, in the memory order of x."""
     if x.shape[1] == heads:
         return x
     if x.ndim == 4 and is_token_major(x):

@@ -1,4 +1,4 @@
-"""The passes of exponential attention: which kernel meets which tensors. Operators: ``library``."""
+"""The passes of exponential attention: launches of the kernels with their tensors. ``library`` makes them operators."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,16 +18,16 @@ State = tuple[Tensor, Tensor]  # kv (.., K, V) and z (.., K), fp32 and contiguou
 
 # Tokens of a block of gates, a power of two.
 BLOCK = 512
-# Of the sum of decays from a token to the end of its chunk: e^-60 leaves fp32 and bf16 e^-27 for lesser weights.
+# Bound of the sum of decays from a token to the end of its chunk: e^-60 leaves e^-27 for smaller weights in fp32, bf16.
 STEEPEST = -60.0
-# The same, for chunks that share the unit of the last of them.
+# The same bound for chunks that share the unit of the last of them.
 GENTLE = -40.0
-# Of the exponent of the denominator's floor: 1 / floor leaves fp32 room for sums of 1e8.
+# Bounds of the exponent of the denominator's floor: 1 / floor leaves fp32 room for sums of 1e8.
 FLOOR = -70.0, 80.0
 
 
 class Units(NamedTuple):
-    """See the kernel of the same name."""
+    """The results of the kernel of units, see there."""
 
     gates: Tensor
     keep: Tensor
@@ -36,7 +36,7 @@ class Units(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """States at the end of every stretch of tokens, and their products with their gradients."""
+    """States at the end of every stretch of tokens, and the products of these states with their gradients."""
 
     states: Tensor  # (rows places, V, K)
     z: Tensor  # (rows places, K)
@@ -45,7 +45,7 @@ class Marks(NamedTuple):
 
 @dataclass(frozen=True)
 class Passes:
-    """One call. N sequences, H query heads, HS key heads."""
+    """One call, with N sequences, H query heads and HS key heads."""
 
     q: Tensor  # (B, H, T, K)
     k: Tensor  # (B, HS, T, K)
@@ -67,13 +67,13 @@ class Passes:
 
     @cached_property
     def stretch(self) -> int:
-        """Tokens between two marks: in fp32 they take an eighth of the memory of q, k, v and the output in 16 bits."""
+        """Tokens between two marks, so that all in fp32 take an eighth of the memory of 16-bit q, k, v and output."""
         K, V = self.sizes[4:]
         return max(2 * self.length, 4 * padded(max(K, V)))
 
     @cached_property
     def cut(self) -> tuple[int, int]:
-        """Tokens of a segment, segments. Segments are whole stretches."""
+        """Tokens of a segment, and the number of segments. Segments are whole stretches."""
         N, H, _, T, _, V = self.sizes
         return segments(T, N * H * -(-V // self._tiles(OUTPUT).BW), self.stretch, self.q.device)
 
@@ -103,7 +103,10 @@ class Passes:
         self, y: Tensor, w: Tensor, pairs: Tensor, units: Units, start: State | None, end: State | None,
         *, reverse: bool,
     ) -> State | None:  # fmt: skip
-        """States at the start of every segment, against time their gradients at its end; end: after the last one."""
+        """States at the start of every segment, or against time their gradients at its end.
+
+        With several segments the state after the last one is written to ``end``.
+        """
         segment, NSEG = self.cut
         if NSEG == 1:
             return start
@@ -136,9 +139,9 @@ class Passes:
         start: State | None = None, end: State | None = None, marks: Marks | None = None,
         dots: Tensor | None = None, made: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """One walk, see the kernel. dots: q . dq, which steep walks alone put there, or k . dk.
+        """One walk, see the kernel. dots: takes q . dq, from steep walks only, or k . dk.
 
-        made: of row_factors, for walks that are not steep.
+        made: the result of row_factors, for walks that are not steep.
         """
         from linattn.ops.triton.exponential.kernels.walk import walk
 
@@ -151,10 +154,10 @@ class Passes:
         columns = -(-W // tiles.BW)
         kept = marks if role in (D_Q, D_K) else None
         u = q if role == D_Q else k
-        natural = role in (OUTPUT, D_V)  # the state as it is given, rows of keys
+        natural = role in (OUTPUT, D_V)  # the state is not transposed: its rows are features of keys
         segment, NSEG = self.cut
         kv, z = start or (None, None)
-        # With several segments the scan over their states has written it.
+        # With several segments the scan over their states has written the last state.
         kv_end, z_end = end if end is not None and NSEG == 1 else (None, None)
         for steep in (False, True):
             if made is not None:
@@ -179,9 +182,9 @@ class Passes:
             )  # fmt: skip
 
     def row_factors(self, units: Units, den: Tensor, start: State | None, end: State | None) -> Tensor | None:
-        """1 / n (B, H, T) of walks that are not steep, their row sums into den, the sum of keys after the last token.
+        """1 / n (B, H, T) of walks that are not steep; writes their row sums to den, and the last sum of keys.
 
-        None where walks make their row sums themselves.
+        None if walks make their row sums themselves.
         """
         if not self._tiles(OUTPUT).apart:
             return None
@@ -193,7 +196,7 @@ class Passes:
         return row_factors(launch, den, [walk], [parts], self.sizes[2], norm=0, eps=0.0)
 
     def dots(self, role: int) -> Tensor:
-        """Room for a token's number of each tile of columns of keys."""
+        """Room for one number per token and tile of columns of keys."""
         return self._new(-(-self.sizes[4] // self._tiles(role).BW), *self.q.shape[:3])
 
     def marks(self) -> Marks:
@@ -232,7 +235,7 @@ class Passes:
 
     @cached_property
     def _dot_type(self) -> dict[str, Any]:
-        """bf16 multiplies as it is. A state or score may be too large for fp16, and fp32 wants all its digits."""
+        """How kernels multiply: bf16 as it is, fp16 in tf32, as states and scores may leave its range, fp32 exactly."""
         # The interpreter multiplies the bits of bf16 as integers.
         bf16 = self.q.dtype == torch.bfloat16 and not interpreted()
         return {"BF16": bf16, "PREC": "ieee" if self.q.dtype == torch.float32 else "tf32"}
@@ -243,7 +246,7 @@ class Passes:
         return pick(role, X, W, self.q.dtype, self.q.device)
 
     def places(self, length: int) -> int:
-        """Pieces of a row: one more for each packed sequence, whose last piece may be short."""
+        """Number of pieces of a row: one more for each packed sequence, whose last piece may be short."""
         N, T = self.sizes[0], self.sizes[3]
         return -(-T // length) if self.cu is None else T // length + N + 1
 

@@ -1,7 +1,7 @@
-"""A step of decoding under an exponential gate: from gates to the next state in one kernel.
+"""A decoding step with an exponential gate: from gates to the next state in one kernel.
 
 The backward pass is that of a step of linear attention, in plain PyTorch: the gates are factors of its keys and its
-decay, and the unit one of its queries, which counts as a constant in gradients, as all units do.
+decay, and the unit is a factor of its queries, which is a constant in gradients, as all units are.
 """
 
 import torch
@@ -15,7 +15,7 @@ from linattn.ops.triton.replaying import replayed
 from linattn.ops.triton.step.attend import gradients, tiles_for
 from linattn.ops.triton.support import padded
 
-# Of m, in the factor on the queries: e^60 leaves fp32 room for sums of 1e12, e^-80 is a normal number.
+# Bounds of m in the factor on the queries: e^60 leaves fp32 room for sums of 1e12, e^-80 is a normal number.
 UNIT = -80.0, 60.0
 
 
@@ -26,7 +26,7 @@ def attend_step(call: ExponentialCall, scale: float, out_dtype: torch.dtype) -> 
         kv, z, unit = call.initial_state
         kv, z = kv.float(), z.float()
     inputs = call.q, call.k, call.v, call.log_input, call.log_decay, kv, z, unit, float(scale), out_dtype
-    # The dispatcher takes longer than the kernel.
+    # Past the dispatcher, which takes longer than the kernel.
     run = exponential_step if torch.is_grad_enabled() or is_traced(inputs) else _forward
     output, kv, z, unit = run(*inputs)
     return ExponentialOutput(output, ExponentialState(kv, z, unit.detach() if unit.requires_grad else unit))

@@ -1,7 +1,7 @@
-"""Hybrid attention by kernels: rows in the dtype of the inputs, all up to the division in one pass per query tile.
+"""Hybrid attention by kernels: rows in the dtype of the inputs, and everything including the division in one pass.
 
-The sums of the linear part stand in memory at every chunk (fp32). Gradients are of their own kernels, and exact but for
-ties: of several strongest keys that are equally strong, the gradient of the row maximum goes to one.
+The sums of the linear part are stored for every chunk (fp32). Gradients have their own kernels and are exact except for
+ties: if several strongest keys are equally strong, the gradient of the row maximum goes to one of them.
 """
 
 from dataclasses import replace
@@ -45,14 +45,14 @@ def against(call: HybridCall) -> str:
 
 
 def chunk_of(call: HybridCall) -> int:
-    """Where neither the window nor the choice has chunks, a tile is one."""
+    """Tokens of a chunk: as in the window or the budget, or one tile if neither has chunks."""
     if (call.layout == "chunks" and call.window) or call.budget is not None:
         return call.chunk
     return pick(64, 64, 64, 64, call.q.dtype).L
 
 
 def attend(call: HybridCall, out_dtype: torch.dtype) -> HybridOutput:
-    """Output ``(B, H, T, V)``, and the state where it is needed."""
+    """Output ``(B, H, T, V)``, and the state if it is needed."""
     phi, psi = call.feature_pair
     q, k, v, phi, psi, *gate = one_dtype(call.q, call.k, call.v, phi, psi, *([] if call.gate is None else [call.gate]))
     call = replace(call, q=q, k=k, v=v, features=None if call.features is None else (phi, psi))
@@ -93,7 +93,7 @@ def _output(call: HybridCall, rows: Rows, gate: Tensor | None, out_dtype: torch.
 
 
 def _wide(rows: Rows) -> Rows:
-    """In fp32, for the sums of a state."""
+    """The rows with keys, values and features in fp32, for the sums of a state."""
     wide = {name: getattr(rows, name).float() for name in ("k", "v", "key_features")}
     chosen = rows.salient
     if chosen is not None:

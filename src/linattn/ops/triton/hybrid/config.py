@@ -8,13 +8,13 @@ from linattn.ops.triton.support import padded
 
 # Narrower products than this are wrong on Hopper, see docs/kernels.md.
 NARROWEST = 32
-# What a test or a measurement wants to try: fields of Tiles.
+# Fields of Tiles that a test or a measurement tries.
 TRIAL: dict[str, int] = {}
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """L tokens, BN chosen tokens and BF features at a time; stages of loops over keys or queries."""
+    """Tiles of L tokens, BN chosen tokens and BF features; stages of loops over keys or queries."""
 
     L: int
     BN: int
@@ -24,7 +24,7 @@ class Tiles:
 
 
 def pick(chunk: int, K: int, V: int, F: int, dtype: torch.dtype, *, pairs: bool = False) -> Tiles:
-    """Tiles divide chunks, which are multiples of 32. pairs: near tokens may be linear."""
+    """Tiles that divide chunks, which are multiples of 32. pairs: whether near tokens may be linear."""
     wide = max(columns(K), columns(V))
     longest = 64 if chunk % 64 == 0 else 32
     if dtype == torch.float32:
@@ -37,11 +37,11 @@ def pick(chunk: int, K: int, V: int, F: int, dtype: torch.dtype, *, pairs: bool 
         # Scores, two sums of values and the features of pairs beside each other: shorter tiles.
         tiles = Tiles(L=32, BN=64, BF=min(columns(F), 64), warps=4 if wide <= 64 else 8, stages=3)
     else:
-        # Three stages: with two the next tile is asked for after the work, and products wait for one another.
+        # Three stages: with two the next tile is requested after the work, and products wait for one another.
         tiles = Tiles(L=longest, BN=64, BF=min(columns(F), 64), warps=4 if wide <= 64 else 8, stages=3)
     return replace(tiles, **TRIAL)
 
 
 def columns(width: int) -> int:
-    """Of a tile that holds the width."""
+    """Columns of a tile that holds ``width`` columns."""
     return max(NARROWEST, padded(width)) if width else NARROWEST

@@ -21,7 +21,7 @@ def _forward(
     """Output, and what its gradients need: level and share of the rows, and their strongest keys.
 
     kv, z: initial sums, fp32. old_k ..: chosen tokens of a state, the first slots of the list. index .. joining: see
-    ``Listed``. first: of the rows' tokens, the first that is there. best: whether gradients flow through row maxima.
+    ``Listed``. first: the first token of each row that exists. best: whether gradients flow through row maxima.
     """
     p = _passes(
         q, k, v, phi, psi, gate, old_k, old_v, old_psi, index, begin, end, spans, ends, slots, joining, first, chunk,
@@ -49,7 +49,7 @@ def _backward(
     initial = _state(kv, z)
     states = p.states(initial)
     d_q, d_phi, d_gate, delta, flow = p.query_gradients(d_out, out, states, saved)
-    del states  # they are large, and so are their gradients
+    del states  # states and their gradients are large
     d_first = None if initial is None else (torch.empty_like(initial[0]), torch.empty_like(initial[1]))
     d_states = p.state_gradients(d_out, share, delta, d_first)
     of_list = p.list_gradients(d_out, saved, delta, flow, d_states)
@@ -85,12 +85,12 @@ def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     ctx.save_for_backward(*inputs[:19], *output)
     chunk, back, window, sliding, scale, _, _, best, _ = inputs[19:]
     ctx.options = chunk, back, window, sliding, scale, best
-    # What nobody used has no gradient: None, rather than tensors of zeros to make.
+    # The gradient of an unused output is None rather than a tensor of zeros, which would be made.
     ctx.set_materialize_grads(False)
 
 
 def _gradients(ctx, d_out, *_, run=triton_hybrid_backward):  # type: ignore[no-untyped-def]
-    saved = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
+    saved = ctx.saved_tensors  # read once: gradient checkpointing returns them only once
     found = run(or_zeros(d_out, saved[19]), *saved, *ctx.options)
     given = ctx.needs_input_grad[:11]
     return *(x if needed else None for x, needed in zip(found, given, strict=True)), *(None,) * 17
@@ -126,7 +126,7 @@ def _passes(
 
 
 def _list(old: Tensor | None, new: Tensor, index: Tensor) -> Tensor:
-    """``(B, H_kv, N, .)``, contiguous."""
+    """The list ``(B, H_kv, N, .)``, contiguous: tokens of a state, then those at ``index`` of the rows."""
     found = take(new, index)
     return found if old is None else torch.cat([old.to(found), found], 2)
 

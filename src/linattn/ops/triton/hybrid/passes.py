@@ -1,4 +1,4 @@
-"""The passes of hybrid attention: which kernel meets which tensors. Operators: ``library``."""
+"""The passes of hybrid attention: launches of the kernels with their tensors. ``library`` makes them operators."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,11 +14,11 @@ from linattn.ops.triton.launching import launch
 from linattn.ops.triton.support import interpreted, multiprocessors
 
 State = tuple[Tensor, Tensor]  # (B, H_kv, chunks, F, V) and (B, H_kv, chunks, F), fp32 and contiguous
-SCAN = 128, 8  # numbers of a program, chunks that it fetches at once
+SCAN = 128, 8  # numbers per program, chunks that it fetches at once
 
 
 class Saved(NamedTuple):
-    """What the forward pass keeps for the gradients, see its kernel."""
+    """What the forward pass keeps for the gradients; see its kernel."""
 
     level: Tensor
     share: Tensor
@@ -41,7 +41,7 @@ class Slots(NamedTuple):
 
 @dataclass(frozen=True)
 class Passes:
-    """One call, of rows that are a whole number of chunks long."""
+    """One call, with rows that are a whole number of chunks long."""
 
     q: Tensor  # (B, H, S, K)
     k: Tensor  # (B, H_kv, S, K)
@@ -108,7 +108,7 @@ class Passes:
     def query_gradients(
         self, d_out: Tensor, out: Tensor, states: State | None, saved: Saved
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor]:
-        """Of q, phi and the gate; delta and flow."""
+        """Gradients of q, phi and the gate; delta and flow."""
         from linattn.ops.triton.hybrid.kernels.query_grad import exact_part, linear_part
 
         B, H, HS, S, _, _, _ = self.sizes
@@ -132,7 +132,7 @@ class Passes:
         return d_q, d_phi, d_gate, delta, flow
 
     def state_gradients(self, d_out: Tensor, share: Tensor, delta: Tensor, first: State | None) -> State | None:
-        """Of what joins the sums after each chunk; ``first`` takes that of the initial sums."""
+        """Gradients of what joins the sums after each chunk; writes that of the initial sums to ``first``."""
         if self.phi is None:
             return None
         from linattn.ops.triton.hybrid.kernels.states import gradients
@@ -149,7 +149,7 @@ class Passes:
     def list_gradients(
         self, d_out: Tensor, saved: Saved, delta: Tensor, flow: Tensor, d_states: State | None
     ) -> tuple[Tensor, Tensor, Tensor | None] | None:
-        """Of keys, values and features of the list, fp32."""
+        """Gradients of keys, values and features of the list, fp32."""
         if self.chosen is None:
             return None
         from linattn.ops.triton.hybrid.kernels.key_grad import chosen
@@ -182,7 +182,7 @@ class Passes:
         self, d_out: Tensor, saved: Saved, delta: Tensor, flow: Tensor, d_states: State | None,
         of_list: tuple[Tensor, Tensor, Tensor | None] | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-        """Of k, v and psi."""
+        """Gradients of k, v and psi."""
         from linattn.ops.triton.hybrid.kernels.key_grad import features, keys
 
         B, H, HS, S, _, _, F = self.sizes
@@ -209,7 +209,7 @@ class Passes:
         return d_k, d_v, d_psi
 
     def _run(self, states: Tensor, sums: Tensor, start: State | None, end: State | None, *, reverse: bool) -> None:
-        """From what each chunk adds to the sums before it, or after it."""
+        """Turn what each chunk adds into the sums before it, or with ``reverse`` after it, in place."""
         from linattn.ops.triton.hybrid.kernels.states import running
 
         B, _, HS = self.sizes[:3]
@@ -222,7 +222,7 @@ class Passes:
             )  # fmt: skip
 
     def _joining(self, chosen: Slots) -> tuple[Tensor, Tensor]:
-        """Features and values of tokens that stop to be exact, ``(B, H_kv, chunks, E, .)`` in fp32, zeros of none."""
+        """Features and values of tokens that stop being exact, ``(B, H_kv, chunks, E, .)`` in fp32; zeros for none."""
         assert chosen.joining is not None
         assert chosen.features is not None
         place = chosen.joining.clamp(min=0).flatten(2)
@@ -231,7 +231,7 @@ class Passes:
 
     @property
     def _stages(self) -> int:
-        """A tile that is multiplied with a gate too is not fetched ahead."""
+        """Stages of loops; a sliding window with a linear part has one, as gated tiles are not fetched ahead."""
         return 1 if self.sliding and self.phi is not None else self.tiles.stages
 
     @property
@@ -252,7 +252,7 @@ class Passes:
         return None if self.chosen is None else getattr(self.chosen, name)
 
     def _shape(self, *names: str) -> dict[str, Any]:
-        """Constants of a kernel, by name, and how it multiplies."""
+        """The named constants of a kernel, and how it multiplies."""
         _, H, HS, _, K, V, F = self.sizes
         t, dtype = self.tiles, self.q.dtype
         known = {
@@ -286,5 +286,5 @@ def _strided(x: Tensor | None) -> tuple[Any, ...]:
 
 
 def readable(x: Tensor) -> Tensor:
-    """Or a copy with whole rows of numbers."""
+    """x, or a copy that kernels can read, with contiguous rows."""
     return reachable(x) if x.stride(3) == 1 else x.contiguous()

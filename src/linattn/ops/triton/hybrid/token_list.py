@@ -1,4 +1,4 @@
-"""Which chosen tokens count for which chunk of queries, as kernels read it: in chunks from the start of a row."""
+"""Which chosen tokens count for which chunk of queries, in the form that kernels read: in chunks of a row."""
 
 from typing import NamedTuple
 
@@ -8,23 +8,23 @@ from torch import Tensor
 
 from linattn.ops.hybrid_types import Rows, SalientList
 
-NEVER = 1 << 30  # a chunk that no row has
+NEVER = 1 << 30  # the number of a chunk that no row has
 
 
 class Listed(NamedTuple):
-    """N slots, filled up to whole blocks; a slot counts for chunks ``begin <= c < end``."""
+    """A list of N slots, filled up to whole blocks; a slot counts for chunks ``begin <= c < end``."""
 
-    places: Tensor  # (B, H_kv, N - head) int64: where in the rows they lie
+    places: Tensor  # (B, H_kv, N - head) int64: where the tokens lie in the rows
     begin: Tensor  # (B, H_kv, N) int32
     end: Tensor  # (B, H_kv, N) int32
-    spans: Tensor  # (B, H_kv, chunks, 2) int32: the slots that may count, from a whole block on
-    ends: Tensor  # (B, H_kv, S) int32: end of every token of the rows, 0 of those never chosen
-    slots: Tensor  # (B, H_kv, S) int32: its slot, -1 of those
-    joining: Tensor | None  # (B, H_kv, chunks, E) int64: slots whose tokens join the sums after the chunk, -1 of none
+    spans: Tensor  # (B, H_kv, chunks, 2) int32: the range of slots that may count, from the start of a block
+    ends: Tensor  # (B, H_kv, S) int32: ``end`` of every token of the rows, 0 if it is never chosen
+    slots: Tensor  # (B, H_kv, S) int32: slot of every token of the rows, -1 if it is never chosen
+    joining: Tensor | None  # (B, H_kv, chunks, E) int64: slots whose tokens join the sums after the chunk; -1: none
 
 
 def listed(rows: Rows, back: int, block: int) -> Listed | None:
-    """None where no tokens are chosen. ``back``: chunks before its own that a query sees in pairs."""
+    """The list, or None if no tokens are chosen. ``back``: how many chunks before its own a query sees in pairs."""
     chosen = rows.salient
     if chosen is None or chosen.k.shape[2] == 0:
         return None
@@ -55,7 +55,7 @@ def listed(rows: Rows, back: int, block: int) -> Listed | None:
 
 
 def _spans(order: Tensor, begin: Tensor, end: Tensor, chunks: int, block: int) -> Tensor:
-    """From the first slot that counts for some chunk from here on, down to a whole block, to the last so far."""
+    """For each chunk the range from the first slot that still counts, rounded down to a block, to the last so far."""
     B, H_kv, N = order.shape
     counts = (end > begin) & (begin < chunks)
     room = torch.zeros(B, H_kv, chunks + 1, dtype=torch.int64, device=order.device)
@@ -68,20 +68,20 @@ def _spans(order: Tensor, begin: Tensor, end: Tensor, chunks: int, block: int) -
 
 
 def _steady_spans(chosen: SalientList, chunks: int, back: int) -> Tensor:
-    """``(chunks, 2)``: from the first slot to the last of the latest chunk that is away, whatever was chosen."""
+    """Spans ``(chunks, 2)`` from the first slot to the last of the latest chunk that is not near."""
     assert chosen.per_chunk is not None
     away = (torch.arange(chunks, dtype=torch.int32, device=chosen.k.device) - back).clamp(min=0)
     return F.pad((away * chosen.per_chunk + chosen.head).unsqueeze(-1), (1, 0))
 
 
 def _in_chunks(until: Tensor, rows: Rows) -> Tensor:
-    """Times end where chunks begin, or never."""
+    """The numbers of the chunks at whose beginnings the times ``until`` lie, or ``NEVER``."""
     after = (until - rows.start[:, None, None]).clamp(min=0)
     return after.div(rows.chunk, rounding_mode="floor").clamp(max=NEVER).int()
 
 
 def _joining(begin: Tensor, end: Tensor, chunks: int, chosen: SalientList) -> Tensor | None:
-    """With a cap, at most as many tokens give way at a time as are chosen anew."""
+    """``joining`` of ``Listed``: with a cap, at most as many tokens give way at a time as are newly chosen."""
     if chosen.cap is None or chosen.per_chunk is None:
         return None
     key = torch.where((end > begin) & (end < chunks), end, NEVER).contiguous()

@@ -1,1 +1,1 @@
-"""Feature maps: functions that kernels call, and kernels that apply a map alone."""
+"""Feature maps: functions that kernels call, and kernels that only apply a map."""

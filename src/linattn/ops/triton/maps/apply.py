@@ -1,4 +1,4 @@
-"""A feature map by a kernel of its own, where no kernel of attention runs it inside."""
+"""A feature map as a kernel of its own, for calls whose attention kernel does not run it."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from linattn.ops.feature_maps import Twin
 from linattn.ops.triton.maps.library import map_directly
 from linattn.ops.triton.support import MAP_CODES
 
-# Features that leave the range of fp16: there they are fp32.
+# Maps whose features leave the range of fp16: for fp16 inputs they are fp32.
 STEEP = ("split_power", "norm_power", "sign_power", "split_expm1", "squares", "squares_and_linear", "shifted_power")
 
 

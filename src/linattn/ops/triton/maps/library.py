@@ -10,7 +10,7 @@ from linattn.ops.triton.direct import shortest
 from linattn.ops.triton.launching import launch
 from linattn.ops.triton.support import MAP_CODES
 
-# Numbers of a tile of features: as many as the threads of a program hold in registers, backward those of twice as many.
+# Numbers of a tile of features: as many as the threads of a program, in backward of twice as many, hold in registers.
 TILE = 32 * 128
 WARPS, WARPS_BACKWARD = 4, 8
 LEARNS = tuple(
@@ -37,7 +37,7 @@ def _forward(
     x: Tensor, table: Tensor | None, token: Tensor | None, constant: Tensor | None,
     code: int, parts: int, flows: int, out_dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """``(B, H flows, T, parts D [+ 1])``."""
+    """The features ``(B, H flows, T, parts D [+ 1])``."""
     out = torch.empty(_shape(x, constant, parts, flows), dtype=out_dtype, device=x.device)
     if out.numel():
         launch_forward(x, table, token, constant, code, parts, flows, out)
@@ -48,7 +48,7 @@ def _backward(
     d_out: Tensor, x: Tensor, table: Tensor | None, token: Tensor | None, constant: Tensor | None,
     code: int, parts: int, flows: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of x, table, token and constant; those of what is absent or has none are empty."""
+    """Gradients of x, table, token and constant; empty if the tensor is absent or needs none."""
     (B, H, T, D), tiles = x.shape, tiles_for(x, parts)
     learns = table is not None and code in LEARNS
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -147,7 +147,7 @@ def constants(x: Tensor, code: int, token: Tensor | None, flows: int, tiles: Til
 def shared(
     x: Tensor, table: Tensor | None, token: Tensor | None, flows: int
 ) -> tuple[Tensor | None, list[int], dict[str, int]]:
-    """The table with whole rows; strides of its sequence and virtual head, and of the factors; who shares each."""
+    """The table with contiguous rows; its strides by sequence and virtual head; those of factors; who shares each."""
     H, strides, sizes = x.shape[1], [0] * 5, {"TABLE_GROUP": 1, "TOKEN_GROUP": 1}
     if table is not None:
         if table.stride()[2:] != (table.shape[3], 1):
@@ -166,7 +166,7 @@ def _shape(x: Tensor, constant: Tensor | None, parts: int, flows: int) -> tuple[
 
 
 def sum_to(x: Tensor, shape: torch.Size, flows: int) -> Tensor:
-    """Sum ``(B, H flows, ..)`` over what shares a number, to ``(1 or B, heads, ..)``; flows apart unless heads is 1."""
+    """Sum ``(B, H flows, ..)`` to ``(1 or B, heads, ..)`` over all that share a number; flows apart if heads > 1."""
     batch, heads = shape
     x = x.sum(0, keepdim=True) if batch == 1 else x
     if heads == 1:

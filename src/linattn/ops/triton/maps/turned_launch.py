@@ -10,9 +10,10 @@ from linattn.ops.triton.maps.library import TILE, WARPS, WARPS_BACKWARD, Tiles, 
 
 
 class Turned(NamedTuple):
-    """x ``(B, H, T, D)``; of queries z ``(B, H_kv flows, parts D)``; key_mask ``(B, T)``; cos and sin ``(T, W / 2)``.
+    """The inputs of a map with turned features: x ``(B, H, T, D)``, key_mask ``(B, T)``, cos and sin ``(T, W / 2)``.
 
-    group: heads of x that share a key head; the others are those of a ``Twin``.
+    z ``(B, H_kv flows, parts D)`` is given for queries only. group: heads of x that share a key head. The other fields
+    are those of a ``Twin``.
     """
 
     x: Tensor
@@ -34,7 +35,7 @@ class Turned(NamedTuple):
 
     @property
     def backward_tiles(self) -> Tiles:
-        """Half as many tokens of queries: features, sums and gradients at once would take up to 148 registers."""
+        """Tiles of queries have half as many tokens: features, sums and gradients would take up to 148 registers."""
         return self.tiles if self.z is None else tiles_for(self.x, self.parts, TILE // 2)
 
 
@@ -66,7 +67,7 @@ def launch_backward(
 
 
 def _given(inputs: Turned, other: Tensor, tiles: Tiles) -> tuple[list[Tensor], list[int], dict[str, Any]]:
-    """What both kernels read, with any pointer where there is nothing; its strides; the constants."""
+    """The tensors that both kernels read, with any pointer for absent ones; their strides; the constants."""
     x, table, token = inputs.x, inputs.table, inputs.token
     table, strides, groups = shared(x, table, token, inputs.flows)
     mask, mask_strides = mask_of(inputs.key_mask, other)

@@ -1,7 +1,7 @@
 """Feature maps with turned features as an operator of torch's library.
 
-Keys come first: their features are summed before they are turned. Queries divide theirs by the row sum, their product
-with those sums, so that attention without a normaliser is all that is left to do.
+Keys come first: their features are summed before they are turned. The features of queries are divided by the row sum,
+their product with the sum of keys, so that only attention without a normaliser is left to do.
 """
 
 import torch
@@ -19,7 +19,7 @@ def _forward(
     x: Tensor, z: Tensor | None, key_mask: Tensor | None, cos: Tensor, sin: Tensor, table: Tensor | None,
     token: Tensor | None, eps: float, code: int, parts: int, flows: int, group: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Features ``(B, H flows, T, parts D)`` in the order of x, and of keys (no z) their sums ``(B, H flows, parts D)``.
+    """Features ``(B, H flows, T, parts D)`` in the order of x, and the sums ``(B, H flows, parts D)`` of keys (no z).
 
     Keys: ``R psi`` and ``sum psi``; queries: ``R phi / (phi . z + eps)`` and nothing.
     """
@@ -34,7 +34,7 @@ def _backward(
     sin: Tensor, table: Tensor | None, token: Tensor | None, eps: float, code: int, parts: int, flows: int, group: int,
     learns: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of x, z, table (if it learns) and token; those of what is absent are empty."""
+    """Gradients of x, z, table (if it is learned) and token; empty for absent tensors."""
     inputs = Turned(x, z, key_mask, cos, sin, table, token, eps, code, parts, flows, group)
     (B, H, T, D), tiles = x.shape, inputs.backward_tiles.per_head
     dx = like_tokens(x, D)
@@ -58,7 +58,7 @@ turned_backward = torch.library.custom_op("linattn::triton_turned_map_backward",
 
 
 def _allocate(x: Turned) -> tuple[Tensor, Tensor]:
-    """Features, and of keys what each tile adds to their sums."""
+    """Memory for the features, and for what each tile of keys adds to their sums."""
     B, H, _, D = x.x.shape
     out = like_tokens(x.x, x.parts * D, heads=H * x.flows)
     shape = (B, H * x.flows, x.tiles.per_head, x.parts * D)
@@ -66,7 +66,7 @@ def _allocate(x: Turned) -> tuple[Tensor, Tensor]:
 
 
 def _summed(partial: Tensor, group: int) -> Tensor:
-    """``(B, heads group, tiles, F) -> (B, heads, F)``: over tiles and the heads of a group, in one order."""
+    """Sum ``(B, heads group, tiles, F) -> (B, heads, F)`` over tiles and the heads of a group, in a fixed order."""
     if partial.shape[2] * group == 1:
         return partial.squeeze(2)
     return partial.unflatten(1, (-1, group)).sum((2, 3))
@@ -91,7 +91,7 @@ def _(  # type: ignore[no-untyped-def]
 def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     ctx.save_for_backward(*inputs[:7])
     ctx.options = inputs[7:]
-    # Sums of queries are none, and those of keys may be unused: None, rather than zeros to read.
+    # Queries have no sums, and those of keys may be unused: their gradient is None rather than zeros to read.
     ctx.set_materialize_grads(False)
 
 

@@ -1,1 +1,1 @@
-"""Householder reflections before the maps of mirror."""
+"""Householder reflections before the feature maps of the mechanism ``mirror``."""

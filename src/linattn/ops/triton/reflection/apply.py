@@ -1,4 +1,4 @@
-"""Reflections by kernels: what they serve, and how they are called."""
+"""Reflections by kernels: which calls they serve, and how they are called."""
 
 from torch import Tensor
 
@@ -34,7 +34,7 @@ def against_pairs(angles: Tensor, variance: Tensor | None, *modulation: Tensor) 
 def reflect_heads(
     q: Tensor, k: Tensor, normals: Tensor | None, variance: bool, key_mask: Tensor | None, wide: bool
 ) -> Reflected:
-    """Differentiable in q, k and normals, which are read as they lie in memory; y lies as they do (``like_tokens``)."""
+    """Reflect q and k, in any memory order, which y has too (``like_tokens``); differentiable in q, k and normals."""
     dtype = compute_dtype(q, k)
     if normals is None and not variance:
         return Reflected(q.to(dtype), k.to(dtype), None) if wide else Reflected(q, k, None)
@@ -46,10 +46,10 @@ def reflect_heads(
 
 
 def pair_matrices(angles: Tensor, variance: Tensor | None, modulation: Modulation | None) -> tuple[Tensor, Tensor]:
-    """Differentiable in all of them."""
+    """The matrices of pairs of channels, differentiable in all arguments."""
     if variance is None or modulation is None:
         table = pair_table_directly(None, angles, None, None, None)
     else:
         table = pair_table_directly(variance.squeeze(2), angles, *modulation)
-    first, second = table.unbind(2)  # whose gradients are stacked; those of two slices would be filled up and added
+    first, second = table.unbind(2)  # gradients of unbind are stacked; those of two slices would be padded and added
     return first, second

@@ -12,15 +12,15 @@ from linattn.ops.triton.launching import launch
 from linattn.ops.triton.layout import is_token_major, like_tokens
 from linattn.ops.triton.replaying import replayed
 
-# Numbers of a tile for each of its 256 threads: so few that two programs fit a multiprocessor. Loads run ahead by the
-# stages less one; backward loads two tiles at a time.
+# Numbers of a tile for each of its 256 threads: few enough that two programs fit a multiprocessor. Tiles are loaded
+# ahead by one less than the stages; backward loads two tiles at a time.
 PER_THREAD, PER_THREAD_BACKWARD, WARPS = 16, 16, 8
 STAGES, STAGES_BACKWARD = 4, 3
 THREADS = 32 * WARPS
-WIDEST = THREADS * PER_THREAD_BACKWARD  # channels of a token: a tile holds one at least
+WIDEST = THREADS * PER_THREAD_BACKWARD  # most channels of a token: a tile holds at least one token
 POOLED = 16  # segments that are merged at once
-ENOUGH = 1024  # programs that keep a device busy; with more tokens each program takes more
-LONGEST = 16  # tiles of a program
+ENOUGH = 1024  # programs that keep a device busy; beyond that each program takes more tokens
+LONGEST = 16  # most tiles of a program
 
 
 class Walk(NamedTuple):
@@ -38,7 +38,7 @@ def walk_for(q: Tensor, k: Tensor, per_thread: int) -> Walk:
     BC = max(16, 1 << (max(x.shape[1] * x.shape[3] for x in (q, k)) - 1).bit_length())
     B, lengths = q.shape[0], (q.shape[2], k.shape[2])
     BT = max(1, min(THREADS * per_thread // BC, 1 << (max(lengths) - 1).bit_length()))
-    # A thread loads 16 bytes of a row, and next those of the row that follows on the last one of all threads.
+    # A thread loads 16 bytes of a row, and next those of the row that follows the last row of all threads.
     W = max(1, min(BT, THREADS * (16 // q.element_size()) // BC))
     tiles = min(LONGEST, max(1, B * sum(-(-T // BT) for T in lengths) // ENOUGH))
     span = tiles * BT
@@ -50,8 +50,8 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """q and k reflected (empty without normals), variances ``(B, H_kv, D/2)``, means ``(B, H_kv, D)``, 1 / counts.
 
-    q ``(B, H, Tq, D)``, k ``(B, H_kv, Tk, D)``, normals ``(R, H D)``; ``wide``: y in fp32. What nobody asked for is
-    empty.
+    q ``(B, H, Tq, D)``, k ``(B, H_kv, Tk, D)``, normals ``(R, H D)``; ``wide``: y in fp32. Results that are not asked
+    for are empty.
     """
     outputs = _outputs(q, k, normals, variance, wide)
     launch_forward(q, k, normals, key_mask, variance, *outputs)
@@ -89,12 +89,12 @@ def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     q, k, normals, key_mask, ctx.variance, _ = inputs
     ctx.save_for_backward(q, k, normals, key_mask, *output[3:])
     ctx.mark_non_differentiable(*output[3:])
-    # What nobody used has no gradient: None, rather than a tensor of zeros to read.
+    # The gradient of an unused output is None rather than a tensor of zeros, which would be read.
     ctx.set_materialize_grads(False)
 
 
 def _gradients(ctx, gq, gk, d_variance, *unused, run=reflected_backward):  # type: ignore[no-untyped-def]
-    saved = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
+    saved = ctx.saved_tensors  # read once: gradient checkpointing returns them only once
     q, k, *_, center, _ = saved
     gq, gk = or_zeros(gq, q), or_zeros(gk, k)
     varies = ctx.variance and d_variance is not None
@@ -114,7 +114,7 @@ def launch_forward(
     from linattn.ops.triton.reflection.kernels.pool import pool_moments
 
     walk, B, D = walk_for(q, k, PER_THREAD), q.shape[0], q.shape[3]
-    counts, moments = [yq, yk], [yq, yk]  # pointers that nobody follows
+    counts, moments = [yq, yk], [yq, yk]  # pointers that are not read
     if variance:
         counts = [q.new_empty(n, dtype=torch.float32) for n in (walk.of_q, walk.of_k)]
         moments = [n.new_empty((n.shape[0], 2, x.shape[1], D)) for x, n in zip((q, k), counts, strict=True)]
@@ -136,14 +136,14 @@ def launch_backward(
     gq: Tensor, gk: Tensor, d_variance: Tensor, q: Tensor, k: Tensor, normals: Tensor, key_mask: Tensor | None,
     center: Tensor, inverse: Tensor, variance: bool, dq: Tensor, dk: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Fills dq and dk; what each program adds to the gradient of the normals, ``(programs, R, H D)``."""
+    """Fill dq and dk; return what each program adds to the gradient of the normals, ``(programs, R, H D)``."""
     from linattn.ops.triton.reflection.kernels.backward import reflect_backward
 
     walk = walk_for(q, k, PER_THREAD_BACKWARD)
     programs = walk.of_q + walk.of_k
     shares = normals.new_empty((programs, *normals.shape), dtype=torch.float32)
     mask, strides, constants = _shared(q, k, normals, key_mask, variance, walk)
-    gradients = (gq, gk) if normals.shape[0] else (q, k)  # without normals only the variance has one
+    gradients = (gq, gk) if normals.shape[0] else (q, k)  # without normals only the variance has a gradient
     launch(
         reflect_backward, programs,
         q, k, *gradients, dq, dk, shares, normals.contiguous(), mask, center, inverse, d_variance,
@@ -157,7 +157,7 @@ def launch_backward(
 def _shared(
     q: Tensor, k: Tensor, normals: Tensor, key_mask: Tensor | None, variance: bool, walk: Walk
 ) -> tuple[Tensor, tuple[int, ...], dict[str, Any]]:
-    """The mask and its strides, and the constants of both passes. Queries of another length than the keys are real."""
+    """The mask, its strides and the constants of both passes. If lengths of q and k differ, all queries are real."""
     masked = key_mask is not None
     constants = {
         "MASKS_Q": masked and q.shape[2] == k.shape[2], "MASKS_K": masked, "VARIANCE": variance,

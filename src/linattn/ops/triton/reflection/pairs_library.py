@@ -14,7 +14,7 @@ ROWS, COLUMNS = 8, 64  # of the batch, and pairs, of one program
 def _forward(
     variance: Tensor | None, angles: Tensor, amplitude: Tensor | None, gain: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    """``(B, H, 2, D)``; without a variance B is 1. variance ``(B, H, D/2)``, angles ``(R, H, D/2)``, R 1 or 2."""
+    """The matrices ``(B, H, 2, D)``, from variance ``(B, H, D/2)`` (None: B is 1), angles ``(R, H, D/2)``, R 1 or 2."""
     table = _table(variance, angles)
     launch(variance, angles, (amplitude, gain, bias), table)
     return table
@@ -24,7 +24,7 @@ def _backward(
     d_table: Tensor, variance: Tensor | None, angles: Tensor,
     amplitude: Tensor | None, gain: Tensor | None, bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients in the order of the inputs; of those that are absent, empty."""
+    """Gradients in the order of the inputs; empty for absent ones."""
     d_variance = _like_or_nothing(variance, angles)
     sums = launch(variance, angles, (amplitude, gain, bias), d_table.contiguous(), d_variance).sum(0)
     last, *others = sums.unflatten(1, angles.shape[1:]).to(angles.dtype, copy=True).unbind()
@@ -57,7 +57,7 @@ def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 
 def _gradients(ctx, d_table, run=pair_table_backward):  # type: ignore[no-untyped-def]
-    saved = ctx.saved_tensors  # once: gradient checkpointing hands them out a single time
+    saved = ctx.saved_tensors  # read once: gradient checkpointing returns them only once
     found = run(d_table, *saved)
     return tuple(None if x is None else g for x, g in zip(saved, found, strict=True))
 
@@ -71,9 +71,9 @@ def launch(
     variance: Tensor | None, angles: Tensor, modulation: tuple[Tensor | None, ...], table: Tensor,
     d_variance: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Fills the table; with ``d_variance`` that, from the table's gradient, and returns ``(blocks, 4, H D/2)``.
+    """Fill the table, or with ``d_variance`` fill that from the table's gradient and return ``(blocks, 4, H D/2)``.
 
-    What a block of the batch adds to the gradients of the last angle, amplitude, gain and bias.
+    The latter is what each block of the batch adds to the gradients of the last angle, amplitude, gain and bias.
     """
     from linattn.ops.triton.reflection.kernels.pairs import pair_backward, pair_forward
 

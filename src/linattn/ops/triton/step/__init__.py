@@ -1,1 +1,1 @@
-"""One token of decoding."""
+"""The decoding step of linear attention: one token."""

@@ -1,7 +1,7 @@
 """The decoding step: output and next state of one token, in one kernel.
 
-The state is all the traffic: it is read once and written once, whatever the number of query heads that share it.
-The backward pass is a formula of plain PyTorch: nobody trains through single steps for speed.
+The state is almost all the memory traffic: it is read once and written once, however many query heads share it.
+The backward pass is a formula in plain PyTorch, since training through single steps need not be fast.
 """
 
 from typing import Any, NamedTuple
@@ -35,14 +35,15 @@ def attend_step(
     eps: float,
     out_dtype: torch.dtype,
 ) -> AttentionOutput:
-    """``q_t (B, H, K)``, ``k_t (B, H_kv, K)``, ``v_t (B, H_kv, V)``: the output ``(B, H, V)`` and a new state.
+    """One decoding step: the output ``(B, H, V)`` and a new state.
 
-    ``log_decay``: None, ``(H_kv,)``, ``(B, H_kv)`` or ``(B, H_kv, K)``. A state of None is empty.
+    ``q_t (B, H, K)``, ``k_t (B, H_kv, K)``, ``v_t (B, H_kv, V)``; ``log_decay`` None, ``(H_kv,)``, ``(B, H_kv)`` or
+    ``(B, H_kv, K)``. A state of None is empty.
     """
     kv, z = (None, None) if state is None else (state.kv.float(), state.k.float())
     key_index = decay_index == "key"
     inputs = q_t, k_t, v_t, kv, z, log_decay, key_index, normalizer, eps, out_dtype
-    # The dispatcher takes longer than the kernel.
+    # Past the dispatcher, which takes longer than the kernel.
     run = step if torch.is_grad_enabled() or is_traced(inputs) else _forward
     output, kv, z = run(*inputs)
     return AttentionOutput(output, LinearState(kv, z))
@@ -94,7 +95,7 @@ def step_in_place(
     q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, log_decay: Tensor | None,
     key_index: bool, normalizer: str | None, eps: float, out_dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """Output; the next state takes the place of the state."""
+    """Output; the state is overwritten by the next one."""
     output = torch.empty(*q.shape[:2], v.shape[2], dtype=out_dtype, device=q.device)
     launch(q, k, v, kv, z, log_decay, key_index, normalizer, eps, output, kv, z)
     return output
@@ -113,7 +114,7 @@ def _(q, k, v, kv, z, log_decay, key_index, normalizer, eps, out_dtype):  # type
 
 
 def tiles_for(K: int, V: int, one_program: bool) -> StepTiles:
-    """About 4096 numbers of the state a tile, 32 for each thread; rows of at least 128 bytes where V has them."""
+    """Tiles of about 4096 numbers of the state, 32 for each thread; rows of at least 128 bytes if V is that wide."""
     columns = min(max(32, 4096 // padded(K)), padded(V))
     return StepTiles(columns, -(-V // columns) if one_program else 1, 4)
 
@@ -127,13 +128,13 @@ def launch(
 
     (B, H_kv, K), V = k.shape, v.shape[2]
     in_place = kv is next_kv
-    # Programs of one head read the same sum of keys, and in place one of them would overwrite it under the others.
+    # The programs of a head read the same sum of keys; in place one of them would overwrite it before others read it.
     tiles = tiles or tiles_for(K, V, one_program=in_place and normalizer is not None)
     programs = max(1, -(-V // (tiles.columns * tiles.tiles)))  # the sum of keys moves on even if V = 0
     if log_decay is not None and log_decay.dtype == torch.float64:
         log_decay = log_decay.float()
     if next_z.numel() == 0:
-        output.zero_()  # of no keys, should there be queries
+        output.zero_()  # there are no keys, but there may be queries
         return
     launch_kernel(
         kernel, B * H_kv * programs,
@@ -172,7 +173,7 @@ def gradients(
     q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None, log_decay: Tensor | None,
     *, key_index: bool, normalizer: str | None, eps: float,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Of the six tensors. With R and r the state that the query reads: o = q R / n(q r)."""
+    """Gradients of the six tensors. With R and r the state that the query reads, o = q R / n(q r)."""
     G = q.shape[1] // k.shape[1]
     q32, k32, v32 = q.float().unflatten(1, (-1, G)), k.float(), v.float()  # (B, H_kv, G, K), (B, H_kv, K), (.., V)
     d_out = d_out.float().unflatten(1, (-1, G))

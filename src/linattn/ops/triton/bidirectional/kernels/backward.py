@@ -1,8 +1,8 @@
 # mypy: ignore-errors
 """Gradients of bidirectional attention, one key head and its query heads in one program: for short sequences.
 
-S and z are made again from k and v, which are then read a second time from the cache: cheaper than to have stored
-them. With u_t = S do_t and numerators that are never needed, since do_t . num_t = phi_t . u_t:
+S and z are computed again from k and v, which are then read a second time from the cache: this is cheaper than storing
+S and z. With u_t = S do_t (numerators are not needed, since do_t . num_t = phi_t . u_t):
 
     r_t = (phi_t . u_t) / n_t * dn/dden,   dphi_t = (u_t - r_t z) / n_t,     delta_t = - r_t / n_t
     dS = d_state + sum_t phi_t (do_t / n_t)^T,   dz = d_state + sum_t delta_t phi_t
@@ -13,8 +13,8 @@ memory; initial, d_state, d_initial (B, H_kv FLOWS, K V + K) contiguous fp32. Gr
 With maps, parts to be summed: d_table_q (B, H_kv FLOWS, G, 2, F), d_table_k (B, H_kv FLOWS, 2, F), d_token_q (FLOWS, B,
 H, Tq), d_token_k (FLOWS, B, H_kv, Tk), d_constant_q and _k (B, H_kv FLOWS), contiguous fp32; d_table_q is not written
 where there is no query.
-A transposed result of a dot must not be an operand of a dot: of features as they are, dS is made, and dpsi as a tile
-(BK, BT); of mapped ones, which are made of the result of a dot (see ``as_product``), dS^T, and dv as a tile (BV, BT).
+A transposed result of a dot must not be an operand of a dot. So from features that are loaded, dS is made, and dpsi as
+a tile (BK, BT); from mapped features, which are results of a dot (see ``as_product``), dS^T, and dv as a tile (BV, BT).
 """
 
 import triton

@@ -9,7 +9,7 @@ as an operand of the tensor core it becomes, by the dtype of the inputs,
     bf16: two bf16 numbers, value and remainder (16 bits; the range is that of fp32);
     fp16: two tf32 numbers, against inputs that are exact in tf32 (22 bits; fp16 itself would overflow above 65504);
     fp32: itself, with exact products, and a state that is summed with its rounding errors carried along.
-The gradient of the queries is a difference of terms that nearly cancel: what the state lost is all that it would show.
+The gradient of the queries is a difference of terms that nearly cancel: with a rounded state only its error is left.
 """
 
 import triton

@@ -2,13 +2,14 @@
 # ruff: noqa: RET505 (an if on a constexpr chooses code: both branches are spelled out for the compiler)
 """Features as the bidirectional kernels take them: handed over (MAP < 0), or made from raw inputs where they are read.
 
-Heads and flows. A program serves the key head h and, with two flows, one of them, f: its features are of that flow and
-its values the columns f V ... (f + 1) V - 1 of v, where V counts a flow's. ``table`` and ``token`` are bases of the
-head, see ``maps.py``. F features come from the map; with a constant feature a state has one row more, K = F + 1.
-Parts. Where PARTS is 2 each part of D features has its own tiles and states, named with a 2 for the second; kernels
-compute with those under ``if PARTS == 2``. Else they hold anything.
-Flows JOINED. The flows of split_power differ by no more than an exchange of their parts: a program may then serve both,
-its V counting the values of both, and exchange the parts of the state in the columns of flow 1, once.
+Heads and flows. A program serves the key head h and, with two flows, one flow f: its features are those of the flow and
+its values the columns f V ... (f + 1) V - 1 of v, where V is the number of values per flow. ``table`` and ``token`` are
+pointers to the head's parameters, see ``maps.py``. F features come from the map; with a constant feature a state has
+one row more, K = F + 1.
+Parts. If PARTS is 2, each part of D features has its own tiles and states, whose names end in 2 for the second part;
+kernels use these under ``if PARTS == 2``. Otherwise they hold anything.
+Flows JOINED. The flows of split_power differ only by an exchange of their parts. A program may then serve both, with V
+the number of values of both, and exchange the parts of the state in the columns of flow 1 once.
 """
 
 import triton

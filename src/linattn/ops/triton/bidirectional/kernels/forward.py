@@ -5,7 +5,7 @@
     o_t = phi_t S / n_t,  n_t = phi_t . z + eps  or  max(abs(phi_t . z), 1)  or  1
 
 q (B, H, Tq, D), k (B, H_kv, Tk, D), v (B, H_kv, Tk, FLOWS V) strided; o (B, H, Tq, FLOWS V), see memory; mask (B, Tk)
-uint8; initial, state (B, H_kv FLOWS, K V + K) contiguous fp32: S row by row, then z; none where flows are JOINED.
+uint8; initial, state (B, H_kv FLOWS, K V + K) contiguous fp32: S row by row, then z; none if flows are JOINED.
 Grid: B H_kv FLOWS.
 NORM 0 none, 1 sum, 2 abs_max_one. G = H / H_kv. Features: see features.
 """

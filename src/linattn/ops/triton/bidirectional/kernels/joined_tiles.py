@@ -1,13 +1,13 @@
 # mypy: ignore-errors
 # ruff: noqa: RET505 (an if on a constexpr chooses code: both branches are spelled out for the compiler)
-"""Tiles of the programs that serve both flows of split_power, backward: a power is taken once an element.
+"""Tiles of the backward programs that serve both flows of split_power: each element's power is computed once.
 
 Flow 1 differs from flow 0 by an exchange of the two parts in channels that are *turned*. Features are those of flow 0,
-c in the part that counts; what belongs to flow 1 has its parts exchanged instead: S_1 and dS_1, and y, which is z so
-exchanged.
-Tiles are turned, channels by tokens: a thread has two channels of many tokens, so that what belongs to a channel (its
-numbers, z, the sums over tokens) takes two registers, not a row of them. Names end in the flow, then the part.
-For 16-bit inputs: in fp32 a sum over both flows would show what two gradients that cancel have lost.
+c in the part that counts. Instead of the features, the state of flow 1 has its parts exchanged: S_1 and dS_1, and y,
+which is z with its parts exchanged.
+Tiles are transposed, channels by tokens: a thread has two channels of many tokens, so that numbers of a channel (its
+parameters, z, the sums over tokens) take two registers, not a row of them. Names end in the flow, then the part.
+For 16-bit inputs: in fp32 a sum over both flows would show the digits lost where two gradients cancel.
 """
 
 import triton

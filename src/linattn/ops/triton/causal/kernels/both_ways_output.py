@@ -3,16 +3,16 @@
 
     o_i = (sum_j M_ij (q_i . k_j) v_j) / n_i        M_ij = exp2(min(f_i - f_j, b_j - b_i)) inside a chunk
 
-f and b only fall along a chunk: of the two differences that of the pair's own direction is not above 0 and the other
-not below it, on the diagonal both are 0. So the minimum is the pair's log weight, without a mask, however steep.
+f and b never increase along a chunk: of the two differences, that of the pair's own direction is at most 0 and the
+other at least 0; on the diagonal both are 0. So the minimum is the pair's log weight, without a mask, however steep.
 
     q (B, H, T, K)   k (B, HS, T, K)   v (B, HS, T, V)   out (B, H, T, V)
     den     (2, B, H, T) fp32: row sums of both directions, and of the keys after the row alone
     gates, totals: see both_ways_gates   behind, sums, tails: see both_ways_states   starts: see both_ways_scan
 
-A program has one sequence, query head and segment. Along time the state is in registers. Against it
-the state after a chunk is what the segment still has to come, behind, and what comes after the segment, by its tail:
-two products, the second with an operand that does not change.
+A program has one sequence, query head and segment. Along time the state is in registers. Against time the state after
+a chunk is that of the rest of the segment (behind) plus that after the segment times a tail: two products, the second
+with an operand that does not change.
 NORM: 0 none, 1 sum, 2 abs_max_one. STARTS: there is more than one segment. SIDE_BY_SIDE: heads of a token
 that lie together in out, see first_row.
 """

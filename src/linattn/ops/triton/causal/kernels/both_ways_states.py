@@ -10,8 +10,8 @@
     sums    (2, places, K) fp32: the sum of a chunk's keys, in the unit of its end, and that of the keys after it
     tails   (places,) fp32: what the chunks of the segment after a chunk leave of a state
 
-A program has one sequence, key head and segment, and walks against time: so the states against time
-come by themselves, and a chunk's weight along time has what comes after it as one factor more. SUMS: keys are summed.
+A program has one sequence, key head and segment, and walks against time. So the states against time result directly,
+and a chunk's weight along time has the decay of the chunks after it as one more factor. SUMS: keys are summed.
 """
 
 import triton

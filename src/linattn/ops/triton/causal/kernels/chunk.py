@@ -9,7 +9,7 @@ has it too: read_i = keep / write_i. Else (and beyond bf16) the exponentials of 
 goes the same ways: where keys are columns, onto w; where they are rows, into the row's factor.
 
 RESTS: what is rounded to bf16 for a product (state, weights, w with its factor) is multiplied in two parts, value and
-rest. The gradient of a decay needs it: it is a difference of dots that two walks make, rounded apart.
+rest. The gradient of a decay needs this: it is a difference of dots that two walks make, each with its own rounding.
 """
 
 import triton

@@ -1,9 +1,9 @@
 # mypy: ignore-errors
 """The denominator's gradient in full digits, from the walks of dq that used one made of the rounded output.
 
-A walk gives u . out = q_i . dq_i = r_i (do_i . num_i + e_i den_i), in fp32: what it says of do . num, and so of
-e_i = -slope r_i do_i . num_i, has not been through the output's 16 bits. For dq the rounded one is good enough. For
-the gradient of a decay it is not: that is a difference of these dots and those of dk, which must have come from one e.
+A walk gives u . out = q_i . dq_i = r_i (do_i . num_i + e_i den_i) in fp32. The do . num that follows from it, and thus
+e_i = -slope r_i do_i . num_i, has not been rounded to the output's 16 bits. For dq the rounded e is good enough. For
+the gradient of a decay it is not: that is a difference of these dots and those of dk, which must come from the same e.
 
     along    (3, TILES, rows) fp32: q . dq without the diagonal, which is corrected in its first tile; the diagonal's
              share of it; q . k on the diagonal (its first KEY_TILES tiles)

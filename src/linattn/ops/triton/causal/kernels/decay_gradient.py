@@ -4,17 +4,17 @@
 A pair's weight is exp(f_t - f_s), so through the potentials token t gets q_t . dq_t - k_t . dk_t; a log decay gets the
 sum over the potentials that hold it. A sum along the whole sequence would gather rounding, most of all in the sum over
 tokens that a decay per head gets, so it starts anew at the end of every stretch from <state, gradient of the state>.
-The end of the stretch before says what it must come to at its start. What it misses that by is rounding, and is taken
-off where rounding was: in proportion to the sizes of the dots. Where they are 0, behind all that the loss sees, the
-gradient is 0 and stays so.
+The end of the stretch before gives the value that the sum must have at the start of its stretch. The difference is
+rounding, and is taken off where rounding occurred: in proportion to the sizes of the dots. Where these are 0, after all
+tokens that the loss depends on, the gradient is 0 and stays so.
 
     q_dots (QT, B, HS G, T)   k_dots (KT, B, HS, T): fp32, in tiles of columns that are summed here in order
     marks, d_marks (HS places, SIZE) and z_marks, dz_marks (.., K): state and gradient, which the sweeps kept; stretch j
            of packed sequence n, which starts at token s, lies at s // stretch + n + j
     da     (B, HS, T) fp32
 
-EXCLUSIVE: f_t does not hold a_t. With NEGATE the pairs run against time. With ADD the result is added to da. START: a
-state came in before the first token, which no mark tells of.
+EXCLUSIVE: f_t does not include a_t. With NEGATE the pairs run against time. With ADD the result is added to da. START:
+there is a state before the first token, for which there is no mark.
 """
 
 import triton

@@ -2,7 +2,7 @@
 # ruff: noqa: SIM108
 """What the causal sweep does with a tile apart from attention.
 
-rows, columns   which tokens and features of a tile are there    S (BX, BW), zc (BX,), zr (BW,)  state and key sums
+rows, columns   which tokens and features of a tile exist        S (BX, BW), zc (BX,), zr (BW,)  state and key sums
 All other names                                                  see sweep
 """
 

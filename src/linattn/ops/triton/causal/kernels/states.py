@@ -8,11 +8,11 @@
 
 Along time y, w are k, v, r = e = 1. Against it (REVERSE) they are q and the output's gradient, r = 1/n (scale) and
 r e = d loss / d row sum, and s is the gradient of the state. A program has one sequence, key head, segment and tile of
-BW columns. Z: 0 none, 1 e = 1, 2 as given. WEIGHT: the plane of gates
-that holds weights of keys, 0 without. LAST: what the segment at the far end adds is wanted too.
+BW columns. Z: 0 none, 1 e = 1, 2 as given. WEIGHT: the plane of gates that holds weights of keys, 0 if there are none.
+LAST: whether the last segment's share is needed too.
 
-one is 1.0, which the compiler must not know. A product of an operand that passes through registers has to end before
-the next chunk arrives, and it does where its result is used for more than the next product.
+one is 1.0, but the compiler must not know that. A product of an operand that passes through registers has to end before
+the next chunk arrives, and it does if its result is used for more than the next product.
 """
 
 import triton

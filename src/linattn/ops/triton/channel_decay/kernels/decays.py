@@ -13,9 +13,9 @@ strong chunks: ``q 2^P`` meets the state as it is, ``k 2^(P_C - P)`` is added to
     the later half of a block meets the earlier one at the border r between them, with the sum r..t and the sum
     s+1..r-1, and no sum is a difference of longer sums: a decay of -800 costs its neighbours no digits.
 
-Sums of decays are matrix products with ones. Beside bf16 the decays have the 11 bits of fp16: a weight 2^-x is off by
-less than x 2^-x / 4096. All sums are of the same rounded numbers, else what cancels in a product would not. fp16 inputs
-have decays of 16 bits, in two parts; fp32 (EXACT) has them whole, and all its chunks are done as strong ones.
+Sums of decays are matrix products with ones. With bf16 inputs the decays have the 11 bits of fp16: a weight 2^-x is
+off by less than x 2^-x / 4096. All sums are of the same rounded numbers; otherwise terms of a product would not cancel.
+With fp16 inputs decays have 16 bits, in two parts; with fp32 (EXACT) all bits, and all chunks are computed as strong.
 """
 # mypy: ignore-errors
 # ruff: noqa: SIM108 - conditions at compile time stay apart from those at run time

@@ -8,14 +8,14 @@ after the chunk, transposed (BV, BK), in registers:
     da_t = flux + sum_{j >= t in chunk} (q_j dq_j - k_j dk_j)
 
 ``flux`` (BK,) is ``sum_v dS S`` at the end of the chunk: what all decays of the chunk together do to later tokens. At
-the end of a segment it is taken from the states; chunk by chunk it gains the sum of q dq - k dk, in fp32. What one
-chunk is off by, all tokens of the segment before it are, and a sum over tokens, which the bias of a gate gets, by that
-times the length of the segment. So rounding is to cancel there or not to be: q dq, which ``query_grad`` has left in da,
-is of scaled queries as they are rounded for products, as k dk here is of scaled keys; S there and dS here, which no
-other walk has, are multiplied in two parts; and the states of segments are rounded as those of the walks.
+the end of a segment it is taken from the states; chunk by chunk the sum of q dq - k dk is added, in fp32. An error of
+one chunk is thus an error of all earlier tokens of the segment, and multiplied by the length of the segment in a sum
+over tokens, such as the gradient of a gate's bias. So rounding must cancel or not occur: q dq, which ``query_grad`` has
+left in da, is made of scaled queries as they are rounded for products, and k dk here likewise of scaled keys; S there
+and dS here, which no other walk has, are multiplied in two parts; and states of segments are rounded as in the walks.
 
 Pairs inside a chunk are done here where the decay is mild (see ``decays``), which ``query_grad`` has decided: chunks in
-``strong`` (NK, NV, B, H, slots, 2) are left to ``near_grad``. A sum at the limit must not come out twice, as two.
+``strong`` (NK, NV, B, H, slots, 2) are left to ``near_grad``. Deciding again could give another result at the limit.
 dk, da (NV, B, H, T, K), d_kv (N, H, K, V), d_z (N, H, K).
 """
 # mypy: ignore-errors

@@ -1,4 +1,4 @@
-"""States of segments, so that they can be worked on side by side: what each adds by itself, then one scan over them.
+"""States of segments, so that segments can be computed in parallel: what each adds by itself, then one scan over them.
 
 Forward (REVERSE 0): x = k, y = v, a segment adds ``sum_s 2^(sum of decays after s) k_s v_s``.
 Backward (REVERSE 1): x = q, y = the numerator's gradient, e = the denominator's: ``sum_t 2^(sum up to t) q_t y_t``.

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""What belongs to tokens in the gradient of exponential attention: of the denominator before the walks, of gates after.
+"""Parts of the gradient of exponential attention by tokens: of the denominator before the walks, of gates after them.
 
 rows:  o = N / n, n = max(|D|, floor). r = 1 / n; e with r e the gradient of D; a = q . dq, which is 0 where n = |D|, as
        the length of q cancels, and do . o where n is the floor. The first of TILES parts, the others are 0: where

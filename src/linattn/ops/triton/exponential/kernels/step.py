@@ -12,9 +12,9 @@ are contiguous and lie apart from the inputs: programs of one head read the same
     kv, z, unit            (B, H_kv, K, V) and (B, H_kv, K), fp32, and (B, H_kv) in any dtype: C, n and m
     next_kv ...            the same after the token, fp32
 
-What a program needs to know of the gates are a few numbers, in fp64: their differences show in the digits of e^x. The
-unit is rounded before the sums are put into it, and they take up what that leaves over. Keys and queries are fp32 with
-their factors: rounded again, one token could spoil a denominator that is a small difference.
+A program computes a few numbers from the gates, in fp64, because their differences matter for the digits of e^x. The
+unit is rounded before the sums are put into it, so that the sums absorb the rounding error. Keys and queries with
+their factors are fp32: rounded again, one token could spoil a denominator that is a small difference.
 """
 
 import triton

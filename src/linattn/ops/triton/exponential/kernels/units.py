@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Exponential gates as factors of tokens, chunk by chunk: all that the walks know of them.
+"""Exponential gates as factors of tokens, chunk by chunk: the form in which the walks take them.
 
     m_t = max(m_{t-1} + f_t, i_t)                  running maximum, the unit of the sums after token t is e^{m_t}
     g_t = f_t + m_{t-1} - m_t <= 0                 what a token does to sums that are measured in it

@@ -8,8 +8,8 @@ With p an exact and w a linear weight over the denominator, o the output, do its
                   flow_t   = phi_t . d phi_t
     exact_part    d q_t    = scale (sum_i p_ti (do_t . v_i - delta_t) k_i + flow_t k_best)
 
-flow is the gradient of the largest logit, in whose unit the exact weights are: raising it lowers all of them beside the
-linear ones, whose gradients sum up to the opposite. In units of one there is none.
+flow is the gradient of the largest logit, in whose unit the exact weights are: raising it lowers all of them relative
+to the linear weights, whose gradients sum up to the opposite. In units of one there is no flow.
 Tensors: see hybrid_forward; d_out and what has its shape likewise; delta, flow (B, H, T) fp32.
 """
 

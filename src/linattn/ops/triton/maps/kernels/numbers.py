@@ -2,8 +2,8 @@
 # ruff: noqa: RET505 (an if on a constexpr chooses code: both branches are spelled out for the compiler)
 """Numbers that feature maps are made of: powers and their logarithms, rounding to 16 bits, two numbers at a time.
 
-FAST is for 16-bit inputs: instructions that are right to 22 bits. The compiler rounds numbers that are chosen from
-afterwards one by one, at the rate of a logarithm; said here, two take one ordinary instruction.
+FAST is for 16-bit inputs: instructions that are right to 22 bits. If a selection follows, the compiler rounds numbers
+one by one, at the rate of a logarithm; written explicitly here, two numbers take one ordinary instruction.
 """
 
 import triton

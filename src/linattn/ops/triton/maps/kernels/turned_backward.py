@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Gradients of a feature map with its features turned: the features are made again from the inputs."""
+"""Gradients of a feature map with turned features, which are computed again from the inputs."""
 
 import triton
 import triton.language as tl

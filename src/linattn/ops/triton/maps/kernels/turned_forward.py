@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A feature map with its features turned: inputs are read once, turned features written once, the others never."""
+"""A feature map with turned features: inputs are read once, turned features written once, unturned ones never."""
 
 import triton
 import triton.language as tl

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Device functions of maps whose features are turned by where their tokens stand."""
+"""Device functions of maps whose features are turned by the positions of their tokens."""
 
 import triton
 import triton.language as tl
