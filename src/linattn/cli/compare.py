@@ -15,10 +15,10 @@ from linattn.cli.shared_options import MachineOptions, takes_shared_options
 
 
 class Compare(DefaultGroup):
-    """Images where nothing is named, text where ``--task`` says on what."""
+    """A group that runs ``text`` if ``--task`` is given and no command is named, and else ``images``."""
 
     default = "images"
-    by_task = "--task TASK"  # what usage lines have in the place of a name
+    by_task = "--task TASK"  # what usage lines have in place of a command's name
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         task = any(arg.split("=")[0] == "--task" for arg in args)

@@ -171,7 +171,7 @@ def scaling(
 
 
 def _by_model(texts: list[str]) -> dict[str, dict[str, Any]]:
-    """``key=value`` for all models under the empty name, ``model.key=value`` for one."""
+    """Parse ``key=value`` and ``model.key=value`` into options by model; options for all are under the empty name."""
     found: dict[str, dict[str, Any]] = {}
     for text in texts:
         key, equals, value = text.partition("=")

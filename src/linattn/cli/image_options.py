@@ -1,4 +1,4 @@
-"""Options of commands that train on images, in the same words everywhere."""
+"""Options that all commands which train on images have in common."""
 
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ ImageRecipe = Annotated[
 
 @dataclass(kw_only=True)
 class ImageOptions:
-    """How images are trained on, beside epochs, batch and learning rates, which each command explains for itself."""
+    """Options of training on images, except epochs, batch size and learning rates, which each command has itself."""
 
     warmup_epochs: Annotated[float | None, typer.Option(help="Epochs in which the learning rate rises.")] = None
     weight_decay: Annotated[float | None, typer.Option(help="Weight decay, on matrices alone.")] = None
@@ -37,10 +37,10 @@ class ImageOptions:
     flip: Annotated[bool | None, typer.Option(help="Mirror half of the images.")] = None
 
     def changes(self) -> dict[str, Any]:
-        """Fields of ``TrainConfig``; None where the recipe decides."""
+        """The options as fields of ``TrainConfig``; None: as in the recipe."""
         return asdict(self)
 
 
 def recipe_or_default(recipe: str, data: str) -> str:
-    """What was asked for; else the one for the data, by its name alone."""
+    """The recipe that was given; else the default for the data, judged by its name alone."""
     return recipe or ("digits" if data == "digits" else "small_images")

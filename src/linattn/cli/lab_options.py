@@ -1,4 +1,4 @@
-"""Options that the laboratories have in common, and where their results go."""
+"""Options that the ``lab`` commands have in common, and the folder of their results."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +13,7 @@ Name = Annotated[str, typer.Option(help="Name of the files.")]
 
 
 def lab_folder(output: Path | None, device: str, *, quick: bool) -> Path:
-    """What was asked for; else beside the other results of the device, or out of their way."""
+    """The folder that was given; else that of the device's results, or with ``quick`` one apart from them."""
     import torch
 
     from linattn.support.machine import device_folder

@@ -18,7 +18,7 @@ from linattn.cli.options import (
     settings,
 )
 
-WORDS = {"true": True, "false": False}  # as they are written on command lines
+WORDS = {"true": True, "false": False}  # as command lines have them
 TRAINING, TUNING, FIGURES = "Attention transfer", "Fine-tuning", "Evaluation"
 
 
@@ -242,5 +242,5 @@ def linearize(
 
 
 def _given(**values: Any) -> dict[str, Any]:
-    """What was asked for; the rest stays as the stage has it."""
+    """The options that were given; the others keep the defaults of the stage."""
     return {name: value for name, value in values.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Options that commands which measure a language model have in common."""
+"""Options that all commands which measure language models have in common."""
 
 from pathlib import Path
 from typing import Annotated

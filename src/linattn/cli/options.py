@@ -1,4 +1,4 @@
-"""What commands share: lists written with commas, and errors that name an option."""
+"""Helpers of commands: parse lists with commas, and report errors by option."""
 
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ Threads = Annotated[int, typer.Option(help="CPU threads; 0 leaves the choice to 
 
 
 class DefaultGroup(TyperGroup):
-    """A group of commands with one that is meant where none is named: ``linattn train`` is ``linattn train images``."""
+    """A group with a default command, run if none is named: ``linattn train`` is ``linattn train images``."""
 
     default = ""
 
@@ -56,7 +56,7 @@ def numbers(option: str, text: str) -> tuple[float, ...]:
 
 
 def settings(option: str, texts: list[str]) -> dict[str, Any]:
-    """``key=value`` pairs; values are Python's where they are numbers, True, False, None or lists of these."""
+    """Parse ``key=value`` pairs; values that read as numbers, True, False, None or lists of these become Python's."""
     from ast import literal_eval
 
     found: dict[str, Any] = {}
@@ -72,19 +72,19 @@ def settings(option: str, texts: list[str]) -> dict[str, Any]:
 
 
 def device_or_default(device: str) -> str:
-    """What was asked for; else a GPU where there is one."""
+    """The device that was given; else a GPU if there is one."""
     import torch
 
     return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def precision_or_default(precision: str, device: str) -> str:
-    """What was asked for; else bf16 on a GPU."""
+    """The precision that was given; else bf16 on a GPU, fp32 elsewhere."""
     return precision or ("bf16" if device.startswith("cuda") else "fp32")
 
 
 def set_threads(threads: int) -> None:
-    """CPU threads of this process; 0 leaves the choice to PyTorch."""
+    """Set the CPU threads of this process; 0 leaves the choice to PyTorch."""
     import torch
 
     if threads < 0:
@@ -97,11 +97,11 @@ def set_threads(threads: int) -> None:
 def option_errors(
     way_out: str = "", own_options: Container[str] | None = None, arguments: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[None]:
-    """A wrong option or a missing extra ends a command with exit code 2 and one sentence, not with a traceback.
+    """For a wrong option or a missing extra, end the command with exit code 2 and one sentence, not a traceback.
 
-    ``way_out`` says how to do without the extra. ``own_options``: settings of a task that are options of the command;
-    the others are named as they are given, by ``--set`` (None: all are options). ``arguments``: what is no option but
-    has a place in the command, with the word that the usage line has there.
+    ``way_out`` says how to do without the extra. ``own_options``: the settings of a task that are options of the
+    command; errors name all others by ``--set`` (None: all are options). ``arguments``: positional arguments, by the
+    name of the option in errors, with the word that the usage line has for each.
     """
     from linattn.support.extras import MissingExtraError
     from linattn.support.options import OptionError, SettingError

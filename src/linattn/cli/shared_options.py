@@ -1,4 +1,4 @@
-"""Options that several commands have in common, written once: dataclasses with a field an option."""
+"""Options that several commands have in common: dataclasses with one field for each option."""
 
 import inspect
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from linattn.cli.options import Compile, Device, Graphs, Precision, device_or_de
 
 @dataclass(kw_only=True)
 class MachineOptions:
-    """Where a model is trained, and how it is computed there."""
+    """Options of where a model is trained, and in which precision and mode."""
 
     device: Device = ""
     precision: Precision = ""
@@ -19,7 +19,7 @@ class MachineOptions:
     graphs: Graphs = None
 
     def changes(self) -> dict[str, Any]:
-        """Fields of a config of training; None where the recipe decides."""
+        """The options as fields of a training config; None: as in the recipe."""
         device = device_or_default(self.device)
         return {
             "device": device,
@@ -30,10 +30,10 @@ class MachineOptions:
 
 
 def takes_shared_options(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function, some of whose arguments are dataclasses of options, a command that typer can read.
+    """Turn a function with arguments that are dataclasses of options into a command that typer can read.
 
-    The command has the options of such a dataclass where its argument stands, and the function gets them in one value.
-    ``without`` are shared ones that the command has not; they keep their default.
+    In place of such an argument the command has the options of the dataclass, and the function gets an instance.
+    ``without``: shared options that the command does not have; they keep their defaults.
     """
 
     def wrap(command: Callable[..., None]) -> Callable[..., None]:
@@ -62,7 +62,7 @@ def takes_shared_options(*without: str) -> Callable[[Callable[..., None]], Calla
 
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        del run.__wrapped__  # typer would read the signature of what is inside
+        del run.__wrapped__  # else typer would read the signature of the function
         return run
 
     return wrap

@@ -1,4 +1,4 @@
-"""Options that all commands which train a language model share, written once."""
+"""Options that all commands which train language models have in common."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ BY_SIZE, BY_RECIPE = "by --size", "by --recipe"
 
 @dataclass(kw_only=True)
 class TextOptions:
-    """One field an option, as typer reads them from a signature."""
+    """A field for each option, in the form that typer reads from signatures."""
 
     mechanism: Annotated[
         str, typer.Option(help="Mechanism of every layer, a name from `linattn mechanisms`.", rich_help_panel=MODEL)
@@ -159,7 +159,7 @@ class TextOptions:
     ] = None
 
     def changes(self) -> dict[str, Any]:
-        """Fields of ``TextConfig``; None where the recipe decides."""
+        """The options as fields of ``TextConfig``; None: as in the recipe."""
         same = ("steps", "batch_size", "accumulation", "lr", "min_lr", "warmup_steps", "weight_decay", "clip_norm",
                 "eval_every", "eval_batch_size", "seed", "checkpoint_seconds")  # fmt: skip
         machine = MachineOptions(device=self.device, precision=self.precision, compile=self.compile, graphs=self.graphs)

@@ -13,7 +13,7 @@ from linattn.cli.train_text import lm, mlm, task
 
 
 class Train(DefaultGroup):
-    """Images where nothing is named, as when it knew nothing else."""
+    """A group that runs ``images`` if no command is named, as in versions with no other command."""
 
     default = "images"
 

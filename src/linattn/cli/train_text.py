@@ -18,7 +18,7 @@ DATA = typer.Option(
     help="What to read: a text file, also .gz or .jsonl, a folder of .txt files, or what the task asks for."
 )
 SET = typer.Option("--set", help="Setting of the task: key=value; may be given again. A wrong one lists all.")
-OWN_OPTIONS = ("data",)  # of a task; other settings are given by --set
+OWN_OPTIONS = ("data",)  # settings of tasks that are options of commands; others are given by --set
 
 
 @takes_shared_options()
@@ -87,13 +87,13 @@ def _train(name: str, data: Path | None, shared: TextOptions, changed: list[str]
 
 
 def task_settings(data: Path | None, changed: list[str], **own: Any) -> dict[str, Any]:
-    """What a task is told: by options of its own, and by ``--set``."""
+    """The settings of a task, from options of the command and from ``--set``."""
     given = {key: value for key, value in own.items() if value is not None}
     return given | ({} if data is None else {"data": str(data)}) | settings("set", changed)
 
 
 def host_of(shared: TextOptions, made: Any) -> "HostOptions":
-    """The host that the options describe, for a task; what they leave open is as a recipe that they name has it."""
+    """The host for the task ``made``, by the options; others are those of the recipe, if one is named."""
     from linattn.models.language.options import ATTENTION_GATES, ATTENTION_NORMS
     from linattn.train.mechanism_options import parse_options
     from linattn.train.text.hosts import AUTOMATIC, HostOptions
@@ -119,12 +119,12 @@ def host_of(shared: TextOptions, made: Any) -> "HostOptions":
 
 
 def no_or(text: str) -> str | None:
-    """``none`` and nothing are None."""
+    """The text, or None if it is ``none`` or empty."""
     return None if text in ("", "none") else text
 
 
 def _one_of(option: str, text: str, allowed: Iterable[str | None]) -> str | None:
-    """The same for an option with few values: another one is told with these as they are typed."""
+    """As :func:`no_or`, for an option with few values; errors list these values as they are typed."""
     from linattn.support.options import check_option
 
     check_option(option, text or "none", [value or "none" for value in allowed])

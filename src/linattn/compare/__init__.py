@@ -1,1 +1,1 @@
-"""Mechanisms in one host with one budget."""
+"""Comparisons: several mechanisms in the same host with the same budget."""

@@ -1,4 +1,4 @@
-"""The runs of a comparison: one mechanism with one seed and one learning rate each, in a folder of its own."""
+"""Cells: the runs of a comparison, each with one mechanism, seed and learning rate, in its own folder."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run. ``validation``: judged by data that was held out of training, and that is no test data."""
+    """One run. ``validation``: whether it is judged by held-out training data, and not by test data."""
 
     mechanism: str
     seed: int
@@ -28,7 +28,7 @@ class Cell:
 
 
 def folder_name(mechanism: str) -> str:
-    """For files of a mechanism, or of a pattern of several.
+    """The name of the folder for a mechanism, or for a pattern of several.
 
     Example:
         >>> folder_name("gated*3/softmax 64")
@@ -39,7 +39,7 @@ def folder_name(mechanism: str) -> str:
 
 @dataclass
 class CellResult:
-    """What became of a run; ``epochs`` are the records of its evaluations as dicts."""
+    """The outcome of a run; ``epochs`` are the records of its evaluations as dicts."""
 
     cell: Cell
     status: str = "waiting"  # done, failed
@@ -50,14 +50,14 @@ class CellResult:
     more: dict[str, Any] | None = None
 
     def as_row(self, metric: str = "top1") -> dict[str, Any]:
-        """Ready for JSON, the score under the name of ``metric``."""
+        """The result as a dict for JSON, with the score under the name ``metric``."""
         row = {metric if name == "score" else name: value for name, value in asdict(self).items()}
         cell, more = row.pop("cell"), row.pop("more") or {}
         return {"mechanism": cell["mechanism"], "seed": cell["seed"], "lr": cell["lr"], **row, **more}
 
 
 def sweep_cells(config: "Comparing") -> list[Cell]:
-    """The runs that choose a learning rate; none where there is no choice."""
+    """The runs that choose learning rates; none if only one rate is given, or none."""
     lrs = sorted(set(config.lrs))
     if len(lrs) < 2:
         return []
@@ -65,16 +65,16 @@ def sweep_cells(config: "Comparing") -> list[Cell]:
 
 
 def final_cells(config: "Comparing", lrs: dict[str, float]) -> list[Cell]:
-    """Seed by seed, so that after the first round every mechanism has a result.
+    """The final runs, seed by seed, so that every mechanism has a result after the first round.
 
-    Compiled, mechanism by mechanism: then the code that was made for one serves all of its seeds.
+    With compiled code they are mechanism by mechanism, so that code compiled for one is used for all of its seeds.
     """
     cells = [Cell(name, seed, lrs[name]) for seed in range(config.seeds) for name in config.mechanisms]
     return sorted(cells, key=lambda cell: config.mechanisms.index(cell.mechanism)) if config.train.compile else cells
 
 
 def runs_to_train(config: "Comparing", sweep_is_final: bool) -> int:
-    """How many there are; ``sweep_is_final``: of the first seed those that choose learning rates are the final ones."""
+    """The number of runs to train; ``sweep_is_final``: those that choose rates are the final ones of the first seed."""
     swept = len(sweep_cells(config))
     return swept + len(config.mechanisms) * (config.seeds - (1 if swept and sweep_is_final else 0))
 
@@ -85,9 +85,9 @@ def best_lrs(
     higher: bool = True,
     recipe_lr: Callable[[str], float | None] | None = None,
 ) -> dict[str, float]:
-    """For each mechanism the learning rate of the best validation score; the smaller one of equals.
+    """For each mechanism the learning rate with the best validation score; among equals the smallest.
 
-    Without a sweep the one that was named, or that of its recipe, or that of the config.
+    Without a sweep it is the one that was given, or that of the mechanism's recipe, or that of the config.
     """
     sign = 1 if higher else -1
     given = config.lrs[0] if config.lrs else None
@@ -100,5 +100,5 @@ def best_lrs(
 
 
 def train_config(config: "Comparing", cell: Cell) -> Any:
-    """The budget of all, with the seed and the learning rate of one."""
+    """The config of one run: the common one with the seed and learning rate of the cell."""
     return replace(config.train, seed=cell.seed, lr=cell.lr, min_lr=min(config.train.min_lr, cell.lr))

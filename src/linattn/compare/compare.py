@@ -1,4 +1,4 @@
-"""``linattn compare``: from a config to trained runs, measurements, tables, files and a report."""
+"""Runs a comparison: trains, measures, and writes tables, files and a report."""
 
 from importlib.util import find_spec
 from json import dumps, loads
@@ -44,7 +44,7 @@ AnyConfig = CompareConfig | ConversionConfig | TextCompareConfig | GraphCompareC
 
 
 def create_subject(config: AnyConfig) -> Subject:
-    """What the config is about, with its data loaded."""
+    """Create the subject for a config, with its data loaded."""
     if isinstance(config, GraphCompareConfig):
         return Graphs(config, load_graph(config.data))
     need("a comparison", "accelerate")
@@ -55,7 +55,7 @@ def create_subject(config: AnyConfig) -> Subject:
 
 
 def compare(config: AnyConfig, console: Console) -> int:
-    """Run the comparison, or go on with it; returns the exit code: 1 if a run failed, 130 after Ctrl-C."""
+    """Run or resume a comparison. Returns the exit code: 1 if a run failed, 130 after Ctrl-C."""
     config.check()
     check_folder("output", config.output)
     subject = create_subject(config)
@@ -90,11 +90,11 @@ def compare(config: AnyConfig, console: Console) -> int:
                 screen.expect(final, adopted={cell for cell in final if subject.adopt(cell)})
                 run(final, results.final, in_workers)
             trained = [r.cell for r in results.final if r.status == "done" and r.cell.seed == 0]
-            # What failed in training would fail here too, and take the results of the others with it.
+            # Only trained ones: what failed in training would fail again, and the results of the others would be lost.
             for names in groups_to_measure([cell.mechanism for cell in trained], device):
                 file, key = cost_key(config.output, results.meta, subject, names)
                 results.costs |= earlier(file, key) or measured(file, key, subject.costs(names, screen.on_work))
-                results.save()  # what comes next may take long, or fail, and is not to take this with it
+                results.save()  # what follows may take long or fail, and this must not be lost
             results.attention, examples = subject.attention(trained, screen.on_work)
     except KeyboardInterrupt:
         results.save()
@@ -110,8 +110,8 @@ def compare(config: AnyConfig, console: Console) -> int:
 
 
 def cost_key(output: Path, meta: dict[str, Any], subject: Subject, names: list[str]) -> tuple[Path, dict[str, Any]]:
-    """Where the costs of mechanisms that are measured together lie, and what they depend on."""
-    # These change nothing that is timed, and earlier versions did not write them: what they measured stays valid.
+    """The file for the costs of mechanisms that are measured together, and a key of all that they depend on."""
+    # These do not affect times, and earlier versions did not write them, whose measurements stay valid.
     train = {name: value for name, value in meta["train"].items() if name not in ("schedule", "eps", "energy_loss")}
     key = train | {"mechanisms": names, "device": meta["device"]}
     key["details"] = [subject.details(name) for name in names]
@@ -120,19 +120,19 @@ def cost_key(output: Path, meta: dict[str, Any], subject: Subject, names: list[s
 
 
 def earlier(path: Path, key: dict[str, Any]) -> Any:
-    """What an earlier call has measured under the same key; None if there is no such thing."""
+    """What an earlier call measured and saved with the same key, or None."""
     stored = loads(path.read_text()) if path.exists() else {"key": None}
     return stored["found"] if stored["key"] == key else None
 
 
 def measured(path: Path, key: dict[str, Any], found: Any) -> Any:
-    """``found``, kept for later calls."""
+    """Save ``found`` for later calls, and return it."""
     write_json(path, {"key": key, "found": found})
     return found
 
 
 def announce(config: Comparing, results: Results, console: Console) -> None:
-    """What is about to happen, and how much of it."""
+    """Print what is about to be run, and how many runs there are."""
     runs, swept = len(config.mechanisms) * config.seeds, len(sweep_cells(config))
     joined = f", {len(config.mechanisms)} of them taken from" if results.subject.sweep_is_final else " after"
     console.print(
@@ -146,7 +146,7 @@ def announce(config: Comparing, results: Results, console: Console) -> None:
 
 
 def finish(folder: Path, console: Console, has_report: bool = True) -> None:
-    """Tables on the screen, CSV files, and the report where there is one and charts can be drawn."""
+    """Print tables, write CSV files and, if the subject has one and charts can be drawn, the report."""
     results: dict[str, Any] = loads((folder / "results.json").read_text())
     write_csv(results, folder / "results.csv")
     console.print(final_table(results))
@@ -166,16 +166,16 @@ def finish(folder: Path, console: Console, has_report: bool = True) -> None:
 
 
 def same_settings(config: Comparing) -> None:
-    """A folder holds one comparison: more mechanisms and seeds may join it, another budget may not.
+    """Raise if the folder holds a comparison with other settings; mechanisms and seeds may be added to it.
 
-    A mechanism that joins brings its options; one that is left out this time keeps those it had.
+    New mechanisms add their options; mechanisms that are left out this time keep the options they had.
     """
     path, wanted = config.output / "settings.json", loads_like(config.fingerprint())
     if not path.exists():
         write_json(path, wanted)
         return
     stored = loads(path.read_text())
-    stored.setdefault("content", wanted.get("content"))  # earlier versions did not write down what files held
+    stored.setdefault("content", wanted.get("content"))  # earlier versions did not save the digest of files
     different = [name for name in wanted if stored.get(name) != wanted[name]]
     if "content" in different:
         raise OptionError("output", f"{config.output} holds a comparison on other data: the files have changed since")
@@ -191,14 +191,14 @@ def same_settings(config: Comparing) -> None:
 
 
 def _told(name: str, value: object) -> object:
-    """A setting as a user knows it: what earlier versions did not write down is None where it is as it was then."""
+    """A setting in the words of the user; None, for what earlier versions did not save, becomes its value then."""
     return AS_EVER.get(name) if value is None else value
 
 
 def joined_options(
     config: CompareConfig | ConversionConfig, stored: dict[str, Any], wanted: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """Options by mechanism of all that are in a folder; None where one that has runs there was given others."""
+    """Options of all mechanisms in a folder; None if a mechanism with runs in the folder is now given others."""
     for name in config.mechanisms:
         folders = (Cell(name, 0, 0.0, validation).folder(config.output).parent for validation in (False, True))
         if stored.get(name) != wanted.get(name) and any(folder.exists() for folder in folders):
@@ -208,6 +208,6 @@ def joined_options(
 
 
 def loads_like(value: dict[str, Any]) -> dict[str, Any]:
-    """As it comes back from a JSON file: tuples are lists there."""
+    """The value as it is loaded from a JSON file, with lists in place of tuples."""
     found: dict[str, Any] = loads(dumps(value))
     return found

@@ -1,4 +1,4 @@
-"""The host of a comparison, built anew for each run."""
+"""The host of a comparison on images, which is created anew for each run."""
 
 from typing import Any
 
@@ -13,14 +13,14 @@ from linattn.tasks.images import ImageData, ImageFolders
 from linattn.train.mechanism_options import option_or, own_options
 
 Host = VisionTransformer | Pyramid
-DEFAULT_PRESET = "nala"  # of a pyramid
-LEAST_PLANE = 2  # tokens a side that the last stage of a pyramid is left with: one token attends to itself alone
+DEFAULT_PRESET = "nala"  # for pyramids
+LEAST_PLANE = 2  # fewest tokens on a side in the last stage of a pyramid, as a single token attends only to itself
 
 
 def create_host(mechanism: str, host: HostConfig, data: ImageData | ImageFolders, seed: int) -> Host:
-    """A vision transformer or a pyramid for ``data``; the seed decides its first weights, whatever ran before.
+    """Create a vision transformer or a pyramid for ``data``; only the seed decides its first weights.
 
-    All that mechanisms do not own starts the same for each of them, also beside one that draws numbers for itself.
+    Weights outside of mechanisms start the same for every mechanism, even if a mechanism draws random numbers itself.
     """
     options: dict[str, Any] = {
         "img_size": data.image_size,
@@ -55,7 +55,7 @@ def create_host(mechanism: str, host: HostConfig, data: ImageData | ImageFolders
 
 
 def stem_stride(host: HostConfig, image_size: tuple[int, int]) -> int:
-    """Of a pyramid: as asked for, or the greatest one that leaves the last stage a plane, else 1."""
+    """The stem stride of a pyramid: as given, or the greatest with a plane of tokens in the last stage, else 1."""
     if host.patch_size is not None:
         return host.patch_size
     fitting = [s for s in STEM_STRIDES if min(stage_grid(image_size, 3, s)) >= LEAST_PLANE]
@@ -63,7 +63,7 @@ def stem_stride(host: HostConfig, image_size: tuple[int, int]) -> int:
 
 
 def check_hosts(mechanisms: tuple[str, ...], host: HostConfig, data: ImageData | ImageFolders) -> None:
-    """Raise for a mechanism that does not fit the host, before any of them is trained."""
+    """Raise if a mechanism does not fit the host, before any run is trained."""
     for name in mechanisms:
         try:
             create_host(name, host, data, 0)
@@ -73,7 +73,7 @@ def check_hosts(mechanisms: tuple[str, ...], host: HostConfig, data: ImageData |
 
 
 def describe_host(model: Host, image_size: tuple[int, int]) -> dict[str, Any]:
-    """Its shape in numbers; of a pyramid, one for each stage."""
+    """The shape of a host in numbers; for a pyramid, lists with one number for each stage."""
     if isinstance(model, VisionTransformer):
         attention: Any = model.blocks[0].attn
         return {
@@ -95,9 +95,10 @@ def describe_host(model: Host, image_size: tuple[int, int]) -> dict[str, Any]:
 
 
 def layer_to_show(model: Host, image_size: tuple[int, int]) -> tuple[int, tuple[int, int]]:
-    """Which of the layers of attention is drawn over images, and its plane.
+    """The attention layer that is drawn over images, and its plane of tokens.
 
-    The last of a vision transformer; of a pyramid the last of the first stage, whose tokens are the smallest.
+    It is the last layer of a vision transformer, and in a pyramid the last of the first stage, whose tokens are the
+    smallest.
     """
     if isinstance(model, VisionTransformer):
         return len(model.blocks) - 1, model.grid

@@ -1,4 +1,4 @@
-"""A comparison on images: a vision transformer or a pyramid around each mechanism."""
+"""The subject of comparisons on images: a vision transformer or a pyramid around each mechanism."""
 
 from dataclasses import asdict
 from typing import Any
@@ -19,7 +19,7 @@ from linattn.train.mechanism_options import own_options
 
 
 class Images(Subject):
-    """Top-1 of test images."""
+    """Comparison by top-1 on test images."""
 
     def __init__(self, config: CompareConfig, data: ImageData | ImageFolders) -> None:
         self.config, self.data, self.rounds = config, data, config.train.epochs
@@ -85,7 +85,7 @@ def describe_data(data: ImageData | ImageFolders) -> dict[str, Any]:
 
 
 def host_words(host: dict[str, Any]) -> str:
-    """The host of the ``meta`` in a few words."""
+    """The host of the results' ``meta`` in a few words."""
     if host.get("family") != PYRAMID:
         return f"{host['size']} ViT of depth {host['depth']} and width {host['width']} at {host['tokens']} tokens"
     tokens = ", ".join(map(str, host["tokens"]))

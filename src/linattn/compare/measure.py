@@ -1,4 +1,4 @@
-"""What each mechanism costs in the host, and what its attention does after training."""
+"""Measures the cost of each mechanism in the host, and its attention after training."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,10 +28,10 @@ Create = Callable[[str], nn.Module]
 def measure_costs(
     train: TrainConfig, mechanisms: list[str], data: ImageData | ImageFolders, on_work: OnWork, *, create: Create
 ) -> dict[str, dict[str, Any]]:
-    """Cost of each mechanism by name; ``create`` makes the model around one.
+    """The costs of each mechanism by name; ``create`` makes the model around a mechanism.
 
-    On a CPU times are taken in turns, so that a busy moment hits all alike. A GPU has no such moments, and there the
-    compiled code of one mechanism would stand in the way of the others': they are measured one after the other.
+    On a CPU mechanisms are timed in turns, so that a busy moment affects all of them. A GPU has no such moments, and
+    compiled code of one mechanism would get in the way of the others', so they are measured one after the other.
     """
     device = torch.device(train.device)
     images, _ = next(iter(create_batches(data, train, device).train(0)))
@@ -45,7 +45,7 @@ def measure_costs(
 
 
 def groups_to_measure(names: list[str], device: torch.device) -> list[list[str]]:
-    """Which are timed in turns with one another."""
+    """Groups of mechanisms that are timed in turns."""
     return [[name] for name in names] if device.type == "cuda" else [names]
 
 
@@ -61,7 +61,7 @@ def _measure_together(
         on_work(f"{name}: parameters, operations, memory")
         cost = model_cost(model, data.image_size, data.channels)
         if train.compile:
-            compile_blocks(model)  # what is timed and weighed is what was trained
+            compile_blocks(model)  # time and memory are to be those of training
         peak = train_peak_bytes(model, images, precision=train.precision)
         costs[name] = {
             "parameters": cost.parameters,
@@ -84,7 +84,7 @@ def _measure_together(
 def measure_attention(
     config: CompareConfig, data: ImageData | ImageFolders, cells: list[Cell], on_work: OnWork
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Statistics of each trained model by mechanism, and its attention on a few images: ``examples.json``."""
+    """Statistics of attention in trained models, by mechanism, and maps of a few images for ``examples.json``."""
     device = torch.device(config.train.device)
     images, labels, pixels = _test_images(config, data, device)
     statistics: dict[str, dict[str, Any]] = {}
@@ -111,7 +111,7 @@ def measure_attention(
 
 
 def load_trained(config: CompareConfig, data: ImageData | ImageFolders, cell: Cell) -> Host:
-    """The model of a finished run."""
+    """Load the model of a finished run."""
     model = create_host(cell.mechanism, config.host, data, cell.seed)
     weights: Path = cell.folder(config.output) / "weights.pt"
     model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
@@ -121,7 +121,7 @@ def load_trained(config: CompareConfig, data: ImageData | ImageFolders, cell: Ce
 def _test_images(
     config: CompareConfig, data: ImageData | ImageFolders, device: torch.device
 ) -> tuple[Tensor, Tensor, list[Any]]:
-    """The first test images: as the model sees them, their labels, and their pixels to be drawn."""
+    """The first test images as the model sees them, their labels, and their pixels for drawing."""
     images, labels = next(iter(create_batches(data, config.train, device).test()))
     images, labels = images[:STATISTICS_IMAGES], labels[:STATISTICS_IMAGES]
     low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)

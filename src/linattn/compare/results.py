@@ -1,4 +1,4 @@
-"""The results of a comparison, as they are written to ``results.json``."""
+"""The results of a comparison, for ``results.json``."""
 
 from dataclasses import dataclass, field
 from statistics import mean, stdev
@@ -12,7 +12,7 @@ from linattn.support.files import write_json
 
 @dataclass
 class Results:
-    """Filled while a comparison goes on; :meth:`save` writes what is there."""
+    """Results, which are filled while a comparison runs; :meth:`save` writes the current ones."""
 
     config: Comparing
     subject: Subject
@@ -56,9 +56,9 @@ class Results:
 
 
 def edge(lr: float | None, tried: list[float]) -> str | None:
-    """Which end of the learning rates the chosen one is, as a better one may lie beyond; None: it lies inside.
+    """Which end of the tried learning rates the best one is, as a better one may lie beyond; None if it is inside.
 
-    Of fewer than three each is an end, which says nothing.
+    Also None for fewer than three rates, as all of them are ends.
 
     Example:
         >>> edge(0.01, [0.001, 0.003, 0.01]), edge(0.003, [0.001, 0.003, 0.01]), edge(0.003, [0.001, 0.003])
@@ -70,7 +70,7 @@ def edge(lr: float | None, tried: list[float]) -> str | None:
 
 
 def spread(scores: list[float], field: str = "top1") -> dict[str, Any]:
-    """Mean, sample standard deviation (None for one run), least and greatest."""
+    """Mean, sample standard deviation (None for one run), smallest and largest score."""
     return {
         f"{field}_mean": mean_or_none(scores),
         f"{field}_std": stdev(scores) if len(scores) > 1 else None,
@@ -81,7 +81,7 @@ def spread(scores: list[float], field: str = "top1") -> dict[str, Any]:
 
 
 def further(found: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Mean and sample standard deviation of the further numbers of runs, by name."""
+    """Mean and sample standard deviation of further numbers of runs, by name."""
     means: dict[str, float | None] = {}
     for name in dict.fromkeys(name for more in found for name, value in more.items() if isinstance(value, float)):
         values = [more[name] for more in found if name in more]

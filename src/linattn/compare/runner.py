@@ -18,7 +18,7 @@ VALIDATION_SHARE = 0.1  # of the training images, held out while learning rates 
 
 
 class Runner(Trainer):
-    """Holds the data, so that all runs see the same."""
+    """Trains runs on images, all of them on the same data."""
 
     def __init__(
         self, config: CompareConfig, data: ImageData | ImageFolders, on_step: OnStep, on_record: OnRecord
@@ -51,7 +51,7 @@ class Runner(Trainer):
 
 
 def hold_out(data: ImageData | ImageFolders, option: str) -> ImageData:
-    """Training images in two parts, to choose a learning rate on; ``option`` is what asked for it."""
+    """Split training images in two, to choose a learning rate; ``option``: the option that needs it, for errors."""
     if not isinstance(data, ImageData):
         raise OptionError(option, "several of them are compared on held-out images, which needs data in memory")
     return data.hold_out(VALIDATION_SHARE, seed=0)

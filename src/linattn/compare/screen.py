@@ -1,4 +1,4 @@
-"""A comparison as a user sees it: a table that fills up while runs go on, and the final one."""
+"""The output of a comparison for users: a table that is filled during runs, and the final table."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,14 +20,14 @@ from linattn.train.checkpoint import RunFolder
 
 
 class Screen:
-    """On a terminal a live table; elsewhere one line for every finished run."""
+    """Shows progress: a live table on a terminal, elsewhere one line for every finished run."""
 
     def __init__(self, results: Results, console: Console, total: int) -> None:
         self.results, self.console = results, console
         self.now, self.total, self.done = "", total, 0
         self.adopted: set[Cell] = set()
-        self._kept: set[Cell] = set()  # of an earlier call, not told yet
-        self._trained = 0  # by this call
+        self._kept: set[Cell] = set()  # finished by an earlier call, not printed yet
+        self._trained = 0  # number of runs trained by this call
         self._started, self._live = monotonic(), Live(console=console, transient=True, auto_refresh=False)
 
     @contextmanager
@@ -39,11 +39,11 @@ class Screen:
             yield
 
     def expect(self, cells: list[Cell], adopted: set[Cell]) -> None:
-        """What is still to come; ``adopted`` are not to be trained: they are told, and counted nowhere."""
+        """Set the runs still to come; those in ``adopted`` are not trained: they are printed but not counted."""
         self.adopted, self.total = adopted, self.done + len(cells) - len(adopted)
 
     def begin(self, cells: list[Cell], output: Path) -> None:
-        """These are next. What an earlier call has finished of them costs no time, and says nothing about the rest."""
+        """Begin these runs. Those that an earlier call finished take no time and do not count in the time left."""
         self._kept = {cell for cell in cells if RunFolder(cell.folder(output)).result.exists()} - self.adopted
 
     @property
@@ -92,7 +92,7 @@ class Screen:
         return f"{self.done} of {counted(self.total, 'run')} in {seconds}{self._left()}. {self.now}"
 
     def _left(self) -> str:
-        """As long as the runs that this call has trained make one expect."""
+        """The estimated time left, from the runs that this call has trained."""
         to_come = self.total - self.done - len(self._kept)
         if not self._trained or to_come <= 0:
             return ""
@@ -101,7 +101,7 @@ class Screen:
 
 
 def progress_table(results: Results) -> Table:
-    """Mechanisms with their runs so far."""
+    """A table of mechanisms with their runs so far."""
     metric = results.subject.metric
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("mechanism", "runs", f"{metric.name} {metric.unit}".strip(), "lr"):
@@ -113,7 +113,7 @@ def progress_table(results: Results) -> Table:
 
 
 def final_table(results: dict[str, Any]) -> Table:
-    """One row a mechanism: its score and what it costs. Columns that nothing was measured for are left out."""
+    """A table with the score and the costs of each mechanism; columns without any measurement are left out."""
     metric, words = Metric.of(results["meta"]), Words.of(results["meta"])
     short_unit = {"images": "img", "tokens": "tok"}[words.unit]
     columns: list[tuple[str, str, Callable[[float | None], str]]] = [
@@ -142,7 +142,7 @@ def final_table(results: dict[str, Any]) -> Table:
 
 
 def score_text(row: dict[str, Any], metric: Metric) -> str:
-    """Mean and sample standard deviation over seeds."""
+    """Mean and sample standard deviation of the score over seeds, as text."""
     mean, std = row[f"{metric.field}_mean"], row[f"{metric.field}_std"]
     if mean is None:
         return ""
@@ -159,7 +159,7 @@ def _bytes(value: float | None) -> str:
 
 
 def short(value: float | None) -> str:
-    """Three digits and a unit: 86.4k, 2.68M."""
+    """A number with three digits and a unit: 86.4k, 2.68M."""
     if value is None:
         return ""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -1,4 +1,4 @@
-"""What a comparison is: every choice, checked before any work is done."""
+"""The config of a comparison on images."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -17,34 +17,34 @@ from linattn.train.config import TrainConfig
 from linattn.train.energy import check_energy
 from linattn.train.mechanism_options import check_compared, own_options
 
-REFERENCE = "softmax"  # what entropies are compared with
+REFERENCE = "softmax"  # the mechanism whose entropies are the reference
 VIT, PYRAMID = "vit", "pyramid"
-# What a vision transformer has no part in: settings of folders that are older than pyramids do not name it.
+# Fields without meaning for a vision transformer; settings of folders from before pyramids do not have them.
 OF_PYRAMIDS = ("family", "stages")
 
 
 @dataclass(frozen=True)
 class HostConfig:
-    """The host that every mechanism is put into. None: as ``size`` has it."""
+    """The host for every mechanism. Fields of None are as in ``size``, or off if sizes do not set them."""
 
     size: str = "digits"
-    """Of ``SIZES``, or of ``PYRAMID_SIZES``."""
+    """A name in ``SIZES``, or for a pyramid in ``PYRAMID_SIZES``."""
     patch_size: int | None = None
-    """Pixels of a token's side; of a pyramid, in its first stage: 4, 2 or 1. None: of a pyramid 4, as published, or as
-    much less as it takes to leave the last stage a plane of 2 x 2."""
+    """Pixels on a token's side; for a pyramid, in its first stage: 4, 2 or 1. None: for a pyramid 4, as published, or
+    less if needed for a plane of at least 2 x 2 tokens in the last stage."""
     depth: int | None = None
     global_pool: str = "avg"
     preset: str | None = None
-    """The parts of a paper's block, around every mechanism alike."""
+    """A preset with the parts of a paper's block, the same around every mechanism."""
     local: str | None = None
-    """A depthwise convolution of the values beside every mechanism alike."""
+    """A depthwise convolution of the values, the same beside every mechanism."""
     family: str = VIT
-    """``"vit"``, or ``"pyramid"``: the four stages of NaLaFormer and its relatives, with NaLaFormer's parts where
-    ``preset`` names no others."""
+    """``"vit"``, or ``"pyramid"``: the four stages of NaLaFormer and its relatives, with NaLaFormer's parts if
+    ``preset`` is None."""
     stages: str = "llss"
-    """Of a pyramid, a letter each: l, the mechanism; s, softmax."""
+    """Letters for the stages of a pyramid: l, the mechanism; s, softmax."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Of mechanisms, by name; of all of them under the empty one."""
+    """Options of mechanisms, by name; options under the empty name are for all mechanisms."""
 
     def check(self) -> None:
         check_option("host", self.family, (VIT, PYRAMID))
@@ -72,26 +72,26 @@ class HostConfig:
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     def options_by_name(self, mechanisms: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """The options of each mechanism that has some."""
+        """The options of those mechanisms that have some."""
         return {name: own for name in mechanisms if (own := own_options(name, self.options))}
 
 
 @dataclass(frozen=True)
 class CompareConfig:
-    """Mechanisms, one host, one data set, one budget."""
+    """Several mechanisms in one host, with one data set and one budget."""
 
     data: str = "digits"
     mechanisms: tuple[str, ...] = ("softmax", "relu", "pola", "nala", "mirror")
     host: HostConfig = field(default_factory=HostConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    """Of every run; its seed and learning rate are replaced by those below."""
+    """How every run is trained; seed and learning rate are replaced by those below."""
     seeds: int = 2
     lrs: tuple[float, ...] = ()
-    """Several: each mechanism takes the one that is best on held-out training images. None: that of ``train``."""
+    """Learning rates; of several, each mechanism takes the best on held-out training images. Empty: as in ``train``."""
     image_size: int | None = None
     output: Path = Path("runs/compare")
     jobs: int = 1
-    """Runs at a time; more than one trains each in a process of its own with one thread."""
+    """Runs at a time; if more than one, each is trained in a separate process with one thread."""
 
     def check(self) -> None:
         """Raise an OptionError that names the option and what is allowed."""
@@ -113,10 +113,10 @@ class CompareConfig:
         check_energy(self.train.energy_loss, (mechanism_info(name).cls for name in self.mechanisms))
 
     def fingerprint(self) -> dict[str, Any]:
-        """What all runs of a folder have in common; mechanisms and seeds may be added to a folder later."""
+        """What all runs of a folder must have in common; mechanisms and seeds may be added to a folder later."""
         train = {name: value for name, value in self.train.fingerprint().items() if name not in ("seed", "lr")}
         sweep = sorted(set(self.lrs)) if self.lrs else [self.train.lr]
-        # None where there are none: settings of folders that are older than options do not name them.
+        # None if there are none, as in settings of folders from before there were options.
         options = self.host.options_by_name(self.mechanisms) or None
         return {
             "data": self.data,

@@ -1,4 +1,4 @@
-"""What is compared on what: mechanisms on images or sequences, models on graphs, behind one face."""
+"""The common interface of comparisons: of mechanisms on images or sequences, of models on graphs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -17,7 +17,7 @@ OnRecord = Callable[[Cell, float, int], None]
 
 
 class Budget(Protocol):
-    """What all configs of training have."""
+    """The fields that all training configs have."""
 
     @property
     def lr(self) -> float: ...
@@ -26,7 +26,7 @@ class Budget(Protocol):
 
 
 class Comparing(Protocol):
-    """What the machinery asks of a comparison, whatever is compared on."""
+    """The fields that every config of a comparison has."""
 
     @property
     def mechanisms(self) -> tuple[str, ...]: ...
@@ -45,35 +45,35 @@ class Comparing(Protocol):
 
 
 class Outcome(NamedTuple):
-    """A finished run: its score, seconds of training, and one record an evaluation."""
+    """A finished run: its score, seconds of training, and one record for each evaluation."""
 
     score: float
     seconds: float
     records: list[dict[str, Any]]
     more: dict[str, Any] | None = None
-    """What else is known of it; numbers get a mean over seeds."""
+    """Further results; numbers are averaged over seeds."""
 
 
 class Trainer(ABC):
-    """Trains runs one after the other; what was finished is never trained again."""
+    """Trains runs one after the other; finished runs are never trained again."""
 
     on_work: OnWork = staticmethod(in_silence)
-    """Told what goes on before the first step of a run."""
+    """Called with a description of work before the first step of a run."""
 
     def __init__(self, config: Comparing) -> None:
         self._compiles = config.train.compile
-        self._last = ""  # mechanism
+        self._last = ""  # the mechanism of the last run
 
     def run(self, cell: Cell) -> CellResult:
-        """Train one; a run that fails says why and leaves the others alone."""
+        """Train a run; if it fails, the result says why, and other runs are not affected."""
         if self._compiles and cell.mechanism != self._last:
-            torch._dynamo.reset()  # else every call would first be held against the code of all mechanisms before
+            torch._dynamo.reset()  # else every call would first be checked against the code of all earlier mechanisms
         self._last = cell.mechanism
         try:
             found = self.train(cell)
         except (RuntimeError, ValueError) as error:
             if isinstance(error, OptionError):
-                raise  # wrong for all of them, and the user's to mend
+                raise  # wrong for all runs, and for the user to correct
             return CellResult(cell, "failed", reason=" ".join(str(error).split())[:300])
         return CellResult(cell, "done", "", found.score, found.seconds, found.records, found.more)
 
@@ -82,19 +82,19 @@ class Trainer(ABC):
 
 
 class Subject(ABC):
-    """The data of a comparison, with all that must be known of it."""
+    """What is compared, on which data: everything that differs between kinds of comparisons."""
 
     metric = Metric()
     rounds: int
-    """Evaluations of a run."""
+    """Number of evaluations of a run."""
     has_report = True
-    """Whether charts and a page are drawn of it, and mechanisms are ranked in words."""
+    """Whether there are charts and a page, and a ranking of mechanisms in words."""
     sweep_is_final = False
-    """Whether runs that choose learning rates train on all that final runs do: one of each is then final as well."""
+    """Whether runs that choose learning rates train on the same data as final runs; the best can then serve as one."""
 
     @abstractmethod
     def check(self) -> None:
-        """Raise for a mechanism that does not fit, before any of them is trained."""
+        """Raise if a mechanism does not fit, before any run is trained."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -108,32 +108,32 @@ class Subject(ABC):
     def trainer(self, on_step: OnStep, on_record: OnRecord) -> Trainer: ...
 
     def prepare(self, on_work: OnWork) -> None:  # noqa: B027
-        """Make what all processes share, before they start."""
+        """Make data that all processes share, before they start."""
 
     def adopt(self, cell: Cell) -> bool:
-        """Whether a final run was trained while learning rates were chosen; if so, its folder now has it finished."""
+        """Whether a final run was already trained while choosing learning rates; if so, finish its folder."""
         return False
 
     def known_costs(self, on_work: OnWork) -> dict[str, dict[str, Any]]:
-        """What is known of each before it is trained, by name: an interrupted comparison has it too."""
+        """Costs of each mechanism that are known before training, so that an interrupted comparison has them too."""
         return {}
 
     @abstractmethod
     def costs(self, mechanisms: list[str], on_work: OnWork) -> dict[str, dict[str, Any]]:
-        """What each costs, by name."""
+        """Measured costs of each mechanism, by name."""
 
     def attention(self, cells: list[Cell], on_work: OnWork) -> tuple[dict[str, dict[str, Any]], dict[str, Any] | None]:
-        """What attention does after training, by name, and examples to be drawn; nothing where it is not looked at."""
+        """Statistics of attention after training, by mechanism, and examples for drawing; by default none."""
         return {}, None
 
     def recipe_lr(self, mechanism: str) -> float | None:
-        """The learning rate where none was named; None: that of the config, for all."""
+        """The learning rate of a mechanism if none is given; None: that of the config."""
         return None
 
     def details(self, mechanism: str) -> dict[str, Any]:
-        """What the results say about a mechanism besides what was measured."""
+        """What the results have about a mechanism besides measurements."""
         return {}
 
     @abstractmethod
     def step_words(self, epoch: int, step: int) -> str:
-        """Where a run stands."""
+        """The progress of a run in words."""

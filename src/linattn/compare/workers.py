@@ -1,4 +1,4 @@
-"""Runs of a comparison in several processes: small models leave the cores of a CPU, or a GPU, idle."""
+"""Trains the runs of a comparison in several processes, as small models leave a GPU, or cores of a CPU, idle."""
 
 import multiprocessing
 import signal
@@ -26,15 +26,15 @@ from linattn.tasks.load import load_images
 from linattn.train.log import logged
 
 SECONDS_BETWEEN_LOOKS = 0.5
-_RUNNER: Trainer | None = None  # of a worker
+_RUNNER: Trainer | None = None  # set in worker processes
 
 
 @contextmanager
 def workers(config: Comparing) -> Iterator[Callable[[list[Cell], OnWork], Iterator[CellResult]]]:
-    """What trains cells in ``config.jobs`` processes with one thread each; results come as they are done.
+    """Yield a function that trains cells in ``config.jobs`` processes with one thread each, yielding finished results.
 
-    The processes stay from one list of cells to the next: each has imported, opened the device and made its data.
-    Weights depend on the number of threads in their last digits: all runs have the same one.
+    The processes stay from one list of cells to the next, as each has imported modules, opened the device and made its
+    data. All runs have the same number of threads, as the last digits of weights depend on it.
     """
     pools = _pools(config) if config.jobs > 1 else []
     try:
@@ -43,7 +43,7 @@ def workers(config: Comparing) -> Iterator[Callable[[list[Cell], OnWork], Iterat
         for pool in pools:
             pool.shutdown(wait=False, cancel_futures=True)
         for process in multiprocessing.active_children():
-            process.terminate()  # what they have finished is on disk; to wait for the rest would take minutes
+            process.terminate()  # finished runs are on disk; waiting for others would take minutes
         raise
     for pool in pools:
         pool.shutdown()
@@ -52,7 +52,7 @@ def workers(config: Comparing) -> Iterator[Callable[[list[Cell], OnWork], Iterat
 def _in_workers(
     config: Comparing, pools: list[ProcessPoolExecutor], cells: list[Cell], on_work: OnWork
 ) -> Iterator[CellResult]:
-    """Conversions wait for the softmax models that they begin with, which are trained the same way."""
+    """Train cells in workers; conversions wait for the softmax models they start from, which workers train too."""
     lost: dict[Cell, str] = {}
     if isinstance(config, ConversionConfig):
         for source in _train(config, pools, source_cells(config, cells), on_work):
@@ -79,10 +79,10 @@ def _train(
 
 
 def places_of(config: Comparing, cells: list[Cell], pools: int) -> list[int]:
-    """The pool of each run. A mechanism keeps to its own: the code that was compiled for its first run serves others.
+    """The pool of each run. A mechanism keeps its pool, so that code compiled for its first run serves all others.
 
-    Where there are more pools than mechanisms, each has several, and its runs take them in turns; so do softmax models
-    that are yet to be converted, over all pools.
+    If there are more pools than mechanisms, each mechanism has several, and its runs take them in turns. Softmax models
+    to be converted take all pools in turns.
     """
     names = list(config.mechanisms)
     share = max(1, pools // len(names))
@@ -97,8 +97,8 @@ def places_of(config: Comparing, cells: list[Cell], pools: int) -> list[int]:
 
 
 def _pools(config: Comparing) -> list[ProcessPoolExecutor]:
-    """One pool of all processes, or, where code is compiled, a pool for each of them."""
-    context = multiprocessing.get_context("spawn")  # a fork would copy threads in the middle of their work
+    """One pool of all processes or, if code is compiled, a pool for each process."""
+    context = multiprocessing.get_context("spawn")  # a fork would copy threads that are at work
     count, size = (1, config.jobs)
     if config.train.compile:
         count, size = min(config.jobs, len(config.mechanisms) * config.seeds), 1
@@ -106,14 +106,14 @@ def _pools(config: Comparing) -> list[ProcessPoolExecutor]:
 
 
 def default_jobs(device: str) -> int:
-    """One process per core on a CPU, four at most; one on a GPU, which large models fill."""
+    """One process per core on a CPU, at most four; one on a GPU, which large models fill."""
     if device.startswith("cuda"):
         return 1
     return min(cores(), 4)
 
 
 def _under_way(config: Comparing, cells: list[Cell]) -> str:
-    """What runs have written of themselves: those that have begun stand first."""
+    """The progress of runs, from the logs they write; runs that have begun come first."""
     words = []
     for cell in cells:
         folder = run_folder(config, cell) if isinstance(config, ConversionConfig) else cell.folder(config.output)
@@ -123,7 +123,7 @@ def _under_way(config: Comparing, cells: list[Cell]) -> str:
 
 
 def rounds_of(config: Comparing, cell: Cell) -> int:
-    """Evaluations of a run: an epoch of images ends in one."""
+    """Number of evaluations of a run; on images each epoch ends in one."""
     if isinstance(config, ConversionConfig):
         return epochs_of(config, cell)
     rounds: int = config.train.rounds if isinstance(config, TextCompareConfig) else config.train.epochs
@@ -132,13 +132,13 @@ def rounds_of(config: Comparing, cell: Cell) -> int:
 
 def _start(config: Comparing) -> None:
     global _RUNNER
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     end_with_parent()
     torch.set_num_threads(1)
     if config.train.compile:
         from torch._inductor import config as inductor
 
-        inductor.compile_threads = max(1, cores() // config.jobs)  # it would start a process per core in each of them
+        inductor.compile_threads = max(1, cores() // config.jobs)  # else each worker would start a process per core
     subject: Subject
     if isinstance(config, TextCompareConfig):
         subject = Texts(config)

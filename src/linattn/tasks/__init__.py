@@ -1,4 +1,4 @@
-"""Data sets: loaders for files in common formats, and what comes inside dependencies."""
+"""Data sets: loaders for files in common formats, and data that comes with dependencies."""
 
 from linattn.tasks.images import ImageData, ImageFolders, ImageSplit
 from linattn.tasks.load import load_images

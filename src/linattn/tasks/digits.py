@@ -1,4 +1,4 @@
-"""The digits inside scikit-learn: real data without a download."""
+"""The digits that come with scikit-learn: real data without a download."""
 
 import torch
 
@@ -11,7 +11,7 @@ SPLIT_SEED = 0  # part of the data set: another seed would be another test set, 
 
 
 def load_digits() -> ImageData:
-    """1,797 handwritten digits of 8x8 grey pixels, 1,437 to train and 360 to test, split once with seed 0, stratified.
+    """Load 1,797 handwritten digits of 8x8 grey pixels: 1,437 to train and 360 to test, a stratified split by seed 0.
 
     Pixels 0..16 are stretched to 0..255.
 

@@ -1,4 +1,4 @@
-"""Image folders: one folder a class, as ImageNet and most data of one's own are kept."""
+"""Image folders with one folder for each class, the layout of ImageNet and of most private data."""
 
 from pathlib import Path
 from typing import Any
@@ -15,19 +15,19 @@ RESIDENT_BELOW = 20_000  # images; at 224x224 that many take 3 GB
 
 
 def find_splits(folder: Path) -> tuple[Path, Path] | None:
-    """The folders of the training and the test images, if they are there: ``train`` and ``test`` or ``val``."""
+    """The folders of the training and the test images, ``train`` and ``test`` or ``val``; None if they are missing."""
     tests = [folder / name for name in TEST_NAMES if (folder / name).is_dir()]
     return (folder / "train", tests[0]) if tests and (folder / "train").is_dir() else None
 
 
 def load_folder(folder: Path, image_size: int | None, resident: bool | None) -> ImageData | ImageFolders:
-    """``folder/train/<class>/<picture>`` and ``folder/test`` or ``folder/val`` alike, in color.
+    """Load ``folder/train/<class>/<picture>``, and the same in ``folder/test`` or ``folder/val``, in color.
 
     Args:
-        folder: what holds ``train`` and ``test`` or ``val``.
-        image_size: side of the square that pictures are brought to.
-        resident: True decodes everything into memory: the shorter side to ``image_size``, then the middle square.
-            False leaves the pictures on the disk. None: in memory if there are fewer than 20,000.
+        folder: the folder that holds ``train`` and ``test`` or ``val``.
+        image_size: side of the square that pictures are resized and cropped to.
+        resident: True decodes all pictures into memory: the shorter side resized to ``image_size``, then the middle
+            square. False leaves them on the disk. None: in memory if there are fewer than 20,000.
     """
     need("image folders", "torchvision")
     splits = find_splits(folder)

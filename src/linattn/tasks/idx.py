@@ -12,7 +12,7 @@ from torch import Tensor
 from linattn.tasks.class_names import class_names
 from linattn.tasks.images import ImageData, ImageSplit
 
-# What each file holds -> its usual name. Some copies write a dot for the second dash.
+# Content of each file -> its usual name. Some copies have a dot in place of the second dash.
 NAMES = {
     "train images": "train-images-idx3-ubyte",
     "train labels": "train-labels-idx1-ubyte",
@@ -23,7 +23,7 @@ UNSIGNED_BYTE = 0x08
 
 
 def find_idx_files(folder: Path) -> dict[str, Path]:
-    """Those of the four files that lie in ``folder``, plain before ``.gz``."""
+    """Those of the four files that are in ``folder``; plain files are preferred to ``.gz``."""
     found: dict[str, Path] = {}
     for part, name in NAMES.items():
         spellings = [name, name.replace("-idx", ".idx")]
@@ -35,7 +35,7 @@ def find_idx_files(folder: Path) -> dict[str, Path]:
 
 
 def load_idx(folder: Path) -> ImageData:
-    """The four files of ``folder``, as MNIST and Fashion-MNIST name them, each plain or ``.gz``."""
+    """Load the four files of ``folder``, named as in MNIST and Fashion-MNIST, each plain or ``.gz``."""
     files = find_idx_files(folder)
     missing = [f"{name}[.gz]" for part, name in NAMES.items() if part not in files]
     if missing:
@@ -45,10 +45,10 @@ def load_idx(folder: Path) -> ImageData:
 
 
 def read_idx(path: Path, ndim: int) -> Tensor:
-    """The uint8 tensor in an idx file, which must have ``ndim`` dimensions.
+    """Read the uint8 tensor of an idx file, which must have ``ndim`` dimensions.
 
     The header is two zero bytes, the type (8 = unsigned byte), the number of dimensions, and each dimension as a
-    big-endian 32-bit number. The rest are the values, the last dimension fastest.
+    big-endian 32-bit number. The values follow, with the last dimension varying fastest.
     """
     content = _content(path)
     start = 4 + 4 * ndim

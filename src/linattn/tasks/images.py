@@ -1,4 +1,4 @@
-"""Labelled images: whole in memory, or as folders that are read along the way."""
+"""Labelled images: in memory, or in folders that are read while training."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -82,7 +82,7 @@ class ImageData:
         return mean, (share * (value - mean[:, None]).square()).sum(1).sqrt()
 
     def hold_out(self, share: float, seed: int) -> "ImageData":
-        """For choosing options: ``share`` of the training images, stratified, stands in for the test images.
+        """For choosing options: a data set whose test images are a stratified ``share`` of the training images.
 
         The real test images are not in the result, so nothing chosen with it can have seen them.
         """
@@ -94,7 +94,7 @@ class ImageData:
         return replace(self, train=self.train.take(rest), test=self.train.take(held))
 
     def subset(self, train: int | None = None, test: int | None = None, seed: int = 0) -> "ImageData":
-        """Fewer images, for quick runs: ``train`` and ``test`` of them, stratified; None keeps all."""
+        """A data set with fewer images, for quick runs: ``train`` and ``test`` of them, stratified; None keeps all."""
         return replace(self, train=_part("train", self.train, train, seed), test=_part("test", self.test, test, seed))
 
 

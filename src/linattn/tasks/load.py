@@ -1,4 +1,4 @@
-"""One door to all image data."""
+"""Loads image data of every kind."""
 
 from pathlib import Path
 
@@ -18,12 +18,12 @@ SOURCES = (
 def load_images(
     source: str, *, image_size: int | None = None, resident: bool | None = None
 ) -> ImageData | ImageFolders:
-    """Labelled images from ``source``, whose kind is told by what is there.
+    """Load labelled images from ``source``; the kind of data is recognised by itself.
 
     Args:
         source: ``"digits"``, a folder of idx files (MNIST, Fashion-MNIST), an ``.npz`` file (CIFAR-10), or a folder
-            with ``train/`` and ``test/`` (or ``val/``). A folder of one's own called digits is ``"./digits"``.
-        image_size: side of the squares that pictures in class folders are brought to; other data have their size.
+            with ``train/`` and ``test/`` (or ``val/``). To load a folder named digits, write ``"./digits"``.
+        image_size: side of the squares that pictures in class folders are resized to; other data keep their size.
         resident: whether pictures in class folders are decoded into memory; None: if there are fewer than 20,000.
 
     Example:

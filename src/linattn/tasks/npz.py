@@ -1,4 +1,4 @@
-"""npz files: numpy's archive, the format many copies of CIFAR-10 come in."""
+"""npz files: the archive format of numpy, in which many copies of CIFAR-10 come."""
 
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ LAYOUTS = "(N, H, W), (N, H, W, C) or (N, C, H, W) with C = 1 or 3"
 
 
 def load_npz(path: Path) -> ImageData:
-    """``x_train``, ``x_test``: uint8 ``(N, H, W)``, ``(N, H, W, C)`` or ``(N, C, H, W)``, C = 1 or 3; ``y_train``,
-    ``y_test``: whole numbers ``(N,)`` or ``(N, 1)``."""
+    """Load ``x_train``, ``x_test``: uint8 ``(N, H, W)``, ``(N, H, W, C)`` or ``(N, C, H, W)``, C = 1 or 3; and
+    ``y_train``, ``y_test``: whole numbers ``(N,)`` or ``(N, 1)``."""
     need("reading .npz files", "numpy")
     import numpy
 

@@ -1,4 +1,4 @@
-"""Parts of a labelled set in which every class has its share."""
+"""Stratified subsets: every class keeps its share of a labelled set."""
 
 import torch
 from torch import Tensor
@@ -7,8 +7,8 @@ from torch import Tensor
 def stratified(labels: Tensor, count: int, seed: int) -> Tensor:
     """``count`` indices into ``labels (N,)``, sorted, drawn so that class c gets ``count n_c / N`` of them within one.
 
-    The images of each class are shuffled; the r-th of a class of n stands at ``(r + 1/2) / n``. The ``count`` that
-    stand first are taken: exactly ``count``, and of each class its share.
+    The images of each class are shuffled, and the r-th of a class of n is placed at ``(r + 1/2) / n``. The first
+    ``count`` images by place are taken, which gives exactly ``count``, and each class its share.
 
     Example:
         >>> import torch
@@ -26,7 +26,7 @@ def stratified(labels: Tensor, count: int, seed: int) -> Tensor:
     size = sizes.repeat_interleave(sizes)
     rank = torch.arange(total) - first.repeat_interleave(sizes)
     place = (rank.double() + 0.5) / size
-    # Classes of equal size tie at every place: a second shuffle decides, not the order of the classes.
+    # Classes of equal size tie at every place: a second shuffle breaks ties, rather than the order of the classes.
     again = torch.randperm(total, generator=torch.Generator().manual_seed(seed + 1))
     return by_class[again[place[again].argsort(stable=True)[:count]]].sort().values
 

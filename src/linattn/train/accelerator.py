@@ -1,4 +1,4 @@
-"""Where to compute: accelerate's view of devices and processes, from a config."""
+"""Creates the Accelerator, which knows devices and processes, from a config."""
 
 import os
 from collections.abc import Iterator
@@ -28,9 +28,9 @@ _PRECISIONS = {"fp32": "no", "bf16": "bf16"}
 
 @contextmanager
 def matrix_products(precision: str) -> Iterator[None]:
-    """With bf16, matrix products that stay in fp32 may round what they multiply to TF32, as tensor cores want it.
+    """With bf16, let matrix products that stay in fp32 round their factors to TF32, which tensor cores need.
 
-    Their inputs are mostly bf16 numbers, which TF32 holds exactly, and the sums stay fp32.
+    The factors are mostly bf16 numbers, which TF32 holds exactly, and the sums stay fp32.
     """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "bf16" else before)
@@ -41,7 +41,7 @@ def matrix_products(precision: str) -> Iterator[None]:
 
 
 def create_accelerator(config: Place) -> "Accelerator":
-    """One process on ``config.device``, or this one's part where ``accelerate launch`` or ``torchrun`` started several.
+    """An Accelerator for ``config.device``, or for one of the processes of ``accelerate launch`` or ``torchrun``.
 
     Example:
         >>> from linattn.train.config import TrainConfig
@@ -56,8 +56,8 @@ def create_accelerator(config: Place) -> "Accelerator":
     device = torch.device(config.device)
     alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
     if alone:
-        # accelerate keeps its first choice of device and precision for the whole process and refuses another one;
-        # a process that trains several models may well need one.
+        # accelerate keeps its first device and precision for the whole process and refuses others, but a process that
+        # trains several models may need others.
         AcceleratorState._reset_state(reset_partial_state=True)
         if device.type == "cuda":
             torch.cuda.set_device(device.index or 0)
@@ -65,7 +65,7 @@ def create_accelerator(config: Place) -> "Accelerator":
 
 
 def check_accelerator(accelerator: "Accelerator", config: Place) -> None:
-    """An accelerator that was made elsewhere must do what the config says."""
+    """Raise unless an accelerator from elsewhere fits the config."""
     kind = config.device.split(":")[0]
     if accelerator.device.type != kind:
         raise OptionError("device", f"is {config.device}, but the accelerator computes on {accelerator.device}")

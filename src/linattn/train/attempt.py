@@ -1,4 +1,4 @@
-"""How a training run ends, as a command tells it: words and an exit code."""
+"""Ends a training run as a command does: with a message and an exit code."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 def attempt(train: Callable[[], Result], console: Console, kept: str) -> tuple[Result | None, int]:
-    """The result of ``train`` and the exit code; ``kept`` says what outlasts a Ctrl-C. A wrong folder is an option."""
+    """The result of ``train`` and an exit code. ``kept``: what is kept on Ctrl-C. A wrong folder is an option error."""
     try:
         return train(), FINISHED
     except ResumeError as error:

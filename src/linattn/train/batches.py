@@ -1,4 +1,4 @@
-"""What a training loop asks of its data."""
+"""Batches of images for the training loop."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -15,19 +15,19 @@ from linattn.train.resident import ResidentBatches
 
 
 class Batches(Protocol):
-    """Batches on the training device, images ``(b, C, H, W)`` fp32, normalised."""
+    """Batches on the training device, with normalised images ``(b, C, H, W)`` fp32."""
 
     steps_per_epoch: int
 
     def train(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images and targets of an epoch from ``first_step`` on, the same as a whole epoch would have given there.
+        """Images and targets of an epoch from ``first_step`` on, the same as those of a whole epoch from there on.
 
-        Targets are ``(b, num_classes)`` weights where images are mixed, else labels ``(b,)`` int64.
+        Targets are weights ``(b, num_classes)`` if images are mixed, else labels ``(b,)`` int64.
         """
         ...
 
     def test(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Test images and labels ``(b,)``, each once; of several processes each has its share."""
+        """Test images and labels ``(b,)``, each once; several processes share them."""
         ...
 
 
@@ -39,7 +39,7 @@ def create_batches(
     rank: int = 0,
     processes: int = 1,
 ) -> Batches:
-    """Batches of ``data`` for process ``rank`` of ``processes``; options that do not fit it raise ``OptionError``.
+    """Create the batches of process ``rank`` of ``processes``; raise ``OptionError`` for options that do not fit.
 
     Example:
         >>> import torch

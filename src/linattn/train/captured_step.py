@@ -1,4 +1,4 @@
-"""A training step as a CUDA graph: a small model's step takes its host longer to launch than its GPU to compute."""
+"""A training step as a CUDA graph, for small models, whose steps take longer to launch than to compute."""
 
 import warnings
 from collections.abc import Callable
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 Input = Tensor | None
 Shape = tuple[torch.Size, torch.dtype] | None
 
-# Batches of as many shapes have a graph each; others are few (a last smaller one), or there is no end of them.
+# A graph for each of so many shapes of batches. Further shapes are rare (a smaller last batch), or without end.
 MOST_GRAPHS = 4
-# The first replay after recording has the inputs, the rate and the random numbers of the recording itself: what was
-# frozen into the graph shows in the second one.
+# The first replay has the inputs, the rate and the random numbers of the recording itself: values that are frozen into
+# the graph by mistake show only in the second one.
 CHECKED_REPLAYS = 2
 
 
 def graphs_wanted(config: Any, accelerator: "Accelerator") -> bool:
-    """Whether steps of a run are to be recorded; a reason against it that the config does not show is told."""
+    """Whether to record the steps of a run; if not for a reason that the config does not show, warn with the reason."""
     if config.graphs is False or accelerator.device.type != "cuda":
         return False
     reasons = []
@@ -39,7 +39,7 @@ def graphs_wanted(config: Any, accelerator: "Accelerator") -> bool:
 
 
 def tell(reason: str) -> None:
-    """One line; Python shows the same one once."""
+    """Warn in one line; Python shows the same line only once."""
     warnings.warn(f"training without CUDA graphs, kernel by kernel: {reason}", RuntimeWarning, stacklevel=3)
 
 
@@ -58,17 +58,18 @@ class Graph:
 
 
 class CapturedStep:
-    """Calls ``step(*inputs)``, or replays it: recorded at the first call with inputs of a shape.
+    """Records ``step(*inputs)`` at the first call with inputs of a shape, and replays it at later calls.
 
-    The step must do the same work for all inputs of one shape, on the device alone: what it takes from the host (a
-    learning rate, a count) is frozen into the graph unless it comes in a tensor. Recording leaves no trace: the state
-    is put back after each trial. The first replays are held against ``step`` itself, from the same state with the same
-    random numbers. What cannot be recorded, or does not agree, is told once, and from then on steps are called.
+    The step must do the same work for all inputs of one shape, on the device alone: a value from the host (a learning
+    rate, a count) is frozen into the graph unless it comes in a tensor. Recording leaves no trace, as the state is
+    restored after each trial. The first replays are compared with ``step`` itself, from the same state with the same
+    random numbers. If a step cannot be recorded, or the two disagree, one warning is shown and steps are called from
+    then on.
 
     Args:
-        step: changes the tensors of ``state`` and nothing else that outlasts it; returns nothing.
-        state: of :func:`training_state`, as it is when it is called.
-        precision: of the config; decides how much rounding may explain.
+        step: changes the tensors of ``state`` and nothing else that outlives the step; returns nothing.
+        state: returns the current :func:`training_state`.
+        precision: precision of the config; decides how much difference rounding may explain.
         recorder: makes graphs; None: CUDA's.
     """
 
@@ -99,14 +100,14 @@ class CapturedStep:
             graph.replay()
 
     def stop(self, reason: str) -> None:
-        """No graphs from now on."""
+        """Use no graphs from now on."""
         if self.stopped is None:
             self.stopped = reason
             self.forget()
             tell(reason)
 
     def forget(self) -> None:
-        """Drop what was recorded, and its memory; the next step is recorded anew. After tensors were replaced."""
+        """Drop all graphs and their memory, after tensors were replaced; the next step is recorded anew."""
         self._graphs.clear()
         self.recorder.forget()
 
@@ -127,7 +128,7 @@ class CapturedStep:
     def _record(self, inputs: tuple[Input, ...]) -> Graph | None:
         buffers = [None if given is None else given.clone() for given in inputs]
         before = Snapshot(self.state())
-        for _ in range(2):  # the first makes compiled code and the optimiser's state, the second is as all others
+        for _ in range(2):  # the first compiles code and makes the optimiser's state, the second is like all others
             self.recorder.warm_up(lambda: self.step(*buffers))
             before.restore(self.state())
         try:
@@ -139,7 +140,7 @@ class CapturedStep:
         return Graph(buffers, replay)
 
     def _compare(self, graph: Graph, inputs: tuple[Input, ...]) -> None:
-        """Take the step twice as it is, then by replay; what the replay did stays, if it did the same."""
+        """Call the step twice, then replay it; keep the result of the replay if it agrees."""
         before = Snapshot(self.state())
         try:
             self.step(*inputs)

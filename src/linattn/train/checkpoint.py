@@ -1,4 +1,4 @@
-"""What a run leaves in its folder, and how one that was stopped goes on."""
+"""The folder of a run: its files, and how a stopped run is resumed."""
 
 import hashlib
 import re
@@ -15,14 +15,14 @@ from linattn.train.config import TrainConfig
 
 
 class ResumeError(ValueError):
-    """The folder holds another run; the message names what differs."""
+    """The folder holds a different run; the message names what differs."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The files of one run: ``checkpoint.pt`` on the way, ``weights.pt`` and ``result.json`` at the end, the log.
+    """The files of one run: ``checkpoint.pt`` while it runs, ``weights.pt`` and ``result.json`` at the end, a log.
 
-    Each is written whole or not at all, so a kill at any time leaves a folder that can be gone on with.
+    Each file is written whole or not at all, so a run that is killed at any time can be resumed.
     """
 
     path: Path
@@ -44,7 +44,7 @@ class RunFolder:
         return self.path / "log.jsonl"
 
     def remove_halves(self) -> None:
-        """Files that a kill left half written: they never got their name."""
+        """Remove temporary files that a killed run left half written."""
         for path in (self.checkpoint, self.weights, self.result, self.log):
             for half in self.path.glob(f".{path.stem}-*{path.suffix}"):
                 half.unlink(missing_ok=True)
@@ -53,7 +53,7 @@ class RunFolder:
         write_atomically(self.checkpoint, lambda temporary: torch.save(content, temporary))
 
     def load_checkpoint(self, fingerprint: dict[str, Any]) -> dict[str, Any] | None:
-        """What ``save_checkpoint`` got, tensors on the CPU; None if the run has not come that far."""
+        """The content given to ``save_checkpoint``, with tensors on the CPU; None if there is no checkpoint yet."""
         if not self.checkpoint.exists():
             return None
         content = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
@@ -61,7 +61,7 @@ class RunFolder:
         return content
 
     def save_result(self, model: nn.Module, result: dict[str, Any], fingerprint: dict[str, Any]) -> None:
-        """The weights first: where there is a result, there are weights. Then the checkpoint has served its time."""
+        """Write the weights, then the result, so that a result always has weights; then remove the checkpoint."""
         self.save_weights(model)
         write_json(self.result, {"fingerprint": fingerprint, **result})
         self.checkpoint.unlink(missing_ok=True)
@@ -71,7 +71,7 @@ class RunFolder:
         write_atomically(self.weights, lambda temporary: torch.save(weights, temporary))
 
     def load_result(self, fingerprint: dict[str, Any]) -> dict[str, Any] | None:
-        """The result of a run that is finished, as ``save_result`` got it, else None."""
+        """The result of a finished run, as given to ``save_result``; None if the run is not finished."""
         if not self.result.exists():
             return None
         content: dict[str, Any] = loads(self.result.read_text())
@@ -92,15 +92,15 @@ class RunFolder:
 
 
 def run_fingerprint(model: nn.Module, config: TrainConfig, steps_per_epoch: int, processes: int) -> dict[str, Any]:
-    """Everything that a run must have in common with the one it goes on with, ready for JSON."""
+    """Everything that a run must have in common with the one it resumes, ready for JSON."""
     digest = model_digest(model)
     return {**config.fingerprint(), "model": digest, "steps_per_epoch": steps_per_epoch, "processes": processes}
 
 
 def model_digest(model: nn.Module) -> str:
-    """The model by its printed form and the shapes of its parameters.
+    """A digest of the model's printed form and the shapes of its parameters.
 
-    Mechanisms without parameters of their own would take one another's weights without a word.
+    Parameters alone are not enough: mechanisms without any would silently accept one another's weights.
     """
     printed = re.sub(r" at 0x[0-9a-f]+", "", repr(model))
     shapes = [(name, tuple(value.shape)) for name, value in model.state_dict().items()]

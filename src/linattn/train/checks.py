@@ -1,4 +1,4 @@
-"""Numbers of a config: a wrong one is named with its limits."""
+"""Checks of the numbers of a config; errors name the field and its limits."""
 
 import math
 from typing import Any
@@ -13,7 +13,7 @@ def check_integer(option: str, value: object, least: int) -> None:
 
 
 def check_graphs(value: object, device: str) -> None:
-    """``graphs`` of a config: to ask for CUDA graphs where there is no CUDA is a mistake, to leave it open is not."""
+    """Check ``graphs`` of a config: to demand CUDA graphs without CUDA is an error, to leave the choice open is not."""
     if value is not None and not isinstance(value, bool):
         raise OptionError("graphs", f"must be True, False or None, got {value!r}")
     if value and not device.startswith("cuda"):
@@ -33,7 +33,7 @@ def check_number(
     limits = {"at least": least, "at most": most, "above": above, "below": below}
     rule = " and ".join(f"{word} {limit:g}" for word, limit in limits.items() if limit is not None)
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    # NaN fails every comparison it is in, and each field has a limit: it needs no rule of its own.
+    # NaN fails every comparison, and each field has a limit, so NaN needs no check of its own.
     if not (
         number
         and abs(value) < math.inf

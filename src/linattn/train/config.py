@@ -1,4 +1,4 @@
-"""All that decides how a model is trained, in one frozen value."""
+"""The config of training on images."""
 
 import re
 from dataclasses import asdict, dataclass
@@ -9,15 +9,15 @@ from linattn.train.checks import check_graphs, check_integer, check_number
 
 Precision = Literal["fp32", "bf16"]
 
-# One setting of RandAugment a part, as timm spells them: m9 (magnitude), n2 (operations an image), mstd0.5, inc1, p0.5.
+# Settings of RandAugment in the notation of timm: m9 (magnitude), n2 (operations for an image), mstd0.5, inc1, p0.5.
 _RAND_AUGMENT = re.compile(r"(?:(?:m|n|mstd|mmax|p|inc|w)\d+(?:\.\d+)?)(?:-(?:m|n|mstd|mmax|p|inc|w)\d+(?:\.\d+)?)*")
-# Fields that leave every weight as it is: a run may be resumed with others.
+# Fields without effect on the weights: a run may be resumed with other values.
 _WITHOUT_EFFECT = ("checkpoint_seconds", "graphs")
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How to train; the same config and the same seed on the same device kind give the same weights.
+    """How to train on images; the same config and seed on the same kind of device give the same weights.
 
     Example:
         >>> config = TrainConfig(epochs=5, lr=3e-3)
@@ -38,29 +38,29 @@ class TrainConfig:
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.999)
     clip_norm: float | None = 1.0
-    """Longest gradient, over all parameters; None: not clipped."""
+    """Largest norm of the gradient of all parameters; larger ones are clipped to it. None: no clipping."""
     label_smoothing: float = 0.1
     energy_loss: float = 0.0
-    """Weight of the share of energy that mechanisms cut off (``mirror`` tells it), added to the loss; 0: off."""
+    """Weight in the loss of the share of energy that mechanisms cut off (``mirror`` measures it); 0: off."""
     ema_decay: float | None = None
-    """Evaluate and keep the average ``a <- d a + (1 - d) w`` of the weights, one step at a time; None: off."""
+    """Decay d of an average ``a <- d a + (1 - d) w`` of the weights, which is evaluated and kept; None: off."""
     mixup: float = 0.0
-    """Alpha of the Beta distribution; 0: off."""
+    """Alpha of the Beta distribution of mixing weights; 0: off."""
     cutmix: float = 0.0
-    """Alpha of the Beta distribution; 0: off."""
+    """Alpha of the Beta distribution of areas; 0: off."""
     rand_augment: str | None = None
-    """Settings of RandAugment such as ``m9-n2``; None: off."""
+    """Settings of RandAugment, such as ``m9-n2``; None: off."""
     erasing: float = 0.0
     """Probability that a part of an image is erased."""
     crop_padding: int = 0
-    """Pixels an image may be shifted by, in each direction."""
+    """Pixels by which an image may be shifted in each direction."""
     flip: bool = False
-    """Mirror half of the images; wrong where left and right mean something, as in digits."""
+    """Mirror images with probability 1/2; wrong where left and right have a meaning, as in digits."""
     precision: Precision = "fp32"
     """``bf16`` computes in autocast; weights and optimiser stay fp32."""
     compile: bool = False
     graphs: bool | None = False
-    """Replay steps as CUDA graphs, which saves the host most of its work; None: on a GPU, where it is possible."""
+    """Replay steps as CUDA graphs, which saves the host most of its work; None: where a GPU makes it possible."""
     seed: int = 0
     device: str = "cpu"
     checkpoint_seconds: float = 300.0
@@ -99,10 +99,10 @@ class TrainConfig:
         check_graphs(self.graphs, self.device)
 
     def fingerprint(self) -> dict[str, Any]:
-        """What a resumed run must have in common with the one it goes on with: all fields that move a weight.
+        """What a run must have in common with the one it resumes: all fields that affect the weights.
 
-        Of the device only its kind counts: another GPU of the machine goes on all right, a CPU rounds differently.
+        Of the device only the kind counts: another GPU can continue a run, but a CPU rounds differently.
         """
         fields = {name: value for name, value in asdict(self).items() if name not in _WITHOUT_EFFECT}
-        fields["energy_loss"] = self.energy_loss or None  # runs that are older than it do not name it
+        fields["energy_loss"] = self.energy_loss or None  # runs from before this field do not have it
         return {**fields, "betas": list(self.betas), "device": self.device.split(":")[0]}

@@ -1,4 +1,4 @@
-"""The moving average of the weights."""
+"""Moving averages of weights."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +11,9 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 class WeightAverage:
     """``a <- d a + (1 - d) w`` after every step, for all parameters; ``a`` starts at the weights it is made from.
 
-    Averages live beside the model and are lent to it for evaluation, so that there is no second model to compile or to
-    keep in step. Buffers (the statistics of a batch norm) are averages already: those of the model are taken as
-    they are.
+    Averages are stored beside the model and lent to it for evaluation, so that there is no second model to compile or
+    to keep in step. Buffers, such as the statistics of a batch norm, are averages already: evaluation uses those of the
+    model.
 
     Example:
         >>> model = nn.Linear(1, 1)
@@ -39,7 +39,7 @@ class WeightAverage:
 
     @contextmanager
     def lent_to(self, model: nn.Module) -> Iterator[None]:
-        """Inside, the model computes with the averages; afterwards it has its own weights again, to the last bit."""
+        """Inside the context the model has the averages; afterwards it has its own weights again, to the last bit."""
         own = {name: value.detach().clone() for name, value in model.named_parameters()}
         self.copy_to(model)
         try:
@@ -60,6 +60,6 @@ class WeightAverage:
 
 @torch.no_grad()
 def _overwrite(model: nn.Module, values: dict[str, Tensor]) -> None:
-    # In place: the optimiser, compiled code and other processes' buckets hold these very tensors.
+    # In place: the optimiser, compiled code and buckets for other processes refer to these very tensors.
     for name, parameter in model.named_parameters():
         parameter.copy_(values[name])

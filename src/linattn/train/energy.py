@@ -1,4 +1,4 @@
-"""The energy that mechanisms cut off while a model is trained, as a loss beside that of the task."""
+"""The energy that mechanisms cut off, as an additional loss in training."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from linattn.support.options import OptionError
 
 
 def check_energy(weight: float, among: Iterable[object]) -> None:
-    """Raise an OptionError where ``weight`` is not 0 and none of the mechanisms, or modules, ``among`` has such a loss.
+    """Raise an OptionError if ``weight`` is not 0 and none of the mechanisms or modules ``among`` has an energy loss.
 
     Example:
         >>> from linattn.models.vision import create_vit
@@ -24,7 +24,7 @@ def check_energy(weight: float, among: Iterable[object]) -> None:
 class EnergyLoss:
     """The mean of ``energy_loss(q, k)`` over all mechanisms of a model that have one, such as ``mirror``.
 
-    It is that of the model's last forward pass in training, once: :meth:`take` empties it.
+    It is collected in each forward pass in training; :meth:`take` returns that of the last pass, once.
 
     Example:
         >>> from linattn.models.vision import create_vit
@@ -42,7 +42,7 @@ class EnergyLoss:
         self._hooks.append(model.register_forward_pre_hook(self._begin))
 
     def take(self) -> Tensor | float:
-        """The loss; 0 where no mechanism has one."""
+        """Return the loss and forget it; 0 if no mechanism has one."""
         found, self._found[:] = self._found[:], []
         return torch.stack(found).mean() if found else 0.0
 
@@ -51,7 +51,7 @@ class EnergyLoss:
             hook.remove()
 
     def _begin(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
-        # Under gradient checkpointing backward runs the blocks again, which adds losses that nobody has taken.
+        # With gradient checkpointing the backward pass runs blocks again, which adds losses that are never taken.
         self._found.clear()
 
     def _add(self, mechanism: Any, inputs: tuple[Tensor, ...], options: Mapping[str, Any]) -> None:

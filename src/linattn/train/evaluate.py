@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], accelerator: "Accelerator") -> Reading:
-    """Mean cross-entropy and percent of hits over ``batches``, in the accelerator's precision; leaves ``eval`` mode on.
+    """Mean cross-entropy and accuracy (percent) over ``batches``, in the accelerator's precision; sets ``eval`` mode.
 
-    Each process brings its share of the images; the result is that of all.
+    Each process evaluates its share of the images; the result is over all processes.
     """
     model.eval()
     meter = Meter(accelerator.device)
@@ -26,7 +26,7 @@ def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], acceler
     for images, targets in batches:
         full = max(full, len(images))
         with accelerator.autocast():
-            # The last batch may be smaller: filled up, compiled code meets no second shape.
+            # The last batch may be smaller: it is filled up, so that compiled code sees only one shape.
             logits = model(F.pad(images, (0, 0, 0, 0, 0, 0, 0, full - len(images))))[: len(images)]
         meter.add(training_loss(logits, targets, label_smoothing=0.0), logits, targets)
     return meter.read(accelerator)

@@ -1,4 +1,4 @@
-"""Batches of pictures that are read and decoded while training."""
+"""Batches of pictures that are read and decoded during training."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,17 +20,17 @@ MOST_WORKERS = 16
 
 
 class FolderBatches:
-    """Pictures through timm's transforms on worker processes; the order and every transform are functions of the seed,
-    the epoch and the picture, so that a resumed epoch goes on exactly.
+    """Batches of pictures that worker processes read and transform with timm. The order and all transforms depend only
+    on the seed, the epoch and the picture, so that a resumed epoch continues exactly.
 
-    Training pictures are cropped at random and resized (8 % to 100 % of the area), flipped, run through RandAugment and
-    erased as the config says; test pictures are resized and cut to their middle, 7/8 of the shorter side. All are
-    normalised with the mean and spread of ImageNet.
+    Training pictures are randomly cropped (8 % to 100 % of the area) and resized, and flipped, RandAugmented and erased
+    as the config says. Of test pictures the middle, 7/8 of the shorter side, is taken. All are normalised with the mean
+    and standard deviation of ImageNet.
 
     Args:
         data, config, device, rank, processes: as for ``create_batches``.
-        workers: processes that decode; 0 decodes in this one. None: one for each core this process can have, 16 at
-            most. Batches do not depend on it.
+        workers: number of processes that decode; 0: this process does. None: one for each core available to this
+            process, at most 16. Batches do not depend on it.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class FolderBatches:
             "pin_memory": device.type == "cuda",
         }
         self.sampler = _Steps(self.shares)
-        # A loader draws a seed for its workers whenever it starts. From its own generator: the global one is not its.
+        # A loader draws a seed for its workers whenever it starts: from its own generator, not from the global one.
         self.train_loader: DataLoader[Any] = DataLoader(
             _Seeded(train, config.seed), batch_sampler=self.sampler, generator=torch.Generator(), **options
         )
@@ -89,7 +89,7 @@ class FolderBatches:
 
 
 class _Steps(Sampler[list[tuple[int, int]]]):
-    """For each step the (epoch, picture) pairs of its batch: workers live longer than an epoch and must be told."""
+    """The (epoch, picture) pairs of each step's batch; workers outlive an epoch, so pairs tell them the epoch."""
 
     def __init__(self, shares: Shares) -> None:
         self.shares, self.epoch, self.first_step = shares, 0, 0
@@ -100,7 +100,7 @@ class _Steps(Sampler[list[tuple[int, int]]]):
 
 
 class _Seeded(Dataset[Any]):
-    """Pictures whose transforms draw from a state seeded for the epoch and the picture, in whichever process."""
+    """Pictures whose transforms are seeded by the epoch and the picture, whatever process runs them."""
 
     def __init__(self, pictures: Any, seed: int) -> None:
         self.pictures, self.seed = pictures, seed
@@ -133,7 +133,7 @@ def _train_transform(data: ImageFolders, config: TrainConfig) -> Any:
 
 
 def _posterize(picture: Any, bits: int, **_: Any) -> Any:
-    """timm asks for 0 bits at magnitude 10, which newer versions of PIL refuse; older ones gave a black picture."""
+    """Posterize; the 0 bits of timm at magnitude 10, which newer PIL refuses, give a black picture as in older PIL."""
     from timm.data.auto_augment import posterize
 
     return posterize(picture, bits) if bits > 0 else picture.point([0] * 256 * len(picture.getbands()))

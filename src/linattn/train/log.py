@@ -1,4 +1,4 @@
-"""The log of a run: one line of JSON for each evaluation."""
+"""The log of a run, with one line of JSON for each evaluation."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,9 +11,9 @@ from linattn.train.records import EpochRecord
 
 
 def write_log(path: Path, records: Sequence[Any]) -> None:
-    """Write all lines anew. An appended log could end in half a line, or hold an epoch that is then trained again.
+    """Rewrite the whole log. An appended one could end in half a line, or have an epoch that is then trained again.
 
-    ``records`` are dataclasses, :class:`EpochRecord` or another.
+    ``records`` are dataclasses, such as :class:`EpochRecord`.
     """
     text = "".join(dumps(asdict(record), allow_nan=False) + "\n" for record in records)
     write_atomically(path, lambda temporary: temporary.write_text(text))
@@ -24,5 +24,5 @@ def read_log(path: Path) -> list[EpochRecord]:
 
 
 def logged(path: Path) -> int:
-    """How many lines the log has; 0 where there is none yet."""
+    """How many lines the log has; 0 if there is none yet."""
     return len(path.read_text().splitlines()) if path.exists() else 0

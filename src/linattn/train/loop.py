@@ -1,4 +1,4 @@
-"""The training loop."""
+"""The training loop for images."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -35,31 +35,31 @@ def train(
     on_epoch: Callable[[EpochRecord], None] | None = None,
     accelerator: "Accelerator | None" = None,
 ) -> TrainResult:
-    """Train ``model``, or go on where the run in ``folder`` was stopped; a finished one is returned at once.
+    """Train ``model``, or resume the run in ``folder`` where it was stopped; a finished run is returned at once.
 
-    Afterwards the model is in ``eval`` mode and holds the weights that were evaluated last: the averaged ones with
-    ``ema_decay``, else its own; ``folder`` has them as ``weights.pt``, beside ``result.json`` and ``log.jsonl``.
+    Afterwards the model is in ``eval`` mode and has the weights that were evaluated last: the averaged ones with
+    ``ema_decay``, else its own. ``folder`` has them as ``weights.pt``, beside ``result.json`` and ``log.jsonl``.
 
-    A step depends on the weights, the optimiser, the seed and its own number alone, so that a run that was killed and
-    started again ends in the same weights as one that was not. For that the model must start the same: seed torch
-    before it is made. On a CPU this holds to the last bit, on a GPU as far as its kernels add in a fixed order. Steps
-    that are replayed as CUDA graphs draw the same random numbers as others, and a stopped run may go on with graphs or
-    without: only the learning rate is rounded to fp32 in the one and not in the other.
+    A step depends only on the weights, the optimiser, the seed and its own number, so that a run that was killed and
+    resumed ends in the same weights as one that was not. For that the model must have the same first weights: seed
+    torch before creating it. On a CPU this holds to the last bit, on a GPU as far as its kernels add in a fixed order.
+    Steps that are replayed as CUDA graphs draw the same random numbers as others, and a stopped run may be resumed with
+    graphs or without; the only difference is that graphs round the learning rate to fp32.
 
     Args:
-        model: images ``(b, C, H, W)`` to logits ``(b, classes)``.
-        batches: of ``linattn.train.batches.create_batches``, on the device of the config, this process's share.
-        folder: of this run alone.
-        options: that the model's mechanism was given: a run with others is not gone on with.
-        on_step: called with epoch, steps done in it, mean loss and accuracy (percent) of the epoch so far; at most
-            ten times a second, as the numbers must be waited for, and at the end of each epoch.
-        on_epoch: called with each finished epoch's record, when it is on disk.
-        accelerator: of ``create_accelerator``, where the caller needs it too (None: made here).
+        model: maps images ``(b, C, H, W)`` to logits ``(b, classes)``.
+        batches: this process's batches from ``linattn.train.batches.create_batches``, on the device of the config.
+        folder: a folder for this run alone.
+        options: the options of the model's mechanism; a run with other options is not resumed.
+        on_step: called with the epoch, the steps done in it, and mean loss and accuracy (percent) of the epoch so far:
+            at the end of each epoch and at most ten times a second, as reading the numbers waits for the device.
+        on_epoch: called with the record of each finished epoch, once it is on disk.
+        accelerator: an accelerator from ``create_accelerator``, if the caller needs it too (None: create one).
 
     Raises:
         OptionError: the config makes no sense; nothing was done.
-        ResumeError: the folder holds another run; says what differs.
-        DivergedError: the loss is not finite; says where.
+        ResumeError: the folder holds a different run; the message says what differs.
+        DivergedError: the loss is not finite; the message says where.
     """
     need("training", "accelerate")
     config.check()
@@ -67,7 +67,7 @@ def train(
     check_accelerator(accelerator, config)
     files = RunFolder(Path(folder))
     fingerprint = run_fingerprint(model, config, batches.steps_per_epoch, accelerator.num_processes)
-    fingerprint |= {"options": dict(options)} if options else {}  # runs that are older than options do not name them
+    fingerprint |= {"options": dict(options)} if options else {}  # runs from before there were options do not have them
     finished = files.load_result(fingerprint)
     if finished is not None:
         model.to(accelerator.device).load_state_dict(files.load_weights())
@@ -95,7 +95,7 @@ def go_through(
     on_step: OnStep | None,
     on_epoch: Callable[[Record], None] | None,
 ) -> None:
-    """All rounds of ``run``, or those that are left of it: each leaves a checkpoint and a line in the log."""
+    """Train all remaining rounds of ``run``; each writes a checkpoint and a line of the log."""
     main = run.accelerator.is_main_process
     checkpoint = files.load_checkpoint(fingerprint)
     if main:
@@ -103,7 +103,7 @@ def go_through(
     if checkpoint is not None:
         run.load_state_dict(checkpoint)
         if main:
-            write_log(files.log, run.epochs)  # it may know a round that the checkpoint does not
+            write_log(files.log, run.epochs)  # the log may have a round that the checkpoint does not
 
     def save() -> None:
         state = run.state_dict()

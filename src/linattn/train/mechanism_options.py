@@ -1,4 +1,4 @@
-"""Options of mechanisms, from the texts of ``--option``: on images and on sequences alike."""
+"""Parses options of mechanisms from the texts of ``--option``, for images and for sequences."""
 
 from ast import literal_eval
 from collections.abc import Container, Iterable, Mapping
@@ -8,9 +8,9 @@ from linattn.support.options import OptionError
 
 
 def parse_options(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """``key=value`` and ``mechanism.key=value`` as options by mechanism; those of all stand under the empty name.
+    """Parse ``key=value`` and ``mechanism.key=value`` into options by mechanism; the empty name has those for all.
 
-    Values are Python's where they are numbers, True, False or None, and text where they are not.
+    Values become Python's numbers, True, False or None where possible, and stay text otherwise.
 
     Example:
         >>> parse_options(["gate=head", "lion.decay=fixed", "mlstm.soft_cap=15.0"])
@@ -27,7 +27,7 @@ def parse_options(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def layer_options(names: list[str], options: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The options of each layer; what no layer takes is refused."""
+    """The options of each layer, for its mechanism in ``names``; an option that no layer takes is refused."""
     for name in options:
         if name and name not in names:
             raise OptionError("option", f"{name}.* is given, but the layers are {', '.join(dict.fromkeys(names))}")
@@ -37,7 +37,7 @@ def layer_options(names: list[str], options: Mapping[str, Mapping[str, Any]]) ->
 
 
 def own_options(name: str, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The options of mechanism ``name``, from those of all that are compared.
+    """The options of mechanism ``name``, among those of all mechanisms that are compared.
 
     Example:
         >>> own_options("pola", parse_options(["pola.alpha=4", "mirror.modulation=none"]))
@@ -47,14 +47,14 @@ def own_options(name: str, options: Mapping[str, Mapping[str, Any]]) -> dict[str
 
 
 def check_compared(options: Mapping[str, Mapping[str, Any]], names: Container[str]) -> None:
-    """Refuse options of a mechanism that is none of ``names``."""
+    """Raise for options of a mechanism that is not one of ``names``."""
     for name in options:
         if name and name not in names:
             raise OptionError("option", f"{name}.* is given, but {name} is not compared")
 
 
 def option_or(other: str, error: Exception, name: str, own: Mapping[str, Any], model: str = "host") -> OptionError:
-    """``error``, raised when a ``model`` was made with mechanism ``name``, as that of a command line's option.
+    """Turn an ``error`` in creating a ``model`` with mechanism ``name`` into one of a command line option.
 
     The option is ``--option`` where the error is about one of the mechanism's ``own`` options, else ``other``.
     """

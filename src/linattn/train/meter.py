@@ -1,4 +1,4 @@
-"""Loss and hits, summed where they are computed."""
+"""Sums of loss and hits that stay on the device."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Reading(NamedTuple):
-    """Means over the images so far; ``finite_steps`` counts the steps before the sum of losses was no number."""
+    """Means over the images so far; ``finite_steps`` counts the steps in which the sum of losses was still finite."""
 
     loss: float
     accuracy: float
@@ -18,10 +18,10 @@ class Reading(NamedTuple):
 
 
 class Meter:
-    """Sums over an epoch that stay on the device: only ``read`` waits for it.
+    """Sums of loss and hits over an epoch, kept on the device: only ``read`` waits for it.
 
-    Adding costs a few tiny kernels. A sum that is not finite stays so, which makes one look now and then enough to
-    find the very step that broke it.
+    Adding costs a few tiny kernels. A sum that is not finite stays so, and steps are counted while it is finite, so an
+    occasional read is enough to find the step at which the loss diverged.
 
     Example:
         >>> meter = Meter(torch.device("cpu"))
@@ -32,26 +32,26 @@ class Meter:
     """
 
     def __init__(self, device: torch.device) -> None:
-        # loss x images, hits, steps while the sum of losses was finite
+        # loss x images, hits, number of steps with a finite sum of losses
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)
         self.images = 0
 
     @torch.no_grad()
     def add(self, loss: Tensor, logits: Tensor, targets: Tensor) -> None:
-        """``loss`` is the mean of a batch; ``targets`` are classes ``(b,)`` or shares ``(b, classes)``."""
+        """Add a batch: ``loss`` is its mean; ``targets`` are labels ``(b,)`` or weights ``(b, classes)``."""
         self.add_batch(loss, logits, targets)
         self.count(len(targets))
 
     @torch.no_grad()
     def add_batch(self, loss: Tensor, logits: Tensor, targets: Tensor) -> None:
-        """:meth:`add` as far as the device goes: what a CUDA graph replays; :meth:`count` is left to the host."""
+        """The part of :meth:`add` on the device, which a CUDA graph can replay; :meth:`count` is the host's part."""
         classes = targets.argmax(-1) if targets.ndim == 2 else targets
         hits = (logits.argmax(-1) == classes).sum()
         self.add_sums(loss.detach().double() * len(targets), hits)
 
     @torch.no_grad()
     def add_sums(self, loss: Tensor, hits: Tensor) -> None:
-        """Sums over the images, or tokens, of a batch; :meth:`count` them too."""
+        """Add sums over the images or tokens of a batch; call :meth:`count` with their number too."""
         self.sums[:2] += torch.stack([loss.detach().double(), hits.double()])
         self.sums[2] += self.sums[0].isfinite()
 
@@ -59,18 +59,18 @@ class Meter:
         self.images += images
 
     def reset(self) -> None:
-        """Begin anew, in the same tensor: a CUDA graph adds to it."""
+        """Reset all sums, in place, as CUDA graphs add to the same tensor."""
         self.sums.zero_()
         self.images = 0
 
     def read(self, accelerator: "Accelerator | None" = None) -> Reading:
-        """Waits for the device. With an accelerator: over all processes, which must all be here."""
+        """Wait for the device and read. With an accelerator: over all processes, which must all call this."""
         rows = [self.as_row().tolist()] if accelerator is None else accelerator.gather(self.as_row()[None]).tolist()
         losses, hits, finite_steps, images = zip(*rows, strict=True)
         return Reading(sum(losses) / sum(images), 100 * sum(hits) / sum(images), int(min(finite_steps)))
 
     def as_row(self) -> Tensor:
-        """All there is, ``(4,)`` on the device; ``restore`` takes it back."""
+        """The whole content, ``(4,)`` on the device, for ``restore``."""
         return torch.cat([self.sums, self.sums.new_full((1,), self.images)])
 
     def restore(self, row: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Mixup and cutmix: images of a batch are blended in pairs, and so are their targets."""
+"""Mixup and cutmix: blend the images of a batch in pairs, and their targets too."""
 
 from collections.abc import Callable
 
@@ -14,10 +14,10 @@ Mixing = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 def create_mixing(config: TrainConfig, num_classes: int, batch: int) -> Mixing | None:
     """timm's mixing of ``(b, C, H, W)`` images and ``(b,)`` labels into images and ``(b, num_classes)`` targets.
 
-    One weight a batch: ``x = w x + (1 - w) x.flip(0)``, or a rectangle of x from ``x.flip(0)``, and the same weights
-    for the targets, which are smoothed with ``config.label_smoothing``. With both on, a batch takes either with
-    probability 1/2. The draws come from numpy's global state. Images are changed in place. None if the config mixes
-    nothing.
+    Each batch has one weight: ``x = w x + (1 - w) x.flip(0)``, or a rectangle of x is replaced from ``x.flip(0)``. The
+    targets, smoothed with ``config.label_smoothing``, get the same weights. If both are on, a batch uses either with
+    probability 1/2. Draws come from numpy's global state. Images are changed in place. Returns None if the config does
+    not mix.
 
     Papers: Zhang et al., mixup (arXiv:1710.09412); Yun et al., CutMix (arXiv:1905.04899).
     """

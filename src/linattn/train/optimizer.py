@@ -1,4 +1,4 @@
-"""AdamW, with weight decay on weights alone."""
+"""AdamW, with weight decay only where it makes sense."""
 
 from typing import Any, Protocol
 
@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-EPS = 1e-8  # of PyTorch's AdamW
+EPS = 1e-8  # the default of PyTorch's AdamW
 
 
 class OptimizerConfig(Protocol):
-    """What AdamW is told by the config of a run."""
+    """The fields of a config that AdamW needs."""
 
     @property
     def lr(self) -> float: ...
@@ -23,9 +23,9 @@ class OptimizerConfig(Protocol):
 def create_optimizer(model: nn.Module, config: OptimizerConfig, *, capturable: bool = False) -> AdamW:
     """AdamW over the parameters that need a gradient, in two groups: with weight decay and without.
 
-    Fused: one kernel updates many parameters. On a GPU it never waits for the device, and a small model on a CPU trains
-    7 % faster with it. Put the model on its device first. ``capturable``: its step may be recorded as a CUDA graph,
-    with a rate that is a tensor (:func:`bind_rate`). A config without ``eps`` has that of PyTorch.
+    It is fused: one kernel updates many parameters. On a GPU it never waits for the device; on a CPU, a small model
+    trains 7 % faster with it. Move the model to its device first. ``capturable``: the step can be recorded as a CUDA
+    graph, with a tensor as learning rate (:func:`bind_rate`). For a config without ``eps``, it is PyTorch's default.
     """
     decayed, free = split_by_decay(model)
     named = dict(model.named_parameters())
@@ -35,20 +35,20 @@ def create_optimizer(model: nn.Module, config: OptimizerConfig, *, capturable: b
     ]
     eps = getattr(config, "eps", EPS)
     optimizer = AdamW(groups, lr=config.lr, betas=config.betas, eps=eps, fused=True, capturable=capturable)
-    # It would warn of every run whose steps are tried out before they are recorded.
+    # Else it would warn in every run, as steps are tried before they are recorded.
     optimizer._warned_capturable_if_run_uncaptured = True
     return optimizer
 
 
 def create_rate(device: torch.device) -> Tensor:
-    """A learning rate that a recorded step reads from the device, in the type that the fused kernels there expect."""
+    """A learning rate on the device, for recorded steps, in the type that the fused kernels of the device expect."""
     return torch.zeros((), device=device, dtype=torch.float32 if device.type == "cuda" else torch.float64)
 
 
 def bind_rate(groups: list[dict[str, Any]], rate: Tensor | None) -> None:
-    """Let all groups read ``rate``, or with None a number each.
+    """Let all groups read the tensor ``rate``, or if None, make their rates plain numbers.
 
-    Groups that come out of a checkpoint hold copies of those that were saved, and what they were told to be.
+    Needed again after loading a checkpoint, whose groups have their own copies of the rate and of ``capturable``.
     """
     for group in groups:
         group["capturable"] = rate is not None
@@ -58,15 +58,14 @@ def bind_rate(groups: list[dict[str, Any]], rate: Tensor | None) -> None:
 def split_by_decay(model: nn.Module) -> tuple[list[str], list[str]]:
     """Names of the parameters that weight decay pulls towards zero, and of those it leaves alone.
 
-    Zero is a sensible rest for the weights of a linear map or a convolution, those inside a mechanism included. It is
-    none for
+    The weights of linear maps and convolutions, those inside a mechanism included, may decay to zero. Not decayed are
 
     - biases and the scales of norms, and anything else with fewer than two axes;
-    - what ``model.no_weight_decay()`` names: positions and class tokens, a place and not a strength;
-    - embeddings, for the same reason; a head that shares its weight with them goes with them;
-    - a mechanism's own parameters. An angle of 0, a power of 0 or a scale of 0 is one setting among others, and
-      often a bad one: decay would drive all heads of a layer into the same. They have two axes only because they are
-      laid out by head and channel.
+    - what ``model.no_weight_decay()`` names: positions and class tokens, which are a place and not a strength;
+    - embeddings, for the same reason, and a head that shares their weight;
+    - a mechanism's own parameters. An angle, a power or a scale of 0 is one setting among others, and often a bad one,
+      to which decay would drive all heads of a layer. They have two axes only because they are laid out by head and
+      channel.
 
     Example:
         >>> from linattn.models.vision import create_vit

@@ -10,7 +10,7 @@ from linattn.train.records import EpochRecord
 
 
 class TrainBar:
-    """Its two methods are the ``on_step`` and ``on_epoch`` of ``train``."""
+    """A progress bar; its methods are passed to ``train`` as ``on_step`` and ``on_epoch``."""
 
     def __init__(self, progress: Progress, task: TaskID, epochs: int, steps_per_epoch: int) -> None:
         self._progress, self._task = progress, task
@@ -29,9 +29,9 @@ class TrainBar:
 def train_bar(
     epochs: int, steps_per_epoch: int, console: Console | None = None, *, hidden: bool = False
 ) -> Iterator[TrainBar]:
-    """A bar on stderr, so that what a command prints can be piped; it goes away at the end.
+    """A progress bar on stderr, so that a command's output can be piped; it disappears at the end.
 
-    Epochs that a resumed run has done already count as done when it reports its first step.
+    A resumed run counts its earlier epochs as done from its first report on.
     """
     with step_bar(epochs * steps_per_epoch, console, hidden=hidden) as (progress, task):
         yield TrainBar(progress, task, epochs, steps_per_epoch)
@@ -39,7 +39,7 @@ def train_bar(
 
 @contextmanager
 def step_bar(steps: int, console: Console | None, *, hidden: bool) -> Iterator[tuple[Progress, TaskID]]:
-    """The bar of ``steps`` steps, with the time gone and left."""
+    """A bar of ``steps`` steps, with elapsed and remaining time."""
     progress = Progress(
         BarColumn(bar_width=24),
         TextColumn("{task.percentage:>3.0f} %"),

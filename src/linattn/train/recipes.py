@@ -1,4 +1,4 @@
-"""Recipes: functions that return a config; ``dataclasses.replace`` changes what you want otherwise."""
+"""Recipes for images: functions that return a config, to be changed by ``dataclasses.replace``."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,10 +10,11 @@ from linattn.train.config import TrainConfig
 
 
 def digits() -> TrainConfig:
-    """For the 1,437 training images of scikit-learn's digits, in the host of that size with ``patch_size=2``, on a CPU.
+    """For the 1,437 training images of scikit-learn's digits, in a host of size ``digits``, ``patch_size=2``, on a CPU.
 
-    Chosen on held-out training images. Learning takes steps more than epochs, hence the small batch. At 64 tokens
-    (``patch_size=1``) it takes several times as many, and images shifted by a pixel (``crop_padding=1``) double it too.
+    It was chosen on held-out training images. The number of steps matters more than that of epochs, hence the small
+    batch. 64 tokens (``patch_size=1``) need several times as many steps; shifts by a pixel (``crop_padding=1``) need
+    twice as many.
     """
     return TrainConfig(epochs=24, batch_size=32, lr=5e-3, warmup_epochs=2)
 
@@ -21,17 +22,17 @@ def digits() -> TrainConfig:
 def small_images() -> TrainConfig:
     """For tens of thousands of images of about 32 x 32 on one GPU.
 
-    ``flip`` is off, as left and right mean something in digits and letters: turn it on for photographs. A batch of
-    1,000 with mixup left a softmax model at 86 % of Fashion-MNIST after 18 epochs: steps are what is short.
+    ``flip`` is off, as left and right have a meaning in digits and letters; turn it on for photographs. Many steps are
+    needed: with a batch of 1,000 and mixup, a softmax model reached only 86 % on Fashion-MNIST after 18 epochs.
     """
     return TrainConfig(epochs=20, batch_size=250, lr=1e-3, warmup_epochs=2, precision="bf16", device="cuda")
 
 
 def deit() -> TrainConfig:
-    """DeiT's recipe for ImageNet, as the vision papers use it: 1024 images a step, ``lr = 5e-4 batch / 512``.
+    """DeiT's recipe for ImageNet, as used in the vision papers: 1024 images per step, ``lr = 5e-4 batch / 512``.
 
-    Three parts of theirs are left out: repeated augmentation, ten more epochs at the lowest rate, and batch norms over
-    all processes (NaLaFormer): each norms what is its own.
+    Three parts are left out: repeated augmentation, ten more epochs at the lowest rate, and batch norms over all
+    processes (NaLaFormer); each process norms its own images.
     """
     return TrainConfig(
         epochs=300,
@@ -57,17 +58,17 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {"digits": digits, "small_images
 
 
 def default_recipe(data: ImageData | ImageFolders) -> str:
-    """The recipe that fits the data by its kind and size."""
+    """The name of the default recipe for the kind and size of the data."""
     if isinstance(data, ImageFolders):
         return "deit"
     return "digits" if data.name == "digits" else "small_images"
 
 
 def configure(recipe: str, changes: Mapping[str, Any]) -> TrainConfig:
-    """A recipe with ``changes``, as a command line gives them: None keeps what the recipe says.
+    """A recipe with ``changes`` from a command line; None keeps the value of the recipe.
 
-    ``clip_norm`` and ``ema_decay`` of 0 and an empty ``rand_augment`` switch off. A warm-up that is not given does not
-    outlast the epochs that are.
+    ``clip_norm`` and ``ema_decay`` of 0 and an empty ``rand_augment`` turn these off. If epochs are given, but no
+    warm-up, the recipe's warm-up is cut to the epochs.
 
     Example:
         >>> config = configure("digits", {"epochs": 1, "lr": None, "clip_norm": 0})

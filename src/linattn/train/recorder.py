@@ -1,4 +1,4 @@
-"""CUDA graphs: what a function launches, recorded once and launched again as one."""
+"""Records the kernels that a function launches as a CUDA graph, which is launched as one."""
 
 import gc
 from collections.abc import Callable
@@ -10,14 +10,14 @@ Run = Callable[[], None]
 
 
 class RecordError(RuntimeError):
-    """Something in the function does not go into a graph; the message says what."""
+    """The function cannot be recorded as a graph; the message says why."""
 
 
 class Recorder:
-    """Graphs of one run. They share a stream and memory, as no two are ever replayed at the same time.
+    """Records the graphs of one run. They share a stream and memory, as no two are replayed at the same time.
 
-    Random numbers are those of the device's default generator, which PyTorch hands to a graph at each replay: a replay
-    draws what the function itself would draw from the generator as it then is.
+    Random numbers come from the device's default generator, whose state PyTorch hands to a graph at each replay: a
+    replay draws what a call of the function would draw at that time.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -26,15 +26,15 @@ class Recorder:
         self.forget()
 
     def forget(self) -> None:
-        """All graphs are gone, and with them their memory: the next ones need other memory."""
+        """Use new memory for further graphs, after all graphs were dropped and their memory with them."""
         self._memory = torch.cuda.graph_pool_handle()
 
     def tidy(self) -> None:
-        """Give back what only trials needed: a graph keeps memory of its own, as much as a step takes."""
+        """Free memory that only trials needed; a graph keeps its own memory, as much as a step takes."""
         torch.cuda.empty_cache()
 
     def warm_up(self, run: Run) -> None:
-        """Run it where it will be recorded: what is made once (compiled code, workspaces) is not to be recorded."""
+        """Run the function on the recording stream, so that one-time work (compiling, workspaces) is not recorded."""
         here = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
@@ -42,24 +42,24 @@ class Recorder:
         here.wait_stream(self._stream)
 
     def record(self, run: Run) -> Run:
-        """What replays it; nothing of it is computed here. Raises ``RecordError`` and leaves the device usable."""
+        """Record the function without running it; return its replay. A ``RecordError`` leaves the device usable."""
         here, number = torch.cuda.current_stream(self.device), torch.cuda.current_device()
         generator = torch.cuda.default_generators[number]
         spare = generator.clone_state()
         graph, cause = torch.cuda.CUDAGraph(), None
-        gc.collect()  # what dies while a stream is recorded may free what CUDA does not let go of then
+        gc.collect()  # objects that die during recording may free memory, which CUDA does not allow then
         try:
-            # Only this thread is held to the rules: others make batches meanwhile and pin memory for them.
+            # The restrictions apply only to this thread: others make batches meanwhile and pin memory for them.
             mode = "thread_local"
             with torch.cuda.graph(graph, pool=self._memory, stream=self._stream, capture_error_mode=mode):
                 try:
                     run()
                 except Exception as error:
-                    cause = error  # leaving the recording raises again, with less to say
+                    cause = error  # leaving the recording raises again, with a less useful message
                     raise
         except Exception as error:
-            # Up to torch 2.11 at least nothing of this is done where ending a recording fails: the stream is still the
-            # current one, memory is still taken from the graph's, and the generator would refuse the next seed.
+            # If ending a recording fails, torch, at least up to 2.11, does not clean up: the stream stays the current
+            # one, memory is still taken from the graph's pool, and the generator would refuse the next seed.
             torch.cuda.set_stream(here)
             with suppress(RuntimeError):
                 torch._C._cuda_endAllocateToPool(number, self._memory)

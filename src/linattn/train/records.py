@@ -1,4 +1,4 @@
-"""What a training run tells: one record an epoch, and the result."""
+"""Records of a training run: one for each epoch, and the result."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -6,28 +6,28 @@ from typing import Any
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One epoch, counted from 0. Evaluated on the test split, with the averaged weights if there are any."""
+    """One epoch, counted from 0, with its evaluation on the test split; uses averaged weights if there are any."""
 
     epoch: int
     lr: float
-    """Of the epoch's last step."""
+    """Learning rate of the epoch's last step."""
     train_loss: float
-    """Mean over the epoch's images, with label smoothing and mixed images as trained."""
+    """Mean over the epoch's training images, with label smoothing and mixing."""
     test_loss: float
     """Plain cross-entropy."""
     top1: float
-    """Percent of the test images."""
+    """Accuracy on the test images, in percent."""
     seconds: float
-    """Of training alone: evaluation and files are not counted."""
+    """Time of training alone; evaluation and files are not counted."""
 
 
 @dataclass(frozen=True)
 class TrainResult:
     epochs: list[EpochRecord]
     top1: float
-    """Of the last epoch, not of the best: to pick an epoch by test data would be a leak."""
+    """Accuracy of the last epoch, not of the best: to pick an epoch by test data would be a leak."""
     seconds: float
-    """Of training alone, over all epochs, those before a resume included."""
+    """Time of training alone over all epochs, including those before a resume."""
 
     @classmethod
     def of(cls, epochs: list[EpochRecord]) -> "TrainResult":
@@ -42,7 +42,7 @@ class TrainResult:
 
 
 class DivergedError(RuntimeError):
-    """The loss is no number any more."""
+    """The loss is not finite."""
 
     def __init__(self, epoch: int, step: int, lr: float, what: str = "training loss") -> None:
         super().__init__(

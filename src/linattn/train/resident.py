@@ -1,4 +1,4 @@
-"""Batches of a data set that lives on the training device."""
+"""Batches of a data set that is kept on the training device."""
 
 from collections.abc import Iterator
 
@@ -13,17 +13,17 @@ from linattn.train.mixing import create_mixing
 from linattn.train.seeds import mixed_seed, seed_step
 from linattn.train.shares import Shares
 
-# Augmentation is many small operations: a block of several steps takes about as long as one step. As many values, all
-# channels counted, are augmented at once; more would only take memory.
+# Augmentation is many small operations: a block of several steps takes about as long as one step. This many values,
+# counting all channels, are augmented at once; more would only take memory.
 BLOCK_VALUES = 2**22
 
 
 class ResidentBatches:
-    """All images are copied to ``device`` once, as uint8; each batch is cut, augmented, normalised and mixed there.
+    """Copies all images to ``device`` once, as uint8, and cuts, augments, normalises and mixes batches there.
 
-    Steps of an epoch are augmented in blocks whose randomness depends on the seed, the epoch and the block; mixing
-    depends on the step. Starting at a later step therefore gives the batches that a whole epoch would have given, bit
-    for bit. Nothing waits for the device.
+    The steps of an epoch are augmented in blocks, whose randomness depends on the seed, the epoch and the block; that
+    of mixing depends on the step. An epoch that is entered at a later step therefore has the same batches from there
+    on, bit for bit. Nothing waits for the device.
     """
 
     def __init__(
@@ -45,16 +45,16 @@ class ResidentBatches:
         """The batches of ``epoch`` from ``first_step`` on: images ``(b, C, H, W)`` fp32 and labels ``(b,)`` int64, or
         targets ``(b, num_classes)`` where images are mixed.
 
-        Global random states are seeded before each batch is given out, from the seed, the epoch, the step and the rank:
-        what a model draws in that step is the same in a resumed run.
+        Global random states are seeded before each batch is yielded, from the seed, the epoch, the step and the rank,
+        so that a model draws the same in that step of a resumed run.
         """
         self.shares.check_step(first_step)
         share, size = self.shares.share, self.steps_per_block
         order = to_device(self.shares.indices(epoch), self.device)
-        # A block that is entered in its middle is augmented whole: only then are its draws the same.
+        # A block that is entered in its middle is augmented as a whole, for its draws to be the same.
         for start in range(first_step - first_step % size, self.steps_per_epoch, size):
             indices = order[start : start + size].flatten()
-            # A generator of its own: whatever happens outside between two batches, a block stays the same.
+            # Its own generator, so that a block does not depend on what happens between two batches.
             generator = torch.Generator().manual_seed(mixed_seed("augment", self.config.seed, epoch, start, self.rank))
             images = self.augment(self.images[indices], generator).split(share)
             labels = self.labels[indices].split(share)
@@ -64,6 +64,6 @@ class ResidentBatches:
                 yield batch if self.mixing is None else self.mixing(*batch)
 
     def test(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The test images once, in order, normalised, and their labels; of several processes each has its share."""
+        """The test images, normalised, and their labels, once and in order; several processes share them."""
         for chosen in self.test_batches:
             yield self.augment.normalise(self.test_images[chosen]), self.test_labels[chosen]

@@ -1,4 +1,4 @@
-"""A training run in rounds of steps: what runs on images and on text share."""
+"""The base class of training runs on images and on text, which consist of rounds of steps."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 OnStep = Callable[[int, int, float, float], None]
 Record = TypeVar("Record", bound=Any)
 
-# Reading the loss waits for the device: ten times a second is enough for an eye and costs nothing that can be seen.
+# Reading the loss waits for the device; ten times a second is enough for a display and costs hardly anything.
 SECONDS_BETWEEN_READINGS = 0.1
-# Processes must agree on the step of a checkpoint; to ask the others at every step would cost more than it brings.
+# Processes must agree on the step of a checkpoint; to ask the others at every step would cost too much.
 STEPS_BETWEEN_VOTES = 50
 
 
 class RoundsConfig(OptimizerConfig, Protocol):
-    """What a run asks of its config, whatever it is trained on."""
+    """The fields of a config that every run needs."""
 
     @property
     def compile(self) -> bool: ...
@@ -43,9 +43,9 @@ class RoundsConfig(OptimizerConfig, Protocol):
 
 
 class Rounds(ABC, Generic[Record]):
-    """Weights, optimiser, and how far they have come: ``epoch`` rounds, and ``step`` steps of the next.
+    """The state of a run: weights, optimiser, and progress, which is ``epoch`` whole rounds and ``step`` steps.
 
-    A round of images is an epoch; one of text is the steps from one evaluation to the next.
+    A round on images is an epoch; a round on text is the steps from one evaluation to the next.
     """
 
     def __init__(self, model: nn.Module, config: RoundsConfig, accelerator: "Accelerator") -> None:
@@ -57,7 +57,7 @@ class Rounds(ABC, Generic[Record]):
         model.to(accelerator.device)
         if config.compile:
             compile_blocks(model)
-        # Mixed precision is hung into the instance's forward: what stood there comes back in `close`.
+        # Mixed precision replaces the instance's forward; `close` restores it.
         self._own_forward = vars(model).get("forward")
         self.optimizer: Any
         recorded = graphs_wanted(config, accelerator)
@@ -72,42 +72,42 @@ class Rounds(ABC, Generic[Record]):
     @property
     @abstractmethod
     def steps(self) -> int:
-        """Of this round."""
+        """Number of steps in this round."""
 
     @abstractmethod
     def batches_from_here(self) -> Iterator[Any]:
-        """The rest of this round's batches."""
+        """The remaining batches of this round."""
 
     @abstractmethod
     def train_step(self, batches: Iterator[Any]) -> None:
-        """One update of the weights: what the host draws, then :meth:`apply`; adds to ``meter``."""
+        """Update the weights once: draw on the host, then call :meth:`apply`; adds to ``meter``."""
 
     @abstractmethod
     def update(self, *inputs: Tensor | None) -> None:
-        """What a step does on the device, and nothing else: a CUDA graph may stand in for it."""
+        """The part of a step on the device, and nothing else, as a CUDA graph may replace it."""
 
     @abstractmethod
     def learning_rate(self, step: int) -> float:
-        """Of a step of this round."""
+        """The learning rate of a step of this round."""
 
     @abstractmethod
     def evaluate(self, reading: Reading, lr: float) -> Record:
-        """The record of this round, from what training read and a look at the test data."""
+        """Evaluate on test data; return the record of this round, with ``reading`` from training."""
 
     @abstractmethod
     def record_of(self, fields: dict[str, Any]) -> Record:
-        """A record as a checkpoint has kept it."""
+        """Rebuild a record from the fields in a checkpoint."""
 
     def apply(self, *inputs: Tensor | None) -> None:
-        """:meth:`update`, or its replay."""
+        """Call :meth:`update`, or replay it."""
         (self.captured or self.update)(*inputs)
 
     def averages(self) -> Iterable[Tensor]:
-        """Averages of the weights that a step moves."""
+        """Averages of weights that a step changes."""
         return ()
 
     def train_epoch(self, on_step: OnStep | None, save: Callable[[], None]) -> Record:
-        """The rest of the round, then its evaluation; ``save`` is called when a checkpoint is due on the way."""
+        """Train the rest of the round, then evaluate; ``save`` is called when a checkpoint is due in between."""
         steps = self.steps
         batches = self.batches_from_here()
         self.network.train()
@@ -135,15 +135,15 @@ class Rounds(ABC, Generic[Record]):
         return record
 
     def diverged(self, step: int, lr: float, what: str = "training loss") -> DivergedError:
-        """What to raise where ``what`` is no number after ``step`` steps of this round."""
+        """The error for ``what`` not being finite after ``step`` steps of this round."""
         return DivergedError(self.epoch, step, lr, what)
 
     def finish(self) -> None:
-        """Leave the weights that were evaluated last in the model, in ``eval`` mode."""
+        """Put the weights that were evaluated last into the model, and set ``eval`` mode."""
         self.model.eval()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on; every process must come here, each has summed its own share."""
+        """All that the next step depends on; all processes must call this, as each has sums of its own share."""
         return {
             "epoch": self.epoch,
             "step": self.step,
@@ -165,7 +165,7 @@ class Rounds(ABC, Generic[Record]):
             self.captured.forget()  # the optimiser has other tensors now
 
     def close(self) -> None:
-        """Leave the model as a plain module."""
+        """Turn the model back into a plain module."""
         if self.captured is not None:
             self.captured.forget()
         for name in ("forward", "_original_forward"):
@@ -174,7 +174,7 @@ class Rounds(ABC, Generic[Record]):
             self.model.forward = self._own_forward
 
     def set_learning_rate(self) -> None:
-        """That of the coming step."""
+        """Set the learning rate of the coming step."""
         rate = self.learning_rate(self.step)
         if self._rate is not None:
             self._rate.fill_(rate)
@@ -196,7 +196,7 @@ class Rounds(ABC, Generic[Record]):
             raise self.diverged(step, self.learning_rate(step))
 
     def _agree(self, due: bool) -> bool:
-        """Whether any process finds a checkpoint due; all get the same answer."""
+        """Whether a checkpoint is due in any process; all processes get the same answer."""
         if self.accelerator.num_processes == 1:
             return due
         if self.step % STEPS_BETWEEN_VOTES:

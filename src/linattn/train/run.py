@@ -1,4 +1,4 @@
-"""The state of a training run on images and its steps."""
+"""Training runs on images: their state and their steps."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
@@ -27,7 +27,7 @@ __all__ = ["OnStep", "Run"]
 
 
 class Run(Rounds[EpochRecord]):
-    """Epochs over images, and an average of the weights where the config has one."""
+    """A run of epochs over images, with an average of the weights if the config asks for one."""
 
     def __init__(self, model: nn.Module, batches: "Batches", config: TrainConfig, accelerator: "Accelerator") -> None:
         super().__init__(model, config, accelerator)
@@ -43,7 +43,7 @@ class Run(Rounds[EpochRecord]):
         return self.batches.train(self.epoch, self.step)
 
     def train_step(self, batches: Iterator[tuple[Tensor, Tensor]]) -> None:
-        # Before the batch is drawn: augmentation and dropout of this step depend on nothing but its number.
+        # Before the batch is drawn: augmentation and dropout of this step must depend only on its number.
         seed_step(self.config.seed, self.epoch, self.step, self.accelerator.process_index)
         images, targets = next(batches)
         self.set_learning_rate()

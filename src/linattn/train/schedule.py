@@ -1,4 +1,4 @@
-"""Learning rate of a step: a function of the step alone, so that there is nothing to save and nothing to resume."""
+"""Learning rates as functions of the step alone, so that nothing has to be saved for a resumed run."""
 
 import math
 from typing import Literal
@@ -9,7 +9,7 @@ Schedule = Literal["cosine", "linear"]
 
 
 def learning_rate(step: int, steps_per_epoch: int, config: TrainConfig) -> float:
-    """Linear warm-up to ``lr``, then half a cosine down to ``min_lr``, which the very last step runs at.
+    """Linear warm-up to ``lr``, then half a cosine down to ``min_lr``, the rate of the very last step.
 
     With s = step + 1, W steps of warm-up and T steps in all:
 
@@ -30,7 +30,7 @@ def learning_rate(step: int, steps_per_epoch: int, config: TrainConfig) -> float
 
 
 def warmed_cosine(step: int, total: int, warmup: int, lr: float, min_lr: float) -> float:
-    """The rate of ``step`` of ``total``, of which ``warmup`` warm up; the formula of :func:`learning_rate`.
+    """The rate of ``step`` of ``total`` steps with ``warmup`` steps of warm-up, as in :func:`learning_rate`.
 
     Example:
         >>> [round(warmed_cosine(step, 4, 2, 1.0, 0.0), 2) for step in range(4)]
@@ -44,7 +44,7 @@ def warmed_cosine(step: int, total: int, warmup: int, lr: float, min_lr: float) 
 
 
 def warmed_line(step: int, total: int, warmup: int, lr: float, min_lr: float) -> float:
-    """The same with a straight line in the place of the cosine: ``min_lr + (lr - min_lr) (T - s) / (T - W)``.
+    """As :func:`warmed_cosine`, but with a straight line: ``min_lr + (lr - min_lr) (T - s) / (T - W)``.
 
     Example:
         >>> [round(warmed_line(step, 6, 2, 1.0, 0.0), 2) for step in range(6)]

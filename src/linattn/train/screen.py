@@ -1,4 +1,4 @@
-"""A training run as a user sees it: a bar, the result, and an exit code."""
+"""A training run with its output for users: a progress bar, the result, and an exit code."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from linattn.train.records import TrainResult
 
 @dataclass(frozen=True)
 class TrainJob:
-    """One mechanism in one host on one data set. Empty texts are decided by the data."""
+    """One mechanism in one host on one data set. The data decides options that are empty texts."""
 
     data: str
     mechanism: str
@@ -33,12 +33,12 @@ class TrainJob:
     image_size: int | None = None
     recipe: str = ""
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of ``TrainConfig`` that are not the recipe's; None: the recipe's after all."""
+    """Fields of ``TrainConfig`` that differ from the recipe; None: as in the recipe."""
     size: str = ""
     host: Mapping[str, Any] = field(default_factory=dict)
     """Options of the vision transformer."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Of the mechanism, under its name or the empty one."""
+    """Options of the mechanism, under its name or the empty name."""
 
     @property
     def own_options(self) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class TrainJob:
 
 
 def train_on_screen(job: TrainJob, console: Console) -> int:
-    """Train or go on, show what came out; returns the exit code: 1 if it diverged, 130 after Ctrl-C."""
+    """Train or resume, and show the result. Returns the exit code: 1 if training diverged, 130 after Ctrl-C."""
     data = load_images(job.data, image_size=job.image_size)
     config = configure(job.recipe or default_recipe(data), job.changes)
     config.check()
@@ -86,7 +86,7 @@ def _create_host(job: TrainJob, data: ImageData | ImageFolders, seed: int) -> Vi
     torch.manual_seed(seed)
     try:
         return create_vit(size, job.mechanism, **options)
-    except (ValueError, TypeError) as error:  # "patch_size must be ...": the model names its argument, an option here
+    except (ValueError, TypeError) as error:  # "patch_size must be ...": an argument of the model, and an option here
         option, _, message = str(error).partition(" ")
         if option in options:
             raise OptionError(option, message) from error

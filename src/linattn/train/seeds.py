@@ -1,4 +1,4 @@
-"""Randomness as a function of where a run stands, not of how it came there."""
+"""Seeds that depend only on the place in a run, and not on what was drawn before."""
 
 import random
 from hashlib import blake2b
@@ -7,7 +7,7 @@ import torch
 
 
 def mixed_seed(purpose: str, *numbers: int) -> int:
-    """63 bits that depend on every argument; neighbouring numbers give unrelated seeds, and so do other purposes.
+    """A seed of 63 bits that depends on all arguments; other purposes or neighbouring numbers give unrelated seeds.
 
     Example:
         >>> mixed_seed("order", 0, 1) == mixed_seed("order", 0, 1)
@@ -22,13 +22,13 @@ def mixed_seed(purpose: str, *numbers: int) -> int:
 def seed_step(seed: int, epoch: int, step: int, rank: int = 0) -> None:
     """Seed torch (CPU and CUDA), numpy and random for one step, from these four numbers alone.
 
-    Whatever a step draws (mixing, dropped paths) is then the same in a run that was stopped and resumed. It takes some
+    Draws of a step (mixing, dropped paths) are then the same in a run that was stopped and resumed. Seeding takes some
     microseconds and does not wait for the device.
     """
     mixed = mixed_seed("step", seed, epoch, step, rank)
     seed_host(mixed)
-    # Not torch.manual_seed: before CUDA is started it keeps a stack trace of each call, which takes a hundred times
-    # longer than all else here.
+    # Not torch.manual_seed: before CUDA is initialised it keeps a stack trace of each call, which takes a hundred times
+    # longer than all the rest.
     if torch.cuda.is_initialized() or torch.cuda.is_available():
         torch.cuda.manual_seed_all(mixed)
 
@@ -39,6 +39,6 @@ def seed_host(seed: int) -> None:
     random.seed(seed)
     try:
         import numpy
-    except ImportError:  # then nothing draws from it
+    except ImportError:  # then nothing draws from numpy
         return
     numpy.random.seed(seed % 2**32)

@@ -1,4 +1,4 @@
-"""Which images belong to which step and process."""
+"""Assigns images to steps and processes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from linattn.train.seeds import mixed_seed
 
 @dataclass(frozen=True)
 class Shares:
-    """``images`` training images in steps of ``batch_size``, cut evenly between ``processes``.
+    """Divides ``images`` training images into steps of ``batch_size``, shared evenly by ``processes``.
 
-    The order of an epoch depends on the seed and the epoch alone. Step s has the images at ``s batch_size ...`` of it,
-    of which process r has the r-th part: whatever the number of processes, a step has the same images. The rest at the
-    end that does not fill a batch is left out, so that every batch has one shape; another epoch has other images there.
-    A data set smaller than a batch is one batch.
+    The order of an epoch depends only on the seed and the epoch. Step s has the images from place ``s batch_size`` on,
+    of which process r has the r-th part, so that a step has the same images for any number of processes. Images at the
+    end that do not fill a batch are left out, so that all batches have one shape; they are others in each epoch. A data
+    set smaller than a batch is one batch.
 
     Example:
         >>> shares = Shares(images=10, batch_size=4, processes=2, rank=0, seed=0)
@@ -45,23 +45,23 @@ class Shares:
 
     @property
     def steps(self) -> int:
-        """Steps of an epoch."""
+        """Number of steps in an epoch."""
         return max(1, self.images // self.batch_size)
 
     @property
     def share(self) -> int:
-        """Images of a step in one process."""
+        """Number of images of a step in one process."""
         return min(self.batch_size, self.images) // self.processes
 
     def check_step(self, first_step: int) -> None:
-        """An epoch may be entered at any of its steps, and at its end."""
+        """Raise unless ``first_step`` is a step of an epoch, or its end."""
         if not 0 <= first_step <= self.steps:
             raise ValueError(f"first_step must be between 0 and {self.steps}, got {first_step}")
 
     def indices(self, epoch: int) -> Tensor:
-        """This process's images of an epoch, ``(steps, share)``: one row for each step.
+        """Indices of this process's images in an epoch, ``(steps, share)``: one row for each step.
 
-        The order is drawn on the host: it is the same for every device.
+        The order is drawn on the host, so it is the same for every device.
         """
         generator = torch.Generator().manual_seed(mixed_seed("order", self.seed, epoch))
         order = torch.randperm(self.images, generator=generator)
@@ -70,7 +70,7 @@ class Shares:
         return by_step[:, self.rank]
 
     def test_indices(self, images: int) -> Iterator[list[int]]:
-        """This process's batches of ``images`` test images; all processes together have each image once.
+        """Indices of this process's batches of ``images`` test images; all processes together have each image once.
 
         Processes may have different numbers of images, and of batches.
         """

@@ -1,4 +1,4 @@
-"""Whether two ways to take a step do the same, from the same state."""
+"""Checks that two ways of taking a step give the same result from the same state."""
 
 from collections.abc import Iterable, Mapping
 from math import sqrt
@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 State = Mapping[str, Tensor]
-"""All that a step changes, by name; the part before the first dot says what kind it is."""
+"""All tensors that a step changes, by name; the part of the name before the first dot is the kind of tensor."""
 
-# Largest difference, as a share of what a step changes, that different orders of adding can make.
+# Largest difference that different orders of summation can make, as a share of what a step changes.
 TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
 MOMENTS = "moments"
 
@@ -17,7 +17,7 @@ MOMENTS = "moments"
 def training_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, average: Iterable[Tensor], sums: Tensor
 ) -> dict[str, Tensor]:
-    """Weights, buffers, what the optimiser and the average remember, and the sums of the meter: these very tensors."""
+    """The tensors that a step changes: weights, buffers, optimiser state, averages and the meter's sums; not copies."""
     found: dict[str, Tensor] = {}
     found |= {f"weights.{name}": value for name, value in model.named_parameters() if value.requires_grad}
     found |= {f"buffers.{name}": value for name, value in model.named_buffers()}
@@ -29,7 +29,7 @@ def training_state(
 
 
 class Snapshot:
-    """A copy of a state, and of the generators' states: a step can be taken again from here."""
+    """A copy of a state and of the random generators, from which a step can be taken again."""
 
     def __init__(self, state: State) -> None:
         self.values = {name: value.detach().clone() for name, value in state.items()}
@@ -39,9 +39,9 @@ class Snapshot:
 
     @torch.no_grad()
     def restore(self, state: State) -> None:
-        """Write it back, in place. Moments that were not there yet become what they begin with: zero."""
+        """Write the copy back, in place. Moments that did not exist yet become zero, with which they begin."""
         for name, value in state.items():
-            value.grad = None  # a step that broke off has left some
+            value.grad = None  # an interrupted step may have left gradients
             if name in self.values:
                 value.copy_(self.values[name])
             elif name.startswith(MOMENTS):
@@ -53,10 +53,11 @@ class Snapshot:
 
 @torch.no_grad()
 def difference(before: Snapshot, first: Snapshot, second: State) -> dict[str, float]:
-    """How far two ways to take a step from ``before`` are apart, by kind, as a share of what the first one changed.
+    """Difference of two ways to take a step from ``before``, by kind of tensor, as a share of what the first changed.
 
-    By the norm over all tensors of a kind; moments, which are sums of gradients and their squares, each by its own, so
-    that no small parameter is overlooked. A gradient that is zero but for rounding is held against the others' size.
+    Norms are over all tensors of a kind. Only for moments, which are sums of gradients and of their squares, each
+    tensor has its own norm, so that no small parameter is overlooked. A gradient that is zero but for rounding is
+    compared with the size of the others.
     """
     kinds: dict[str, list[Tensor]] = {}
     for name, value in second.items():
@@ -79,12 +80,12 @@ def difference(before: Snapshot, first: Snapshot, second: State) -> dict[str, fl
 
 
 def disagreement(found: Mapping[str, float], noise: Mapping[str, float], precision: str) -> str | None:
-    """What differs by more than rounding explains, in words; ``noise`` is the difference of a step from itself."""
+    """Say in words what differs by more than rounding explains; ``noise`` is the difference of a step from itself."""
     for kind, share in found.items():
-        # Adam's first steps are signs of gradients: where one is nearly zero, rounding turns the whole step round.
+        # Adam's first steps are signs of gradients: where one is nearly zero, rounding can reverse the whole step.
         plain = TOLERANCE[precision]
         allowed = 2 * noise.get(kind, 0.0) + (sqrt(plain) if kind in ("weights", "average") else plain)
-        if not share <= allowed:  # no number fails too
+        if not share <= allowed:  # NaN fails too
             return f"{kind} differ by {share:.1e} of what a step changes, allowed {allowed:.1e}"
     return None
 

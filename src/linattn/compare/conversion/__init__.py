@@ -1,1 +1,1 @@
-"""A trained softmax model converted to other mechanisms: what that costs, and what little training brings back."""
+"""Conversion of a trained softmax model to other mechanisms: what is lost, and what a little training restores."""

@@ -1,4 +1,4 @@
-"""The models of a conversion: timm's DeiT, and what becomes of it."""
+"""The models of a conversion: timm's DeiT, before and after."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from linattn.tasks.images import ImageData, ImageFolders
 
 
 def create_deit(config: ConversionConfig, data: ImageData | ImageFolders, seed: int) -> nn.Module:
-    """timm's DeiT for small images, as it starts with ``seed``; a class token is read."""
+    """Create timm's DeiT for small images, with first weights by ``seed``; it classifies from a class token."""
     need("a conversion", "timm")
     import timm
 
@@ -29,7 +29,7 @@ def create_deit(config: ConversionConfig, data: ImageData | ImageFolders, seed: 
 def convert_model(
     model: nn.Module, config: ConversionConfig, mechanism: str, seed: int
 ) -> tuple[nn.Module, ConversionReport]:
-    """``model`` with another mechanism, in place; the seed decides what is new in it."""
+    """Convert ``model`` to another mechanism, in place; the seed decides weights that are new."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return convert(model, mechanism, **config.options.get(mechanism, {}))

@@ -1,4 +1,4 @@
-"""A comparison of conversions: every choice, checked before any work is done."""
+"""The config of a comparison of conversions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,14 +14,14 @@ from linattn.train.energy import check_energy
 from linattn.train.mechanism_options import check_compared, own_options
 
 SIZES = ("tiny", "small", "base")  # of DeiT
-# What lets a mechanism start where softmax left the model, as closely as its math allows.
+# Options with which a mechanism starts as close to the softmax model as its formula allows.
 START_OPTIONS: dict[str, dict[str, Any]] = {"mirror": {"reflections": 2}}
 
 
 def with_start_options(
     mechanisms: Sequence[str], given: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Mapping[str, Any]]:
-    """``START_OPTIONS`` with what else was given for the mechanisms that are compared.
+    """``START_OPTIONS`` of the compared mechanisms, updated by the options given for them.
 
     Example:
         >>> with_start_options(("mirror", "pola"), {"pola": {"alpha": 3.0}, "mirror": {"modulation": "none"}})
@@ -37,29 +37,29 @@ def with_start_options(
 
 @dataclass(frozen=True)
 class ConversionConfig:
-    """One softmax model a seed, converted to each mechanism and trained on with a share of its budget."""
+    """One softmax model for each seed, converted to each mechanism and trained further for a share of its epochs."""
 
     data: str = "digits"
     mechanisms: tuple[str, ...] = ("softmax", "relu", "nala", "mirror")
-    """Softmax is the yardstick: the same model, trained on as long as the others."""
+    """Softmax is the reference: the same model, trained further for as long as the others."""
     size: str = "tiny"
     patch_size: int = 4
     depth: int | None = None
-    """None: that of the size, 12."""
+    """Number of blocks; None: 12, as in every size."""
     train: TrainConfig = field(default_factory=TrainConfig)
-    """Of the softmax model."""
+    """How the softmax model is trained."""
     share: float = 0.1
-    """Epochs after the conversion over those before it."""
+    """Epochs after the conversion, as a share of those before it."""
     seeds: int = 3
     lrs: tuple[float, ...] = ()
-    """After the conversion; several: each mechanism takes the one that is best on held-out training images, where the
-    softmax model has not seen them either. None: that of ``train``."""
+    """Learning rates after the conversion; of several, each mechanism takes the best on held-out training images, which
+    its softmax model has not seen either. Empty: that of ``train``."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: START_OPTIONS)
-    """Of mechanisms, by name."""
+    """Options of mechanisms, by name."""
     image_size: int | None = None
     output: Path = Path("runs/conversion")
     jobs: int = 1
-    """Runs at a time, in processes of their own: first the softmax models, then what becomes of them."""
+    """Runs at a time, in separate processes: first the softmax models, then their conversions."""
 
     def check(self) -> None:
         """Raise an OptionError that names the option and what is allowed."""
@@ -83,7 +83,7 @@ class ConversionConfig:
         check_energy(self.train.energy_loss, (mechanism_info(name).cls for name in self.mechanisms))
 
     def _check_options(self, name: str) -> None:
-        """A conversion has options of its own, which are none of a mechanism's."""
+        """Check options; those of the conversion itself are not options of a mechanism."""
         known = [option for option in mechanism_options(mechanism_info(name).cls) if option not in LAYER_SETS]
         for option in self.options.get(name, {}):
             if option not in known:
@@ -91,18 +91,18 @@ class ConversionConfig:
                 raise OptionError("option", f"mechanism {name!r} has no option {option!r}; it takes {takes}")
 
     def source(self, seed: int) -> TrainConfig:
-        """How the softmax model is trained."""
+        """How the softmax model of a seed is trained."""
         return replace(self.train, seed=seed)
 
     def finetuning(self, seed: int, lr: float) -> TrainConfig:
-        """How a converted model is trained on: the same recipe, shorter, and its warm-up with it."""
+        """How a converted model is trained further: by the same recipe, with a share of its epochs and warm-up."""
         epochs = max(1, round(self.share * self.train.epochs))
         warmup = min(self.share * self.train.warmup_epochs, epochs)
         min_lr = min(self.train.min_lr, lr)
         return replace(self.train, seed=seed, lr=lr, min_lr=min_lr, epochs=epochs, warmup_epochs=warmup)
 
     def fingerprint(self) -> dict[str, Any]:
-        """What all runs of a folder have in common; mechanisms and seeds may be added to a folder later."""
+        """What all runs of a folder must have in common; mechanisms and seeds may be added to a folder later."""
         train = {name: value for name, value in self.train.fingerprint().items() if name != "seed"}
         return {
             **train, "data": self.data, "image_size": self.image_size, "size": self.size, "depth": self.depth,

@@ -1,4 +1,4 @@
-"""A comparison of conversions, behind the face of all comparisons."""
+"""The subject of comparisons of conversions."""
 
 from dataclasses import asdict
 from typing import Any
@@ -19,7 +19,7 @@ from linattn.train.mechanism_options import option_or
 
 
 class Conversions(Subject):
-    """Top-1 of test images: before conversion, right after it, and after training on."""
+    """Top-1 on test images: before the conversion, right after it, and after further training."""
 
     def __init__(self, config: ConversionConfig, data: ImageData | ImageFolders) -> None:
         self.config, self.data = config, data

@@ -1,4 +1,4 @@
-"""Trains softmax models, converts them, and trains them on."""
+"""Trains softmax models, converts them, and trains them further."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -28,10 +28,10 @@ from linattn.train.records import DivergedError, TrainResult
 
 
 class ConversionTrainer(Trainer):
-    """Softmax models and conversions of them; each softmax model is kept and never trained again.
+    """Trains softmax models and their conversions; each softmax model is kept and never trained again.
 
-    One run at a time, all softmax models come first, since converted ones have other compiled code. In several
-    processes they are runs like others, done before any conversion is given out (``compare.workers``).
+    If one run is trained at a time, all softmax models come first, as converted models have other compiled code. With
+    several processes they are runs like others, finished before any conversion starts (``compare.workers``).
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class ConversionTrainer(Trainer):
         self._sources: dict[Cell, TrainResult | DivergedError] = {}
 
     def train(self, cell: Cell) -> Outcome:
-        """``top1_before`` and ``top1_converted`` beside the score, which is that after training on."""
+        """Train a cell. The score is that after further training, beside ``top1_before`` and ``top1_converted``."""
         if cell.mechanism == SOURCE:
             found = self._source(cell)
             return Outcome(found.top1, found.seconds, [asdict(record) for record in found.epochs])
         if self.config.jobs == 1:
             for seed in [0] if cell.validation else range(self.config.seeds):
-                with suppress(DivergedError):  # a matter of that seed alone
+                with suppress(DivergedError):  # this concerns only that seed
                     self._source(source_of(self.config, replace(cell, seed=seed)))
         source = source_of(self.config, cell)
         before = self._source(source).top1
@@ -75,7 +75,7 @@ class ConversionTrainer(Trainer):
         return Outcome(result.top1, result.seconds, [asdict(record) for record in result.epochs], more)
 
     def _source(self, cell: Cell) -> TrainResult:
-        """The softmax model of ``cell``, trained now unless it is there; one that diverged does so at once."""
+        """Train the softmax model of ``cell`` unless that is done; raise again, at once, if it diverged."""
         if cell not in self._sources:
             config, data = self.config.source(cell.seed), self._data(cell.validation)
             try:
@@ -106,7 +106,7 @@ class ConversionTrainer(Trainer):
 def remembered_look(
     path: Path, model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]], config: TrainConfig
 ) -> dict[str, Any]:
-    """Accuracy of a model that was converted and not trained since, from the first look at it."""
+    """Evaluate a model right after its conversion, or read the result of an earlier evaluation from ``path``."""
     if not path.exists():
         with matrix_products(config.precision):
             found = evaluate(model, batches, create_accelerator(config))

@@ -1,1 +1,1 @@
-"""Graph models on one graph, and what they cost as it grows."""
+"""Comparisons of models on one graph, and of their cost as a graph grows."""

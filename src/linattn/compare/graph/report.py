@@ -19,7 +19,7 @@ from linattn.support.extras import need
 
 
 def write_graph_report(folder: Path) -> Path:
-    """``report.html`` and ``charts/*.png`` from ``results.json`` of ``folder``; the same results, the same bytes."""
+    """Write ``report.html`` and ``charts/*.png`` from ``results.json``; the same results give the same bytes."""
     need("the report's charts", "matplotlib")
     comparison = Comparison(load_results(folder))
     charts = [chart for chart in (scores_chart(comparison), learning_chart(comparison)) if chart is not None]
@@ -51,7 +51,7 @@ def _heads(comparison: Comparison) -> list[str]:
 
 
 def _results(comparison: Comparison) -> Markup:
-    """Scores with their spread, and what a run costs."""
+    """A table of scores with their spread, and the cost of a run."""
     metric, names = comparison.metric, comparison.names
     scores, ranges = [], []
     for name in names:
@@ -75,7 +75,7 @@ def _results(comparison: Comparison) -> Markup:
 
 
 def scores_chart(comparison: Comparison) -> Chart | None:
-    """Every run of every model as a point, the mean as a bar."""
+    """A chart with every run of every model as a point, and the mean as a bar."""
     runs = {name: [row[comparison.metric.field] for row in comparison.runs(name, "done")] for name in comparison.names}
     runs = {name: found for name, found in runs.items() if found}
     if not runs:
@@ -97,7 +97,7 @@ def scores_chart(comparison: Comparison) -> Chart | None:
 
 
 def learning_chart(comparison: Comparison) -> Chart | None:
-    """The validation score against epochs, mean over seeds."""
+    """A chart of the validation score against epochs, mean over seeds."""
     look, lines = styles(comparison.names), {}
     for name in comparison.names:
         seen: dict[int, list[float]] = {}
@@ -122,7 +122,7 @@ def _draw_learning(axes: Any, *, lines: dict[str, dict[int, float]], look: dict[
 
 
 def _settings(comparison: Comparison) -> Markup:
-    """What every model was trained with: its recipe, or what the grid chose."""
+    """The settings of every model: those of its recipe, or those that the grid chose."""
     rows = []
     for name in comparison.names:
         entry = comparison.entry(name)

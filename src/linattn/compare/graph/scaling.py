@@ -1,4 +1,4 @@
-"""What a training step of graph models costs as the graph grows."""
+"""Measures what a training step of graph models costs as the graph grows."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -17,18 +17,18 @@ from linattn.support.options import OptionError, check_device, check_option
 from linattn.tasks.graph import GraphData, communities
 from linattn.train.graph.recipes import graph_recipe
 
-MOST_ERROR = 1e-3  # of the largest logit: fp32 sums over a million nodes stay well below, a wrong one does not
+MOST_ERROR = 1e-3  # of the largest logit: correct fp32 sums over a million nodes stay well below, wrong ones do not
 CLASSES, FEATURES, DEGREE = 8, 64, 8
 
 
 @dataclass(frozen=True)
 class ScalingConfig:
-    """Generated graphs of growing size, with 8 edges a node on average."""
+    """Models and sizes to measure, on generated graphs with 8 edges per node on average."""
 
     models: tuple[str, ...] = ("gcn", "euclidean", "pseudo_riemannian")
     nodes: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000)
     hidden: int | None = None
-    """None: as each model's recipe has it."""
+    """Width of all models; None: as in each model's recipe."""
     device: str = "cpu"
     repeats: int = 5
     max_seconds: float = 60.0
@@ -49,7 +49,7 @@ class ScalingConfig:
 
 @dataclass
 class ScalingRow:
-    """One model at one size; ``error`` is that of its fp32 logits against fp64, by the largest of these."""
+    """One model at one size; ``error``: largest error of fp32 logits against fp64, over the largest fp64 logit."""
 
     model: str
     nodes: int
@@ -73,20 +73,20 @@ class ScalingResult:
         return list(dict.fromkeys(row.model for row in self.rows))
 
     def measured(self, model: str) -> list[ScalingRow]:
-        """Its rows with times, the largest graph last."""
+        """The rows of a model that have times, the largest graph last."""
         return [row for row in self.rows if row.model == model and row.median_ms is not None]
 
     def growth(self, model: str) -> float | None:
-        """p of ``time = c nodes^p`` between the two largest sizes: at small ones what a call costs anyway hides it."""
+        """p of ``time = c nodes^p`` between the two largest sizes; at small ones the fixed cost of a call hides it."""
         return growth_exponent({row.nodes: row.median_ms or 0.0 for row in self.measured(model)[-2:]})
 
     def bytes_per_node(self, model: str) -> float | None:
-        """Peak memory of a step over nodes, at the largest size."""
+        """Peak memory of a step divided by the number of nodes, at the largest size."""
         rows = self.measured(model)
         return None if not rows or rows[-1].peak_bytes is None else rows[-1].peak_bytes / rows[-1].nodes
 
     def words(self, model: str) -> str | None:
-        """Both in words; None where there is one size alone."""
+        """Growth and memory in words; None if there is only one size."""
         growth, each = self.growth(model), self.bytes_per_node(model)
         if growth is None or each is None:
             return None
@@ -101,9 +101,9 @@ class ScalingResult:
 
 
 def measure_scaling(config: ScalingConfig, on_row: Callable[[ScalingResult], None]) -> ScalingResult:
-    """Time and peak memory of forward, loss, backward and Adam, on the whole graph; ``on_row`` after every row.
+    """Measure time and peak memory of forward, loss, backward and Adam on whole graphs; call ``on_row`` for every row.
 
-    The graph itself is not in the memory of a step, weights are not either; their gradients and Adam's first step are.
+    The memory of a step does not include the graph and the weights, but gradients and the first step of Adam.
     """
     config.check()
     meta = describe_run(torch.device(config.device)) | {"seed": config.seed, "settings": asdict(config)}
@@ -146,7 +146,7 @@ def _row(name: str, data: GraphData, config: ScalingConfig, result: ScalingResul
 
 
 def _predicted(last: ScalingRow, row: ScalingRow) -> float:
-    """Seconds of a step, if time grows as nodes do."""
+    """Predicted seconds of a step, if time is proportional to the number of nodes."""
     return (last.median_ms or 0.0) / 1000 * row.nodes / last.nodes
 
 
@@ -166,7 +166,7 @@ def training_step(model: nn.Module, data: GraphData) -> Callable[[], object]:
 
 @torch.no_grad()
 def logits_error(model: nn.Module, data: GraphData) -> float:
-    """Largest difference from the same model in fp64, by the largest logit."""
+    """Largest difference of logits from the same model in fp64, divided by the largest logit."""
     model.eval()
     exact = deepcopy(model).double()(replace(data, x=data.x.double()))
     return float((model(data) - exact).abs().max() / exact.abs().max())

@@ -1,4 +1,4 @@
-"""The cost of graph models as a user sees it: a line a row, files, and an exit code."""
+"""Measures the cost of graph models with output for users: a line for each row, files, and an exit code."""
 
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from linattn.support.files import write_json
 
 
 def scaling_on_screen(config: ScalingConfig, path: Path, chart: bool, console: Console) -> int:
-    """Measure; writes ``path`` (JSON) after every row, then the chart. 1 if a row is WRONG, 130 after Ctrl-C."""
+    """Measure, write ``path`` (JSON) after every row, then the chart. Returns 1 if a row is WRONG, 130 after Ctrl-C."""
     if chart:
         need("a chart", "matplotlib")
 
@@ -42,7 +42,7 @@ def scaling_on_screen(config: ScalingConfig, path: Path, chart: bool, console: C
 
 
 def write_scaling_page(result: ScalingResult, path: Path) -> list[Path]:
-    """The chart as a PNG and a page with it and every number, beside ``path``."""
+    """Write the chart as a PNG, and a page with it and all numbers, beside ``path``."""
     chart, title = scaling_chart(result), "Graph models: cost against nodes"
     lead = "Forward, loss, backward and Adam on a whole generated graph, 8 edges a node on average."
     text = document(
@@ -83,7 +83,7 @@ def row_words(row: ScalingRow) -> str:
 
 
 def scaling_chart(result: ScalingResult) -> Chart:
-    """Two panels with logarithmic axes: time and memory against nodes."""
+    """A chart of two panels with logarithmic axes: time and memory against nodes."""
     look = styles(list(dict.fromkeys(row.model for row in result.rows)))
     panels = [
         Panel(partial(_draw, result=result, look=look, name=name, title=title), f"{title} against nodes", left=0.7)
@@ -103,7 +103,7 @@ def _draw(axes: Any, *, result: ScalingResult, look: dict[str, Style], name: str
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))  # powers would be written in TeX
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))  # powers would be in TeX
     sizes = sorted({row.nodes for row in result.rows})
     axes.set_xticks(sizes, [short(size) for size in sizes])
     axes.minorticks_off()

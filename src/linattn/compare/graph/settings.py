@@ -1,4 +1,4 @@
-"""A comparison of graph models: every choice, checked before any work is done."""
+"""The config of a comparison of graph models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ DECAYS = ("weight_decay", "attention_weight_decay", "graph_weight_decay")
 
 
 class Point(NamedTuple):
-    """A point of the grid, None: as the recipe has it."""
+    """A point of the grid; None: as in the recipe."""
 
     weight_decay: float | None = None
     dropout: float | None = None
@@ -32,58 +32,58 @@ def _text(value: float | None) -> str:
 
 @dataclass(frozen=True)
 class GraphCompareConfig:
-    """Models on one graph; each with the settings of its recipe where ``changes`` says nothing else."""
+    """Models on one graph, each with the settings of its recipe except for ``changes``."""
 
     data: str = "communities:1000:4"
     models: tuple[str, ...] = ("sgc", "gcn", "euclidean", "pseudo_riemannian")
-    """``model``, or ``model+mechanism`` where attention can be exchanged."""
+    """``model``, or ``model+mechanism`` for a model whose attention can be exchanged."""
     task: str = "nodes"
     hidden: int | None = None
-    """None: as the recipe has it."""
+    """Width of all models; None: as in the recipe."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Options of models, by model; under the empty name for all that have them."""
+    """Options of models, by model; options under the empty name are for all models that have them."""
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of ``GraphConfig`` for all; None: the recipe's after all."""
+    """Fields of ``GraphConfig`` for all models; None: as in the recipe."""
     seeds: int = 5
     lrs: tuple[float, ...] = ()
-    """Several: each model takes the one that is best on validation data."""
+    """Learning rates; of several, each model takes the best on validation data."""
     weight_decays: tuple[float, ...] = ()
-    """Of all parameters; several: as learning rates, with which they make up a grid, the same for all models."""
+    """Weight decays of all parameters; several make up a grid with the learning rates, the same for all models."""
     dropouts: tuple[float, ...] = ()
-    """Of the features, in models with one rate of all layers too; several: in the grid."""
+    """Dropout of the features, or of all layers in models with one rate for all; several are in the grid."""
     paper: bool = False
-    """Take the settings of a paper's scripts for the data where ``recipes.PAPER`` has them."""
+    """Use the settings of a paper's scripts for the data, if ``recipes.PAPER`` has them."""
     grid_seeds: int = 1
-    """Runs at each point of the grid, of whose validation scores the mean counts."""
+    """Runs at each point of the grid; the mean of their validation scores counts."""
     output: Path = Path("runs/graph")
     jobs: int = 1
     """Always 1: a run fills the device."""
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
-        """What a comparison calls its contenders."""
+        """The contenders, under the name that all comparisons have for them."""
         return self.models
 
     @property
     def train(self) -> GraphConfig:
-        """What all have in common."""
+        """The training config that all models have in common."""
         given = {name: value for name, value in self.changes.items() if value is not None}
         return replace(GraphConfig(task=self.task), **given)
 
     def recipe(self, name: str, data: str) -> Recipe:
-        """Of the contender ``name`` on the data set called ``data``, with what was changed."""
+        """The recipe of the contender ``name`` on the data set named ``data``, with all changes."""
         model = name.partition("+")[0]
         found = graph_recipe(model, self.task, data, paper=self.paper)
         hidden = self.hidden or found.hidden
         options = dict(found.options) | dict(self.options.get("", {})) | dict(self.options.get(model, {}))
         if self.hidden not in (None, found.hidden) and "signature" not in self.options.get(model, {}):
-            options.pop("signature", None)  # it adds up to another width
+            options.pop("signature", None)  # its dimensions add up to another width
         given = {name: value for name, value in self.changes.items() if value is not None}
         return Recipe(hidden, options, {**found.train, **given})
 
     @property
     def points(self) -> list[Point]:
-        """The grid beside learning rates; one point, all None, where there is none."""
+        """The points of the grid at each learning rate; a single point of None if there is no grid."""
         return [Point(w, d) for w in self.weight_decays or (None,) for d in self.dropouts or (None,)]
 
     def train_of(
@@ -124,7 +124,7 @@ class GraphCompareConfig:
         self.train.check()
 
     def fingerprint(self) -> dict[str, Any]:
-        """What all runs of a folder have in common; models, seeds and points of the grid may be added to it later."""
+        """What all runs of a folder must have in common; models, seeds and points of the grid may be added later."""
         changes = {
             name: value for name, value in sorted(self.changes.items()) if value is not None and name != "device"
         }

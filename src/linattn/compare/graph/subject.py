@@ -1,4 +1,4 @@
-"""A comparison on a graph: models with their recipes, judged by test data at the epoch that validation chose."""
+"""The subject of comparisons on a graph: models with their recipes, tested at the epoch that validation chose."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +25,7 @@ from linattn.train.graph.objective import Objective, create_objective
 from linattn.train.graph.recipes import check_paper
 
 CURVED = "pseudo_riemannian"
-FEATURE_RATES = ("input_dropout", "graph_dropout", "dropout")  # the first that acts is that of the features
+FEATURE_RATES = ("input_dropout", "graph_dropout", "dropout")  # the first that acts drops out features
 RECIPE = Point()
 METRICS = {"nodes": Metric("score", "accuracy"), "links": Metric("score", "ROC AUC")}
 
@@ -46,7 +46,7 @@ class Graphs(Subject):
         self.chosen: dict[str, Point] = {}
 
     def _options(self, name: str) -> dict[str, Any]:
-        """Those of the recipe and of the user; the space that suits the graph where nobody named one."""
+        """Options of the recipe and of the user; if neither has a signature, the space search finds one."""
         model = name.partition("+")[0]
         recipe, known = self.config.recipe(name, self.data.name), graph_model_options(model)
         options = {key: value for key, value in recipe.options.items() if key in known}
@@ -59,7 +59,7 @@ class Graphs(Subject):
         return options
 
     def options_at(self, name: str, point: Point) -> dict[str, Any]:
-        """With the dropout of a point of the grid, of the features; some models have the same rate in all layers."""
+        """A model's options with the feature dropout of a grid point, which in some models is that of all layers."""
         if point.dropout is None:
             return self.options[name]
         known = graph_model_options(name.partition("+")[0]) | self.options[name]
@@ -139,7 +139,7 @@ class Graphs(Subject):
         return self.config.train_of(mechanism, self.data.name, 0).lr
 
     def details(self, mechanism: str) -> dict[str, Any]:
-        """Every setting of its runs, and what was tried to find them."""
+        """All settings of a model's runs, and the points that were tried to find them."""
         recipe, point = self.config.recipe(mechanism, self.data.name), self.chosen.get(mechanism, RECIPE)
         train = dict(recipe.train)
         if point.weight_decay is not None:
@@ -152,7 +152,7 @@ class Graphs(Subject):
 
 
 class GraphTrainer(Trainer):
-    """Splits are those of the seed, the same for all models."""
+    """Trains graph models. Splits depend on the seed and are the same for all models."""
 
     def __init__(self, graphs: Graphs, on_record: OnRecord) -> None:
         super().__init__(graphs.config)
@@ -161,9 +161,9 @@ class GraphTrainer(Trainer):
         self.grid = Grid(graphs.config, self.train_one)
 
     def train(self, cell: Cell) -> Outcome:
-        """The score of a run that chooses a learning rate is that on validation data, at the grid's best point there.
+        """Train a cell. A run that chooses a learning rate is scored on validation data, at the best point of the grid.
 
-        Where there is a grid of other settings, the best point of it is looked for once for each learning rate.
+        If there is a grid, its best point is searched once for each model and learning rate.
         """
         output = self.graphs.config.output
         best = self.grid.best(cell)
@@ -197,7 +197,7 @@ class GraphTrainer(Trainer):
     def _objective(self, config: GraphConfig) -> Objective:
         key = (config.seed, config.split, config.row_normalize)
         if key not in self._objectives:
-            self._objectives = {key: create_objective(self.graphs.data, config)}  # one at a time: data may be large
+            self._objectives = {key: create_objective(self.graphs.data, config)}  # one at a time, as data may be large
         return self._objectives[key]
 
 

@@ -1,1 +1,1 @@
-"""Comparisons on tasks of sequences."""
+"""Comparisons on sequence tasks."""

@@ -1,4 +1,4 @@
-"""A final run that was trained already, while its learning rate was chosen: it is copied and not trained again."""
+"""Adopts final runs that were already trained to choose a learning rate: they are copied, not trained again."""
 
 from dataclasses import replace
 from shutil import copyfile
@@ -14,14 +14,14 @@ from linattn.train.text.loop import text_fingerprint
 if TYPE_CHECKING:
     from linattn.compare.text.subject import Texts
 
-OWN_TEST = "own-test"  # folder in that of a run that tries a rate: its evaluations on test data
+OWN_TEST = "own-test"  # folder, inside that of a run that tries a rate, for its evaluations on test data
 
 
 def adopt(texts: "Texts", cell: Cell) -> bool:
-    """Finish the folder of ``cell`` with what the run that tried its learning rate has kept; False: nothing fits.
+    """Finish the folder of ``cell`` with the files of the run that tried its learning rate; False if they do not fit.
 
-    It fits where both train on the same sequences from the same weights. Weights are those of that run: of rates that
-    are not chosen there is no second copy.
+    They fit if both runs train on the same sequences from the same weights. Weights are copied from that run, so that
+    they are stored twice only for rates that are chosen.
     """
     tried = TextFolder(replace(cell, validation=True).folder(texts.config.output))
     own = TextFolder(tried.path / OWN_TEST, keep_weights=False)
@@ -35,12 +35,12 @@ def adopt(texts: "Texts", cell: Cell) -> bool:
         own.load_result(fingerprint)
         if files.load_result(fingerprint) is not None:
             return True
-    except ResumeError:  # of another model, after an update: what fits no longer is trained again
+    except ResumeError:  # of a different model, after an update: such runs are trained again
         return False
     files.remove_halves()
     if files.keep_weights:
         files.copy_weights(tried)
     write_atomically(files.log, lambda temporary: copyfile(own.log, temporary))
-    write_atomically(files.result, lambda temporary: copyfile(own.result, temporary))  # last, as it is what counts
+    write_atomically(files.result, lambda temporary: copyfile(own.result, temporary))  # last: it marks the run finished
     files.checkpoint.unlink(missing_ok=True)
     return True

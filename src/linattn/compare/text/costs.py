@@ -1,4 +1,4 @@
-"""What each mechanism costs in a language model: parameters, state, speed, memory."""
+"""Measures what each mechanism costs in a language model: parameters, state, speed, memory."""
 
 from collections.abc import Callable, Mapping
 from itertools import chain
@@ -27,7 +27,7 @@ MIN_SECONDS, MIN_REPEATS = 0.5, 3
 def measure_costs(
     hosts: Mapping[str, HostOptions], task: SequenceTask, config: TextConfig, on_work: OnWork
 ) -> dict[str, dict[str, Any]]:
-    """Cost of each host by name; which are measured together is as for images."""
+    """The costs of each host by name; they are measured in the same groups as for images."""
     device = torch.device(config.device)
     part = next(iter(Feed(task, config, device).train())).parts[0]
     costs: dict[str, dict[str, Any]] = {}
@@ -50,10 +50,10 @@ def _measure_together(
         networks[name] = TextNetwork(model, task)
         costs[name] = weigh(model, longest_sequence(task).to(device), config.precision)
         if config.compile:
-            compile_blocks(networks[name])  # what is timed and weighed is what was trained
+            compile_blocks(networks[name])  # time and memory are to be those of training
         step = training_step(networks[name], part, config.precision)
         if device.type == "cuda":
-            step()  # the first pass lets libraries take workspaces that stay: these are not the model's
+            step()  # in the first pass libraries allocate workspaces, which do not belong to the model
         costs[name]["peak_bytes_train"] = peak_bytes(step, device)
     tokens = part.batch.inputs.numel()
     for key, make in (("tokens_per_second_forward", forward), ("tokens_per_second_train", training_step)):
@@ -71,7 +71,7 @@ def _measure_together(
 def known_costs(
     hosts: Mapping[str, HostOptions], task: SequenceTask, config: TextConfig, on_work: OnWork
 ) -> dict[str, dict[str, Any]]:
-    """What needs no device and hardly any time, of each host by name: parameters and state."""
+    """Costs of each host that need no device and hardly any time: parameters and state."""
     sequence = longest_sequence(task)
     costs: dict[str, dict[str, Any]] = {}
     for name, host in hosts.items():
@@ -81,7 +81,7 @@ def known_costs(
 
 
 def longest_sequence(task: SequenceTask) -> Tensor:
-    """``(1, T)`` of the task's length: one that has several lengths is weighed at the same one every time."""
+    """A sequence ``(1, T)`` of the task's length, so that tasks of several lengths are always measured at the same."""
     sequences = (batch.inputs[:1] for batch in task.test_batches(1))
     first = next(sequences)
     found = (sequence for sequence in chain([first], sequences) if sequence.shape[1] == task.length)
@@ -98,13 +98,13 @@ def weigh(model: Any, sequence: Tensor, precision: str) -> dict[str, Any]:
 
 
 def replayed(call: Callable[[], object], recorder: Any) -> Callable[[], object]:
-    """``call`` as the runs have taken it: as a CUDA graph. Itself where it cannot be recorded."""
-    kept: list[object] = []  # what a replay writes to must not be given to others
+    """``call`` recorded as a CUDA graph, as in the runs; ``call`` itself if it cannot be recorded."""
+    kept: list[object] = []  # memory that a replay writes to must not be reused
 
     def run() -> None:
         kept[:] = [call()]
 
-    for _ in range(2):  # the first makes compiled code
+    for _ in range(2):  # the first compiles code
         recorder.warm_up(run)
     try:
         replay: Callable[[], object] = recorder.record(run)
@@ -115,10 +115,10 @@ def replayed(call: Callable[[], object], recorder: Any) -> Callable[[], object]:
 
 @torch.no_grad()
 def state_bytes(model: Any, mechanisms: list[Mechanism], sequence: Tensor, precision: str) -> int | None:
-    """What is kept of one ``sequence (1, T)`` to go on from, over all layers; None where there is no such thing.
+    """Bytes of the state after one ``sequence (1, T)``, over all layers; None if there is no state.
 
-    A causal model is asked for its cache, which also has what Canon layers remember. An encoder's state is what its
-    mechanisms say, in fp32.
+    For a causal model it is that of the cache, which includes the state of Canon layers; for an encoder, the size that
+    its mechanisms declare, in fp32.
     """
     if any(mechanism.info.state == "none" for mechanism in mechanisms):
         return None
@@ -146,7 +146,7 @@ def forward(network: TextNetwork, part: Part, precision: str) -> Callable[[], ob
 
 
 def training_step(network: TextNetwork, part: Part, precision: str) -> Callable[[], object]:
-    """Forward, loss and backward, without the optimiser's step; gradients are returned, not stored."""
+    """A function for forward, loss and backward, without the optimiser; gradients are returned, not stored."""
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
 
     def call() -> object:

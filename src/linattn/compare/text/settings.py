@@ -1,4 +1,4 @@
-"""A comparison on a task of sequences: every choice, checked before any work is done."""
+"""The config of a comparison on a sequence task."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,13 +16,13 @@ from linattn.train.text.config import AS_EVER, TextConfig
 from linattn.train.text.hosts import HostOptions
 from linattn.train.text.recipes import usual_settings
 
-# What a single run is told by another option than many.
+# Options of a single run -> the option of a comparison with several values.
 OF_MANY = {"mechanism": "mechanisms", "hybrid": "mechanisms", "width": "widths"}
 
 
 @contextmanager
 def options_of_many(contender: str) -> Iterator[None]:
-    """An option that is wrong for one contender is named as all of them are given."""
+    """Turn an error in an option of one contender into one of the option for all contenders."""
     try:
         yield
     except OptionError as error:
@@ -32,7 +32,7 @@ def options_of_many(contender: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Contender:
-    """A mechanism, or a pattern of several, with Canon layers or without, in a host of one width."""
+    """A mechanism or pattern of mechanisms, with or without Canon layers, in a host of one width."""
 
     pattern: str
     canon: str | None
@@ -40,7 +40,7 @@ class Contender:
 
     @property
     def series(self) -> str:
-        """What it is called whatever its width."""
+        """The name of the contender without its width."""
         return self.pattern if self.canon is None else f"{self.pattern}+{self.canon}"
 
     @property
@@ -50,32 +50,32 @@ class Contender:
 
 @dataclass(frozen=True)
 class TextCompareConfig:
-    """Mechanisms with and without Canon layers, in hosts of some widths, on one task with one budget."""
+    """Mechanisms, with and without Canon layers, in hosts of one or more widths, on one task with one budget."""
 
     task: str = "mqar"
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of the task."""
+    """Settings of the task."""
     patterns: tuple[str, ...] = ("softmax", "elu", "gated", "mlstm", "zeros")
     canons: tuple[str | None, ...] = (None,)
     widths: tuple[int | None, ...] = (None,)
     host: HostOptions = field(default_factory=HostOptions)
-    """Of all of them; mechanism, Canon layers and width are replaced by those above."""
+    """The host of all runs; mechanism, Canon layers and width are replaced by those above."""
     equal_parameters: bool = False
-    """Choose the width of each feed-forward part so that all have about as many parameters as the first."""
+    """Choose the width of feed-forward parts so that all models have about as many parameters as the first."""
     train: TextConfig = field(default_factory=TextConfig)
-    """Of every run; its seed and learning rate are replaced by those below."""
+    """How every run is trained; seed and learning rate are replaced by those below."""
     seeds: int = 2
     lrs: tuple[float, ...] = ()
-    """Several: each mechanism takes the one that is best on held-out data. None: that of ``train``."""
+    """Learning rates; of several, each mechanism takes the best on held-out data. Empty: that of ``train``."""
     output: Path = Path("runs/compare")
     jobs: int = 1
-    """Runs at a time; more than one trains each in a process of its own with one thread."""
+    """Runs at a time; if more than one, each is trained in a separate process with one thread."""
     keep_weights: bool = True
-    """Of every run; False: results and logs alone, which is all that a comparison reads."""
+    """Keep the weights of every run; False: only results and logs, which is all that a comparison reads."""
 
     @cached_property
     def contenders(self) -> dict[str, Contender]:
-        """By name: side by side with and without Canon, width after width."""
+        """The contenders by name: those with and without Canon side by side, width after width."""
         found = [Contender(p, c, w) for w in self.widths for p in self.patterns for c in self.canons]
         return {contender.name: contender for contender in found}
 
@@ -84,7 +84,7 @@ class TextCompareConfig:
         return tuple(self.contenders)
 
     def host_of(self, name: str) -> HostOptions:
-        """The host of a contender, before parameters are made equal."""
+        """The host of a contender, before numbers of parameters are made equal."""
         contender = self.contenders[name]
         found = replace(self.host, mechanism=contender.pattern, canon=contender.canon, width=contender.width)
         with options_of_many(name):
@@ -112,15 +112,15 @@ class TextCompareConfig:
         self.train.check()
 
     def fingerprint(self) -> dict[str, Any]:
-        """What all runs of a folder have in common; mechanisms, widths and seeds may be added to a folder later."""
-        # None where it is as ever: settings of folders that are older than these fields do not name them.
+        """What all runs of a folder must have in common; mechanisms, widths and seeds may be added later."""
+        # None for default values, as settings of folders from before these fields do not have them.
         train = dict.fromkeys(AS_EVER) | self.train.fingerprint()
         train = {name: value for name, value in train.items() if name not in ("seed", "lr")}
         sweep = sorted(set(self.lrs)) if self.lrs else [self.train.lr]
         left_out = ("mechanism", "canon", "width", "options")
         host = {name: value for name, value in asdict(self.host).items() if name not in left_out}
         given = {name: value for name, value in sorted(self.settings.items()) if name not in PLACES}
-        # What a recipe brings may be switched off by None. Where the task has none either, nobody named it before.
+        # None may turn off a setting of the recipe. If it is the task's default too, older folders do not name it.
         usual = usual_settings(self.task)
         settings = {n: str(value) for n, value in given.items() if value is not None or usual.get(n) is not None}
         return {

@@ -1,4 +1,4 @@
-"""A comparison on sequences: a language model around each mechanism."""
+"""The subject of comparisons on sequences: a language model around each mechanism."""
 
 from dataclasses import asdict, fields, replace
 from functools import cached_property
@@ -25,7 +25,7 @@ PERCENT = ("accuracy", "exact_match", "legal", "pearson")
 
 
 class Texts(Subject):
-    """The metric of a task."""
+    """Comparison by the metric of a task."""
 
     def __init__(self, config: TextCompareConfig) -> None:
         self.config, self.rounds = config, config.train.rounds
@@ -37,12 +37,12 @@ class Texts(Subject):
 
     @cached_property
     def hosts(self) -> dict[str, HostOptions]:
-        """By name, with equal parameters where these are asked for: as many as the first has."""
+        """Hosts by name; if equal parameters are asked for, all have as many as the first."""
         plain = {name: self.config.host_of(name) for name in self.config.mechanisms}
         if not self.config.equal_parameters:
             return plain
         found: dict[str, HostOptions] = {}
-        wanted: dict[int | None, int] = {}  # by width: models of several widths are not to be equal
+        wanted: dict[int | None, int] = {}  # by width: models of different widths need not be equal
         for name, host in plain.items():
             if host.width not in wanted:
                 wanted[host.width] = count_parameters(create_host(host, self.task, 0))
@@ -56,7 +56,7 @@ class Texts(Subject):
             host = self.config.host_of(name)
             with options_of_many(name):
                 create_host(host, self.task, 0)
-        _ = self.hosts  # parameters that cannot be made equal are told here
+        _ = self.hosts  # raises if numbers of parameters cannot be made equal
 
     def describe(self) -> dict[str, Any]:
         config, task = self.config, self.task
@@ -100,7 +100,7 @@ class Texts(Subject):
         return TextTrainer(self, on_step, on_record)
 
     def prepare(self, on_work: OnWork) -> None:
-        """Drawn once: processes then read what lies in the cache, where there is one."""
+        """Draw data once; processes then read it from the cache, if there is one."""
         if self.config.jobs > 1 and getattr(self.task, "cache", None) is not None:
             self.task.prepare(on_work)
 
@@ -124,7 +124,7 @@ class Texts(Subject):
 
 
 class TextTrainer(Trainer):
-    """Holds the task, so that all runs see the same."""
+    """Trains runs on one task, so that all have the same data."""
 
     def __init__(self, texts: Texts, on_step: OnStep, on_record: OnRecord) -> None:
         super().__init__(texts.config)
@@ -158,10 +158,10 @@ class TextTrainer(Trainer):
 
 
 def validation(task: Any) -> tuple[SequenceTask, SequenceTask]:
-    """What to train on and what to judge by while settings are chosen; the test data is in neither.
+    """The task to train on and the task to evaluate while settings are chosen; test data is in neither.
 
-    A text has a part of its own for this. Of labelled examples a share is kept back. What is drawn is drawn again, from
-    other numbers.
+    A text has a separate part for this. Of labelled examples a share is held out. Drawn sequences are drawn again with
+    another seed.
     """
     known = {field.name for field in fields(task)}
     if holds_out(task):
@@ -175,5 +175,5 @@ def validation(task: Any) -> tuple[SequenceTask, SequenceTask]:
 
 
 def holds_out(task: Any) -> bool:
-    """Whether examples to judge by are taken from those to train on: a text has others, what is drawn has no end."""
+    """Whether validation takes examples from training; a text has others, and drawn sequences are unlimited."""
     return "hold_out" in {field.name for field in fields(task)}

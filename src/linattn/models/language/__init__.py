@@ -1,4 +1,4 @@
-"""One language model for every mechanism, as transformers knows models; the extra ``hf`` brings what it needs."""
+"""A language model for every mechanism, in the classes of transformers; needs the extra ``hf``."""
 
 import importlib
 from typing import Any
@@ -17,7 +17,7 @@ __all__ = list(_WHERE)
 
 
 def __getattr__(name: str) -> Any:
-    """Transformers is imported when one of its heirs is first named, and then knows them: ``AutoModelForCausalLM``."""
+    """Import transformers when one of the names is first used, and register the classes with its Auto classes."""
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from linattn.support.extras import need

@@ -1,4 +1,4 @@
-"""Attention over a line of tokens: rotary positions, Canon on q, k and v, and a state for both."""
+"""Attention over a sequence of tokens: rotary positions, Canon on q, k and v, and a state for decoding."""
 
 from typing import NamedTuple
 
@@ -27,8 +27,8 @@ class Heads(NamedTuple):
 class SequenceAttention(nn.Module):
     """``y = W_o (norm(mechanism(turn(q), turn(k), v)) * gate(x))``, ``[q, k, v] = canon_b(W_qkv x)``
 
-    x ``(B, T, C)`` to ``(B, T, C)``. Canon comes after the norms of q and k and before they are turned. The parameters
-    are those of ``linattn.layers.Attention``, which is for images; this one knows positions on a line.
+    x ``(B, T, C)`` to ``(B, T, C)``. Canon comes after the norms of q and k and before the rotation (``turn``). The
+    parameters are those of ``linattn.layers.Attention``, which is for images; this layer is for sequences.
     """
 
     def __init__(self, options: BlockOptions) -> None:
@@ -48,7 +48,7 @@ class SequenceAttention(nn.Module):
         self.proj = nn.Linear(options.dim, options.dim, bias=options.proj_bias)
 
     def new_mechanism(self) -> Mechanism:
-        """The mechanism of the options, as its paper starts it."""
+        """A new mechanism as the options describe it, initialised as in its paper."""
         options = self.options
         return create_mechanism(
             options.mechanism, num_heads=options.num_heads, head_dim=options.head_dim,
@@ -66,7 +66,7 @@ class SequenceAttention(nn.Module):
         return self._finish(out, x)
 
     def with_state(self, x: Tensor, tokens: Tokens, state: BlockState | None) -> tuple[Tensor, BlockState]:
-        """Attend from a state (None: empty); the mechanism's and Canon's part of the next one comes back."""
+        """Attend from a state (None: empty). The state returned has the parts of the mechanism and of Canon b alone."""
         x = wipe(x, tokens.key_mask)
         joined, canon_state = self._project(x), None
         if self.canon is not None:
@@ -88,7 +88,7 @@ class SequenceAttention(nn.Module):
         return self._finish(out, x), BlockState(new, canon_b=canon_state)
 
     def _project(self, x: Tensor) -> Tensor:
-        """q, k and v side by side ``(B, T, (H + 2 H_kv) D)``, those of q and k normed."""
+        """q, k and v side by side ``(B, T, (H + 2 H_kv) D)``, with q and k normed if there is a ``qk_norm``."""
         joined: Tensor = self.qkv(x)
         if self.q_norm is None or self.k_norm is None:
             return joined
@@ -100,7 +100,7 @@ class SequenceAttention(nn.Module):
             return Heads(*(self._of_heads(part) for part in joined.split(self.widths, dim=-1)))
         if self.rotary_width not in tokens.rotations:
             raise ValueError(f"tokens.rotations must have the rotation of {self.rotary_width} channels, and has none")
-        # q and k are neighbours, and turned as one: a step of a small model is as long as the list of its kernels.
+        # q and k lie side by side and are turned as one: the time of a small model's step is the number of its kernels.
         both, v = (self._of_heads(part) for part in joined.split([sum(self.widths[:2]), self.widths[2]], dim=-1))
         turned = turn(both, tokens.rotations[self.rotary_width])
         q, k = turned.split([self.options.num_heads, self.options.num_kv_heads], dim=1)

@@ -1,4 +1,4 @@
-"""A pre-norm block of a language model, around any mechanism, with Canon layers where they are asked for."""
+"""The pre-norm block of a language model, around any mechanism, with optional Canon layers."""
 
 from torch import Tensor, nn
 
@@ -12,7 +12,7 @@ from linattn.ops.convolution_call import ConvolutionState
 
 
 class Block(nn.Module):
-    """``x += attn(canon_a(norm1(x)))``, then ``x += mlp(canon_c(norm2(x)))``; Canon b and d are inside the two.
+    """``x += attn(canon_a(norm1(x)))``, then ``x += mlp(canon_c(norm2(x)))``; Canon b is inside attn, d inside mlp.
 
     x ``(B, T, C)`` to ``(B, T, C)``.
 
@@ -42,7 +42,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(options.dropout)
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
-        """All tokens at once."""
+        """Process all tokens at once, without a state."""
         h = self.norm1(x)
         if self.canon_a is not None:
             h = self.canon_a(h, key_mask=tokens.key_mask, cu_seqlens=tokens.cu_seqlens)
@@ -53,14 +53,14 @@ class Block(nn.Module):
         return x + self.dropout(self.mlp(h, tokens))
 
     def with_state(self, x: Tensor, tokens: Tokens, state: BlockState | None) -> tuple[Tensor, BlockState]:
-        """From a state (None: empty) to the next one: prefill, also in pieces, and decoding."""
+        """Go on from a state (None: empty) and return the next one: for prefill, whole or in pieces, and decoding."""
         past = BlockState(None) if state is None else state
         h, canon_a = _through(self.canon_a, self.norm1(x), tokens, past.canon_a)
         attended, new = self.attn.with_state(h, tokens, state)
         x = x + self.dropout(attended)
         h, canon_c = _through(self.canon_c, self.norm2(x), tokens, past.canon_c)
         fed, canon_d = self.mlp.with_state(h, tokens, past.canon_d)
-        # Not new._replace: torch 2.11 cannot compile what that gives where it outlasts the call, as in a cache.
+        # Not new._replace: torch 2.11 cannot compile its result where that outlives the call, as it does in a cache.
         return x + self.dropout(fed), BlockState(new.mechanism, canon_a, new.canon_b, canon_c, canon_d)
 
 

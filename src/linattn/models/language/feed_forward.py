@@ -10,7 +10,7 @@ from linattn.ops.convolution_call import ConvolutionState
 
 
 class FeedForward(nn.Module):
-    """``W_2 (silu(a) * b)``, ``[a, b] = canon_d(W_1 x)``: SwiGLU; or ``W_2 gelu(canon_d(W_1 x))``.
+    """SwiGLU: ``W_2 (silu(a) * b)``, ``[a, b] = canon_d(W_1 x)``; or GELU: ``W_2 gelu(canon_d(W_1 x))``.
 
     x ``(B, T, C)`` to ``(B, T, C)``.
     """
@@ -32,7 +32,7 @@ class FeedForward(nn.Module):
     def with_state(
         self, x: Tensor, tokens: Tokens, state: ConvolutionState | None
     ) -> tuple[Tensor, ConvolutionState | None]:
-        """Start from the state of Canon, and return its next one."""
+        """Start from the state of Canon d (None: empty), and return the next one (None without Canon d)."""
         hidden, new = self.fc1(x), None
         if self.canon is not None:
             hidden, new = self.canon.with_state(

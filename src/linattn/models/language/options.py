@@ -1,4 +1,4 @@
-"""The options of one block of a language model: checked together, before anything is built."""
+"""The options of one block of a language model, checked together before anything is built."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,21 +19,24 @@ ATTENTION_GATES = (None, *ACTIVATIONS)
 
 @dataclass(frozen=True)
 class BlockOptions:
-    """What a block is made of.
+    """Options of one block.
 
     Args:
-        dim, num_heads, num_kv_heads, mlp_dim: widths; ``num_heads`` divides ``dim``.
-        mechanism, mechanism_options, impl: a name of ``linattn.list_mechanisms()``, options of its own, its form.
-        causal: a token sees itself and the past.
-        canon, canon_kernel: positions of Canon layers, such as ``"ABCD"``, and their width.
+        dim: width of the block, a multiple of ``num_heads``.
+        num_heads, num_kv_heads: heads of q, and of k and v.
+        mlp_dim: width of the feed-forward part.
+        mechanism, mechanism_options, impl: a name of ``linattn.list_mechanisms()``, the options of that mechanism, and
+            the form in which it is computed.
+        causal: whether a token sees only itself and the past.
+        canon, canon_kernel: positions of Canon layers, such as ``"ABCD"``, and the number of tokens each looks at.
         rotary: share of a head's channels that rotary positions turn, 0 to 1. Queries and keys are turned before the
             mechanism maps them to features.
-        norm: ``"rms"`` or ``"layer"``, before both parts.
+        norm: ``"rms"`` or ``"layer"``, before the attention and before the feed-forward part.
         mlp: ``"swiglu"`` or ``"gelu"``.
-        qkv_bias, proj_bias, mlp_bias: biases of the linear maps.
+        qkv_bias, proj_bias, mlp_bias: whether the linear maps have biases.
         qk_norm, attention_norm, attention_gate: parts of the attention, as ``qk_norm``, ``norm`` and ``gate`` of
             ``linattn.layers.Attention``.
-        dropout: of both branches, in training.
+        dropout: rate of dropout on the output of both parts, in training.
     """
 
     dim: int
@@ -63,7 +66,7 @@ class BlockOptions:
 
     @property
     def rotary_width(self) -> int:
-        """Channels of a head that are turned; even."""
+        """How many channels of a head rotary positions turn; an even number."""
         return 2 * round(self.rotary * self.head_dim / 2)
 
     @property
@@ -86,7 +89,7 @@ class BlockOptions:
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
                 raise ValueError(f"{name} must be a number from 0 to 1, got {value!r}")
-        # All channels of an odd head are no pairs, and a half is rounded up for some widths and down for others.
+        # The channels of an odd head cannot all be paired, and a half is rounded up for some widths, down for others.
         if self.rotary and (self.rotary_width < 2 or (self.rotary == 1 and self.head_dim % 2)):
             raise ValueError(
                 f"rotary={self.rotary} turns pairs of a head's channels, and a head_dim of {self.head_dim} gives it "

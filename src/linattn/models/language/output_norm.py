@@ -1,15 +1,15 @@
-"""Which norm stands behind a mechanism where nobody says."""
+"""Which norm follows a mechanism by default."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# They divide by what they sum, or end in a norm; without one behind it the output of the others grows with what they
-# remember. A second norm behind that of zeros would bring a head that starts near 0, as its paper has it, to 1.
+# These divide by the sum of their weights, or end in a norm. The output of all others grows with what they remember and
+# needs a norm. A second norm after that of ZeroS would scale its heads to 1, which start near 0 in its paper.
 NORMED_THEMSELVES = {"softmax", "window", "zeros_softmax", "zeros"}
 
 
 def norm_behind(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> str | None:
-    """``head_rms``, or None where all layers, each a mechanism and its options, need none.
+    """``head_rms``, or None if no layer needs a norm; each of ``layers`` is a mechanism's name and its options.
 
     Example:
         >>> norm_behind([("softmax", {}), ("zeros", {})]), norm_behind([("zeros", {"head_norm": False})])

@@ -1,4 +1,4 @@
-"""One vector for a sequence."""
+"""Pooling: one vector for each sequence."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ POOLINGS = ("last", "mean")
 
 
 def pool(hidden: Tensor, mask: Tensor | None, pooling: str) -> Tensor:
-    """``(B, T, C)`` to ``(B, C)``: the last real token, or the mean of the real ones; ``mask (B, T)``, 1 = real."""
+    """Pool ``(B, T, C)`` to ``(B, C)``: the last real token, or the mean of real ones; ``mask (B, T)``, 1 = real."""
     if mask is None:
         return hidden[:, -1] if pooling == "last" else hidden.mean(1)
     real = mask.bool()

@@ -1,4 +1,4 @@
-"""Rotary positions of a line of tokens."""
+"""Rotary positions of tokens in a sequence."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -10,9 +10,9 @@ from linattn.ops.packing import compute_dtype
 
 
 class Rotation(NamedTuple):
-    """Cosines and sines ``(B, 1, T, W)``, by which W channels are turned; fp32 or fp64.
+    """Cosines and sines ``(B, 1, T, W)`` by which W channels are turned; fp32 or fp64.
 
-    Each angle stands in both halves, its sine in the first one with a minus.
+    Each angle appears in both halves of W; its sine is negative in the first half.
     """
 
     cos: Tensor
@@ -20,7 +20,7 @@ class Rotation(NamedTuple):
 
 
 def rotations(positions: Tensor, widths: Iterable[int], base: float, like: Tensor) -> dict[int, Rotation]:
-    """One rotation per width W that is not 0, by the angles ``positions (B, T)`` times ``base^(-2i / W)``."""
+    """One rotation for each width W that is not 0, with the angles ``positions (B, T)`` times ``base^(-2i / W)``."""
     dtype, found = compute_dtype(like), {}
     for width in sorted(set(widths) - {0}):
         exponents = torch.arange(0, width, 2, dtype=dtype, device=like.device) / width
@@ -31,14 +31,14 @@ def rotations(positions: Tensor, widths: Iterable[int], base: float, like: Tenso
 
 
 def turn(x: Tensor, rotation: Rotation) -> Tensor:
-    """Turn channel i and channel ``W / 2 + i`` of ``x (B, H, T, D)`` together; those past W stay.
+    """Rotate channels i and ``W / 2 + i`` of ``x (B, H, T, D)`` as a pair; channels from W on stay as they are.
 
-    The halves lie as Llama has them, so that weights fit. Rounded to x's dtype once.
+    The halves lie as in Llama, so that its weights fit. The result is rounded to x's dtype once.
     """
     cos, sin = rotation
     width = cos.shape[-1]
     part = x[..., :width]
-    if torch.is_grad_enabled():  # both ways to x are then one in cos's dtype: a gradient is rounded once too
+    if torch.is_grad_enabled():  # both paths to x then join in cos's dtype: the gradient too is rounded once
         part = part.to(cos.dtype)
     a, b = part.chunk(2, dim=-1)
     turned = torch.addcmul(part * cos, torch.cat([b, a], dim=-1), sin).to(x.dtype)

@@ -1,4 +1,4 @@
-"""What a block is told about a batch of tokens, besides what they hold."""
+"""What a block needs to know about a batch of tokens besides their values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,9 +14,10 @@ from linattn.ops.positions import sequence_of_tokens
 
 @dataclass(frozen=True)
 class Tokens:
-    """``key_mask (B, T)``, True = real (None: all are); ``cu_seqlens (N+1,)`` of packed sequences.
+    """Padding, packing and positions of a batch.
 
-    ``rotations``: what rotary positions do to each width of channels that a block turns; the blocks share them.
+    ``key_mask (B, T)``: True = real token (None: all are). ``cu_seqlens (N+1,)``: offsets of packed sequences.
+    ``rotations``: the rotation for each number of channels that some block turns; all blocks share them.
     """
 
     key_mask: Tensor | None = None
@@ -25,7 +26,7 @@ class Tokens:
 
 
 class BlockState(NamedTuple):
-    """What a block remembers: its mechanism's state, and the last tokens before each of its Canon layers."""
+    """What a block remembers: the state of its mechanism, and the last inputs of each of its Canon layers."""
 
     mechanism: Any
     canon_a: ConvolutionState | None = None
@@ -42,9 +43,9 @@ def positions_of(
     device: torch.device,
     padding: Tensor | None = None,
 ) -> Tensor:
-    """Positions ``(1 or B, T)`` of the last ``length`` tokens, where only real ones count.
+    """Positions ``(1 or B, T)`` of the last ``length`` tokens; padding is not counted.
 
-    ``key_mask (B, past + T)`` tells how many of the past were real; None: all of them but ``padding (B,)``.
+    ``key_mask (B, past + T)`` tells which tokens are real, the past included; None: all but ``padding (B,)``.
     """
     if key_mask is not None:
         return (key_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
@@ -55,6 +56,6 @@ def positions_of(
 
 
 def labels_of_packed(labels: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Labels ``(1, T)`` without the first of every packed sequence: the end of the one before does not foretell it."""
+    """Labels ``(1, T)`` with the first of each packed sequence ignored: nothing before it belongs to its sequence."""
     places = torch.arange(labels.shape[1], device=labels.device, dtype=cu_seqlens.dtype)
     return labels.masked_fill(torch.isin(places, cu_seqlens[:-1]), -100)

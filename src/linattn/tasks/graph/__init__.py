@@ -1,4 +1,4 @@
-"""Graphs: readers of common files, generated ones, clean splits, and the space that suits a graph."""
+"""Graphs: readers of common files, generators, splits without leaks, and a search for the space that suits a graph."""
 
 from linattn.tasks.graph.curvature import sectional_curvature
 from linattn.tasks.graph.data import GraphData

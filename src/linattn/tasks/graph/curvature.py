@@ -12,20 +12,20 @@ REFERENCES, PAIRS = 50, 50
 def sectional_curvature(
     edge_index: Tensor, num_nodes: int, *, references: int = REFERENCES, pairs: int = PAIRS, seed: int = 0
 ) -> Tensor:
-    """One number for each node m with two neighbours or more, ``(M,)``: below 0 where the graph branches like a tree,
-    above 0 where ways meet again, 0 where it is flat.
+    """Curvature at each node m with two neighbours or more, ``(M,)``: below 0 where the graph branches like a tree,
+    above 0 where paths meet again, 0 where it is flat.
 
     For neighbours b, c of m and a reference node a != m,
 
         xi(m; b, c; a) = d(a,m)/2 + d(b,c)^2 / (8 d(a,m)) - (d(a,b)^2 + d(a,c)^2) / (4 d(a,m)),
 
-    where a node's xi is the mean over pairs (b, c) of the mean over all a that have a way to m.
+    and the curvature at m is the mean over pairs (b, c) of the mean of xi over all a that are connected to m.
 
     Args:
-        references: how many nodes a are drawn; all if there are no more.
-        pairs: pairs of neighbours drawn for a node; all of them where there are no more in both orders. xi does not
-            change when b and c change places.
-        seed: of both draws.
+        references: how many nodes a are drawn; all nodes if there are no more than that.
+        pairs: how many pairs (b, c) are drawn for a node; all pairs if, counted in both orders, there are no more than
+            that. xi does not change when b and c are exchanged.
+        seed: seed of both draws.
     """
     draw = torch.Generator().manual_seed(seed)
     neighbours = Neighbours(edge_index.cpu(), num_nodes)
@@ -35,11 +35,11 @@ def sectional_curvature(
     if not len(node):
         return torch.empty(0)
     codes = torch.repeat_interleave(torch.arange(num_nodes), neighbours.degree) * num_nodes + neighbours.of
-    across = torch.where(contains(codes, b * num_nodes + c), 1.0, 4.0)  # d(b, c)^2: adjacent, or two steps by m
+    across = torch.where(contains(codes, b * num_nodes + c), 1.0, 4.0)  # d(b, c)^2: adjacent, or two steps through m
     total, count = torch.zeros(len(node)), torch.zeros(len(node))
-    for from_a in distances:  # not all at once: references x pairs would fill the memory
+    for from_a in distances:  # one by one: references x pairs at once would fill the memory
         to_m = from_a[node]
-        seen = to_m > 0  # neither m itself, nor out of reach
+        seen = to_m > 0  # a is neither m itself nor out of reach
         near = to_m.clamp(min=1)
         xi = near / 2 + (across / 2 - from_a[b].square() - from_a[c].square()) / (4 * near)
         total += torch.where(seen, xi, 0.0)
@@ -52,8 +52,8 @@ def sectional_curvature(
 
 
 def neighbour_pairs(neighbours: Neighbours, most: int, draw: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Nodes m ``(P,)`` and two different neighbours b, c of each: every pair b < c where there are at most ``most`` in
-    both orders, else ``most`` draws."""
+    """Nodes m ``(P,)`` and two different neighbours b, c of each: all pairs b < c of a node that has at most ``most``
+    pairs in both orders, else ``most`` draws."""
     degree = neighbours.degree
     ordered = degree * (degree - 1)
     few = ((ordered > 0) & (ordered <= most)).nonzero().flatten()

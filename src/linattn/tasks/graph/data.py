@@ -1,4 +1,4 @@
-"""One graph as all readers and generators give it."""
+"""The class of graphs that all readers and generators return."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -13,15 +13,15 @@ MASKS = ("train_mask", "val_mask", "test_mask")
 
 @dataclass(frozen=True)
 class GraphData:
-    """A graph whose attributes have the names of PyTorch Geometric's ``Data``: models take either.
+    """A graph with the attribute names of PyTorch Geometric's ``Data``: models accept both classes.
 
     Args:
         x: features of the nodes, ``(N, F)``.
         edge_index: ``(2, E)``, both directions of each edge, without loops and repeats; see :meth:`of_edges`.
-        y: classes ``(N,)``, where there are any.
-        train_mask, val_mask, test_mask: bool ``(N,)``, where there is a split.
-        name: what tables call it.
-        edge_weight, batch, ptr: as in PyTorch Geometric; readers leave them out.
+        y: classes of the nodes ``(N,)``, if there are any.
+        train_mask, val_mask, test_mask: bool ``(N,)``, if there is a split.
+        name: the name of the graph in tables.
+        edge_weight, batch, ptr: as in PyTorch Geometric; readers do not set them.
     """
 
     x: Tensor
@@ -53,7 +53,7 @@ class GraphData:
 
     @classmethod
     def of_edges(cls, x: Tensor, edges: Tensor, **others: object) -> "GraphData":
-        """From edges in any order, in one direction or both: made undirected, without loops and repeats."""
+        """Make a graph of edges in any order, in one direction or both; loops and repeats are dropped."""
         return cls(x, undirected(edges, len(x)), **others)  # type: ignore[arg-type]
 
     @property
@@ -62,7 +62,7 @@ class GraphData:
 
     @property
     def num_edges(self) -> int:
-        """Entries of ``edge_index``: twice the number of undirected edges."""
+        """Columns of ``edge_index``: twice the number of undirected edges."""
         return self.edge_index.shape[1]
 
     @property

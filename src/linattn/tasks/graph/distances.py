@@ -1,4 +1,4 @@
-"""Distances in a graph, in edges."""
+"""Distances between nodes of a graph, counted in edges."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ UNREACHED = -1
 
 
 class Neighbours:
-    """Neighbours of all nodes one behind the other: those of node i are ``of[start[i] : start[i + 1]]``, sorted."""
+    """Neighbours of all nodes in one tensor: those of node i are ``of[start[i] : start[i + 1]]``, sorted."""
 
     def __init__(self, edge_index: Tensor, num_nodes: int) -> None:
         """``edge_index``: both directions of each edge, as :class:`GraphData` has them."""
@@ -19,7 +19,7 @@ class Neighbours:
         self.num_nodes = num_nodes
 
     def expand(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        """All neighbours of ``nodes (M,)``, and for each the place in ``nodes`` it comes from."""
+        """All neighbours of ``nodes (M,)`` and, for each, the index in ``nodes`` of the node it is a neighbour of."""
         counts = self.degree[nodes]
         source = torch.arange(len(nodes), device=nodes.device).repeat_interleave(counts)
         within = torch.arange(len(source), device=nodes.device) - (counts.cumsum(0) - counts)[source]
@@ -27,10 +27,10 @@ class Neighbours:
 
 
 def distances_from(sources: Tensor, neighbours: Neighbours) -> Tensor:
-    """``(S, N)``: edges from each source to each node, -1 where there is no way.
+    """Distances ``(S, N)`` from each source to each node, in edges; -1 where there is no path.
 
-    Breadth first from all sources at once: each (source, node) is expanded once, so that the whole takes
-    ``O(S (N + E))`` whatever the diameter; a level of all searches is one round of tensor operations.
+    The search is breadth first from all sources at once. Each (source, node) is expanded once, so the whole takes
+    ``O(S (N + E))`` whatever the diameter. One level of all searches is one round of tensor operations.
     """
     nodes = neighbours.num_nodes
     found = torch.full((len(sources), nodes), UNREACHED, dtype=torch.int32, device=sources.device)

@@ -1,4 +1,4 @@
-"""Edge lists: text with one edge a line."""
+"""Edge lists: text files with one edge in each line."""
 
 import re
 from pathlib import Path
@@ -13,10 +13,11 @@ COMMENTS = ("#", "%")
 
 
 def load_edge_list(path: Path) -> GraphData:
-    """Two nodes a line, apart by spaces, tabs, commas or semicolons; what follows them, such as a weight, is left out.
+    """Load a graph from lines of two nodes, separated by spaces, tabs, commas or semicolons.
 
-    Lines that begin with ``#`` or ``%`` are comments. Nodes may have any names: numbers keep their order, other names
-    that of their first line, and a node without an edge is not known here. Features are :func:`default_features`.
+    Anything after them, such as a weight, is ignored. Lines that begin with ``#`` or ``%`` are comments. Nodes may have
+    any names: numbers are sorted, other names keep the order in which they first appear. Nodes without an edge cannot
+    be given. Features are :func:`default_features`.
     """
     pairs: list[tuple[str, str]] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):

@@ -1,5 +1,5 @@
-"""Graphs that are made: trees bend one way, short cycles the other, grids and long cycles hardly; communities can be
-learned."""
+"""Generated graphs: trees have negative curvature, short cycles positive, grids and long cycles hardly any; communities
+have classes that can be learned."""
 
 import torch
 
@@ -8,7 +8,7 @@ from linattn.tasks.graph.features import default_features
 
 
 def tree(branches: int = 4, depth: int = 6) -> GraphData:
-    """The complete tree whose inner nodes have ``branches`` children, its leaves ``depth`` edges from the root.
+    """The complete tree with ``branches`` children at each inner node and leaves ``depth`` edges from the root.
 
     Nodes are numbered level by level: the parent of node i > 0 is ``(i - 1) // branches``.
 
@@ -23,14 +23,14 @@ def tree(branches: int = 4, depth: int = 6) -> GraphData:
 
 
 def cycle(nodes: int = 10) -> GraphData:
-    """A ring."""
+    """A cycle of ``nodes`` nodes."""
     _check(nodes=(nodes, 3))
     here = torch.arange(nodes)
     return _graph(torch.stack((here, (here + 1) % nodes)), nodes, f"cycle-{nodes}")
 
 
 def grid(rows: int = 32, columns: int = 32) -> GraphData:
-    """``rows x columns`` places, each beside the four next to it."""
+    """A grid of ``rows x columns`` nodes, each connected to the four next to it."""
     _check(rows=(rows, 1), columns=(columns, 2))
     place = torch.arange(rows * columns).reshape(rows, columns)
     across = torch.stack((place[:, :-1].flatten(), place[:, 1:].flatten()))
@@ -39,7 +39,7 @@ def grid(rows: int = 32, columns: int = 32) -> GraphData:
 
 
 def random_graph(nodes: int = 1000, degree: int = 8, seed: int = 0) -> GraphData:
-    """Edges between nodes drawn at random, ``degree`` a node on average (a little less: repeats fall together)."""
+    """Edges between random nodes, ``degree`` for each node on average (a little less, as repeated edges count once)."""
     _check(nodes=(nodes, 2), degree=(degree, 1))
     draw = torch.Generator().manual_seed(seed)
     return _graph(torch.randint(nodes, (2, nodes * degree // 2), generator=draw), nodes, f"random-{nodes}-{degree}")
@@ -55,16 +55,16 @@ def communities(
     signal: float = 1.0,
     seed: int = 0,
 ) -> GraphData:
-    """Nodes of ``classes`` kinds; a share ``within`` of the edges stays inside a kind, the others go anywhere.
+    """Nodes of ``classes`` classes; a share ``within`` of the edges connects nodes of one class, the others any nodes.
 
-    Features are normal noise plus ``signal`` times a normal vector of the node's kind.
+    Features are normal noise plus ``signal`` times a normal vector of the node's class.
     """
     _check(nodes=(nodes, classes), classes=(classes, 2), degree=(degree, 1), features=(features, 1))
     draw = torch.Generator().manual_seed(seed)
     y = torch.arange(nodes) % classes
     first = torch.randint(nodes, (nodes * degree // 2,), generator=draw)
     anyone = torch.randint(nodes, first.shape, generator=draw)
-    # The node of the same kind as ``first`` that stands in the block of ``anyone``; the last block may be cut short.
+    # The node of the class of ``first`` in the block of ``anyone``; the last block may be cut short.
     same = (anyone // classes * classes + y[first]).clamp(max=nodes - 1)
     inside = torch.rand(first.shape, generator=draw) < within
     centres = torch.randn(classes, features, generator=draw)

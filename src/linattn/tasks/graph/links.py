@@ -1,4 +1,4 @@
-"""Splits of edges for link prediction: an edge, whatever its direction, is in one part only."""
+"""Splits of edges for link prediction: an edge is in one part only, in both its directions."""
 
 from dataclasses import dataclass, replace
 
@@ -12,7 +12,7 @@ from linattn.tasks.graph.pairs import both_ways, pair_codes, pairs_of
 
 @dataclass(frozen=True)
 class LabelledPairs:
-    """``edge_label_index (2, P)`` and ``edge_label (P,)``, 1 for an edge and 0 for none: PyTorch Geometric's names."""
+    """Pairs ``edge_label_index (2, P)`` and ``edge_label (P,)``, 1 for an edge, 0 for none; as in PyTorch Geometric."""
 
     edge_label_index: Tensor
     edge_label: Tensor
@@ -29,7 +29,7 @@ class LabelledPairs:
 
 @dataclass(frozen=True)
 class LinkSplit:
-    """``data.edge_index`` has the training edges alone, so that messages never pass over an edge that is asked for."""
+    """A split of edges. ``data.edge_index`` has only training edges: no message passes over an edge to be predicted."""
 
     data: GraphData
     train: Tensor
@@ -37,11 +37,11 @@ class LinkSplit:
     val: LabelledPairs
     test: LabelledPairs
     sampler: NegativeSampler
-    """Of training: draws no edge of any part, and no pair that validation or testing asks for."""
+    """For training: draws no edge of any part and no pair of the validation or test part."""
 
     def training_pairs(self, generator: torch.Generator) -> LabelledPairs:
-        """All training edges, and as many pairs without an edge, drawn anew; turned round at random, so that a decoder
-        cannot go by the order of the two."""
+        """All training edges and as many newly drawn pairs without an edge. The two nodes of each are in random order,
+        so that a decoder cannot go by it."""
         negative = self.sampler.draw(self.train.shape[1], generator)
         turned = torch.rand(2 * self.train.shape[1], generator=generator) < 0.5
         found = LabelledPairs.of(self.train, self._sent(negative))
@@ -49,7 +49,7 @@ class LinkSplit:
         return LabelledPairs(index, found.edge_label)
 
     def _sent(self, drawn: Tensor) -> Tensor:
-        """On the device of the edges; a GPU takes it from pinned memory, so that the host need not wait."""
+        """``drawn`` on the device of the edges; it goes to a GPU from pinned memory, so that the host need not wait."""
         device = self.train.device
         return drawn.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else drawn.to(device)
 
@@ -59,10 +59,10 @@ class LinkSplit:
 
 
 def split_links(data: GraphData, seed: int, *, val: float = 0.05, test: float = 0.1) -> LinkSplit:
-    """Shares of the edges for validation and testing, drawn at random, each with as many pairs without an edge.
+    """Set aside random shares of the edges for validation and testing, each with as many pairs without an edge.
 
-    The undirected edges are shuffled and cut, so that both directions of one stay together. Pairs without an edge are
-    no edge of any part, and none is in two parts.
+    The undirected edges are shuffled and cut, so that both directions of an edge stay together. Pairs without an edge
+    are not an edge of any part, and none is in two parts.
 
     Example:
         >>> from linattn.tasks.graph import grid

@@ -1,4 +1,4 @@
-"""One door to all graphs."""
+"""Loads graphs of every kind."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,13 +25,13 @@ SOURCES = (
 
 
 def load_graph(source: str, *, split: int = 0) -> GraphData:
-    """The graph at ``source``, whose kind is told by what is there.
+    """Load the graph at ``source``; the kind of data is recognised by itself.
 
     Args:
         source: a folder of raw files of PyTorch Geometric (Planetoid's, or one npz file), an ``.npz`` file, an edge
             list, or the name of a generated graph with its numbers: ``tree:4:6``, ``cycle:10``, ``grid:32:32``,
             ``random:1000:8``, ``communities:1000:4``.
-        split: the row of masks where an npz file has several.
+        split: which row of masks to take if an npz file has several.
 
     Example:
         >>> from linattn.tasks.graph import load_graph

@@ -5,11 +5,11 @@ from torch import Tensor
 
 from linattn.tasks.graph.pairs import contains, pairs_of
 
-FEW_PAIRS = 2**18  # up to here all pairs are looked at: exact, however dense the graph is
+FEW_PAIRS = 2**18  # up to this many pairs all are listed: exact, however dense the graph is
 
 
 class NegativeSampler:
-    """Draws pairs i < j of ``num_nodes`` nodes that are not in ``forbidden``, sorted codes as of ``pair_codes``."""
+    """Draws pairs i < j of ``num_nodes`` nodes that are not in ``forbidden``, sorted codes from ``pair_codes``."""
 
     def __init__(self, num_nodes: int, forbidden: Tensor) -> None:
         self.num_nodes, self.forbidden = num_nodes, forbidden
@@ -22,7 +22,7 @@ class NegativeSampler:
             self._all = codes[~contains(forbidden, codes)]
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """``(2, count)``, all different, every pair as likely as any other."""
+        """Draw ``count`` different pairs ``(2, count)``, each pair as likely as any other."""
         if self._all is not None:
             if count > self.available:
                 raise ValueError(f"{count} pairs without an edge are asked for, there are {self.available}")
@@ -37,5 +37,5 @@ class NegativeSampler:
             low, high = drawn.min(0).values, drawn.max(0).values
             codes = (low * self.num_nodes + high)[low < high]
             found = torch.unique(torch.cat((found, codes[~contains(self.forbidden, codes)])))
-        kept = torch.randperm(len(found), generator=generator)[:count]  # unique has sorted them
+        kept = torch.randperm(len(found), generator=generator)[:count]  # shuffled, as unique has sorted them
         return pairs_of(found[kept], self.num_nodes)

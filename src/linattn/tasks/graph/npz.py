@@ -1,4 +1,4 @@
-"""Graphs in npz files, in three layouts."""
+"""Graphs in npz files of three layouts."""
 
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ LAYOUTS = (
 
 
 def load_graph_npz(path: Path, split: int = 0) -> GraphData:
-    """One graph from ``path``; ``split`` is the row of masks where the file has several.
+    """Load the graph in ``path``; ``split`` is the row of masks to take if the file has several.
 
-    Layouts are told by their keys: plain names as in :class:`GraphData`; those of the heterophilous data sets
-    (roman-empire and others); compressed rows, those of the Amazon, Coauthor and CitationFull data sets. PyTorch
-    Geometric keeps the last two as its raw files. No pickle inside is opened.
+    The layout is recognised by the keys: the names of :class:`GraphData`; the keys of the heterophilous data sets
+    (roman-empire and others); or compressed rows, as in the Amazon, Coauthor and CitationFull data sets. PyTorch
+    Geometric has the last two as raw files. Pickles inside a file are not opened.
     """
     need("reading .npz files", "numpy")
     import numpy

@@ -1,11 +1,11 @@
-"""Undirected edges as sorted numbers: the pair i < j of N nodes is ``i N + j``."""
+"""Undirected edges as sorted codes: the pair i < j of N nodes has the code ``i N + j``."""
 
 import torch
 from torch import Tensor
 
 
 def pair_codes(edges: Tensor, num_nodes: int) -> Tensor:
-    """The undirected pairs of ``edges (2, E)``, each once, sorted; loops are left out.
+    """Sorted codes of the undirected pairs of ``edges (2, E)``, each once; loops are left out.
 
     Example:
         >>> import torch
@@ -18,24 +18,24 @@ def pair_codes(edges: Tensor, num_nodes: int) -> Tensor:
 
 
 def pairs_of(codes: Tensor, num_nodes: int) -> Tensor:
-    """``(2, P)`` with the smaller node first."""
+    """The pairs ``(2, P)`` of codes, with the smaller node first."""
     return torch.stack((codes // num_nodes, codes % num_nodes))
 
 
 def both_ways(pairs: Tensor, num_nodes: int) -> Tensor:
-    """``(2, 2 P)``: each pair in both directions, sorted by the first node, then by the second."""
+    """Each pair in both directions, ``(2, 2 P)``, sorted by the first node, then by the second."""
     first, second = torch.cat((pairs, pairs.flip(0)), 1)
     order = (first * num_nodes + second).argsort()
     return torch.stack((first[order], second[order]))
 
 
 def undirected(edges: Tensor, num_nodes: int) -> Tensor:
-    """Both directions of each edge of ``edges (2, E)`` once, without loops, sorted."""
+    """Both directions of each edge of ``edges (2, E)``, once each, sorted and without loops."""
     return both_ways(pairs_of(pair_codes(edges, num_nodes), num_nodes), num_nodes)
 
 
 def contains(sorted_codes: Tensor, codes: Tensor) -> Tensor:
-    """For each of ``codes`` whether it is one of ``sorted_codes``."""
+    """Whether each of ``codes`` is one of ``sorted_codes``."""
     if not len(sorted_codes):
         return torch.zeros_like(codes, dtype=torch.bool)
     place = torch.searchsorted(sorted_codes, codes).clamp_(max=len(sorted_codes) - 1)

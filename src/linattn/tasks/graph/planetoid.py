@@ -10,11 +10,11 @@ from linattn.tasks.graph.data import GraphData
 from linattn.tasks.graph.unpickling import SparseRows, read_pickle
 
 PARTS = ("x", "y", "tx", "ty", "allx", "ally", "graph", "test.index")
-VALIDATION = 500  # nodes behind the training nodes: the public split
+VALIDATION = 500  # nodes, those after the training nodes, in the public split
 
 
 def find_planetoid(folder: Path) -> tuple[Path, str] | None:
-    """The folder of ``ind.NAME.*`` and NAME, in ``folder`` or ``folder/raw``; None where there is none."""
+    """The folder with files ``ind.NAME.*``, which is ``folder`` or ``folder/raw``, and NAME; None if there are none."""
     for place in (folder, folder / "raw"):
         names = sorted(path.name.split(".")[1] for path in place.glob("ind.*.graph"))
         if names:
@@ -23,11 +23,11 @@ def find_planetoid(folder: Path) -> tuple[Path, str] | None:
 
 
 def load_planetoid(folder: Path, name: str) -> GraphData:
-    """``ind.NAME.{x, y, tx, ty, allx, ally, graph, test.index}`` in ``folder``.
+    """Load ``ind.NAME.{x, y, tx, ty, allx, ally, graph, test.index}`` from ``folder``.
 
-    Nodes are those of ``allx``, then those of ``tx`` at the places that ``test.index`` names. Places in between that it
-    leaves out (Citeseer's isolated nodes) have no features and class 0, and are in no split. Training nodes are those
-    of ``x``, validation nodes the next 500, test nodes those of ``test.index``.
+    Nodes are those of ``allx``, then those of ``tx`` at the indices in ``test.index``. Nodes at indices that it skips
+    (the isolated nodes of Citeseer) have zero features and class 0, and are in no split. Training nodes are those of
+    ``x``, validation nodes the next 500, test nodes those of ``test.index``.
     """
     missing = [part for part in PARTS if not (folder / f"ind.{name}.{part}").is_file()]
     if missing:
@@ -54,7 +54,7 @@ def _dense(part: Any) -> Tensor:
 
 
 def _edges(neighbours: dict[int, list[int]]) -> Tensor:
-    """From ``{node: [neighbours]}``."""
+    """Edges from ``{node: [neighbours]}``."""
     counts = torch.tensor([len(found) for found in neighbours.values()])
     first = torch.tensor(list(neighbours)).repeat_interleave(counts)
     return torch.stack((first, torch.tensor([node for found in neighbours.values() for node in found])))

@@ -1,4 +1,4 @@
-"""The space that suits a graph: the signature (q, p) whose curvature is nearest to the graph's."""
+"""Search for the space that suits a graph: the signature (q, p) whose curvature is nearest to the graph's."""
 
 from dataclasses import dataclass
 from math import log
@@ -9,20 +9,20 @@ from torch import Tensor
 from linattn.tasks.graph.curvature import PAIRS, REFERENCES, sectional_curvature
 from linattn.tasks.graph.data import GraphData
 
-FLAT = 0.1  # mean curvatures up to here count as none
+FLAT = 0.1  # mean curvatures up to this size count as flat
 NARROW, WIDE = 0.5, 5.0  # least and greatest spread of a space's curvature, in units of the mean
 
 
 @dataclass(frozen=True)
 class Signature:
-    """``q`` time and ``p`` space dimensions, with what they were chosen by: q > p is spherical, q < p hyperbolic."""
+    """``q`` time and ``p`` space dimensions, and what they were chosen by; q > p is spherical, q < p hyperbolic."""
 
     q: int
     p: int
     mean: float
     std: float
     curvature: Tensor
-    """Of each node with two neighbours or more."""
+    """Curvature at each node with two neighbours or more."""
 
     @property
     def kind(self) -> str:
@@ -32,12 +32,12 @@ class Signature:
 def search_signature(
     data: GraphData, *, dimension: int = 16, references: int = REFERENCES, pairs: int = PAIRS, seed: int = 0
 ) -> Signature:
-    """Curvature at every node, a normal distribution fitted to it, and the nearest space with q + p = ``dimension``.
+    """Fit a normal distribution to the curvature at all nodes; find the nearest space with q + p = ``dimension``.
 
     Args:
         data: anything with ``edge_index`` (both directions of each edge) and ``num_nodes``.
         dimension: q + p, even.
-        references, pairs, seed: of :func:`sectional_curvature`.
+        references, pairs, seed: as for :func:`sectional_curvature`.
 
     Example:
         >>> from linattn.tasks.graph import cycle, search_signature, tree
@@ -56,10 +56,10 @@ def search_signature(
 def nearest_signature(mean: float, std: float, dimension: int = 16) -> tuple[int, int]:
     """The (q, p) whose normal distribution is nearest to ``N(mean, std^2)``.
 
-    A mean of at most 0.1 either way is flat: q = p. Else the spaces of that sign compete, from one with the spread
-    ``5 |mean|`` next to the flat one to one with ``|mean| / 2`` at the pure sphere (p = 0) or hyperboloid (q = 0), and
-    the least ``KL(N(mean, std^2) || N(mean, s^2)) = ln(s / std) + std^2 / (2 s^2) - 1/2`` wins. ``ln std`` is the same
-    for all and left out, so that std = 0 is no special case.
+    A mean of at most 0.1 in size is flat: q = p. Otherwise the spaces with the sign of the mean compete. Their spread s
+    goes from ``5 |mean|``, next to the flat space, down to ``|mean| / 2`` at the pure sphere (p = 0) or hyperboloid
+    (q = 0), and the least ``KL(N(mean, std^2) || N(mean, s^2)) = ln(s / std) + std^2 / (2 s^2) - 1/2`` wins. ``ln std``
+    is the same for all and is left out, so that std = 0 is no special case.
 
     Example:
         >>> nearest_signature(-0.6, 0.1), nearest_signature(0.05, 1.0), nearest_signature(0.5, 1.0)
@@ -77,7 +77,7 @@ def nearest_signature(mean: float, std: float, dimension: int = 16) -> tuple[int
 
 
 def histogram(values: Tensor, width: int = 40, bins: int = 15) -> list[str]:
-    """Lines of text: the middle of each bin, a bar, and its count."""
+    """A histogram as lines of text: the middle of each bin, a bar, and the count."""
     low, high = float(values.min()), float(values.max())
     if high - low < 1e-6:
         low, high = low - 0.5, high + 0.5

@@ -10,7 +10,7 @@ from linattn.tasks.stratify import stratified, without
 
 
 def stratified_split(data: GraphData, seed: int, *, train: float = 0.6, val: float = 0.2) -> GraphData:
-    """Shares of the nodes for training and validation, the others for testing; every class has its share in each.
+    """Split nodes by shares: ``train`` and ``val`` of each class, the others for testing.
 
     Example:
         >>> from linattn.tasks.graph import communities
@@ -28,7 +28,7 @@ def stratified_split(data: GraphData, seed: int, *, train: float = 0.6, val: flo
 
 
 def per_class_split(data: GraphData, seed: int, *, train: int = 20, val: int = 500, test: int = 1000) -> GraphData:
-    """``train`` nodes of each class, then ``val`` and ``test`` of the others at random: Planetoid's way, drawn anew."""
+    """A random split as in Planetoid: ``train`` nodes of each class, then ``val`` and ``test`` of the others."""
     y = _classes(data)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
     chosen = []
@@ -47,7 +47,7 @@ def per_class_split(data: GraphData, seed: int, *, train: int = 20, val: int = 5
 
 
 def with_masks(data: GraphData, train: Tensor, val: Tensor, test: Tensor) -> GraphData:
-    """``data`` with masks of these nodes."""
+    """``data`` with masks for these nodes."""
     masks = torch.zeros(3, data.num_nodes, dtype=torch.bool)
     for mask, chosen in zip(masks, (train, val, test), strict=True):
         mask[chosen] = True

@@ -1,7 +1,7 @@
-"""Pickles of arrays and dicts, read without running what they might name.
+"""Reads pickles of arrays and dicts without running code that they might name.
 
-A pickle may call any function of any module. Here it may name only what arrays, sparse matrices and dicts of lists are
-made of; anything else raises before it is looked up.
+A pickle may call any function of any module. This reader allows only the names that arrays, sparse matrices and dicts
+of lists need; any other name raises before it is looked up.
 """
 
 import pickle
@@ -17,7 +17,7 @@ NUMPY_MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")
 
 
 class SparseRows:
-    """A compressed matrix by rows, as scipy pickles it; scipy itself is not needed."""
+    """A matrix in compressed rows, as scipy pickles it; scipy itself is not needed."""
 
     data: Any
     indices: Any
@@ -34,7 +34,7 @@ class SparseRows:
 
 
 def dense_rows(data: Any, indices: Any, indptr: Any, shape: tuple[int, int]) -> Any:
-    """The float32 matrix ``(rows, columns)`` of compressed rows."""
+    """The float32 matrix ``(rows, columns)`` from compressed rows."""
     import numpy
 
     matrix = numpy.zeros(shape, dtype=numpy.float32)
@@ -43,14 +43,14 @@ def dense_rows(data: Any, indices: Any, indptr: Any, shape: tuple[int, int]) -> 
 
 
 def _reconstruct(cls: type, base: type, state: object) -> object:
-    """What Python 2 wrote for an object of a class of its own: here only ever a sparse matrix."""
+    """Rebuild an instance of a class as pickled by Python 2; the only class allowed is a sparse matrix."""
     if cls is not SparseRows:
         raise pickle.UnpicklingError(f"may hold no {cls.__name__}")
     return SparseRows()
 
 
 def _latin1(text: str, encoding: str = "latin1") -> bytes:
-    """How Python 3 writes bytes in an old protocol."""
+    """Rebuild bytes that Python 3 pickled in an old protocol."""
     return text.encode("latin1")
 
 
@@ -64,7 +64,7 @@ def _allowed() -> dict[tuple[str, str], Callable[..., Any]]:
         ("collections", "defaultdict"): defaultdict,
         ("_codecs", "encode"): _latin1,
     }
-    for builtins, registry in (("builtins", "copyreg"), ("__builtin__", "copy_reg")):  # Python 3's names, and 2's
+    for builtins, registry in (("builtins", "copyreg"), ("__builtin__", "copy_reg")):  # in Python 3, and in 2
         found |= {(builtins, "object"): object, (builtins, "list"): list}
         found[registry, "_reconstructor"] = _reconstruct
     found |= {(module, "_reconstruct"): array for module in NUMPY_MODULES}
@@ -74,7 +74,7 @@ def _allowed() -> dict[tuple[str, str], Callable[..., Any]]:
 
 class _Reader(pickle.Unpickler):
     def __init__(self, file: Any, path: Path) -> None:
-        super().__init__(file, encoding="latin1")  # as Python 2 wrote the files that most copies go back to
+        super().__init__(file, encoding="latin1")  # most copies go back to files written by Python 2
         self.path, self.allowed = path, _allowed()
 
     def find_class(self, module: str, name: str) -> Any:
@@ -88,7 +88,7 @@ class _Reader(pickle.Unpickler):
 
 
 def read_pickle(path: Path) -> Any:
-    """An array, a :class:`SparseRows`, or a dict of lists."""
+    """Read a pickle of an array, a :class:`SparseRows`, or a dict of lists."""
     need("reading pickled graphs", "numpy")
     with path.open("rb") as file:
         try:

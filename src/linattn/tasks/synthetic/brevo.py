@@ -19,23 +19,24 @@ from linattn.tasks.text.once import once
 from linattn.tasks.text.seeds import stream
 
 SOURCES = ("paper", "released")
-FAR = 1e6  # between the times of one graph and those of the next
+FAR = 1e6  # separates the times of one graph from those of the next
 
 
 @dataclass(frozen=True, kw_only=True)
 class Brevo(PackedTask):
-    """``bos  parent child  parent child ...  [query] q [answer] a b ... q eos``: edges of a graph without circles in
-    random order, then a node; the answer is all that it depends on, in any order that puts parents first.
+    """``bos  parent child  parent child ...  [query] q [answer] a b ... q eos``: edges of an acyclic graph in random
+    order, then a node; the answer is all that the node depends on, in any order that puts parents first.
 
-    In training n is ``3 .. nodes``, small ones more often; in a test it is ``nodes``. The loss is on the answer and
-    ``eos``. A token is legal where some right answer goes on with it; ``exact_match`` counts answers whose tokens are
-    all legal, each after the right ones before it. ``accuracy`` counts tokens that hit the one order that was drawn.
+    Graphs of training have n nodes, ``3 .. nodes``, small n more often; graphs of a test have ``nodes``. The loss is on
+    the answer and ``eos``. A token is legal if some right answer continues with it. ``exact_match`` counts answers
+    whose tokens are all legal, each given the right ones before it; ``accuracy`` counts tokens of the order drawn.
 
     Args:
-        nodes: N.
-        letters, word_length: of names; None: N names of one token.
-        source: "paper": the query is a node of the last quarter; "released": always the last node, as in the code
-            that was published.
+        nodes: N, the largest n.
+        letters, word_length: names are words of ``first .. last`` tokens over this many letters; None: N names of one
+            token.
+        source: "paper": the query is a node of the last quarter; "released": always the last node, as in the
+            published code.
         length: tokens of a window, which holds several instances.
     """
 
@@ -61,7 +62,7 @@ class Brevo(PackedTask):
 
     @property
     def vocabulary(self) -> int:
-        """Letters, then ``bos``, the marks of the query and of the answer, and ``eos``."""
+        """Number of tokens: letters, then ``bos``, the marks of the query and of the answer, and ``eos``."""
         return self.words.tokens + 4
 
     @property
@@ -110,7 +111,7 @@ class Brevo(PackedTask):
         return 3 * sizes // 4 + below(rng, sizes - 3 * sizes // 4)
 
     def questions(self, number: int) -> list[list[int]]:
-        """Test instances from ``bos`` to the mark of the answer, for models that write the answer themselves."""
+        """Test instances from ``bos`` to the mark of the answer, for models that generate the answer."""
         found = self.instances(numpy_random(stream("questions", self.data_seed)), number, False)
         ends = np.nonzero(found.tokens == self.bos + 2)[0] + 1
         return [found.tokens[begin:end].tolist() for begin, end in zip(found.starts, ends, strict=True)]
@@ -150,7 +151,7 @@ class Brevo(PackedTask):
 
 
 def _answers(graphs: Graphs, queries: Ints) -> tuple[Ints, Ints]:
-    """Graph and node of every token of the answers, graph after graph, in the order of times."""
+    """Graph and node of every entry of the answers, graph after graph, in the order of times."""
     whose, node = np.nonzero(graphs.ancestors(queries))
     order = np.argsort(whose * FAR + graphs.times[whose, node])
     return whose[order], node[order]

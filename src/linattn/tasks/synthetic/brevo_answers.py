@@ -1,4 +1,4 @@
-"""Right answers of Brevo, read from the tokens alone."""
+"""Checks answers of Brevo, from the tokens alone."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -10,14 +10,14 @@ Name = tuple[int, ...]
 
 
 class Question(NamedTuple):
-    """``needed``: what the answer must hold; ``parents``: what must come before each."""
+    """``needed``: the names that the answer must contain; ``parents``: the names that must come before each."""
 
     needed: set[Name]
     parents: dict[Name, set[Name]]
 
     @classmethod
     def read(cls, tokens: list[int], words: Words, bos: int) -> "Question":
-        """From ``bos`` to the mark of the answer."""
+        """Read the tokens from ``bos`` to the mark of the answer."""
         mark = tokens.index(bos + 1)
         names = split(tokens[1:mark], words)
         parents: dict[Name, set[Name]] = {}
@@ -32,12 +32,12 @@ class Question(NamedTuple):
         return cls(needed, parents)
 
     def ready(self, done: set[Name]) -> list[Name]:
-        """Those that may come next."""
+        """The names that may come next after those in ``done``."""
         return [name for name in self.needed - done if self.parents.get(name, set()) <= done]
 
 
 def right_answer(question: list[int], answer: list[int], words: Words, bos: int) -> bool:
-    """Whether ``answer``, without its end, has all that is needed, once each and behind its parents."""
+    """Whether ``answer``, without ``eos``, has every needed name once, after its parents."""
     asked, done = Question.read(question, words, bos), set[Name]()
     for name in split(answer, words):
         if name not in asked.ready(done):
@@ -47,9 +47,9 @@ def right_answer(question: list[int], answer: list[int], words: Words, bos: int)
 
 
 def chances(tokens: list[int], targets: list[int], words: Words, bos: int) -> Iterator[tuple[int, int, float]]:
-    """``(place, token, chance)`` of everything that may follow, for each scored place of a window.
+    """``(place, token, chance)`` of every token that may follow, for each scored place of a window.
 
-    Of the names that may come next all are as likely; of one that has begun, those that begin alike are left.
+    All names that may come next are equally likely; inside a name, those that begin with its tokens so far.
     """
     begins = [place for place, token in enumerate(tokens) if token == bos]
     for begin, end in zip(begins, [*begins[1:], len(tokens)], strict=True):
@@ -77,7 +77,7 @@ def _steps(asked: Question, written: list[int], scored: int, eos: int) -> Iterat
 
 
 def split(tokens: list[int], words: Words) -> list[Name]:
-    """Names; what is left behind the last whole one is a name of its own, and none that anybody has."""
+    """Split tokens into names; tokens after the last whole name become a name of their own, which matches none."""
     names: list[Name] = []
     begun: Name = ()
     for token in tokens:

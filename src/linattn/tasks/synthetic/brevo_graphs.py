@@ -6,17 +6,17 @@ import numpy as np
 
 from linattn.tasks.synthetic.ragged import Flags, Floats, Ints, below
 
-MOST = 4  # parents of a node, and children
+MOST = 4  # the most parents, and the most children, of a node
 
 
 class Graphs(NamedTuple):
-    """M graphs of at most N nodes, each after its parents.
+    """M graphs of at most N nodes; nodes are numbered after their parents.
 
     Attributes:
         sizes: ``n (M,)``.
         parents: ``(M, N, 4)``, -1 where there are fewer.
-        times: ``(M, N)``. In their order a node comes after its parents, and of all nodes that may come next each is
-            as likely: a node is ready when its last parent has come and then waits for a time that is exponential.
+        times: ``(M, N)``. In their order a node comes after its parents, and all nodes that may come next are equally
+            likely: a node is ready when its last parent has come, and then waits for an exponentially distributed time.
     """
 
     sizes: Ints
@@ -24,9 +24,9 @@ class Graphs(NamedTuple):
     times: Floats
 
     def ancestors(self, nodes: Ints) -> Flags:
-        """``(M, N)``: ``nodes[m]`` itself and all that it depends on."""
+        """Flags ``(M, N)`` of ``nodes[m]`` itself and all nodes that it depends on."""
         number, most = self.times.shape
-        found = np.zeros((number, most + 1), np.bool_)  # the last column takes what is no parent
+        found = np.zeros((number, most + 1), np.bool_)  # the last column is for parents of -1, which are none
         found[np.arange(number), nodes] = True
         for node in range(most - 1, 0, -1):
             rows = np.nonzero(found[:, node])[0]
@@ -35,18 +35,18 @@ class Graphs(NamedTuple):
 
 
 def random_graphs(rng: np.random.Generator, sizes: Ints) -> Graphs:
-    """Leaves ``L ~ U{1 .. (n - 1) // 4 + 1}``; every later node takes ``U{1 .. min(4, available)}`` parents among
-    earlier ones that have fewer than four children.
+    """Draw graphs with ``L ~ U{1 .. (n - 1) // 4 + 1}`` leaves; every later node takes ``U{1 .. min(4, available)}``
+    parents among earlier nodes with fewer than four children.
 
     All graphs grow by one node at a time. ``free[m, : left[m]]`` are the nodes of graph m that may become parents, in
-    any order: those that are chosen change places with the last ones, where they are easily taken out.
+    any order: chosen ones are exchanged with the last ones, where they are easily removed.
     """
     number, most = len(sizes), int(sizes.max())
-    order = np.argsort(-sizes, kind="stable")  # graphs that still grow come first
+    order = np.argsort(-sizes, kind="stable")  # so that graphs that still grow come first
     sizes = sizes[order]
     leaves = 1 + below(rng, (sizes - 1) // 4 + 1)
-    growing = np.searchsorted(-sizes, -np.arange(most))  # how many have more nodes than that
-    # Node i of graph m has number m N + i in all of these: one index is several times as fast as two.
+    growing = np.searchsorted(-sizes, -np.arange(most))  # how many graphs have more than 0, 1, 2 ... nodes
+    # Node i of graph m has index m N + i in all these arrays: one index is several times as fast as two.
     row = np.arange(number) * most
     free = (row[:, None] + np.arange(most)).ravel()
     left, children = leaves.copy(), np.zeros(number * most, np.int8)

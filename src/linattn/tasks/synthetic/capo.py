@@ -1,4 +1,4 @@
-"""Capo: how much a model knows, by facts about people told again and again (Physics of Language Models 3.3 and 4.1)."""
+"""Capo: how much a model can know, by repeated facts about people (Physics of Language Models 3.3 and 4.1)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,22 +24,22 @@ class Capo(GeneratedTask):
     """``bos first middle last ... month day year ... pronoun ... city ...``: six sentences on each of N people.
 
     Names and facts are drawn once, from as many as in bioS: 400 x 400 x 1000 names; 12 x 28 x 200 birthdays, 200
-    cities, 300 universities, 100 majors, 263 employers, each in a city of its own, 2 pronouns. Sentences are told in
-    one of ``templates`` ways, chosen anew each time. Ways of telling are random words and a name or a fact is a token
-    each: the paper's English templates and its tokenizer are not here.
+    cities, 300 universities, 100 majors, 263 employers, each with a fixed city, 2 pronouns. Each sentence has
+    ``templates`` templates, one of which is chosen anew each time. Templates are random words, and each part of a name
+    or fact is one token: the English templates of the paper and its tokenizer are not used.
 
-    Everybody is told once an epoch. Training is on all tokens; a test scores names and facts. With ``p_name`` and
-    ``p_fact`` the nats that one person's name and facts cost,
+    An epoch has everybody once. Training is on all tokens; a test scores names and facts. With ``p_name`` and
+    ``p_fact`` the nats that a model needs for one person's name and facts,
 
         bits = N log2(N0 / e^p_name) + N log2(S0 / e^p_fact),    at best N log2(N0 S0 / N),
 
-    N0 all names and S0 all combinations of facts: what the weights know, divided by their number the capacity.
-    ``share`` is the percentage of the best.
+    where N0 is the number of all names and S0 that of all combinations of facts. ``bits`` is what the weights know, and
+    the capacity is ``bits`` divided by the number of weights. ``share`` is the percentage of the best ``bits``.
 
     Args:
         people: N.
-        templates: ways of telling each of the six.
-        people_seed: of names and facts; ``data_seed`` is that of the telling.
+        templates: templates of each of the six sentences.
+        people_seed: seed of names and facts; ``data_seed`` is that of order and templates.
         length: tokens of a window, which holds ``length // 47`` people.
     """
 
@@ -69,7 +69,7 @@ class Capo(GeneratedTask):
 
     @property
     def each(self) -> int:
-        """People of a window."""
+        """Number of people in a window."""
         return self.length // LENGTH
 
     def train_batch(self, batch_size: int, seed: int, step: int) -> Sequences:
@@ -85,7 +85,7 @@ class Capo(GeneratedTask):
 
     def _told(self, rng: np.random.Generator, who: Ints, train: bool) -> Sequences:
         tokens, scored = self.known.told(rng, who)
-        rows = np.zeros((len(who) // self.each, self.length + 1), np.int64)  # bos ends the last one
+        rows = np.zeros((len(who) // self.each, self.length + 1), np.int64)  # bos ends the last person
         asked = np.zeros(rows.shape, np.bool_)
         end = self.each * LENGTH
         rows[:, :end] = tokens.reshape(len(rows), end)
@@ -108,7 +108,7 @@ class Capo(GeneratedTask):
 
     @property
     def best_bits(self) -> float:
-        """What there is to know: which names, and every fact."""
+        """The bits of all there is to know: which names there are, and every fact."""
         return self.people * (log2(SIZES["names"]) + log2(SIZES["facts"]) - log2(self.people))
 
     def metrics(self, sums: Mapping[str, float | Tensor]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""People with names and facts, and sentences on them."""
+"""People with names and facts, and sentences about them."""
 
 from math import prod
 from typing import NamedTuple
@@ -8,7 +8,7 @@ import numpy as np
 from linattn.tasks.synthetic.ragged import Flags, Ints, below
 
 FILLERS = 200
-# Kinds of tokens in the order of their ids, behind bos = 0 and the fillers, and how many there are.
+# Kinds of tokens, in the order of their ids after bos = 0 and the fillers, and the number of each.
 KINDS = {
     "first": 400, "middle": 400, "last": 1000, "pronoun": 2, "month": 12, "day": 28, "year": 200, "city": 200,
     "university": 300, "major": 100, "employer": 263,
@@ -20,26 +20,26 @@ FACTS = tuple(kind for kind in KINDS if kind not in NAMES)
 SIZES = {"names": prod(KINDS[kind] for kind in NAMES), "facts": prod(KINDS[kind] for kind in FACTS)}
 SCORED = {"name": (FIRST_ID["first"], FIRST_ID["pronoun"])}  # ids of names
 FIRST_NAME = (FIRST_ID["first"], FIRST_ID["middle"])
-# Of each sentence: what it starts with, and what it tells. The last one follows from the employer.
+# For each sentence: what it starts with, and what it tells. The last fact follows from the employer.
 SENTENCES = ((NAMES, ("month", "day", "year")), *((("pronoun",), (kind,)) for kind in
              ("city", "university", "major", "employer", "work city")))  # fmt: skip
 WORDS = 5  # fillers of a sentence
 TOKENS = 1 + FILLERS + sum(KINDS.values())
-LENGTH = 1 + sum(len(start) + WORDS + len(told) for start, told in SENTENCES)  # of all that is told about one
+LENGTH = 1 + sum(len(start) + WORDS + len(told) for start, told in SENTENCES)  # tokens of one person
 
 
 class People(NamedTuple):
-    """N people: token of each kind by person, and the templates of each sentence."""
+    """N people: ``facts`` has a token of each kind for each person; the other fields are the templates of sentences."""
 
     facts: dict[str, Ints]
     fillers: Ints
-    """``(6, templates, 5)``."""
+    """``(6, templates, 5)``: the words of each template."""
     before: Ints
-    """``(6, templates)``: fillers that come before what is told."""
+    """``(6, templates)``: how many fillers come before the fact."""
 
     @classmethod
     def drawn(cls, rng: np.random.Generator, number: int, templates: int) -> "People":
-        """Names differ from one another; everything else is drawn for each person by itself."""
+        """Draw people with different names; everything else is drawn for each person independently."""
         codes = np.unique(rng.integers(0, SIZES["names"], number))
         while len(codes) < number:
             codes = np.unique(np.append(codes, rng.integers(0, SIZES["names"], number - len(codes))))
@@ -57,13 +57,13 @@ class People(NamedTuple):
         return cls(facts, fillers, rng.integers(1, WORDS + 1, (len(SENTENCES), templates)))
 
     def told(self, rng: np.random.Generator, who: Ints) -> tuple[Ints, Flags]:
-        """Tokens ``(P, 47)`` on people ``who (P,)``, and which of them are names and facts that are new there."""
+        """Tokens ``(P, 47)`` about people ``who (P,)``, and which of them are names and facts not told before."""
         tokens, scored = np.zeros((len(who), LENGTH), np.int64), np.zeros((len(who), LENGTH), np.bool_)
         at = 1
         for number, (start, kinds) in enumerate(SENTENCES):
             for kind in start:
                 tokens[:, at] = self.facts[kind][who]
-                scored[:, at] = number < 2  # a pronoun is new once
+                scored[:, at] = number < 2  # the first pronoun is new, later ones repeat it
                 at += 1
             which = rng.integers(0, self.fillers.shape[1], len(who))
             fillers, before = self.fillers[number, which], self.before[number, which][:, None]

@@ -19,17 +19,17 @@ from linattn.tasks.text.once import once
 @dataclass(frozen=True, kw_only=True)
 class Depo(PackedTask):
     """``bos  w_a w_a+1  w_b w_b+1 ...  [k] w_i [answer] w_i+k ...``: edges of a cycle of n names in random order, then
-    queries, each for the name k steps after another.
+    queries, each for the name k steps after a given one.
 
-    In training n is ``3 .. nodes``, small ones more often, and k is ``1 .. hops``. In a test n is ``nodes``, and k a
-    power of two up to ``hops`` (24 too where ``hops`` is 32) or ``hops`` itself. The loss is on answers, and in
-    training on the mark before them; ``accuracy`` counts tokens of answers, ``accuracy_k`` those of one k.
+    In training n is ``3 .. nodes``, small n more often, and k is ``1 .. hops``. In a test n is ``nodes``, and k is a
+    power of two up to ``hops`` or ``hops`` itself (also 24 if ``hops`` is 32). The loss is on answers, and in training
+    also on the mark before them. ``accuracy`` counts tokens of answers, ``accuracy_k`` those with a certain k.
 
     Args:
         letters, word_length: names are random words of ``first .. last`` tokens over this many letters.
-        nodes: N.
-        hops: K.
-        queries: at most, and not more than n.
+        nodes: N, the largest n.
+        hops: K, the largest k.
+        queries: the most queries of an instance, which never has more than n.
         length: tokens of a window, which holds several instances.
 
     Example:
@@ -62,12 +62,13 @@ class Depo(PackedTask):
 
     @property
     def vocabulary(self) -> int:
-        """Letters, then ``bos``, the mark of answers, and a token for each k."""
+        """Number of tokens: letters, then ``bos``, the mark of answers, and a token for each k."""
         return self.words.tokens + 2 + self.hops
 
     @property
     def tested_hops(self) -> list[int]:
-        """
+        """The values of k in a test.
+
         Example:
             >>> Depo(hops=32).tested_hops
             [1, 2, 4, 8, 16, 24, 32]
@@ -77,7 +78,7 @@ class Depo(PackedTask):
 
     @once
     def _lexicon(self) -> tuple[Ints, Ints]:
-        """All words, then the marks as words of one token."""
+        """Tokens and lengths of all words, then of the marks as words of one token."""
         marks = np.zeros((2 + self.hops, self.words.longest), np.int64)
         marks[:, 0] = self.words.tokens + np.arange(len(marks))
         lengths = np.concatenate([self.words.lengths, np.ones(len(marks), np.int64)])
@@ -94,7 +95,7 @@ class Depo(PackedTask):
         asked_for = groups(np.minimum(sizes, self.queries))
 
         def after(node: Ints, steps: Ints) -> Ints:
-            """The node that many steps along the cycle of its instance."""
+            """The nodes that are this many ``steps`` along the cycle of their instance."""
             own = nodes.of[node]
             return nodes.base[own] + (nodes.inner[node] + steps) % sizes[own]
 
@@ -125,7 +126,7 @@ class Depo(PackedTask):
     @torch.no_grad()
     def score(self, logits: Tensor, batch: Sequences) -> dict[str, Tensor]:
         sums = super().score(logits, batch)
-        first = self.words.tokens + 1  # that of k is k higher
+        first = self.words.tokens + 1  # the token of k is k higher
         places = torch.arange(batch.inputs.shape[1], device=batch.inputs.device)
         latest = torch.where(batch.inputs > first, places, 0).cummax(1).values
         hops, scored = batch.inputs.gather(1, latest) - first, batch.targets != IGNORED

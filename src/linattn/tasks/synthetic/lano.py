@@ -18,14 +18,14 @@ from linattn.tasks.text.once import once
 
 @dataclass(frozen=True, kw_only=True)
 class Lano(PackedTask):
-    """``bos 3 1 2 ... bos 1 1 ...``: sentences of a grammar, drawn by choosing among the rules of a symbol alike.
+    """``bos 3 1 2 ... bos 1 1 ...``: random sentences of a grammar, each rule of a symbol being equally likely.
 
-    The loss is on all tokens. A test knows the true chances of every next token: ``kl`` is the divergence of the
-    model from them in nats a token, ``legal`` counts predictions that some sentence goes on with.
+    The loss is on all tokens. In a test the true distribution of every next token is known: ``kl`` is the divergence of
+    the model from it in nats per token, and ``legal`` counts predictions with which some sentence continues.
 
     Args:
         grammar: "cfg3f", "cfg3j" or "cfg3k".
-        root: the symbol that sentences stand for; None: that of the paper. A lower one gives shorter sentences.
+        root: the symbol that sentences derive from; None: that of the paper. A lower one gives shorter sentences.
         length: tokens of a window, which holds several sentences.
 
     Example:
@@ -55,7 +55,7 @@ class Lano(PackedTask):
 
     @property
     def vocabulary(self) -> int:
-        """``bos`` is 0."""
+        """Number of tokens: the terminals, and ``bos``, which is 0."""
         return 1 + TERMINALS
 
     @once
@@ -63,7 +63,7 @@ class Lano(PackedTask):
         return Parser(grammar(self.grammar), self.top)
 
     def valid(self, sentence: list[int]) -> bool:
-        """Whether the grammar has it; tokens between two ``bos``."""
+        """Whether the grammar has this sentence, the tokens between two ``bos``."""
         return bool(sentence) and all(1 <= token <= TERMINALS for token in sentence) and self.parser.accepts(sentence)
 
     def typical(self, train: bool) -> float:
@@ -74,7 +74,7 @@ class Lano(PackedTask):
         sizes = 1 + np.bincount(of, minlength=number)
         starts = np.cumsum(sizes) - sizes
         tokens = np.zeros(len(symbols) + number, np.int64)
-        tokens[np.arange(len(symbols)) + of + 1] = symbols  # each behind as many bos as there were
+        tokens[np.arange(len(symbols)) + of + 1] = symbols  # each shifted by the number of bos before it
         return Stream(tokens, np.ones(len(tokens), np.bool_), starts)
 
     def draw(self, generator: torch.Generator, count: int, train: bool) -> Sequences:

@@ -8,7 +8,7 @@ import numpy as np
 from linattn.tasks.synthetic.ragged import Ints, below, groups
 
 TERMINALS = 3
-# Each symbol with its rules; all symbols of a rule are of the level below.
+# The rules of each symbol; all symbols of a rule are of the level below.
 RULES = {
     "cfg3f": "22->20 21|20 19 21|21 19 19|20 20; 19->18 16 18|17 18|18 18; 20->16 16|16 17|17 16 18; "
     "21->18 17|17 16|16 17 18|16 18; 16->15 15|13 15 13|14 13|14 14; 17->15 14 13|14 15|15 14; "
@@ -33,7 +33,8 @@ Rules = dict[int, list[list[int]]]
 
 @cache
 def grammar(name: str) -> Rules:
-    """
+    """The rules of each symbol of the grammar ``name``.
+
     Example:
         >>> grammar("cfg3f")[9]
         [[1, 2, 1], [3, 3], [1, 1]]
@@ -52,14 +53,14 @@ class Lengths(NamedTuple):
 
 
 def lengths(rules: Rules) -> dict[int, Lengths]:
-    """By symbol: terminals of what it stands for, where each of its rules is as likely.
+    """For each symbol the number of terminals it derives, each of its rules being equally likely.
 
     Example:
         >>> lengths(grammar("cfg3f"))[9]
         Lengths(shortest=2, mean=2.3333333333333335, longest=3)
     """
     found = {terminal: Lengths(1, 1.0, 1) for terminal in range(1, TERMINALS + 1)}
-    for symbol in sorted(rules):  # parts have lower numbers
+    for symbol in sorted(rules):  # the parts of a symbol have lower numbers
         parts = [[found[part] for part in rule] for rule in rules[symbol]]
         found[symbol] = Lengths(
             min(sum(part.shortest for part in rule) for rule in parts),
@@ -70,7 +71,7 @@ def lengths(rules: Rules) -> dict[int, Lengths]:
 
 
 def random_sentences(rng: np.random.Generator, name: str, root: int, number: int) -> tuple[Ints, Ints]:
-    """Terminals of ``number`` sentences end to end, and the sentence of each: rules chosen alike, level by level."""
+    """Terminals of ``number`` random sentences end to end, and the number of the sentence that each belongs to."""
     counts, sizes, parts = _tables(name)
     symbols, of = np.full(number, root), np.arange(number)
     while symbols[0] > TERMINALS:
@@ -83,7 +84,7 @@ def random_sentences(rng: np.random.Generator, name: str, root: int, number: int
 
 @cache
 def _tables(name: str) -> tuple[Ints, Ints, Ints]:
-    """By symbol: how many rules; by symbol and rule: how many parts, and which."""
+    """The number of rules of each symbol; the number of parts of each rule, and the parts."""
     rules = grammar(name)
     most = max(map(len, rules.values()))
     counts = np.zeros(max(rules) + 1, np.int64)

@@ -11,16 +11,16 @@ from linattn.tasks.text.checks import at_least
 
 @dataclass(frozen=True, kw_only=True)
 class Mano(PackedTask):
-    """``bos [l] * + 3 11 7 [answer l] 6``: an expression of l operations written in front, and its value mod 23.
+    """``bos [l] * + 3 11 7 [answer l] 6``: an expression of l operations in prefix notation, and its value mod 23.
 
-    In training l is ``1 .. operations``, all alike; in a test it is ``operations``. The loss is on all tokens in
-    training, and on the value alone in a test, where ``accuracy`` counts it. ``bos``, operations, lengths and marks
-    have two tokens each that mean the same and come by chance.
+    In training l is uniform in ``1 .. operations``; in a test it is ``operations``. The loss is on all tokens in
+    training, and only on the value in a test, where ``accuracy`` counts it. ``bos``, operations, lengths and marks
+    have two tokens each that mean the same, one of which is chosen at random.
 
     Args:
-        operations: L.
-        modulus: of the arithmetic.
-        synonyms: False: one token for each.
+        operations: L, the largest l.
+        modulus: modulus of the arithmetic.
+        synonyms: False: use only one token for each.
         length: tokens of a window, which holds several instances.
 
     Example:
@@ -44,12 +44,12 @@ class Mano(PackedTask):
 
     @property
     def vocabulary(self) -> int:
-        """Values, 2 x 3 operations, 2 ``bos``, and for each l 2 tokens that say it and 2 that ask for the answer."""
+        """Number of tokens: values, 2 x 3 operations, 2 ``bos``, and for each l 2 of the length and 2 of the answer."""
         return self.first_answer + 2 * self.operations
 
     @property
     def first_mark(self) -> int:
-        """``bos``; lengths come behind it."""
+        """The first ``bos``; the tokens of lengths come after the second."""
         return self.modulus + 2 * len(OPERATIONS)
 
     @property

@@ -1,4 +1,4 @@
-"""Random expressions of two-place operations, written in front, and their values: many at once."""
+"""Random expressions of binary operations in prefix notation, and their values: many at once."""
 
 from typing import NamedTuple
 
@@ -10,11 +10,11 @@ OPERATIONS = ("+", "-", "*")
 
 
 class Expressions(NamedTuple):
-    """M expressions, number m of ``sizes[m]`` operations in its first ``2 sizes[m] + 1`` places.
+    """M expressions; number m has ``sizes[m]`` operations and fills the first ``2 sizes[m] + 1`` places.
 
     Attributes:
-        operation: ``(M, 2 L + 1)``, whether an operation stands there.
-        codes: which of ``OPERATIONS``, or the number.
+        operation: ``(M, 2 L + 1)``, whether a place holds an operation.
+        codes: the index in ``OPERATIONS``, or the number.
     """
 
     sizes: Ints
@@ -23,10 +23,10 @@ class Expressions(NamedTuple):
 
 
 def random_expressions(rng: np.random.Generator, sizes: Ints, modulus: int) -> Expressions:
-    """An expression of l operations is one of them, its left part with ``U{0 .. l - 1}`` of the others, and its right
-    part with the rest; one without operations is a number."""
+    """Draw expressions. One of l operations is an operation, a left part with ``U{0 .. l - 1}`` of the others, and a
+    right part with the rest; one without operations is a number."""
     number, most = len(sizes), int(sizes.max())
-    order = np.argsort(-sizes, kind="stable")  # those that still grow come first
+    order = np.argsort(-sizes, kind="stable")  # so that expressions that still grow come first
     places = 2 * most + 1
     waiting, top = np.zeros((number, most + 2), np.int64), np.zeros(number, np.int64)
     waiting[:, 0] = sizes[order]
@@ -40,7 +40,7 @@ def random_expressions(rng: np.random.Generator, sizes: Ints, modulus: int) -> E
         size = waiting[rows, level]
         inner = size > 0
         left = (share[place, : len(rows)] * size).astype(np.int64)
-        waiting[rows, level] = size - 1 - left  # a number leaves the stack, and what it leaves is never read
+        waiting[rows, level] = size - 1 - left  # a number pops the stack; what remains there is never read
         waiting[rows, level + 1] = left
         operation[: len(rows), place] = inner
         top[: len(rows)] += 2 * inner - 1
@@ -50,7 +50,7 @@ def random_expressions(rng: np.random.Generator, sizes: Ints, modulus: int) -> E
 
 
 def values(expressions: Expressions, modulus: int) -> Ints:
-    """Of each expression, read from its end: numbers are laid on a stack, an operation takes its two from it."""
+    """The value of each expression, read from its end: numbers go on a stack, an operation takes two from it."""
     number, places = expressions.codes.shape
     order = np.argsort(-expressions.sizes, kind="stable")
     operation, codes = expressions.operation[order], expressions.codes[order]

@@ -1,4 +1,4 @@
-"""Windows of instances laid end to end, each beginning with a whole one."""
+"""Windows that hold several instances end to end, the first of them whole."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from linattn.tasks.synthetic.ragged import Flags, Ints
 from linattn.tasks.text.batch import IGNORED, Sequences
 from linattn.tasks.text.generated import GeneratedTask
 
-MOST_ROUNDS = 1000  # of drawing more instances: far more than chance could ask for
+MOST_ROUNDS = 1000  # of drawing more instances: far more than can be needed by chance
 
 
 class Stream(NamedTuple):
-    """Instances end to end: ``tokens (S,)``, whether each is ``asked`` for, where each instance ``starts (M,)``."""
+    """Instances end to end: ``tokens (S,)``, whether each is a scored target (``asked``), and where instances start."""
 
     tokens: Ints
     asked: Flags
@@ -27,19 +27,19 @@ class Stream(NamedTuple):
 class PackedTask(GeneratedTask):
     """A task whose windows hold several instances.
 
-    The first instance of a window is never cut; the last one may be, and what is cut off is thrown away. In a test an
-    instance that was cut is not scored. An instance that is longer than a window is left out.
+    The first instance of a window is never cut. The last one may be, and the part cut off is thrown away; in a test an
+    instance that was cut is not scored. An instance that is longer than a window does not begin one.
     """
 
     kind = "causal"
 
     @abstractmethod
     def instances(self, rng: np.random.Generator, number: int, train: bool) -> Stream:
-        """``number`` instances; ``train`` of sizes as in training, else of the largest."""
+        """Draw ``number`` instances, with the sizes of training, or without ``train`` of the largest size."""
 
     @abstractmethod
     def typical(self, train: bool) -> float:
-        """Tokens of an instance on average, roughly: how many are drawn at once, never what is in them."""
+        """Rough mean of the tokens of an instance; it decides how many are drawn at once, never what they contain."""
 
     def check_length(self) -> None:
         typical = self.typical(False)
@@ -52,14 +52,14 @@ class PackedTask(GeneratedTask):
         return Sequences(torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(targets))
 
     def windows(self, rng: np.random.Generator, count: int, train: bool) -> tuple[Ints, Flags]:
-        """Tokens ``(count, length + 1)``, the last of them a target only, and which are asked for."""
+        """Tokens ``(count, length + 1)``, of which the last is only a target, and which of them are scored."""
         width = self.length + 1
         rows, asked = np.empty((count, width), np.int64), np.zeros((count, width), np.bool_)
         done = 0
         for _ in range(MOST_ROUNDS):
             if done == count:
                 return rows, asked
-            each = self.length / self.typical(train) + 1  # and one that is cut
+            each = self.length / self.typical(train) + 1  # plus one that is cut
             stream = self.instances(rng, int(1.08 * (count - done) * each) + 5, train)
             begins = _begins(stream, self.length)[: count - done]
             place = begins[:, None] + np.arange(width)
@@ -73,7 +73,7 @@ class PackedTask(GeneratedTask):
 
 
 def _begins(stream: Stream, length: int) -> Ints:
-    """Where windows begin: at an instance that fits, behind what the window before it has taken."""
+    """Where windows begin: at instances that fit into one, after the tokens of the window before."""
     ends = np.append(stream.starts[1:], len(stream.tokens))
     fits = stream.starts[ends - stream.starts <= length]
     found: list[int] = []
@@ -87,11 +87,11 @@ def _begins(stream: Stream, length: int) -> Ints:
 
 
 def _whole(stream: Stream, begins: Ints, width: int) -> Ints:
-    """Tokens of each window that belong to whole instances."""
+    """How many tokens of each window belong to whole instances."""
     bounds = np.append(stream.starts, len(stream.tokens))
     return bounds[np.searchsorted(bounds, begins + width, side="right") - 1] - begins
 
 
 def numpy_random(generator: torch.Generator) -> np.random.Generator:
-    """A generator of numpy, seeded by the next draw: its calls are several times faster for small arrays."""
+    """A numpy generator seeded by the next draw of ``generator``; for small arrays it is several times faster."""
     return np.random.Generator(np.random.SFC64(int(torch.randint(2**62, (1,), generator=generator))))

@@ -1,6 +1,6 @@
-"""How the controlled tasks are trained in Physics of Language Models 4.1, as fields of ``Standard``, by name.
+"""Training settings of the controlled tasks in Physics of Language Models 4.1, as fields of ``Standard``, by name.
 
-Depo2 and Brevo differ between the paper and the code that was released with it: the latter's end in ``-released``.
+Depo2 and Brevo differ between the paper and its released code; settings of the code have names in ``-released``.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ PAPER = "Physics of Language Models 4.1, arXiv:2512.17351"
 RELEASED = f"{PAPER}, its released code"
 EPS = 1e-6  # of Depo and Brevo
 DEPO_RATES = (3e-4, 5e-4, 1e-3, 2e-3)
-CAPO = {50_000: 12, 100_000: 24, 200_000: 48, 500_000: 96, 1_000_000: 192, 2_000_000: 384}  # people: batch
+CAPO = {50_000: 12, 100_000: 24, 200_000: 48, 500_000: 96, 1_000_000: 192, 2_000_000: 384}  # people -> batch size
 EXPOSURES = 100
 PEOPLE_OF_WINDOW = 10  # of 512 tokens
 

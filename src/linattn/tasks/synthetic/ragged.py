@@ -1,4 +1,4 @@
-"""Arrays of many groups of different sizes, laid end to end: what loops over groups would do, without the loops."""
+"""Groups of different sizes laid end to end in arrays, and operations on all groups at once, without loops."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ Flags = NDArray[np.bool_]
 
 
 class Groups(NamedTuple):
-    """``sizes (M,)``; of each of the ``sum(sizes)`` members its group ``of`` and its place ``inner`` in the group."""
+    """``sizes (M,)``, and for each of ``sum(sizes)`` members its group ``of`` and its place ``inner`` in the group."""
 
     sizes: Ints
     base: Ints
@@ -20,7 +20,8 @@ class Groups(NamedTuple):
 
 
 def groups(sizes: Ints) -> Groups:
-    """
+    """Groups of these sizes.
+
     Example:
         >>> found = groups(np.array([2, 3]))
         >>> found.base.tolist(), found.of.tolist(), found.inner.tolist()
@@ -32,7 +33,7 @@ def groups(sizes: Ints) -> Groups:
 
 
 def shuffled(rng: np.random.Generator, of: Ints) -> Ints:
-    """Indices of all members, group after group as ``of`` has them, in random order inside each.
+    """Indices of all members, group after group in the order of ``of``, shuffled inside each group.
 
     Example:
         >>> of = np.array([0, 0, 0, 1, 1])
@@ -43,12 +44,12 @@ def shuffled(rng: np.random.Generator, of: Ints) -> Ints:
 
 
 def below(rng: np.random.Generator, limits: Ints) -> Ints:
-    """One whole number from ``0 .. limit - 1`` for each limit, all alike."""
+    """For each limit, a uniform whole number from ``0 .. limit - 1``."""
     return (rng.random(len(limits)) * limits).astype(np.int64)
 
 
 def written(lexicon: Ints, lengths: Ints, slots: Ints) -> tuple[Ints, Ints]:
-    """Tokens of entries ``slots (S,)`` of a lexicon ``(W, longest)``, end to end, and the length of each slot.
+    """Tokens of the entries ``slots (S,)`` of a lexicon ``(W, longest)``, end to end, and the length of each entry.
 
     Entry w has the tokens ``lexicon[w, : lengths[w]]``.
     """

@@ -1,4 +1,4 @@
-"""How large the instances of training are."""
+"""Random sizes of instances in training."""
 
 from functools import cache
 
@@ -11,7 +11,7 @@ SMALLEST = 3
 
 @cache
 def shares(largest: int) -> Floats:
-    """``P(n <= m)`` for ``m = 3 .. N``, where ``P(n) ~ 1 / (n + sqrt N)``: small ones come often, large ones too.
+    """``P(n <= m)`` for ``m = 3 .. N``, where ``P(n) ~ 1 / (n + sqrt N)``: small n are frequent, and large n not rare.
 
     Example:
         >>> [round(float(share), 3) for share in shares(5)]
@@ -22,7 +22,7 @@ def shares(largest: int) -> Floats:
 
 
 def draw_sizes(rng: np.random.Generator, number: int, largest: int, train: bool) -> Ints:
-    """``n (number,)``: by the law of training, or all the largest."""
+    """Sizes ``(number,)``: drawn as in training, or without ``train`` all the largest."""
     if not train:
         return np.full(number, largest)
     return SMALLEST + np.searchsorted(shares(largest)[:-1], rng.random(number), side="right")

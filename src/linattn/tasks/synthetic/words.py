@@ -1,4 +1,4 @@
-"""Names of several tokens, different from one another within an instance."""
+"""Names of several tokens that differ from one another within an instance."""
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -10,15 +10,15 @@ from linattn.tasks.synthetic.ragged import Floats, Ints, groups
 from linattn.tasks.text.checks import at_least, ordered
 
 MOST_WORDS = 2**20
-DENSE = 3  # words for each that is needed: with fewer, draws would mostly hit words that are there already
+DENSE = 3  # words for each one needed: with fewer, draws would mostly repeat words
 
 
 @dataclass(frozen=True)
 class Words:
-    """All words of ``shortest .. longest`` tokens over ``letters`` letters, number w with a chance of ``chances[w]``.
+    """All words of ``shortest .. longest`` tokens over ``letters`` letters; word w is drawn with chance ``chances[w]``.
 
-    Every length is as likely as every other. Letters are the tokens ``1 .. letters``; the last one of a word is
-    ``letters`` higher, so that a reader knows where words end. With ``longest = 1`` there is nothing to mark.
+    All lengths are equally likely. Letters are the tokens ``1 .. letters``; the last letter of a word is ``letters``
+    higher, which marks the end of the word. With ``longest = 1`` no mark is needed.
     """
 
     letters: int
@@ -34,7 +34,7 @@ class Words:
 
     @property
     def tokens(self) -> int:
-        """Ids of letters are below it; 0 is none."""
+        """Ids of letters are below this number; 0 is not a letter."""
         return 1 + self.letters * (2 if self.longest > 1 else 1)
 
     @cached_property
@@ -44,7 +44,7 @@ class Words:
 
     @cached_property
     def lexicon(self) -> Ints:
-        """Tokens ``(W, longest)`` of every word; behind its end zeros."""
+        """Tokens ``(W, longest)`` of all words, with zeros after the end of each."""
         found = np.zeros((len(self.lengths), self.longest), np.int64)
         for length in range(self.shortest, self.longest + 1):
             rows = np.nonzero(self.lengths == length)[0]
@@ -60,23 +60,23 @@ class Words:
         return 1.0 / (self.letters**self.lengths * (self.longest - self.shortest + 1))
 
     def distinct(self, rng: np.random.Generator, sizes: Ints) -> Ints:
-        """Numbers of ``sizes[m]`` different words for each instance, end to end: drawn, and again if there already."""
+        """Draw ``sizes[m]`` different words for each instance, repeats being drawn again; their indices, end to end."""
         if len(self.chances) <= DENSE * sizes.max(initial=1):
             return self._by_clocks(rng, sizes)
         return self._by_draws(rng, sizes)
 
     def _by_clocks(self, rng: np.random.Generator, sizes: Ints) -> Ints:
-        """The order in which clocks with these rates ring is the order of draws without repetition."""
+        """Draw by exponential clocks with rates ``chances``: they ring in the order of draws without repetition."""
         clocks = rng.standard_exponential((len(sizes), len(self.chances))) / self.chances
         order = np.argsort(clocks, axis=1)
         return order[np.arange(order.shape[1]) < sizes[:, None]]
 
     def _by_draws(self, rng: np.random.Generator, sizes: Ints) -> Ints:
-        """More draws than needed, and of each instance the first of them that differ."""
+        """Draw more words than needed, and keep the first different ones of each instance."""
         tried = groups(enough(self, int(sizes.max()))[sizes])
         drawn = self._draw(rng, len(tried.of))
         bits, inner_bits = int(len(self.chances) - 1).bit_length(), int(tried.sizes.max()).bit_length()
-        # Sorted by instance, word and place: the first of equals is the one that was drawn first.
+        # Sorted by instance, word and place: the first of equal words is the one drawn first.
         keys = np.sort((((tried.of << bits) | drawn) << inner_bits) | tried.inner)
         pairs = keys >> inner_bits
         first = keys[np.diff(pairs, prepend=-1) != 0]
@@ -84,7 +84,7 @@ class Words:
         new[tried.base[first >> (bits + inner_bits)] + (first & ((1 << inner_bits) - 1))] = True
         seen = np.cumsum(new)
         before: Ints = (seen - new)[tried.base]
-        rank: Ints = seen - before[tried.of]  # of a new one: how many of its instance there are with it
+        rank: Ints = seen - before[tried.of]  # counts the new words of the instance up to this one
         kept = new & (rank <= sizes[tried.of])
         wanted = groups(sizes)
         found = np.full(len(wanted.of), -1)
@@ -103,12 +103,12 @@ class Words:
 
 @lru_cache(maxsize=64)
 def enough(words: Words, largest: int) -> Ints:
-    """Draws ``(largest + 1,)`` that nearly always give as many different words as their number."""
+    """``(largest + 1,)``: how many draws nearly always give n different words, for n = 0 .. largest."""
     spans = np.arange(words.shortest, words.longest + 1)
     kinds = words.letters**spans
     rates = 1 / (kinds * len(spans))
     tries, wanted = np.arange(largest + 8), np.arange(largest + 1)
-    while True:  # expected different words after each number of draws
+    while True:  # the expected number of different words after each number of draws
         expected = (kinds * -np.expm1(tries[:, None] * np.log1p(-rates))).sum(1)
         if expected[-1] >= largest + 4 * largest**0.5:
             return tries[np.searchsorted(expected, wanted + np.minimum(4 * wanted**0.5, wanted))]

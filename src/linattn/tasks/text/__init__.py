@@ -1,4 +1,4 @@
-"""Sequence tasks: drawn by rule, or read from text, jsonl and npz files."""
+"""Sequence tasks: drawn at random by rules, or read from text, jsonl and npz files."""
 
 from linattn.tasks.text.batch import IGNORED, Sequences
 from linattn.tasks.text.registry import text_task, text_tasks

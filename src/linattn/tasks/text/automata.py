@@ -1,4 +1,4 @@
-"""Random automata: who may follow whom, many at once; and which of them are the same."""
+"""Random automata and walks through them, many at once, and a test of which automata are the same."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -14,10 +14,11 @@ Range = tuple[int, int]
 def random_automata(
     generator: torch.Generator, count: int, symbols: int, nodes: Range, alphabet: Range, edges: Range
 ) -> Tensor:
-    """``(count, max nodes, symbols)``: the node that a symbol leads to, -1 where it may not come.
+    """Random tables ``(count, max nodes, symbols)``: the node that a symbol leads to, -1 where it is not allowed.
 
-    Sizes are uniform in the ranges, ends included. Each automaton has an alphabet of its own among the ``symbols``.
-    Each node has edges with distinct symbols to distinct nodes, never to itself. All start at node 0.
+    Numbers of nodes, of letters in the alphabet and of edges at a node are uniform in the ranges, ends included. Each
+    automaton has its own alphabet among the ``symbols``. The edges of a node have distinct symbols and lead to distinct
+    other nodes. All automata start at node 0.
     """
     high, most = nodes[1], edges[1]
     sizes = whole(generator, *nodes, count)
@@ -33,12 +34,12 @@ def random_automata(
 
 
 def canonical(table: Sequence[Sequence[int]]) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """The smallest automaton with the same sequences, its nodes in the order in which symbols first reach them.
+    """The smallest automaton that allows the same sequences, with nodes in the order in which they are first reached.
 
-    Two tables give the same result if and only if they allow the same sequences, whatever their nodes are called.
+    Two tables give the same result if and only if they allow the same sequences, however their nodes are numbered.
     """
     rows = [{symbol: to for symbol, to in enumerate(row) if to >= 0} for row in table]
-    # Nodes are told apart by what may follow, one symbol further in each round, until a round tells no more apart.
+    # Nodes are separated by what may follow, one symbol further in each round, until a round separates no more.
     group = [0] * len(rows)
     while True:
         signs = [(group[n], *((symbol, group[to]) for symbol, to in row.items())) for n, row in enumerate(rows)]
@@ -59,15 +60,15 @@ def canonical(table: Sequence[Sequence[int]]) -> tuple[tuple[tuple[int, int], ..
 
 
 def side(table: Sequence[Sequence[int]], parts: int) -> int:
-    """A number below ``parts`` that depends on the allowed sequences alone: equal automata are on one side."""
+    """A number below ``parts`` that depends only on the allowed sequences: equal automata get the same number."""
     digest = blake2b(repr(canonical(table)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % parts
 
 
 def random_walks(generator: torch.Generator, table: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """From node 0, each allowed symbol alike: symbols ``(N, steps)``, and nodes ``(N, steps)`` they were drawn at.
+    """Walks from node 0 through ``table (N, nodes, symbols)``, each allowed symbol being equally likely.
 
-    ``table (N, nodes, symbols)``.
+    Returns the symbols ``(N, steps)`` and the nodes ``(N, steps)`` at which they were drawn.
     """
     every = torch.arange(len(table))
     node = torch.zeros(len(table), dtype=torch.int64)

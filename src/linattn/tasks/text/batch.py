@@ -1,4 +1,4 @@
-"""What a task hands to a model."""
+"""Batches of sequences, as tasks give them to models."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
@@ -15,12 +15,12 @@ class Sequences:
 
     Attributes:
         inputs: token ids ``(B, T)``, int64.
-        targets: ``(B, T)`` for causal and masked tasks: ``targets[b, t]`` is what ``logits[b, t]`` must say (already
-            shifted), ``IGNORED`` where nothing is scored. For classification ``(B,)``, or ``(B, P)`` for P answers
-            from one vector.
-        key_mask: ``(B, T)`` bool, True = real token; None where nothing is padded.
-        exact: ``(B, T, vocabulary)`` fp32, the true distribution of the next token, where a task knows it.
-        cu_seqlens: offsets ``(N + 1,)`` of N pieces laid end to end in one row, B = 1; None where rows are sequences.
+        targets: ``(B, T)`` for causal and masked tasks: ``targets[b, t]`` is what ``logits[b, t]`` should predict
+            (already shifted), ``IGNORED`` where nothing is scored. For classification ``(B,)``, or ``(B, P)`` for P
+            answers from one vector.
+        key_mask: ``(B, T)`` bool, True = real token; None if nothing is padded.
+        exact: ``(B, T, vocabulary)`` fp32, the true distribution of the next token, if the task knows it.
+        cu_seqlens: offsets ``(N + 1,)`` of N pieces laid end to end in one row, B = 1; None if each row is a sequence.
     """
 
     inputs: Tensor
@@ -37,7 +37,7 @@ class Sequences:
         return Sequences(*(None if value is None else function(value) for value in values))  # type: ignore[arg-type]
 
     def take(self, rows: Tensor | slice) -> "Sequences":
-        """Some of the sequences."""
+        """The batch with only these rows."""
         if self.cu_seqlens is not None:
             raise ValueError("pieces laid end to end in one row cannot be taken apart by row")
         return self._map(lambda value: value[rows])
@@ -50,6 +50,6 @@ class Sequences:
 
 
 def join(parts: Iterable[Sequences]) -> Sequences:
-    """Batches of one shape, one after another."""
+    """Concatenate batches of the same shape."""
     columns = zip(*((p.inputs, p.targets, p.key_mask, p.exact) for p in parts), strict=True)
     return Sequences(*(None if column[0] is None else torch.cat(column) for column in columns))  # type: ignore[arg-type]

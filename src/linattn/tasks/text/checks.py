@@ -1,4 +1,4 @@
-"""Settings of tasks: a wrong one is named with what is allowed."""
+"""Checks of the settings of tasks; errors name the setting and what is allowed."""
 
 from collections.abc import Iterable
 
@@ -22,12 +22,12 @@ def one_of(option: str, value: object, allowed: Iterable[object]) -> None:
 
 
 def require(option: str, holds: bool, allowed: str, value: object) -> None:
-    """For conditions between settings: ``allowed`` says them in words."""
+    """Raise SettingError unless ``holds``; ``allowed`` states the condition in words."""
     if not holds:
         raise SettingError(option, f"must be {allowed}, got {value!r}")
 
 
 def ordered(option: str, value: tuple[int, int], low: int) -> None:
-    """A range ``(first, last)``, both ends included."""
+    """Check a range ``(first, last)``, both ends included."""
     fits = len(value) == 2 and low <= value[0] <= value[1]
     require(option, fits, f"(first, last) with {low} <= first <= last", value)

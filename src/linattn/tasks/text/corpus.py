@@ -1,4 +1,4 @@
-"""A text cut into three parts, as token ids, and windows of it."""
+"""A text as token ids, cut into three parts, and windows of it."""
 
 from dataclasses import dataclass
 
@@ -12,12 +12,12 @@ from linattn.tasks.text.documents import read_documents
 from linattn.tasks.text.encoders import Encoder
 
 PARTS = ("train", "valid", "test")
-ENWIK8 = 100_000_000  # bytes; whoever has a file of this very size gets the usual cut
+ENWIK8 = 100_000_000  # bytes; a file of exactly this size is cut in the usual way
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """``tokens (n,)`` of any whole type; ``starts`` of its documents, the first is 0; ``num_bytes`` of its text."""
+    """``tokens (n,)`` of any integer type; ``starts`` of the documents, the first 0; ``num_bytes`` of the text."""
 
     tokens: Tensor
     starts: Tensor
@@ -27,7 +27,7 @@ class Part:
         return len(self.tokens)
 
     def window(self, first: Tensor, length: int) -> Sequences:
-        """``length`` tokens from each of ``first (B,)`` on, with the next token as target; beyond the end is 0."""
+        """Windows of ``length`` tokens from ``first (B,)`` on, with the next tokens as targets; 0 beyond the end."""
         places = first[:, None] + torch.arange(length + 1)
         found = self.tokens[places.clamp(max=len(self) - 1)].long()
         beyond = places >= len(self)
@@ -35,7 +35,7 @@ class Part:
         return Sequences(inputs, targets.masked_fill(beyond[:, 1:], IGNORED))
 
     def anywhere(self, generator: torch.Generator, count: int, length: int) -> Tensor:
-        """Where windows may begin, ``(count,)``: those and their last target lie inside."""
+        """Random starts ``(count,)`` of windows that lie inside the part, including their last target."""
         return torch.randint(len(self) - length, (count,), generator=generator)
 
     def packed(self, first: Tensor, length: int) -> Sequences:
@@ -55,17 +55,17 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Parts by name; token ids are below ``vocabulary``."""
+    """The parts of a text by name; token ids are below ``vocabulary``."""
 
     parts: dict[str, Part]
     vocabulary: int
 
 
 def load_corpus(source: str, encoder: Encoder, *, valid: float = 0.05, test: float = 0.05) -> Corpus:
-    """The text of ``source``: the last ``test`` of its bytes, ``valid`` before them, and the rest to train on.
+    """Load the text of ``source``: a share ``test`` of its bytes at the end, ``valid`` before it, the rest to train on.
 
-    A file of 100,000,000 bytes, as enwik8 is, gives 90, 5 and 5 million. Where there are several documents each ends
-    with ``encoder.end``, and the cut goes to the beginning of the next document if that leaves something in each part.
+    A file of 100,000,000 bytes, such as enwik8, gives parts of 90, 5 and 5 million. If there are several documents,
+    each ends with ``encoder.end``, and cuts move to the beginning of the next document if that leaves no part empty.
     """
     between("valid", valid, 0, 0.9)
     between("test", test, 0, 0.9)
@@ -91,7 +91,7 @@ def _cuts(sizes: list[int], valid: float, test: float) -> tuple[int, int]:
 
 
 def _between(documents: list[Tensor], first: int, last: int | None) -> list[Tensor]:
-    """What of the documents lies in bytes ``first .. last``; views, nothing is copied."""
+    """The pieces of the documents in bytes ``first .. last``, as views."""
     found, offset = [], 0
     for document in documents:
         end = len(document) if last is None else min(last - offset, len(document))
@@ -105,7 +105,7 @@ def _between(documents: list[Tensor], first: int, last: int | None) -> list[Tens
 def _part(encoder: Encoder, documents: list[Tensor], several: bool) -> Part:
     encoded = [encoder.encode(document) for document in documents]
     size = sum(len(document) for document in documents)
-    if not several:  # as it is: what is mapped into memory stays so
+    if not several:  # not copied: a file that is mapped into memory stays so
         tokens = encoded[0] if encoded else torch.zeros(0, dtype=torch.uint8)
         return Part(tokens, torch.zeros(1, dtype=torch.int64), size)
     end = torch.tensor([encoder.end], dtype=torch.int32)
@@ -115,6 +115,6 @@ def _part(encoder: Encoder, documents: list[Tensor], several: bool) -> Part:
 
 
 def check_length(part: str, tokens: int, length: int) -> None:
-    """Enough for one window and its last target."""
+    """Raise unless a part has enough tokens for one window and its last target."""
     if tokens <= length:
         raise SettingError("length", f"must be below the {tokens} tokens of the {part} part, got {length}")

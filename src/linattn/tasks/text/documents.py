@@ -1,4 +1,4 @@
-"""Text as bytes on the disk: one file, several, or the lines of a jsonl file."""
+"""Reads text as bytes: one file, several, or the lines of a jsonl file."""
 
 import gzip
 import json
@@ -16,7 +16,7 @@ SOURCES = "a text file, the same packed as .gz, a folder of .txt files, or a .js
 
 
 def read_documents(source: str) -> list[Tensor]:
-    """Documents as bytes, each uint8 ``(n,)``; a plain file is one document, mapped into memory and not read."""
+    """The documents of ``source`` as bytes, uint8 ``(n,)`` each; a plain file is one document, mapped into memory."""
     path = Path(source).expanduser()
     if path.is_dir():
         files = sorted(path.glob("*.txt"))
@@ -46,12 +46,12 @@ def as_bytes(text: str | bytes) -> Tensor:
 
 
 def as_text(document: Tensor) -> str:
-    """Bytes that are no UTF-8, as at a cut, are left out."""
+    """Decode a document; bytes that are not UTF-8, as at a cut, are left out."""
     return bytes(document.numpy()).decode("utf-8", errors="ignore")
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a jsonl file, packed or not; empty lines are skipped, wrong ones are named."""
+    """The objects of a jsonl file, gzipped or not; empty lines are skipped, errors name the line."""
     open_text = gzip.open if path.suffix == ".gz" else open
     with open_text(path, "rt", encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
@@ -67,7 +67,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def count_jsonl(path: Path) -> int:
-    """How many lines :func:`read_jsonl` gives, without a look into them."""
+    """How many objects :func:`read_jsonl` yields, without parsing them."""
     open_bytes = gzip.open if path.suffix == ".gz" else open
     with open_bytes(path, "rb") as lines:
         return sum(1 for line in lines if line.strip())

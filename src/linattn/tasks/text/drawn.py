@@ -1,4 +1,4 @@
-"""Sets of drawn sequences: block by block, each from numbers of its own, and kept in a folder where one is named."""
+"""Sets of drawn sequences, drawn in independent blocks, and kept in a folder if one is given."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
@@ -14,8 +14,8 @@ from linattn.support.files import write_atomically
 from linattn.support.options import SettingError
 from linattn.tasks.text.batch import Sequences, join
 
-BLOCK = 256  # sequences drawn at once: bounds memory, whatever the size of the set
-PART = 16  # blocks of a file: what a set that is stopped on the way may lose
+BLOCK = 256  # sequences drawn at once, which bounds memory whatever the size of the set
+PART = 16  # blocks in one file: the most that is lost if drawing is interrupted
 
 OnCount = Callable[[int], None]
 
@@ -23,11 +23,11 @@ OnCount = Callable[[int], None]
 def draw_set(
     draw: Callable[[int, int], Sequences], total: int, on_count: OnCount, folder: Path | None = None
 ) -> Sequences:
-    """``total`` sequences from ``draw(first, count)``, at most BLOCK at a time, in small types.
+    """Draw ``total`` sequences by ``draw(first, count)``, at most BLOCK at a time, as small integer types.
 
-    Most of the work is torch's own, which lets other threads run; blocks do not know one another. ``on_count`` is told
-    how many there are so far. In ``folder`` lie those of earlier calls, and new ones are added. They are found by what
-    their first block holds, which is drawn each time: another version of a task, or of torch, may draw others.
+    Blocks are independent and drawn in threads, as most of the work is done by torch, which lets other threads run.
+    ``on_count`` is called with the number of sequences so far. ``folder`` keeps sets for later calls. A set is found by
+    the content of its first block, which is always drawn: another version of a task or of torch may draw another one.
     """
 
     def block(first: int) -> Sequences:
@@ -52,7 +52,7 @@ def draw_set(
 
 
 def narrowed(batch: Sequences) -> Sequences:
-    """Token ids in a small type that holds them and ``IGNORED``: a set that is kept takes a quarter of the space."""
+    """The batch with ids in a small type that holds them and ``IGNORED``: a quarter of the space for a kept set."""
     kind = torch.int16 if max(int(batch.inputs.max()), int(batch.targets.max())) < 2**15 else torch.int32
     return replace(batch, inputs=batch.inputs.to(kind), targets=batch.targets.to(kind))
 
@@ -69,7 +69,7 @@ def _counted(blocks: Iterable[Sequences], done: int, on_count: OnCount) -> Itera
 
 
 def _tensors(found: Sequences) -> dict[str, Tensor]:
-    """Those that are there, by name."""
+    """The tensors of a batch that are not None, by name."""
     tensors = {field.name: getattr(found, field.name) for field in fields(found)}
     return {name: value for name, value in tensors.items() if value is not None}
 
@@ -86,5 +86,5 @@ def _save(found: Sequences, path: Path) -> None:
 def _load(path: Path) -> Sequences:
     try:
         return Sequences(**torch.load(path, weights_only=True))
-    except Exception as error:  # a file that was cut off fails in many ways
+    except Exception as error:  # a truncated file fails in many ways
         raise SettingError("cache", f"{path} cannot be read ({error}): delete it") from error

@@ -14,15 +14,15 @@ from linattn.tasks.text.content import content_digest
 from linattn.tasks.text.documents import as_text
 from linattn.tasks.text.once import once
 
-PIECE = 1 << 20  # bytes a tokenizer gets at once: a whole corpus in one call would take tens of times its size
+PIECE = 1 << 20  # bytes a tokenizer gets at once: for a whole corpus it would need tens of times its size in memory
 
 
 class Encoder(Protocol):
-    """``end`` is put between documents, ``mask`` stands for hidden tokens; both may be ids beyond the text's own."""
+    """Encodes text. ``end`` is the id after documents, ``mask`` that of hidden tokens; both may be ``size`` or more."""
 
     @property
     def size(self) -> int:
-        """Ids of text are below it."""
+        """Ids of text are below this number."""
 
     @property
     def end(self) -> int: ...
@@ -34,7 +34,7 @@ class Encoder(Protocol):
 
 
 class Bytes:
-    """Ids are bytes."""
+    """The encoder without a tokenizer: ids are bytes."""
 
     size, end, mask = 256, 256, 257
 
@@ -43,7 +43,7 @@ class Bytes:
 
 
 class Pretrained:
-    """The tokenizer in a folder as transformers saves it; with ``cache``, a folder, texts are encoded only once."""
+    """A tokenizer in a folder, as saved by transformers; with a folder ``cache``, texts are encoded only once."""
 
     def __init__(self, folder: str, cache: str | None = None) -> None:
         if not Path(folder).expanduser().is_dir():
@@ -59,7 +59,7 @@ class Pretrained:
 
     @once
     def _content(self) -> str:
-        """Of all files that may decide how text is encoded: some tokenizers keep their words in a file apart."""
+        """Digest of all files that may decide how text is encoded: some tokenizers have a separate file of words."""
         return content_digest([self.folder])
 
     @property
@@ -79,7 +79,7 @@ class Pretrained:
         return found[0] if found else self.size + beyond
 
     def encode(self, document: Tensor) -> Tensor:
-        """int32 ``(n,)``; from the cache it is mapped into memory."""
+        """Encode a document as int32 ``(n,)``; ids in the cache are mapped into memory."""
         if self.cache is None:
             return self._encode(document)
         digest = hashlib.blake2b(self._content.encode() + document.numpy().tobytes(), digest_size=12).hexdigest()
@@ -94,7 +94,7 @@ class Pretrained:
         text, found, first = as_text(document), [], 0
         while first < len(text):
             last = min(first + PIECE, len(text))
-            if last < len(text):  # pieces end where a line begins, else at a space: no word is cut if it can be helped
+            if last < len(text):  # pieces end at a new line, else at a space, so that words are not cut if possible
                 cuts = (text.rfind(sign, first + 1, last) for sign in ("\n", " "))
                 last = next((cut for cut in cuts if cut > 0), last)
             found += self.tokenizer(text[first:last], add_special_tokens=False, verbose=False)["input_ids"]
@@ -103,5 +103,5 @@ class Pretrained:
 
 
 def encoder(tokenizer: str | None, cache: str | None = None) -> Encoder:
-    """Bytes without a tokenizer."""
+    """The encoder of a tokenizer's folder; without one, bytes."""
     return Bytes() if tokenizer is None else Pretrained(tokenizer, cache)

@@ -1,4 +1,4 @@
-"""Labelled sequences in memory, of one length or of many."""
+"""Labelled sequences in memory, of one length or of several."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from linattn.tasks.text.batch import Sequences
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """N sequences end to end in ``tokens``, number n from ``offsets[n]`` to ``offsets[n + 1]``; ``labels (N,)``.
+    """N sequences end to end in ``tokens``, with number n from ``offsets[n]`` to ``offsets[n + 1]``; ``labels (N,)``.
 
-    Ragged, as padding most data to the longest would take several times the memory.
+    They are not padded: padding all to the longest would take several times the memory for most data.
     """
 
     tokens: Tensor
@@ -30,7 +30,7 @@ class Examples:
         return len(self.labels)
 
     def take(self, rows: Tensor, pad: int) -> Sequences:
-        """A batch padded on the right to ``length``; without a ``key_mask`` where nothing is padded."""
+        """The batch of these rows, padded on the right to ``length``; without a ``key_mask`` if nothing is padded."""
         place = self.offsets[rows, None] + torch.arange(self.length)
         mask = place < self.offsets[rows + 1, None]
         inputs = self.tokens[place.clamp(max=len(self.tokens) - 1)].long().masked_fill(~mask, pad)

@@ -1,4 +1,4 @@
-"""Tasks whose sequences are drawn, not read."""
+"""Tasks whose sequences are drawn at random, not read."""
 
 import hashlib
 from abc import abstractmethod
@@ -24,9 +24,9 @@ OF_SETS = ("train_examples", "test_examples", *PLACES)  # settings that do not c
 class GeneratedTask(SequenceTask):
     """A task that draws its sequences.
 
-    Training sequences are new in every batch, or with ``train_examples`` come from a fixed set of that size, shuffled
-    anew in each epoch. Test sequences are a fixed set. Both sets depend on ``data_seed``, never on the seed of a run.
-    ``cache`` is a folder that keeps both, for runs that go on and for others of the same settings.
+    Training sequences are new in every batch or, with ``train_examples``, come from a fixed set of that size, shuffled
+    anew in each epoch. ``test_examples`` test sequences are a fixed set too. Fixed sets depend on ``data_seed``, not on
+    the seed of a run. ``cache`` is a folder that keeps them for resumed runs and for others with the same settings.
     """
 
     train_examples: int | None = None
@@ -45,10 +45,10 @@ class GeneratedTask(SequenceTask):
 
     @abstractmethod
     def draw(self, generator: torch.Generator, count: int, train: bool) -> Sequences:
-        """``count`` sequences; ``train`` for tasks that train on more than they test."""
+        """Draw ``count`` sequences; ``train``: as for training, where tasks may score more targets than in a test."""
 
     def batch(self, seed: int | torch.Generator, count: int, *, train: bool = False) -> Sequences:
-        """``count`` sequences from a seed, or from the next draws of a generator; scored as in a test, or in training.
+        """Draw ``count`` sequences from a seed or a generator, as for a test or, with ``train``, for training.
 
         The same seed gives the same sequences.
         """
@@ -67,7 +67,7 @@ class GeneratedTask(SequenceTask):
             yield widened(self._test_set.take(slice(first, first + batch_size)))
 
     def prepare(self, on_work: OnWork = in_silence, *, train: bool = True, test: bool = True) -> None:
-        sets = vars(self)  # where ``once`` keeps what it has made
+        sets = vars(self)  # where ``once`` keeps its values
         if train and self.train_examples is not None and "_train_set" not in sets:
             sets["_train_set"] = self._kept("train set", self.train_examples, True, on_work)
         if test and "_test_set" not in sets:

@@ -1,4 +1,4 @@
-"""Sentences and pairs of them with a label, as GLUE (arXiv:1804.07461) has them, from jsonl files."""
+"""GLUE (arXiv:1804.07461): labelled sentences and pairs of sentences from jsonl files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,24 +20,24 @@ from linattn.tasks.text.once import once
 
 PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question", "sentence"), ("question1", "question2"))
 SINGLES = ("sentence", "text")
-# GLUE's own test files have no labels: results are those of the development set.
+# The test files of GLUE have no labels: results are measured on the development set.
 TEST_FILES = ("validation", "validation_matched", "dev", "dev_matched", "valid", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Glue(LabelledTask):
-    """The class of a sentence, or of a pair.
+    """Classification of sentences or of pairs of sentences.
 
-    ``data`` is a folder with ``train.jsonl`` and one of validation, dev, valid or test. A line has a ``label``, a whole
-    number or a name, and a ``sentence`` (or ``text``), or a pair: ``sentence1`` and ``sentence2``, ``premise`` and
-    ``hypothesis``, ``question`` and ``sentence``, or ``question1`` and ``question2``. With two classes ``metrics`` adds
-    ``f1`` of class 1 and ``matthews``.
+    ``data`` is a folder with ``train.jsonl`` and a file of the same kind named validation, dev, valid or test. A line
+    has a ``label``, a whole number or a name, and a ``sentence`` (or ``text``) or a pair: ``sentence1`` and
+    ``sentence2``, ``premise`` and ``hypothesis``, ``question`` and ``sentence``, or ``question1`` and ``question2``.
+    With two classes ``metrics`` adds ``f1`` of class 1 and ``matthews``.
 
     Args:
-        length: tokens; of a pair that is longer the longer sentence loses its end first.
-        tokenizer: a folder with a tokenizer of transformers, which joins pairs its own way; None: bytes, with the end
-            of a document between sentences. Ids are those of ``masked-text``, whose models are what one starts from.
-        labels: names in the order of the classes; None: those of the training file, sorted.
+        length: most tokens of an example; in a pair that is longer, the longer sentence is cut at its end first.
+        tokenizer: a folder with a tokenizer of transformers, which joins pairs in its own way; None: bytes, with the
+            end of a document between sentences. Ids are those of the task ``masked-text``, to start from its models.
+        labels: names in the order of the classes; None: those in the training file, sorted.
     """
 
     name = "glue"
@@ -51,7 +51,7 @@ class Glue(LabelledTask):
         at_least("length", self.length, 4)
         for names in (("train",), TEST_FILES):
             find_jsonl(self.data, names)
-        _ = self.vocabulary  # a tokenizer that cannot be read is told now
+        _ = self.vocabulary  # raises now if the tokenizer cannot be read
 
     @once
     def _encoder(self) -> Bytes | Pretrained:

@@ -1,18 +1,18 @@
-"""How models are tuned on the tasks of GLUE, as fields of ``Standard``, by name.
+"""Settings for fine-tuning on the tasks of GLUE, as fields of ``Standard``, by name.
 
-``glue-rte`` is for the base model of the recipe ``masked-text``, ``glue-large-rte`` for one of 24 layers; without a
-task at the end the numbers are those of MNLI, the largest. Which task it is the files do not tell: name its recipe.
+``glue-rte`` is for the base model of the recipe ``masked-text``, ``glue-large-rte`` for one of 24 layers. Names without
+a task have the numbers of MNLI, the largest. Files do not tell which task they are of, so name the recipe of the task.
 RTE, MRPC and STS-B start from a model that was tuned on MNLI.
 
-The source's weight decay is a share of the weights that a step at the highest learning rate takes off, whatever that
-rate is (``DecoupledAdamW``). PyTorch's AdamW takes off the rate times the decay: :func:`of_rate` tells it what does the
-same.
+The weight decay of the source is the share of the weights that a step at the highest learning rate subtracts, whatever
+that rate is (``DecoupledAdamW``). PyTorch's AdamW subtracts the rate times the decay; :func:`of_rate` converts between
+them.
 """
 
 from typing import Any
 
-# Task: sequences of a step, epochs, learning rate and weight decay of base, then epochs and weight decay of large. The
-# last is that of the programs; the paper prints 3e-5 for STS-B.
+# Task -> batch size, then epochs, learning rate and weight decay of base, then epochs and weight decay of large. The
+# last is that of the source's code; the paper prints 3e-5 for STS-B.
 TABLE = {
     "mnli": (48, 3, 5e-5, 5e-6, 3, 5e-6),
     "qnli": (16, 10, 5e-5, 1e-6, 10, 1e-6),
@@ -30,7 +30,7 @@ PLAIN = ("cola", "large-rte")  # trained with PyTorch's AdamW in the source too
 
 
 def of_rate(decay: float, lr: float) -> float:
-    """Weight decay for PyTorch's AdamW that takes off ``decay`` a step at the rate ``lr``.
+    """The weight decay with which PyTorch's AdamW subtracts a share ``decay`` per step at the rate ``lr``.
 
     Example:
         >>> round(of_rate(1e-5, 8e-4), 6)

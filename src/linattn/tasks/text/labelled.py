@@ -1,4 +1,4 @@
-"""Classification of sequences that are read from files."""
+"""Tasks of classifying sequences that are read from files."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -21,13 +21,13 @@ from linattn.tasks.text.task import SequenceTask
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledTask(SequenceTask):
-    """Reads examples once; training takes them in an order that is shuffled anew in each epoch.
+    """A task with labelled examples from files, which are read once and shuffled anew in each training epoch.
 
     Args:
         data: where the files are.
         hold_out: share of the training examples that is left out of training, for choosing options.
-        evaluate: what tests use, "test" or "valid": the examples held out.
-        data_seed: of the choice of these.
+        evaluate: what tests use: "test", the test examples, or "valid", the examples held out.
+        data_seed: seed of the choice of examples to hold out.
     """
 
     kind = "classification"
@@ -45,20 +45,20 @@ class LabelledTask(SequenceTask):
 
     @abstractmethod
     def read(self, part: str) -> Examples:
-        """The examples of "train" or "test"."""
+        """Read the examples of ``part``, "train" or "test"."""
 
     def train_rows(self) -> int:
-        """How many training examples the files hold; a task that can count them without reading them does."""
+        """How many training examples the files hold; tasks override it if they can count without reading examples."""
         return len(self._train)
 
     @property
     def train_size(self) -> int:
-        """Without those held out."""
+        """Training examples of an epoch, without those held out."""
         rows = self.train_rows()
         return rows - round(self.hold_out * rows)
 
     def strata(self, labels: Tensor) -> Tensor:
-        """Whole numbers from 0 on; examples are held out of each alike."""
+        """The stratum of each example, from 0 on; the same share of each stratum is held out."""
         return labels
 
     @once
@@ -90,7 +90,7 @@ class LabelledTask(SequenceTask):
 
 
 def find_jsonl(data: str, names: tuple[str, ...]) -> Path:
-    """The first of these files in a folder, packed or not."""
+    """The first of these jsonl files that a folder has, gzipped or not."""
     folder = Path(data).expanduser()
     tried = [f"{name}{end}" for name in names for end in (".jsonl", ".jsonl.gz")]
     if not folder.is_dir():

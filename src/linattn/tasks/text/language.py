@@ -20,18 +20,20 @@ from linattn.tasks.text.task import Kind, SequenceTask
 
 @dataclass(frozen=True, kw_only=True)
 class Text(SequenceTask):
-    """The next byte or token of a text. Training takes windows that begin anywhere, tests all text in windows in turn.
+    """Prediction of the next byte or token of a text.
+
+    Training takes windows at random places; tests take consecutive windows, which cover all of the text.
 
     Args:
-        data: a text file (enwik8), the same packed as ``.gz``, a folder of ``.txt`` files or a ``.jsonl`` file.
+        data: a text file (enwik8), plain or ``.gz``, a folder of ``.txt`` files, or a ``.jsonl`` file.
         length: tokens of a window.
         tokenizer: a folder with a tokenizer of transformers; None: bytes.
-        cache: a folder that keeps what a tokenizer made of a text.
-        valid, test: shares of the text, from its end; enwik8 has its usual parts.
+        cache: a folder that keeps the token ids of texts for later runs.
+        valid, test: shares of the text, taken from its end; enwik8 is cut in its usual way.
         evaluate: the part that tests use, "test" or "valid".
-        test_windows: how many windows from the beginning of that part; None: all.
-        packed: lay the windows of a batch end to end in one row and cut it where a document begins, so that none sees
-            another one; rows are then cut by ``cu_seqlens``.
+        test_windows: how many windows to test on, from the beginning of that part; None: all.
+        packed: lay the windows of a batch end to end in one row, with ``cu_seqlens`` that also cut it where a document
+            begins, so that no document sees another one.
     """
 
     name = "text"
@@ -84,7 +86,7 @@ class Text(SequenceTask):
         return self._cut(part, part.anywhere(stream("text", seed, step), batch_size, self.length))
 
     def test_batches(self, batch_size: int) -> Iterator[Sequences]:
-        """The last window is shorter than others: what is beyond the end of the text is not scored."""
+        """Batches of all windows; in the last window, places beyond the end of the text are not scored."""
         at_least("batch_size", batch_size, 1)
         windows = self._windows(-(-(len(self._tested) - 1) // self.length))
         for first in range(0, windows, batch_size):
@@ -102,13 +104,13 @@ class Text(SequenceTask):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedText(Text):
-    """Tokens to be restored (BERT, arXiv:1810.04805): of those chosen 80 % are hidden, 10 % are replaced, 10 % stay.
+    """Prediction of masked tokens (BERT, arXiv:1810.04805): 80 % of chosen tokens are hidden, 10 % replaced, 10 % kept.
 
-    Hidden ones become the tokenizer's mask token, for bytes 257. Replaced ones become any id of text.
+    Hidden tokens become the tokenizer's mask token, or 257 for bytes. Replaced tokens become a random id of text.
 
     Args:
-        share: of the tokens that are chosen, in training; at least one of each window.
-        test_share: the same in tests, where the choice depends on the window alone.
+        share: share of the tokens that are chosen in training; at least one in each window.
+        test_share: the same in tests, where the choice depends only on the window.
     """
 
     name = "masked-text"
@@ -138,7 +140,7 @@ class MaskedText(Text):
         return self.hide(stream("mask", seed, step), batch.inputs, self.share)
 
     def test_batches(self, batch_size: int) -> Iterator[Sequences]:
-        """Whole windows only."""
+        """Batches of all whole windows."""
         at_least("batch_size", batch_size, 1)
         windows = self._windows(len(self._tested) // self.length)
         for first in range(0, windows, batch_size):
@@ -148,7 +150,7 @@ class MaskedText(Text):
             yield join(self.hide(stream("test mask", n), row[None], self.test_share) for n, row in rows)
 
     def hide(self, generator: torch.Generator, tokens: Tensor, share: float) -> Sequences:
-        """Inputs with chosen tokens changed, and those tokens as targets, ``(B, T)`` each."""
+        """A batch of inputs with chosen tokens changed, and the original ones as targets, ``(B, T)`` each."""
         chance = torch.rand(tokens.shape, generator=generator)
         chosen = (chance < share) | (chance == chance.amin(1, keepdim=True))
         how = torch.rand(tokens.shape, generator=generator)

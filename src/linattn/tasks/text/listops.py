@@ -1,4 +1,4 @@
-"""ListOps of the Long Range Arena (arXiv:2011.04006, 1804.06028): work out a nested list."""
+"""ListOps of the Long Range Arena (arXiv:2011.04006, 1804.06028): compute the value of a nested list."""
 
 from dataclasses import dataclass
 
@@ -21,12 +21,12 @@ TOKENS = ("pad", *"0123456789", *(f"[{name}" for name in OPERATORS), "]")
 
 @dataclass(frozen=True, kw_only=True)
 class ListOps(GeneratedTask):
-    """``[MAX 4 3 [MIN 2 3 ] 1 0 ]`` is 4: one of ten answers.
+    """The value of an expression, one of ten digits: ``[MAX 4 3 [MIN 2 3 ] 1 0 ]`` is 4.
 
-    A node is an operator with chance ``branching``, else a digit; a node at depth ``depth`` (the root's is 1) is a
-    digit. Operators, each alike, have ``arguments`` arguments: smallest, largest, median (rounded down), sum modulo 10.
-    An operator takes two tokens, a digit one; expressions with more than ``shortest`` and fewer than ``length`` tokens
-    are kept.
+    A node is an operator with chance ``branching``, else a digit; a node at depth ``depth`` (the root has depth 1) is a
+    digit. The operators are smallest, largest, median (rounded down) and sum modulo 10, all equally likely; the number
+    of their arguments is in the range ``arguments``. An operator takes two tokens, a digit one. Only expressions with
+    more than ``shortest`` and fewer than ``length`` tokens are kept.
 
     Example:
         >>> batch = ListOps(shortest=3, length=20).batch(0, 1)

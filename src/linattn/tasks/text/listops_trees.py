@@ -1,4 +1,4 @@
-"""Random expressions of ListOps, grown level by level for many at once."""
+"""Random expressions of ListOps, many at once, grown level by level."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,13 +9,13 @@ from torch import Tensor
 
 @dataclass
 class Level:
-    """Nodes of one depth, those of one parent side by side; children are in the order of their parents."""
+    """All nodes of one depth. Children of one parent are side by side, in the order of their parents."""
 
     tree: Tensor  # (n,) the expression each node belongs to
     operator: Tensor  # (n,) 0 .. 3, or -1 for a digit
-    arity: Tensor  # (n,) children
+    arity: Tensor  # (n,) number of children
     value: Tensor  # (n,) digits now, results of operators later
-    size: Tensor  # (n,) tokens of the node and all below
+    size: Tensor  # (n,) tokens of the node and all nodes below
 
 
 def random_trees(
@@ -27,7 +27,7 @@ def random_trees(
     shortest: int,
     length: int,
 ) -> tuple[Tensor, Tensor]:
-    """Draws ``count`` expressions, keeps those with ``shortest < tokens < length``: ``(kept, length)``, ``(kept,)``."""
+    """Draw ``count`` expressions, keep those with ``shortest < tokens < length``: ``(kept, length)``, ``(kept,)``."""
     levels = _grow(generator, count, depth, arguments, branching, length)
     for upper, lower in zip(levels[-2::-1], levels[:0:-1], strict=True):
         _fold(upper, lower)
@@ -47,7 +47,7 @@ def _grow(
     generator: torch.Generator, count: int, depth: int, arguments: tuple[int, int], branching: float, length: int
 ) -> list[Level]:
     tree = torch.arange(count)
-    used = torch.zeros(count, dtype=torch.int64)  # tokens so far: what grew too long is not grown on
+    used = torch.zeros(count, dtype=torch.int64)  # tokens so far: expressions that are too long do not grow further
     levels: list[Level] = []
     for d in range(1, depth + 1):
         n = len(tree)
@@ -58,7 +58,7 @@ def _grow(
         arity = torch.randint(arguments[0], arguments[1] + 1, (n,), generator=generator) * is_operator
         digit = torch.randint(10, (n,), generator=generator)
         size = torch.where(is_operator, 2, 1)
-        # A tree that was cut must not look short: its size is out of range already.
+        # A tree that is cut here cannot pass for a short one: its size is out of range already.
         levels.append(Level(tree, torch.where(is_operator, kind, -1), arity, digit, size))
         tree = tree.repeat_interleave(arity)
         if not len(tree):
@@ -68,7 +68,7 @@ def _grow(
 
 
 def _fold(upper: Level, lower: Level) -> None:
-    """Results and sizes of ``upper``'s operators from their arguments in ``lower``."""
+    """Compute values and sizes of the operators in ``upper`` from their arguments in ``lower``."""
     is_operator = upper.operator >= 0
     parents, arity = is_operator.nonzero()[:, 0], upper.arity[is_operator]
     owner = torch.arange(len(parents)).repeat_interleave(arity)
@@ -83,7 +83,7 @@ def _fold(upper: Level, lower: Level) -> None:
 
 
 def _starts(upper: Level, lower: Level, start: Tensor) -> Tensor:
-    """Where each node of ``lower`` begins: behind its parent's opening and its elder siblings."""
+    """Where each node of ``lower`` begins: after the opening token of its parent and the siblings before it."""
     before = lower.size.cumsum(0) - lower.size
     arity = upper.arity[upper.arity > 0]
     eldest = (arity.cumsum(0) - arity).repeat_interleave(arity)
@@ -91,7 +91,7 @@ def _starts(upper: Level, lower: Level, start: Tensor) -> Tensor:
 
 
 def _write(tokens: Tensor, row: Tensor, level: Level, start: Tensor) -> None:
-    """Digits are 1 .. 10, operators open with 11 .. 14 and close with 15."""
+    """Write the tokens of a level: digits are 1 .. 10, operators open with 11 .. 14 and close with 15."""
     here = row[level.tree]
     is_operator = level.operator >= 0
     kept, opens = here >= 0, (here >= 0) & is_operator

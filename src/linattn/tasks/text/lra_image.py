@@ -1,4 +1,4 @@
-"""Image of the Long Range Arena (arXiv:2011.04006): a grey picture as a row of pixels."""
+"""The task Image of the Long Range Arena (arXiv:2011.04006): a grey picture as a sequence of pixels."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +18,10 @@ LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, what "convert to grey" means in im
 
 @dataclass(frozen=True, kw_only=True)
 class LraImage(LabelledTask):
-    """The class of a picture from its grey levels 0 .. 255, row by row: 1024 tokens of CIFAR-10.
+    """Classification of a picture from its grey levels 0 .. 255, row by row: 1024 tokens for CIFAR-10.
 
     ``data`` is an ``.npz`` file with ``x_train``, ``y_train``, ``x_test``, ``y_test``. The arena trains on nine tenths
-    of the training pictures, hence ``hold_out``.
+    of the training pictures, hence the default of ``hold_out``.
     """
 
     name = "lra-image"
@@ -61,7 +61,7 @@ class LraImage(LabelledTask):
         split = self.images.train if part == "train" else self.images.test
         pictures = split.images
         if pictures.shape[1] == 3:
-            # Thousands at a time: in floating point all of them would take gigabytes.
+            # In chunks: all pictures in floating point would take gigabytes.
             weights = torch.tensor(LUMA)[:, None, None]
             grey = ((chunk.float() * weights).sum(1).round() for chunk in pictures.split(4096))
             pictures = torch.cat([chunk.to(torch.uint8) for chunk in grey])

@@ -1,4 +1,4 @@
-"""Text of the Long Range Arena (arXiv:2011.04006): films reviewed, byte by byte."""
+"""The task Text of the Long Range Arena (arXiv:2011.04006): film reviews as bytes."""
 
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,10 +12,10 @@ from linattn.tasks.text.labelled import LabelledTask, find_jsonl
 
 @dataclass(frozen=True, kw_only=True)
 class LraText(LabelledTask):
-    """Positive or negative, from the first ``length`` bytes of a review. A byte b is token b + 1, and 0 is padding.
+    """Is a review positive or negative, from its first ``length`` bytes? A byte b is token b + 1, and 0 is padding.
 
-    ``data`` is a folder with ``train.jsonl`` and ``test.jsonl``, one ``{"text": ..., "label": 0 or 1}`` a line. Any
-    number of classes will do: labels are ``0 .. num_classes - 1``.
+    ``data`` is a folder with ``train.jsonl`` and ``test.jsonl``, with lines ``{"text": ..., "label": 0 or 1}``.
+    There may be more classes: labels are ``0 .. num_classes - 1``.
     """
 
     name = "lra-text"
@@ -27,7 +27,7 @@ class LraText(LabelledTask):
         super().__post_init__()
         at_least("length", self.length, 1)
         at_least("num_classes", self.num_classes, 2)
-        for part in ("train", "test"):  # found now, read when a batch is asked for
+        for part in ("train", "test"):  # the files must exist now; they are read with the first batch
             find_jsonl(self.data, (part,))
 
     @property

@@ -16,11 +16,11 @@ Motif = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class FuzzyRecall(GeneratedTask):
-    """``k v k v ...`` where a key is 1 to ``key_tokens`` tokens without repetition, and a value 1 to ``value_tokens``.
+    """``k v k v ...``, where a key has 1 to ``key_tokens`` different tokens and a value 1 to ``value_tokens``.
 
-    Each key has one value for the whole sequence. The last pair is one that was there before. In tests all keys have
-    ``key_tokens`` tokens, and the values of keys that were there before are scored; training scores every next token.
-    Sequences are padded on the left with the last token of the vocabulary, which ``key_mask`` takes out.
+    Each key has one value in the whole sequence, and the last pair repeats an earlier one. In tests all keys have
+    ``key_tokens`` tokens, and only values of keys that appeared before are scored; training scores every next token.
+    Sequences are padded on the left with the last token of the vocabulary, which ``key_mask`` masks.
     """
 
     name = "mad-fuzzy-recall"
@@ -57,7 +57,7 @@ class FuzzyRecall(GeneratedTask):
         return Sequences(inputs, next_tokens(inputs).masked_fill(~mask, IGNORED) if train else targets, mask)
 
     def _sequence(self, random: Random, train: bool) -> tuple[list[int], list[int]]:
-        """Tokens, and at each token the next one where it is of a value that was there before."""
+        """Tokens, and at each the target: the next token if that is part of a value whose key appeared before."""
         half = (self.vocab - 1) // 2
         smallest = 1 if train else self.key_tokens
 
@@ -76,7 +76,7 @@ class FuzzyRecall(GeneratedTask):
             pairs.append((key, key in values))
             values[key] = value
             used += len(key) + len(value)
-            # Every pair has the same chance to be asked for at the end.
+            # Every pair has the same chance of being the one repeated at the end.
             if random.random() * len(pairs) < 1 and used + len(key) + len(value) <= self.length:
                 probe = key
         tokens: list[int] = []

@@ -1,4 +1,4 @@
-"""MAD's recall tasks (arXiv:2403.17844): look up the value a key had earlier in the sequence."""
+"""Recall tasks of MAD (arXiv:2403.17844): look up the value that a key had earlier in the sequence."""
 
 from dataclasses import dataclass
 
@@ -14,14 +14,14 @@ from linattn.tasks.text.generated import GeneratedTask
 
 @dataclass(frozen=True, kw_only=True)
 class InContextRecall(GeneratedTask):
-    """``k v k v ...``: keys at random, each with one value for the whole sequence; the last key was there before.
+    """``k v k v ...``: random keys, each with one value in the whole sequence; the last key appeared before.
 
-    Without noise, keys are the first half of ``vocab`` and values the second. Training scores every next token, a test
-    the values of keys that were seen before. The last ``noise_vocab`` tokens are noise: a pair is replaced by two of
-    them with chance ``noise``, all but one pair and the last.
+    Of the tokens without noise, the first half are keys and the second half values. Training scores every next token,
+    a test only the values of keys that appeared before. The last ``noise_vocab`` tokens of ``vocab`` are noise: with
+    chance ``noise``, a pair is replaced by two of them, except the last pair and one other.
 
     Args:
-        vocab: tokens, noise included.
+        vocab: number of tokens, noise included.
         length: T, even.
 
     Example:
@@ -55,7 +55,7 @@ class InContextRecall(GeneratedTask):
         num_keys, pairs = tokens // 2, self.length // 2
         keys = torch.randint(num_keys, (count, pairs), generator=generator)
         noisy = torch.rand(count, pairs, generator=generator) < self.noise
-        # One pair at least, so that the last key has something to recall.
+        # At least one pair stays, so that the last key has something to recall.
         noisy.scatter_(1, torch.randint(pairs - 1, (count, 1), generator=generator), False)
         noisy[:, -1] = False
         shown = F.one_hot(keys, num_keys).bool() & ~noisy[..., None]  # (count, pairs, keys)
@@ -72,7 +72,7 @@ class InContextRecall(GeneratedTask):
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyRecall(InContextRecall):
-    """In-context recall where ``noise`` of the pairs are replaced by noise."""
+    """In-context recall in which a share ``noise`` of the pairs is replaced by noise."""
 
     name = "mad-noisy-recall"
     vocab: int = 32
@@ -81,12 +81,12 @@ class NoisyRecall(InContextRecall):
 
 
 def next_tokens(inputs: Tensor) -> Tensor:
-    """Targets of a language model, ``(B, T)``: nothing follows the last token."""
+    """Targets ``(B, T)`` of a language model: each next token, ``IGNORED`` at the last token."""
     return F.pad(inputs[:, 1:], (0, 1), value=IGNORED)
 
 
 def values_of_seen_keys(inputs: Tensor, seen: Tensor) -> Tensor:
-    """At the key of pair i its value, where ``seen (B, pairs)``."""
+    """Targets with the value of pair i at its key, where ``seen (B, pairs)``; ``IGNORED`` elsewhere."""
     targets = torch.full_like(inputs, IGNORED)
     targets[:, ::2] = inputs[:, 1::2].masked_fill(~seen, IGNORED)
     return targets

@@ -1,4 +1,4 @@
-"""MAD's tasks of what a state or the weights hold (arXiv:2403.17844): copying, compression, memorization."""
+"""Tasks of MAD (arXiv:2403.17844) on what a state or the weights can hold: copying, compression, memorization."""
 
 from dataclasses import dataclass
 
@@ -15,9 +15,10 @@ from linattn.tasks.text.seeds import stream
 
 @dataclass(frozen=True, kw_only=True)
 class SelectiveCopying(GeneratedTask):
-    """``copies`` tokens in random places among blanks, the copy token, and as many blanks: there they are asked for.
+    """``copies`` tokens at random places among blanks, the copy token, and ``copies`` blanks to copy them to.
 
-    The copy token is ``vocab - 1``, blank is ``vocab - 2``. The answer stands at the blanks in the order of the tokens.
+    The copy token is ``vocab - 1``, the blank ``vocab - 2``. The tokens, in their order, are the targets at the last
+    blanks.
 
     Example:
         >>> batch = SelectiveCopying(vocab=8, length=9, copies=2).batch(0, 1)
@@ -56,11 +57,12 @@ class SelectiveCopying(GeneratedTask):
 
 @dataclass(frozen=True, kw_only=True)
 class Compression(GeneratedTask):
-    """Random tokens and a last one, ``vocab - 1``; the vector of the last must hold them all.
+    """Random tokens and a last one, ``vocab - 1``; the vector at the last token must encode them all.
 
-    One vector gives ``classes = length x vocab`` logits, read as ``(length, vocab)``: what stood at each place, the
-    last token included as in the paper's targets. (The paper adds a code of the place to the vector and decodes with
-    a perceptron of two layers; one linear head for each place is the decoder of any classifier.)
+    The vector gives ``classes = length x vocab`` logits, read as ``(length, vocab)``: the token at each place, the
+    last one included, as in the targets of the paper. (The paper adds an encoding of the place to the vector and
+    decodes with a perceptron of two layers. The decoder of this task is a linear head for each place, as in any
+    classifier.)
     """
 
     name = "mad-compression"
@@ -91,10 +93,10 @@ class Compression(GeneratedTask):
 
 @dataclass(frozen=True, kw_only=True)
 class Memorization(GeneratedTask):
-    """``k ? k ? ...``: at each ``?`` (the token ``vocab - 1``) the value of the key before it, from one fixed table.
+    """``k ? k ? ...``: predict at each ``?`` (the token ``vocab - 1``) the value of the key before, from a fixed table.
 
-    The table maps the first half of the other tokens to the second, one to one, and depends on ``data_seed`` alone:
-    it cannot be read from a sequence, only be learned.
+    The table maps the first half of the other tokens one to one to the second half, and depends on ``data_seed`` alone.
+    It cannot be read from a sequence and has to be learned.
     """
 
     name = "mad-memorization"

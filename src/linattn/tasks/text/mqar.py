@@ -12,18 +12,18 @@ from linattn.tasks.text.generated import GeneratedTask
 
 @dataclass(frozen=True, kw_only=True)
 class Mqar(GeneratedTask):
-    """``k_1 v_1 ... k_D v_D`` and then every key once more among filler; at each, its value is asked for.
+    """``k_1 v_1 ... k_D v_D``, then every key once more among filler; the target at each repeated key is its value.
 
     Keys are ``1 .. vocab/2 - 1``, values ``vocab/2 .. vocab - 1``, both without repetition in a sequence; filler is 0.
-    Behind the pairs, key number i stands at place ``2 D + 2 g_i``; the gaps ``g`` are drawn without repetition from
-    ``0 .. (T - 2 D)/2 - 1`` with ``p(g) ~ (g + 1)^(power - 1)``: a small power asks soon after the pairs.
+    Key number i is repeated at place ``2 D + 2 g_i``. The gaps ``g`` are drawn without repetition from
+    ``0 .. (T - 2 D)/2 - 1`` with ``p(g) ~ (g + 1)^(power - 1)``: with a small power, keys are repeated early.
 
     Args:
-        vocab: tokens.
+        vocab: number of tokens.
         length: T.
         pairs: D.
-        power: of the law of gaps.
-        random_filler: random tokens in the place of 0, harder to tell from queries.
+        power: the power in the distribution of gaps.
+        random_filler: random tokens in place of 0, which are harder to tell from queries.
 
     Example:
         >>> batch = Mqar(vocab=12, length=8, pairs=2).batch(0, 1)

@@ -1,4 +1,4 @@
-"""Multi-query recall of several lengths at once (Based, arXiv:2402.18668): train on short ones, test on longer ones."""
+"""Multi-query recall with several lengths (Based, arXiv:2402.18668): train on short sequences, test on longer ones."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,15 +19,15 @@ Case = tuple[int, int, int]  # length, pairs, examples
 
 @dataclass(frozen=True, kw_only=True)
 class MqarMix(SequenceTask):
-    """MQAR where a batch has one length and one number of pairs, and batches of all kinds come in random order.
+    """MQAR with sequences of several kinds; a kind has one length and one number of pairs.
 
-    An epoch has ``examples // batch_size`` batches of each kind in ``train``. ``metrics`` adds the accuracy of each
-    kind in ``test``, as ``accuracy_512x128``.
+    A batch is of one kind, and batches of all kinds come in random order. An epoch has ``examples // batch_size``
+    batches of each kind in ``train``. ``metrics`` adds the accuracy of each kind in ``test``, as ``accuracy_512x128``.
 
     Args:
-        vocab: tokens, for all kinds.
-        train: ``(length, pairs, examples)`` of each kind.
-        test: the same.
+        vocab: number of tokens, the same for all kinds.
+        train: ``(length, pairs, examples)`` of each kind for training.
+        test: the same for tests.
     """
 
     name = "mqar-mix"
@@ -55,7 +55,7 @@ class MqarMix(SequenceTask):
         for option, cases in (("train", self.train), ("test", self.test)):
             if not cases or any(len(case) != 3 for case in cases):
                 raise SettingError(option, f"must be (length, pairs, examples) of each kind, got {cases}")
-        _ = self._train, self._test  # their own checks
+        _ = self._train, self._test  # so that each checks its settings
 
     @once
     def _train(self) -> list[Mqar]:
@@ -68,7 +68,7 @@ class MqarMix(SequenceTask):
                 for t, d, n in self.test]  # fmt: skip
 
     def _seed_of(self, length: int, pairs: int) -> int:
-        """From one seed for all, the pairs of a short sequence would be the first ones of a longer one."""
+        """A seed for each kind: with one for all, a longer sequence would begin with the pairs of a shorter one."""
         return stream("kind", self.data_seed, length, pairs).initial_seed()
 
     @property
@@ -105,7 +105,7 @@ class MqarMix(SequenceTask):
         here = f"{batch.inputs.shape[1]}x{int((batch.targets[0] != IGNORED).sum())}"
         for length, pairs, _ in self.test:
             name = f"{length}x{pairs}"
-            for what in ("correct", "total"):  # of every kind in every batch, as processes add up by name
+            for what in ("correct", "total"):  # for every kind in every batch, as processes add up sums by name
                 sums[f"{what}_{name}"] = sums[what] if name == here else torch.zeros_like(sums[what])
         return sums
 

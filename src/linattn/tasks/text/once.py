@@ -1,4 +1,4 @@
-"""What is made at first use and kept, also where several threads ask at once."""
+"""Values that are made at first use and kept, safely with several threads."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -9,10 +9,10 @@ T = TypeVar("T")
 
 
 class once(cached_property[T]):  # noqa: N801  used like a keyword, as its parent is
-    """``cached_property`` that never makes a thing twice: threads that prepare batches ask for data at the same time.
+    """``cached_property`` that never makes a value twice, though threads that prepare batches may ask at the same time.
 
-    Once it is made it lies in the instance, and neither this class nor its lock is in the way. Each has a lock of its
-    own, as the making of one may start threads that need another.
+    Once made, the value is an attribute of the instance, and access costs nothing more. Each property has its own lock,
+    as making one value may start threads that need another.
     """
 
     def __init__(self, make: Callable[[Any], T]) -> None:

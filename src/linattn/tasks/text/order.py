@@ -1,4 +1,4 @@
-"""Which examples of a finite set go into which batch."""
+"""Assigns the examples of a finite set to batches."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from linattn.tasks.text.seeds import stream
 def shuffled_batch(total: int, batch_size: int, seed: int, step: int) -> Tensor:
     """Indices ``(batch_size,)`` of batch ``step``: the set shuffled anew for each epoch, one epoch after another.
 
-    Batches do not stop at the end of an epoch, so every batch is full and every example comes once an epoch.
+    Batches continue across the end of an epoch, so every batch is full and every epoch has each example once.
 
     Example:
         >>> first = [shuffled_batch(6, 4, seed=0, step=step) for step in range(3)]

@@ -1,4 +1,4 @@
-"""One needle in a long text, as bytes (RULER, arXiv:2404.06654): a number that is asked for at the end."""
+"""A needle in a long text, as bytes (RULER, arXiv:2404.06654): a number to be repeated at the end."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ NOUNS = ("anchor", "bridge", "candle", "desert", "engine", "forest", "garden", "
 
 @dataclass(frozen=True, kw_only=True)
 class Passkey(GeneratedTask):
-    """Filler of five sentences in turn; one sentence with a number between two of them; the question and the answer.
+    """Filler that repeats five sentences, among them one with a number, and at the end a question and its answer.
 
     ``... One of the special magic numbers for calm-harbor is: 4817205. ... The special magic number for calm-harbor
     mentioned in the provided text is: 4817205``. The digits at the end are scored, each given those before it;
-    ``exact_match`` counts the sequences with all of them right. Every sequence has ``length`` bytes: the filler begins
-    in the middle of a sentence.
+    ``exact_match`` counts the sequences with all of them right. Every sequence has ``length`` bytes, so the filler may
+    begin in the middle of a sentence.
     """
 
     name = "passkey"
@@ -54,7 +54,7 @@ class Passkey(GeneratedTask):
 
     def draw(self, generator: torch.Generator, count: int, train: bool) -> Sequences:
         random = python_random(generator)
-        # One byte more than the input: the last digit is a target only.
+        # One byte more than the input: the last digit is only a target.
         tokens = torch.stack([as_bytes(self.text(random, self.length + 1)) for _ in range(count)]).long()
         targets = tokens[:, 1:].clone()
         targets[:, : -self.digits] = IGNORED

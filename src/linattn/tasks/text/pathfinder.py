@@ -11,18 +11,18 @@ from linattn.tasks.text.checks import at_least, between, require
 from linattn.tasks.text.generated import GeneratedTask
 from linattn.tasks.text.snakes import Drawing, direction, grow, point_to_dash
 
-ROUNDS = 20  # without one picture in which both curves found room, and the settings are called impossible
+ROUNDS = 20  # after so many in a row without a picture that has room for both curves, the settings are impossible
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pathfinder(GeneratedTask):
-    """A drawing of ``size x size`` grey levels, read row by row; class 1 if one curve joins the two dots.
+    """Classification of a drawing of ``size x size`` grey levels, read row by row: 1 if a curve joins the two dots.
 
-    Two curves of ``contour`` dashes begin ``seed_distance`` apart near the middle, and ``distractors`` short ones lie
-    around. One dot is at the beginning of one long curve, the other at the end of the same or of the other, with the
-    same chance. Lengths are in pixels. No dash comes nearer than ``separation`` to one that is not its neighbour on the
-    curve, which is more than ``gap``: who bridges gaps and nothing wider finds the answer. The defaults are the size
-    and numbers of the arena's hard version; the law of growth is simpler than the original program's.
+    Two curves of ``contour`` dashes begin ``seed_distance`` apart near the middle, with ``distractors`` short curves
+    around them. One dot is at the beginning of one long curve, the other at the end of the same or of the other curve,
+    with equal chance. Lengths are in pixels. Dashes that are not neighbours on a curve are at least ``separation``
+    apart, which is more than ``gap``: to bridge gaps, but nothing wider, gives the answer. The defaults are the size
+    and numbers of the hard version of the arena; the rule by which curves grow is simpler than in its program.
     """
 
     name = "pathfinder"
@@ -88,7 +88,7 @@ class Pathfinder(GeneratedTask):
         )
 
     def _attempt(self, generator: torch.Generator, count: int) -> tuple[Tensor, Tensor]:
-        """Pictures ``(found, size, size)`` of those where both curves found room, and labels."""
+        """Pictures ``(found, size, size)``, of those attempts in which both curves found room, and labels."""
         drawing = Drawing(count, self.size, padding=1.0)
         margin, span = 2 * self.seed_distance, self.size - 4 * self.seed_distance
         starts = margin + span * torch.rand(count, 1, 2, generator=generator)

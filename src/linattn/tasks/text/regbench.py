@@ -11,18 +11,18 @@ from linattn.tasks.text.checks import at_least, ordered, require
 from linattn.tasks.text.draws import whole
 from linattn.tasks.text.generated import GeneratedTask
 
-TEST_PARTS = 8  # of all automata one in eight is kept for tests
+TEST_PARTS = 8  # one automaton in eight is kept for tests
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegBench(GeneratedTask):
-    """Words of one random automaton, joined by a bar; every symbol is to be foretold, not the bars.
+    """Words of a random automaton, joined by bars; all symbols are to be predicted, but not the bars.
 
-    Each sequence has an automaton of its own and ``words`` walks of ``word_length`` symbols from node 0, each allowed
-    symbol with the same chance. Symbols are ``0 .. symbols - 1``, the bar is ``symbols``, padding ``symbols + 1``. All
-    ranges include their ends. An automaton is for training or for tests by what it allows, so no test automaton was
-    trained on under another name. Test batches carry the exact distribution of the next symbol, and the score counts
-    how often the likeliest token is ``legal``.
+    Each sequence has its own automaton and ``words`` walks of ``word_length`` symbols from node 0, in which all allowed
+    symbols are equally likely. Symbols are ``0 .. symbols - 1``, the bar is ``symbols``, padding is ``symbols + 1``.
+    All ranges include their ends. Whether an automaton is for training or for tests depends on the sequences that it
+    allows, so no test automaton is used in training with its nodes renumbered. Test batches have the exact distribution
+    of the next symbol, and the score counts how often the likeliest token is ``legal``.
     """
 
     name = "regbench"
@@ -60,7 +60,7 @@ class RegBench(GeneratedTask):
         return self.sequences(generator, tables, exact=not train)
 
     def automata(self, generator: torch.Generator, count: int, train: bool) -> Tensor:
-        """``(count, nodes, symbols)`` of one side."""
+        """Tables ``(count, nodes, symbols)`` of automata for training, or for tests."""
         found: list[Tensor] = []
         while len(found) < count:
             number = (count - len(found)) * (1 if train else TEST_PARTS) + 4
@@ -70,13 +70,13 @@ class RegBench(GeneratedTask):
         return torch.stack(found[:count])
 
     def sequences(self, generator: torch.Generator, tables: Tensor, exact: bool) -> Sequences:
-        """Words of each automaton, joined."""
+        """A batch with words of each automaton, joined by bars."""
         count, most = len(tables), self.words[1]
         words, lengths = whole(generator, *self.words, count, 1), whole(generator, *self.word_length, count, most)
         walks, nodes = random_walks(generator, tables.repeat_interleave(most, 0), self.word_length[1])
         number, place = torch.arange(most), torch.arange(self.word_length[1] + 1)
         is_symbol = place < lengths[..., None]
-        is_bar = (place == lengths[..., None]) & (number < words - 1)[..., None]  # none behind the last word
+        is_bar = (place == lengths[..., None]) & (number < words - 1)[..., None]  # none after the last word
         used = ((is_symbol & (number < words)[..., None]) | is_bar).flatten(1)
         bars = torch.full((count, most, 1), self.symbols)
         tokens = torch.cat([walks.view(count, most, -1), bars], 2).masked_fill(is_bar, self.symbols).flatten(1)
@@ -95,7 +95,7 @@ class RegBench(GeneratedTask):
 
 
 def left_aligned(values: Tensor, kept: Tensor, filler: int) -> Tensor:
-    """``(B, N)``: in each row the kept values in their order, then ``filler``."""
+    """``(B, N)`` with the kept values of each row first, in their order, then ``filler``."""
     order = kept.long().argsort(dim=1, descending=True, stable=True)
     rest = torch.arange(values.shape[1]) >= kept.sum(1, keepdim=True)
     return values.gather(1, order).masked_fill(rest, filler)

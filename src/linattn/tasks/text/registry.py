@@ -8,8 +8,8 @@ from linattn.support.options import SettingError, check_option
 from linattn.tasks.text.setting_kinds import check_kinds
 from linattn.tasks.text.task import SequenceTask
 
-# Name -> module below linattn.tasks.text, or with a dot below linattn.tasks, and class; a module is imported when its
-# task is asked for.
+# Name -> class and its module: below linattn.tasks.text or, if the name has a dot, below linattn.tasks. A module is
+# imported when its task is first used.
 TASKS = {
     "text": ("language", "Text"),
     "masked-text": ("language", "MaskedText"),
@@ -38,7 +38,7 @@ TASKS = {
 
 
 def text_tasks() -> list[str]:
-    """Names for ``text_task``.
+    """Names of all tasks, for ``text_task``.
 
     Example:
         >>> "mqar" in text_tasks()
@@ -56,7 +56,7 @@ def task_class(name: str) -> type[SequenceTask]:
 
 
 def text_task(name: str, **settings: Any) -> SequenceTask:
-    """A task with its standard settings, changed by ``settings``.
+    """Create a task with its default settings, changed by ``settings``.
 
     Example:
         >>> task = text_task("mqar", vocab=64, length=32, pairs=4)

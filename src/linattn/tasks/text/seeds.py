@@ -1,4 +1,4 @@
-"""Randomness as a function of what is drawn, not of what was drawn before."""
+"""Random generators that depend on what is drawn, and not on what was drawn before."""
 
 from hashlib import blake2b
 
@@ -6,7 +6,7 @@ import torch
 
 
 def stream(purpose: str, *numbers: int) -> torch.Generator:
-    """A generator whose draws depend on every argument; other purposes and neighbouring numbers are unrelated.
+    """A generator whose draws depend on all arguments; other purposes or numbers give unrelated draws.
 
     Example:
         >>> first, second = stream("train", 0, 7), stream("train", 0, 7)
@@ -19,5 +19,5 @@ def stream(purpose: str, *numbers: int) -> torch.Generator:
 
 
 def as_generator(seed: int | torch.Generator) -> torch.Generator:
-    """A generator as it is, a number as the stream of that number."""
+    """A generator unchanged; for a number, the stream of that number."""
     return seed if isinstance(seed, torch.Generator) else stream("batch", seed)

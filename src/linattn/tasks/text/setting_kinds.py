@@ -1,4 +1,4 @@
-"""Of what kind the settings of a task are: a wrong one is named before the task looks at its value."""
+"""Checks the types of a task's settings before the task looks at their values."""
 
 from collections.abc import Mapping
 from os import PathLike
@@ -11,7 +11,7 @@ WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "
 
 
 def check_kinds(task: type, settings: Mapping[str, Any]) -> None:
-    """Raise SettingError for a setting that is not what the dataclass ``task`` says of it; a list may be a tuple.
+    """Raise SettingError for a setting whose type is not that of the dataclass ``task``; lists pass for tuples.
 
     Example:
         >>> from linattn.tasks.text.mqar import Mqar

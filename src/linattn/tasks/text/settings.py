@@ -1,4 +1,4 @@
-"""How tasks are usually trained: numbers from the papers and the programs they came with."""
+"""Published settings for training on tasks: numbers from papers and from the code released with them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,18 +16,18 @@ class Standard:
 
     Attributes:
         task: name for ``text_task``; ``settings`` are those that differ from its defaults.
-        batch_size, steps, epochs: of training; steps or epochs, the other is None.
-        weight_decays: of PyTorch's AdamW, which multiplies them by the learning rate.
-        learning_rates: all that were tried for every model alike; ``lr_schedule`` says how they fall.
-        warmup: steps, or a share of them if below 1.
-        layers, width, heads: of the model, a layer being a mixer and what follows it; None and () where the source
-            tries many or says nothing.
-        examples: training examples of an epoch where the source has a number; None: as many as the files hold.
+        batch_size, steps, epochs: the budget of training, in steps or in epochs; the other is None.
+        weight_decays: for PyTorch's AdamW, which multiplies them by the learning rate.
+        learning_rates: all rates that were tried, the same for every model; ``lr_schedule`` says how a rate falls.
+        warmup: steps of warm-up, or their share of all steps if below 1.
+        layers, width, heads: shape of the model, a layer being a mixer and what follows it; None and () where the
+            source tries several or says nothing.
+        examples: training examples of an epoch, if the source has a number; None: as many as the files hold.
         source: where the numbers are from.
-        betas, eps: of AdamW.
-        floor: share of the highest learning rate that it falls to.
-        head_dim: channels of a head where these are fixed and not the number of heads.
-        tied: one matrix for embeddings and head.
+        betas, eps: options of AdamW.
+        floor: the lowest learning rate, as a share of the highest.
+        head_dim: channels of a head, if the source fixes these and not the number of heads.
+        tied: whether embeddings and head share one matrix.
     """
 
     task: str
@@ -58,12 +58,12 @@ NYSTROM = "the PyTorch setting of linear-attention papers, from Nystromformer's 
 S5 = "sizes of S5 (arXiv:2208.04933), which LION (NeurIPS 2025) uses with AdamW at 5e-4; weight decay of S4"
 LRA_EXAMPLES = {"listops": 96_000, "lra-text": 25_000, "lra-image": 45_000, "pathfinder": 160_000}
 MAD_RATES = (1e-4, 5e-4, 1e-3)
-# The arena's program at 128 pixels: 35 // 4 short curves of 14 // 3 dashes, gaps of twice the smaller of its margins.
+# As in the arena's program at 128 pixels: 35 // 4 short curves of 14 // 3 dashes, gaps of twice its smaller margin.
 PATH_X: dict[str, Any] = {
     "size": 128, "dash": 5.0, "gap": 4.0, "separation": 5.0, "thickness": 1.5, "marker": 3.0, "seed_distance": 20.0,
     "continuity": 1.8, "distractors": 8, "distractor_contour": 4, "contrast": 0.9,
 }  # fmt: skip
-ZOOLOGY_RATES = (1e-4, 4.64e-4, 2.15e-3, 1e-2)  # four, equal in ratio
+ZOOLOGY_RATES = (1e-4, 4.64e-4, 2.15e-3, 1e-2)  # equal in ratio
 
 
 def _mqar(length: int, pairs: int, batch_size: int) -> Standard:
@@ -133,7 +133,7 @@ STANDARDS: Mapping[str, Standard] = MappingProxyType({
 
 
 def standard(name: str) -> Standard:
-    """A published setting by name.
+    """Look up a published setting by name.
 
     Example:
         >>> standard("mqar-64").settings["pairs"], standard("mqar-64").learning_rates

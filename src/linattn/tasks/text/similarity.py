@@ -1,4 +1,4 @@
-"""STS-B of GLUE (arXiv:1804.07461): how alike two sentences are, as a number."""
+"""STS-B of GLUE (arXiv:1804.07461): the similarity of two sentences, as a number."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from linattn.tasks.text.batch import Sequences
 from linattn.tasks.text.checks import require
 from linattn.tasks.text.glue import Glue
 
-NEAR = 0.5  # an answer that is off by no more counts as right where the screen shows percent
+NEAR = 0.5  # answers that are off by at most this count as right where the screen shows percent
 
 
 @dataclass(frozen=True, kw_only=True)
 class Similarity(Glue):
-    """The files of GLUE with a number for a ``label``, from one logit: no classes but one output.
+    """Regression on files as those of :class:`Glue`, but with a number as ``label``; the model has one output.
 
     The loss is the mean squared error. ``pearson`` is the correlation of the answers with the labels, in percent, and
-    ``near`` the share of answers that are off by at most 1/2. GLUE has Spearman's correlation as well, and M2's
-    program, which the recipes are from, reports that one alone. It needs the ranks of all answers at once, which sums
-    over batches do not give: numbers here are not to be compared with those.
+    ``near`` the share of answers that are off by at most 1/2. GLUE also has Spearman's correlation, the only one that
+    the code of M2, the source of the recipes, reports. It needs the ranks of all answers, which sums over batches do
+    not give; do not compare ``pearson`` with it.
     """
 
     name = "stsb"
@@ -63,7 +63,7 @@ class Similarity(Glue):
 
     @torch.no_grad()
     def score(self, logits: Tensor, batch: Sequences) -> dict[str, Tensor]:
-        """Sums that add up over batches, as those of all tasks: moments of what is said and of what is true."""
+        """Sums that add up over batches, as in all tasks: moments of answers and labels."""
         squared, near = self.training_sums(logits, batch.targets)
         said, true = logits.squeeze(-1).double(), batch.targets.double()
         return {

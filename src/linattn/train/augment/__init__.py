@@ -1,8 +1,8 @@
-"""Augmentation of whole batches on the device they are trained on, with parameters of its own for every image.
+"""Augmentation of whole batches on the training device, with separate parameters for every image.
 
-Libraries augment one picture at a time on the CPU, which cannot feed a fast device. Here parameters are drawn on the
-host, so that images can be grouped by what happens to them without waiting for the device, and pixels never leave it.
-Results are those of timm's transforms, which the tests compare with.
+Other libraries augment one picture at a time on the CPU, which cannot feed a fast device. This one draws parameters on
+the host, so that images can be grouped by operation without waiting for the device, and pixels never leave the device.
+Results are those of timm's transforms, with which the tests compare.
 """
 
 from linattn.train.augment.pipeline import Augment

@@ -1,4 +1,4 @@
-"""Shears, shifts and turns: one resampling with a matrix for each image."""
+"""Shears, shifts and rotations: one resampling with a matrix for each image."""
 
 import torch
 import torch.nn.functional as F
@@ -10,8 +10,8 @@ from linattn.train.augment.host import to_device
 def affine(images: Tensor, matrices: Tensor, fill: Tensor) -> Tensor:
     """``out(x, y) = in(a x + b y + c, d x + e y + f)``, bilinear; ``((a, b, c), (d, e, f))`` is the matrix of an image.
 
-    x and y count pixels from the upper left corner of the image, pixel centres lie at halves, as in PIL. What comes
-    from outside is ``fill``.
+    x and y are in pixels from the upper left corner of the image, with pixel centres at halves, as in PIL. Pixels from
+    outside the image are ``fill``.
 
     Args:
         images: ``(b, C, H, W)`` uint8.
@@ -58,7 +58,7 @@ def translate_y(share: Tensor, height: int) -> Tensor:
 
 
 def rotate(degrees: Tensor, height: int, width: int) -> Tensor:
-    """Matrices ``(b, 2, 3)`` that turn an image counter-clockwise about its middle by ``degrees (b,)``."""
+    """Matrices ``(b, 2, 3)`` that rotate an image counter-clockwise about its centre by ``degrees (b,)``."""
     angle = -torch.deg2rad(degrees)
     cos, sin = angle.cos(), angle.sin()
     x, y = width / 2, height / 2

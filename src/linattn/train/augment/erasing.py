@@ -7,22 +7,22 @@ from torch import Tensor
 
 from linattn.train.augment.host import to_device, uniform
 
-AREA = (0.02, 1 / 3)  # least and greatest share of the image
+AREA = (0.02, 1 / 3)  # smallest and largest share of the image
 ASPECT = 0.3  # height over width lies between this and its inverse
-ATTEMPTS = 10  # a rectangle that does not fit is drawn again, then given up
+ATTEMPTS = 10  # how often a rectangle that does not fit is drawn, before it is given up
 
 
 def random_erasing(images: Tensor, probability: float, generator: torch.Generator) -> Tensor:
-    """Normalised ``images (b, C, H, W)``, each erased with ``probability`` by noise of mean 0 and variance 1.
+    """Erase a part of each of the normalised ``images (b, C, H, W)`` with ``probability``, by noise ``N(0, 1)``.
 
     The area is uniform in 2 % to 33 % of the image, the logarithm of the aspect ratio uniform in ``log 0.3 .. -log
-    0.3``, the place uniform; each image has its own.
+    0.3``, the place uniform, all drawn for each image separately.
 
     Paper: Zhong et al., Random Erasing Data Augmentation (arXiv:1708.04896), with the sizes and the noise of timm.
     """
     height, width = images.shape[2:]
     erased, boxes = draw_boxes(len(images), height, width, probability, generator)
-    noise_seed = int(torch.randint(2**62, (), generator=generator))  # on the host: nothing waits
+    noise_seed = int(torch.randint(2**62, (), generator=generator))  # on the host, so that nothing waits
     if not len(erased):
         return images
     device = images.device
@@ -41,7 +41,7 @@ def random_erasing(images: Tensor, probability: float, generator: torch.Generato
 def draw_boxes(
     count: int, height: int, width: int, probability: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Images to erase, ``(n,)``, and top, left, height and width of what goes, ``(4, n)``; on the host."""
+    """Indices ``(n,)`` of images to erase, and top, left, height and width of rectangles ``(4, n)``; on the host."""
     hit = uniform(count, generator) < probability
     area = uniform(count * ATTEMPTS, generator).reshape(count, ATTEMPTS)
     area = (AREA[0] + (AREA[1] - AREA[0]) * area) * (height * width)

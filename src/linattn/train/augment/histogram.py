@@ -1,6 +1,6 @@
-"""What stretches the values of an image by how often each occurs. The arithmetic is PIL's, to the last bit.
+"""Operations on pixel values that depend on the histogram of an image. Results equal PIL's to the last bit.
 
-Every function takes ``images (b, C, H, W)`` uint8 and gives uint8 of the same shape; channels are treated one by one.
+Every function takes ``images (b, C, H, W)`` uint8 and returns uint8 of the same shape; channels are independent.
 """
 
 import torch
@@ -8,26 +8,26 @@ from torch import Tensor
 
 
 def auto_contrast(images: Tensor) -> Tensor:
-    """The darkest value of a channel becomes 0, the lightest 255."""
+    """Stretch the values of each channel, so that the darkest becomes 0 and the lightest 255."""
     low, high = (bound.double() for bound in images.flatten(2).aminmax(dim=2, keepdim=True))
-    # A tensor over a tensor: a number over a tensor is computed through the reciprocal, and not PIL's last bit.
+    # A tensor over a tensor: a number over a tensor uses the reciprocal, and its last bit is not that of PIL.
     scale = torch.full_like(high, 255) / (high - low)
-    # A channel of one value would be divided by zero: it stays as it is.
+    # In a channel of one value this would divide by zero: such a channel stays as it is.
     scale, offset = (torch.where(high > low, a, b) for a, b in ((scale, 1.0), (-low * scale, 0.0)))
     stretched = images.flatten(2).double() * scale + offset
     return stretched.clamp_(0, 255).to(torch.uint8).reshape(images.shape)
 
 
 def equalize(images: Tensor) -> Tensor:
-    """Values spread so that each range of them occurs about equally often.
+    """Spread values so that all ranges of values occur about equally often.
 
     With ``n_i`` pixels of value i, ``m`` the greatest value and ``step = floor((pixels - n_m) / 255)``, value i becomes
-    ``floor((floor(step / 2) + sum_{j < i} n_j) / step)``. Where ``step`` is 0 the channel stays as it is.
+    ``floor((floor(step / 2) + sum_{j < i} n_j) / step)``. If ``step`` is 0, the channel stays as it is.
     """
     count, channels, height, width = images.shape
     rows, pixels = count * channels, height * width
     values = images.reshape(rows, pixels).long()
-    # Flat, as sums into a flat tensor have a deterministic form on every device. They are whole numbers in any case.
+    # Flat, because sums into a flat tensor are deterministic on every device. They are whole numbers in any case.
     place = values + 256 * torch.arange(rows, device=images.device)[:, None]
     occurs = torch.zeros(rows * 256, dtype=torch.int64, device=images.device)
     occurs = occurs.scatter_add(0, place.flatten(), torch.ones_like(place).flatten()).reshape(rows, 256)

@@ -1,11 +1,11 @@
-"""Numbers drawn on the host, used on the device."""
+"""Numbers that are drawn on the host and used on the device."""
 
 import torch
 from torch import Tensor
 
 
 def to_device(numbers: Tensor, device: torch.device) -> Tensor:
-    """A small host tensor on ``device``, without waiting for what the device is doing."""
+    """Copy a small host tensor to ``device`` without waiting for the device."""
     return numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
 
 
@@ -15,6 +15,6 @@ def uniform(count: int, generator: torch.Generator) -> Tensor:
 
 
 def per_image(numbers: Tensor, images: Tensor) -> Tensor:
-    """``(b,)`` host numbers as ``(b, 1, 1, 1)`` beside ``images``, in fp32 where they were fp64."""
+    """Host numbers ``(b,)`` as ``(b, 1, 1, 1)`` on the device of ``images``; fp64 becomes fp32."""
     numbers = numbers.float() if numbers.dtype == torch.float64 else numbers
     return to_device(numbers, images.device)[:, None, None, None]

@@ -1,4 +1,4 @@
-"""From the pixels of a data set to what a model sees."""
+"""Turns the pixels of a data set into inputs of a model."""
 
 import torch
 from torch import Tensor
@@ -11,17 +11,17 @@ from linattn.train.config import TrainConfig
 
 
 class Augment:
-    """Crop, flip, RandAugment, normalise, erase: those of them that the config asks for, in this order.
+    """Crop, flip, RandAugment, normalise, erase, in this order, as far as the config asks for them.
 
     Args:
-        config: which, and how strong.
-        mean, std: ``(C,)`` of pixels in [0, 1], on the device of the images. A channel that is constant has no spread
-            to divide by: its std is taken as one step of 256.
+        config: which operations to apply, and how strongly.
+        mean, std: ``(C,)``, of pixels in [0, 1], on the device of the images. The std of a constant channel would be a
+            division by 0: it is taken as one step of 256.
     """
 
     def __init__(self, config: TrainConfig, mean: Tensor, std: Tensor) -> None:
         self.config = config
-        # Pixels are 0..255 here, so the mean and the spread are too.
+        # Pixels are 0..255 from here on, so mean and std must be too.
         self.mean = (mean * 255).float()[:, None, None]
         self.std = (std * 255).clamp_min(1).float()[:, None, None]
         fill = (mean * 255).round().float()
@@ -29,7 +29,7 @@ class Augment:
         self.rand_augment = None if policy is None else RandAugment(Policy.parse(policy), fill)
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Images to train on: ``(b, C, H, W)`` uint8 to fp32; all randomness comes from ``generator``, on the host."""
+        """Augment ``(b, C, H, W)`` uint8 to fp32, for training; ``generator``, on the host, is the only randomness."""
         if self.config.crop_padding:
             images = random_crop(images, self.config.crop_padding, generator)
         if self.config.flip:
@@ -42,5 +42,5 @@ class Augment:
         return normalised
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Images to test on: mean 0 and variance 1 over the training images, for each channel."""
+        """Normalise images, for testing: each channel has mean 0 and variance 1 over the training images."""
         return (images - self.mean) / self.std

@@ -1,4 +1,4 @@
-"""RandAugment's settings: from text, and from a magnitude to the parameter of each operation."""
+"""Settings of RandAugment: parsed from text, and turned into the parameters of operations."""
 
 import re
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ WHOLE = ("m", "n", "mmax", "inc")
 
 @dataclass(frozen=True)
 class Policy:
-    """What timm's ``rand-m9-n2-mstd0.5-inc1`` says; the defaults are timm's.
+    """Settings in the notation of timm, such as ``rand-m9-n2-mstd0.5-inc1``, with timm's defaults.
 
     Example:
         >>> Policy.parse("m9-mstd0.5-inc1")
@@ -34,7 +34,7 @@ class Policy:
 
     @staticmethod
     def parse(text: str) -> "Policy":
-        """A leading ``rand-``, as timm writes it, may be there or not."""
+        """Parse settings; the ``rand-`` at the beginning, as timm has it, is optional."""
         settings: dict[str, float] = {}
         for part in text.removeprefix("rand-").split("-"):
             match = re.fullmatch(r"(mstd|mmax|inc|m|n|p)(\d+(?:\.\d+)?)", part)
@@ -62,7 +62,7 @@ class Policy:
         return policy
 
     def levels(self, count: int, generator: torch.Generator) -> Tensor:
-        """``(count,)`` fp64: strengths, 1 for magnitude 10."""
+        """Draw strengths ``(count,)``, fp64; magnitude 10 is a strength of 1."""
         uniform = self.spread > 100
         draw = torch.rand if uniform else torch.randn
         noise = draw(count, generator=generator, dtype=torch.float64)
@@ -70,7 +70,7 @@ class Policy:
         return magnitude.clamp(0, self.greatest) / 10
 
     def argument(self, operation: str, level: Tensor, sign: Tensor) -> Tensor:
-        """The parameter of ``operation`` at ``level (b,)``, fp64; ``sign (b,)`` is the direction where it has one."""
+        """The parameter of ``operation`` at strength ``level (b,)``, fp64; ``sign (b,)``: the direction, if any."""
         match operation:
             case "rotate":  # degrees
                 return 30 * level * sign

@@ -24,7 +24,7 @@ WITH_PARAMETER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "brightness": photometric.brightness,
     "sharpness": photometric.sharpness,
 }
-# Parameter, height and width -> matrices. All five are one resampling.
+# Parameter, height and width -> matrices. All five operations are done in one resampling.
 MATRICES: dict[str, Callable[[Tensor, int, int], Tensor]] = {
     "rotate": rotate,
     "shear_x": lambda factor, height, width: shear_x(factor),
@@ -36,13 +36,13 @@ OPERATIONS = (*PLAIN, *WITH_PARAMETER, *MATRICES)
 
 
 class RandAugment:
-    """``images (b, C, H, W)`` uint8, each through ``policy.operations`` operations of its own, drawn with replacement.
+    """Apply ``policy.operations`` operations to each of ``images (b, C, H, W)`` uint8, drawn with replacement for each.
 
     The operations, their odds and strengths are timm's; resampling is always bilinear.
 
     Args:
-        policy: see ``Policy``.
-        fill: ``(C,)`` on the device of the images, 0..255: what comes in from outside an image.
+        policy: a ``Policy``.
+        fill: ``(C,)`` on the device of the images, 0..255: the value of pixels from outside an image.
 
     Paper: Cubuk et al., RandAugment (arXiv:1909.13719).
 
@@ -63,7 +63,7 @@ class RandAugment:
         return images
 
     def _once(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """One operation for each image. Who gets which is known to the host, so groups need not ask the device."""
+        """Apply one operation to each image. The host draws them, so it can group images without asking the device."""
         count = len(images)
         chosen = torch.randint(len(OPERATIONS), (count,), generator=generator)
         chosen[uniform(count, generator) >= self.policy.probability] = -1
@@ -75,7 +75,7 @@ class RandAugment:
         return images
 
     def _groups(self, images: Tensor, chosen: Tensor, level: Tensor, sign: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Indices on the device, and what these images become; one group an operation, and one for all resampling."""
+        """Indices on the device and the resulting images: one group for each operation, and one for all resampling."""
         height, width = images.shape[2:]
         resampled, matrices = [], []
         for number, name in enumerate(OPERATIONS):

@@ -1,4 +1,4 @@
-"""Random crops and flips: an image seen from a little to the side, or in the mirror."""
+"""Random crops and flips."""
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +8,7 @@ from linattn.train.augment.host import per_image, to_device
 
 
 def random_crop(images: Tensor, padding: int, generator: torch.Generator) -> Tensor:
-    """Each of ``images (b, C, H, W)`` is padded with zeros on all sides and cut back to its size at a place of its own.
+    """Pad ``images (b, C, H, W)`` with zeros on all sides and crop each to its size, at a random place.
 
     Example:
         >>> import torch
@@ -19,12 +19,12 @@ def random_crop(images: Tensor, padding: int, generator: torch.Generator) -> Ten
     count, _, height, width = images.shape
     places = torch.randint(2 * padding + 1, (2, count), generator=generator)
     top, left = to_device(places, images.device)
-    # A view with one window for each place: only the windows that are taken are copied.
+    # A view of the windows at all places: only the windows that are taken are copied.
     windows = F.pad(images, (padding,) * 4).unfold(2, height, 1).unfold(3, width, 1)
     return windows[torch.arange(count, device=images.device), :, top, left]
 
 
 def random_flip(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Half of ``images (b, C, H, W)`` are mirrored, left for right."""
+    """Mirror each of ``images (b, C, H, W)`` left to right with probability 1/2."""
     mirrored = torch.rand(len(images), generator=generator) < 0.5
     return torch.where(per_image(mirrored, images), images.flip(-1), images)

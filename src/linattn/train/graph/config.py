@@ -1,4 +1,4 @@
-"""How a graph model is trained: every choice, checked before any work is done."""
+"""The config of training on graphs."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,35 +11,35 @@ SPLITS = ("auto", "given", "stratified", "per-class")
 
 @dataclass(frozen=True)
 class GraphConfig:
-    """Adam on the whole graph, one step an epoch; the epoch that counts is chosen on validation data."""
+    """How to train on a graph: Adam on the whole graph, one step per epoch; validation data chooses the best epoch."""
 
     task: str = "nodes"
     """``"nodes"`` or ``"links"``."""
     epochs: int = 300
     lr: float = 0.01
     weight_decay: float = 5e-4
-    """L2, as Adam takes it, of all parameters but those below."""
+    """Weight decay (Adam's L2) of all parameters except those of the next two fields."""
     attention_weight_decay: float | None = None
-    """Of a model's parameters around attention; None: as all."""
+    """Weight decay of a model's parameters around attention; None: ``weight_decay``."""
     graph_weight_decay: float | None = None
-    """Of its parameters that pass messages over edges; None: as all."""
+    """Weight decay of parameters that pass messages over edges; None: ``weight_decay``."""
     patience: int = 0
-    """Evaluations without a better one after which training stops; 0: never."""
+    """Number of evaluations without improvement after which training stops; 0: never."""
     eval_every: int = 1
     """Epochs between two evaluations on validation data."""
     split: str = "auto"
-    """Of nodes: ``"given"`` with the data, ``"stratified"`` (60, 20 and 20 %), ``"per-class"`` (20 of each class, 500
-    and 1000); ``"auto"``: given where there is one, else stratified. What is drawn is drawn by the seed."""
+    """Split of nodes: ``"given"`` with the data, ``"stratified"`` (60, 20 and 20 %), ``"per-class"`` (20 of each class,
+    500 and 1000); ``"auto"``: given if the data has a split, else stratified. Random splits depend on the seed."""
     row_normalize: bool | str | None = None
-    """True: divide the features of a node by their sum; ``"unit"``: by their length; None: by the sum where none is
+    """True: divide the features of a node by their sum; ``"unit"``: by their norm; None: by the sum if no feature is
     negative."""
     seed: int = 0
-    """Of first weights, dropout and what is drawn of a split."""
+    """Seed of first weights, dropout and random splits."""
     device: str = "cpu"
 
     @property
     def compile(self) -> bool:
-        """Never: steps are short and there are few of them."""
+        """Always False: steps are short and few."""
         return False
 
     def check(self) -> None:
@@ -60,5 +60,5 @@ class GraphConfig:
                 raise OptionError(option, f"must be at least 0, got {value}")
 
     def fingerprint(self) -> dict[str, Any]:
-        """What decides the numbers of a run; where it ran does not."""
+        """The fields that decide the results of a run; the device is not one of them."""
         return {name: value for name, value in asdict(self).items() if name != "device"}

@@ -1,4 +1,4 @@
-"""Epochs of one run. On a GPU the host runs ahead: it reads results in blocks, and never waits for a single step."""
+"""Runs the epochs of a run. On a GPU the host runs ahead: it reads results in blocks and never waits for one step."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -14,12 +14,12 @@ from linattn.train.graph.config import GraphConfig
 from linattn.train.graph.objective import Objective
 from linattn.train.graph.optimizer import create_optimizer
 
-BLOCK = 25  # evaluations between two looks at a GPU
+BLOCK = 25  # evaluations between two reads of results from a GPU
 
 
 @dataclass(frozen=True)
 class GraphRecord:
-    """One evaluation. Test data has no part in it: it is looked at once, when the epoch has been chosen."""
+    """One evaluation, on validation data. Test data is used only once, after the best epoch is chosen."""
 
     epoch: int
     """Counted from 0."""
@@ -28,20 +28,20 @@ class GraphRecord:
     val: float
     """The score, in percent."""
     seconds: float
-    """Of the training steps since the last one."""
+    """Time of the training steps since the last evaluation."""
 
 
 OnEpoch = Callable[[GraphRecord], None]
 
 
 class NotFiniteError(RuntimeError):
-    """The training loss is no number any more."""
+    """The training loss is not finite."""
 
 
 class Best:
-    """The weights of the best evaluation so far, chosen on the device: by the score, of equals by the lower loss.
+    """The weights of the best evaluation so far, chosen on the device by the score, or for equal scores the lower loss.
 
-    Nothing is taken any more once ``patience`` evaluations in a row were no better (0: never so).
+    After ``patience`` evaluations in a row without improvement the choice is final (0: never).
     """
 
     def __init__(self, model: nn.Module, patience: int) -> None:
@@ -63,7 +63,7 @@ class Best:
 
 
 class Clock:
-    """Seconds of training steps; a GPU notes the times itself."""
+    """Measures the seconds of training steps; on a GPU by events of the device."""
 
     def __init__(self, device: torch.device) -> None:
         self.on_gpu = device.type == "cuda"
@@ -83,7 +83,7 @@ class Clock:
         return event
 
     def take(self) -> Callable[[], float]:
-        """What was measured since the last call; to be asked for when the device has finished it."""
+        """A function that returns the seconds since the last ``take``; call it when the device has finished them."""
         spans, self._spans = self._spans, []
         if self.on_gpu:
             return lambda: sum(first.elapsed_time(last) for first, last in spans) / 1000
@@ -93,7 +93,7 @@ class Clock:
 def run_epochs(
     model: nn.Module, objective: Objective, config: GraphConfig, log: Path | None, on_epoch: OnEpoch
 ) -> tuple[list[GraphRecord], int, dict[str, Tensor]]:
-    """Records, the place of the best, and its weights on the CPU."""
+    """Train. Returns all records, the index of the best, and the best weights on the CPU."""
     device = torch.device(config.device)
     optimizer = create_optimizer(model, config)
     draw = torch.Generator().manual_seed(config.seed)
@@ -120,7 +120,7 @@ def run_epochs(
         waiting.append((epoch, torch.stack([train_loss, val_loss, val]), clock.take()))
         if len(waiting) < block and epoch + 1 < config.epochs:
             continue
-        numbers = torch.stack([found for _, found, _ in waiting]).tolist()  # waits for the device, once a block
+        numbers = torch.stack([found for _, found, _ in waiting]).tolist()  # waits for the device, once for each block
         for (at, _, seconds), (train, held_out, score) in zip(waiting, numbers, strict=True):
             if train - train != 0:
                 raise NotFiniteError(f"the training loss is not finite: epoch {at}, lr {config.lr:g}; a lower lr helps")
@@ -136,7 +136,7 @@ def run_epochs(
 
 
 def best_of(records: list[GraphRecord]) -> int:
-    """The place of the best score; of equals that of the lower loss, of these the first."""
+    """The index of the best score; among equals the lower validation loss, then the first."""
     return max(range(len(records)), key=lambda i: (records[i].val, -records[i].val_loss))
 
 

@@ -1,4 +1,4 @@
-"""One training run on one graph."""
+"""The training loop for graphs."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -20,14 +20,14 @@ RESULT, LOG, WEIGHTS = "result.json", "log.jsonl", "weights.pt"
 
 @dataclass(frozen=True)
 class GraphResult:
-    """A finished run: the scores of the weights that were best on validation data."""
+    """The result of a finished run: scores of the weights that were best on validation data."""
 
     epoch: int
     val: float
     score: float
-    """On test data, in percent."""
+    """The first score on test data, in percent."""
     scores: dict[str, float]
-    """All of them, on test data."""
+    """All scores on test data."""
     seconds: float
     parameters: int
     records: list[GraphRecord] = field(default_factory=list)
@@ -42,18 +42,18 @@ def train_graph(
     settings: dict[str, Any] | None = None,
     on_epoch: OnEpoch = lambda record: None,
 ) -> GraphResult:
-    """Train, choose the epoch by validation, test it once.
+    """Train, choose the best epoch on validation data, and test it once.
 
-    The epoch with the best validation score wins; of equals, the one with the lower validation loss. A run that
-    ``folder`` has the result of is not trained again; one that was interrupted starts anew.
+    The epoch with the best validation score wins; among equals, the one with the lower validation loss. If ``folder``
+    has the result of this run, it is not trained again; an interrupted run starts anew.
 
     Args:
-        create_model: called after the seed is set, so that it decides the first weights.
+        create_model: called after the seed is set, which thus decides the first weights.
         objective: data and task, on ``config.device``.
-        config: the budget.
-        folder: for ``log.jsonl`` with one line an evaluation, ``weights.pt`` of the epoch that was chosen, and
+        config: how to train.
+        folder: for ``log.jsonl`` with one line for each evaluation, ``weights.pt`` of the best epoch, and
             ``result.json``; None: no files.
-        settings: what else decides the numbers, such as the options of the model; a folder of others is refused.
+        settings: what else decides the result, such as options of the model; a folder with others is refused.
         on_epoch: called after each evaluation.
     """
     config.check()
@@ -89,7 +89,7 @@ def train_graph(
 
 
 def finished_result(folder: Path, wanted: dict[str, Any]) -> GraphResult | None:
-    """What ``folder`` has, if it was made with the settings ``wanted``; None if there is none."""
+    """The result in ``folder``, or None; raises if it was made with other settings than ``wanted``."""
     path = folder / RESULT
     if not path.exists():
         return None

@@ -1,4 +1,4 @@
-"""Scores of predictions, in percent. The tensors stay on the device: reading one would wait for it."""
+"""Scores of predictions, in percent. Functions named ``_tensor`` leave them on the device, so that nothing waits."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ def accuracy_tensor(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def binary_f1(logits: Tensor, labels: Tensor) -> float:
-    """Percent: ``2 TP / (2 TP + FP + FN)`` of class 1, from ``logits (N, 2)`` and ``labels (N,)``; 0 without any.
+    """F1 of class 1 in percent, ``2 TP / (2 TP + FP + FN)``, of ``logits (N, 2)`` and ``labels (N,)``; 0 for 0 / 0.
 
     Example:
         >>> import torch
@@ -37,7 +37,7 @@ def binary_f1_tensor(logits: Tensor, labels: Tensor) -> Tensor:
 def roc_auc(scores: Tensor, labels: Tensor) -> float:
     """Percent of pairs (edge, no edge) in which the edge has the higher score; equal scores count half.
 
-    By the ranks of ``scores (P,)``; ``labels (P,)`` are 1 and 0.
+    Computed from the ranks of ``scores (P,)``; ``labels (P,)`` are 1 for an edge and 0 for none.
 
     Example:
         >>> import torch
@@ -50,7 +50,7 @@ def roc_auc(scores: Tensor, labels: Tensor) -> float:
 
 
 def roc_auc_tensor(scores: Tensor, labels: Tensor) -> Tensor:
-    """:func:`roc_auc`, left on the device; NaN where there is one kind of labels only."""
+    """:func:`roc_auc`, left on the device; NaN if all labels are equal."""
     values, positive = scores.detach().double(), labels.double()
     ordered = values.sort().values
     below, up_to = (torch.searchsorted(ordered, values, right=right) for right in (False, True))
@@ -60,7 +60,7 @@ def roc_auc_tensor(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def average_precision(scores: Tensor, labels: Tensor) -> float:
-    """Percent: precision where recall grows, summed by how much it grows; equal scores are one step.
+    """Average precision in percent: precision wherever recall grows, weighted by the growth; equal scores are one step.
 
     Example:
         >>> import torch
@@ -75,6 +75,6 @@ def average_precision_tensor(scores: Tensor, labels: Tensor) -> Tensor:
     values, positive = scores.detach().double(), labels.double()
     ordered, order = values.sort()
     below = torch.searchsorted(ordered, values)
-    lower = positive[order].cumsum(0) - positive[order]  # edges before each place
+    lower = positive[order].cumsum(0) - positive[order]  # number of edges before each place
     precision = (positive.sum() - lower[below]) / (len(values) - below)
     return 100 * (precision * positive).sum() / positive.sum()

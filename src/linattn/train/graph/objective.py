@@ -1,4 +1,4 @@
-"""What is learned on a graph: losses and scores of its parts."""
+"""What a model learns on a graph: the loss, and scores on the parts of a split."""
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
@@ -24,29 +24,29 @@ from linattn.train.graph.metrics import (
 
 
 class Objective(ABC):
-    """``part`` is ``"val"`` or ``"test"``. The first score is the one that epochs and models are judged by."""
+    """A task on a graph. Its first score is the one by which epochs and models are judged."""
 
     metric: str
     data: GraphData
     graph: Graph
-    """Data as the model sees it, read once: what is derived from edges and features serves all epochs."""
+    """Data as the model sees it; what is derived from edges and features is computed once for all epochs."""
 
     @property
     @abstractmethod
     def outputs(self) -> int | None:
-        """Classes; None where the model decides how wide its result is."""
+        """Number of classes; None if the model chooses the width of its output."""
 
     @abstractmethod
     def loss(self, model: nn.Module, draw: torch.Generator) -> Tensor:
-        """Of the training part; ``draw``, on the CPU, for what is drawn anew in each epoch."""
+        """Loss on the training part; ``draw``: a CPU generator for what is drawn anew in each epoch."""
 
     @abstractmethod
     def evaluate(self, model: nn.Module, part: str) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss and scores, fp64 and on the device: reading them would wait for it."""
+        """Loss and scores on ``part``, ``"val"`` or ``"test"``: fp64, left on the device, so that nothing waits."""
 
 
 class Nodes(Objective):
-    """The classes of nodes, by cross-entropy and accuracy; of two classes the F1 of the second is told as well."""
+    """Classification of nodes, with cross-entropy and accuracy, and with two classes also the F1 of the second."""
 
     metric = "accuracy"
 
@@ -81,7 +81,7 @@ class Nodes(Objective):
 
 
 class Links(Objective):
-    """Edges told from pairs without one, by binary cross-entropy, area under the ROC curve and average precision."""
+    """Link prediction, with binary cross-entropy, area under the ROC curve and average precision."""
 
     metric = "auc"
 
@@ -114,7 +114,7 @@ class Links(Objective):
 
 
 def create_objective(data: GraphData, config: GraphConfig) -> Objective:
-    """Split ``data`` as ``config`` says, bring it to the device and make its features ready."""
+    """Split ``data`` as ``config`` says, move it to the device, and prepare its features."""
     of_degrees = config.task == "links" and has_degree_features(data)
     if config.row_normalize or (config.row_normalize is None and bool((data.x >= 0).all())):
         power = 2 if config.row_normalize == "unit" else 1
@@ -136,9 +136,9 @@ def create_objective(data: GraphData, config: GraphConfig) -> Objective:
 
 
 def has_degree_features(data: GraphData) -> bool:
-    """Whether the features are degrees that a reader counted, for want of others.
+    """Whether the features are degrees, which readers use if a graph has no features.
 
-    Counted over all edges they would tell which nodes have links that validation and testing ask for.
+    Degrees over all edges would reveal which nodes have links in the validation and test parts.
     """
     if data.num_nodes <= MOST_IDENTITY or data.num_features != MOST_DEGREE + 1:
         return False

@@ -1,4 +1,4 @@
-"""Adam with a weight decay of its own for each part of a model."""
+"""Adam with a separate weight decay for each part of a model."""
 
 from typing import Any
 
@@ -7,12 +7,12 @@ from torch import nn
 
 from linattn.train.graph.config import GraphConfig
 
-# Parts of the models that are named after what they do.
+# Names of modules in each part of a model.
 ATTENTION, GRAPH = ("stem", "blocks", "last"), ("convolutions",)
 
 
 def create_optimizer(model: nn.Module, config: GraphConfig) -> torch.optim.Adam:
-    """Three groups: what is around attention, what passes messages over edges, and all else."""
+    """Adam with three groups of parameters: around attention, passing messages over edges, and all others."""
     groups: list[dict[str, Any]] = []
     decays = {"attention": config.attention_weight_decay, "graph": config.graph_weight_decay, "other": None}
     for name, parameters in parameter_groups(model).items():
@@ -22,10 +22,10 @@ def create_optimizer(model: nn.Module, config: GraphConfig) -> torch.optim.Adam:
 
 
 def parameter_groups(model: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """``attention``, ``graph`` and ``other``, those that are not empty, each parameter once.
+    """The groups ``attention``, ``graph`` and ``other`` that are not empty; each parameter is in one.
 
-    A model may tell them itself by a method of this name. Else, in one with ``blocks`` of attention, they go by the
-    names of its parts: ``stem``, ``blocks`` and ``last``, and ``convolutions``. One without is a single group.
+    A model may define them by a method of this name. Otherwise, if it has ``blocks`` of attention, they go by the names
+    of its modules: ``stem``, ``blocks`` and ``last``, and ``convolutions``. A model without is a single group.
     """
     own = getattr(model, "parameter_groups", None)
     if own is not None:

@@ -1,4 +1,4 @@
-"""Settings of papers, by model, data set and task."""
+"""Recipes of graph models, by model, data set and task."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -10,15 +10,15 @@ from linattn.support.options import OptionError, check_option
 
 @dataclass(frozen=True)
 class Recipe:
-    """``hidden`` and ``options`` of the model, ``train`` as fields of ``GraphConfig``."""
+    """``hidden`` and ``options`` of the model, and ``train``, fields of ``GraphConfig``."""
 
     hidden: int
     options: Mapping[str, Any] = field(default_factory=dict)
     train: Mapping[str, Any] = field(default_factory=dict)
 
 
-# Without a line for its data, a model has these. "unit": rows of length 1, for which one learning rate and one weight
-# decay suit bags of words, counts and weighted words alike.
+# Recipes for data without settings of its own. "unit": rows of norm 1, for which one learning rate and weight decay
+# suit bags of words, counts and weighted words alike.
 DEFAULTS = {
     "pseudo_riemannian": Recipe(
         64,
@@ -37,20 +37,20 @@ DEFAULTS = {
     "sgc": Recipe(64, {}, {"lr": 0.2, "weight_decay": 5e-5}),
 }  # fmt: skip
 
-# Of links: distances are judged by a fixed radius, and rows divided by their sum leave all nodes within it. On Cora a
-# GCN has an area under the curve of 59 % with these and of 88 % with rows of length 1 (one seed, 60 epochs).
+# For links: distances are judged by a fixed radius, and rows divided by their sum leave all nodes within it. On Cora a
+# GCN has an area under the curve of 59 % with such rows and of 88 % with rows of norm 1 (one seed, 60 epochs).
 _LINKS = {"row_normalize": "unit"}
 _LINK_RATES = {"sgc": 0.01}
 
-# Halves of time and space. Other signatures of 64 dimensions were not compared under equal settings.
+# Half time, half space. Other signatures of 64 dimensions were not compared under equal settings.
 _HALVES = {"signature": (32, 32)}
 
 
 def _curved(
     signature: tuple[int, int], layers: int, graph_layers: int, lr: float, decays: tuple[float, float], **options: Any
 ) -> Recipe:
-    """The pseudo-Riemannian transformer of dimension 16, on features as they are; ``decays`` of both branches and of
-    all else."""
+    """The pseudo-Riemannian transformer of dimension 16, on unscaled features; ``decays``: the weight decays of both
+    branches and of all other parameters."""
     branches, rest = decays
     train = {"lr": lr, "weight_decay": rest, "attention_weight_decay": branches, "graph_weight_decay": branches,
              "row_normalize": False}  # fmt: skip
@@ -59,9 +59,9 @@ def _curved(
 
 _NODE_DECAYS, _LINK_DECAYS = (0.1, 0.05), (1e-3, 5e-3)
 
-# Of links, unless the paper's are asked for: sizes, rates and decays as in PAPER, but features are summed over the node
-# too and normed at the input, and the convolutions have the dropout of attention. The tables of docs/graph.md were made
-# with them; what is not said here is the model's default.
+# For links, unless the paper's settings are asked for: sizes, rates and decays as in PAPER, but features are summed
+# over the node too and normed at the input, and the convolutions have the dropout of attention. All other settings are
+# the model's defaults. The tables of docs/graph.md were made with these.
 LINKS = {
     ("pseudo_riemannian", "cora"): _curved((14, 2), 1, 1, 0.005, _LINK_DECAYS, input_map="convolution"),
     ("pseudo_riemannian", "citeseer"): _curved((8, 8), 2, 2, 0.005, _LINK_DECAYS, input_map="convolution"),
@@ -75,17 +75,17 @@ LINKS = {
 def _script(
     signature: tuple[int, int], layers: int, graph_layers: int, lr: float, decays: tuple[float, float], **options: Any
 ) -> Recipe:
-    """With what all scripts of the paper have in common."""
+    """A recipe with the options that all scripts of the paper have in common."""
     common = {"input_map": "neighbours", "input_norm": False, "dropout": (0.2, 0.2), "weight_dropout": True,
               "graph_dropout": (0.0, 0.0), "graph_norm": True}  # fmt: skip
     found = _curved(signature, layers, graph_layers, lr, decays, **(common | options))
     return Recipe(found.hidden, found.options, {**found.train, "epochs": 1000})
 
 
-# As the paper's scripts have them; (q, p) is also what the space search finds on the citation graphs and the tree.
-# Not theirs: the epoch is chosen by validation data, they take the one that is best on test data; links are split
-# undirected; a space part of 2 channels has no norm. For classes of nodes they are not the default: on Citeseer,
-# settings near them, with the epoch chosen by validation data, stayed below a GCN (one seed, 100 of their 1000 epochs).
+# As in the paper's scripts; (q, p) is also what the space search finds on the citation graphs and the tree. Unlike
+# them, the epoch is chosen by validation data (theirs is the one best on test data), links are split undirected, and a
+# space part of 2 channels has no norm. For classes of nodes they are not the default: on Citeseer, settings near them,
+# with the epoch chosen by validation data, stayed below a GCN (one seed, 100 of their 1000 epochs).
 PAPER = {
     ("pseudo_riemannian", "nodes", "cora"): _script((14, 2), 3, 3, 0.005, _NODE_DECAYS),
     ("pseudo_riemannian", "nodes", "citeseer"): _script((8, 8), 3, 2, 0.002, _NODE_DECAYS, norm=False),
@@ -102,7 +102,7 @@ PAPER = {
 
 
 def check_paper(models: Collection[str], task: str, data: str) -> None:
-    """Raise an OptionError where ``PAPER`` has nothing for any of the models: it would change nothing."""
+    """Raise an OptionError if ``PAPER`` has settings for none of the models, so that it would change nothing."""
     if not any((model.partition("+")[0], task, data.lower()) in PAPER for model in models):
         known: dict[str, list[str]] = {}
         for model, kind, name in PAPER:
@@ -112,9 +112,9 @@ def check_paper(models: Collection[str], task: str, data: str) -> None:
 
 
 def graph_recipe(model: str, task: str, data: str, *, paper: bool = False) -> Recipe:
-    """What was found best on validation data, else the model's default.
+    """The recipe of a model: the settings found best on validation data, or the model's default.
 
-    With ``paper`` what the paper's scripts have for the data set called ``data``, where they have it.
+    With ``paper``, those of the paper's scripts for the data set named ``data``, if they have any.
 
     Example:
         >>> from linattn.train.graph.recipes import graph_recipe

@@ -1,4 +1,4 @@
-"""The space search as a user sees it."""
+"""The space search with its output for users."""
 
 from rich.console import Console
 from rich.text import Text
@@ -9,7 +9,7 @@ from linattn.tasks.graph.search import histogram
 
 
 def search_on_screen(source: str, dimension: int, references: int, pairs: int, seed: int, console: Console) -> None:
-    """Print the signature (q, p) = (time, space) that suits a graph, and the curvature it was chosen by."""
+    """Print the signature (q, p) = (time, space) that suits a graph, and the curvature that decided it."""
     for option, value, least in (("references", references, 1), ("pairs", pairs, 2)):
         if value < least:
             raise OptionError(option, f"must be an integer >= {least}, got {value}")

@@ -1,4 +1,4 @@
-"""Numbered things made ahead of their use, in threads."""
+"""Makes numbered items ahead of their use, in threads."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -10,10 +10,10 @@ Item = TypeVar("Item")
 
 
 def ahead(make: Callable[[int], Item], first: int, threads: int) -> Iterator[Item]:
-    """``make(first), make(first + 1), ...`` without end, in this order; 0 threads: each when it is asked for.
+    """``make(first), make(first + 1), ...`` without end, in this order; with 0 threads, each is made when it is needed.
 
-    Each thread has one more in hand than it is working on. What ``make`` raises is raised at its place. The threads
-    end when the iterator is closed.
+    For each thread, one item waits besides the one it is working on. An error in ``make`` is raised at the place of its
+    item. The threads end when the iterator is closed.
 
     Example:
         >>> squares = ahead(lambda n: n * n, 3, threads=2)
@@ -24,7 +24,7 @@ def ahead(make: Callable[[int], Item], first: int, threads: int) -> Iterator[Ite
     if not threads:
         yield from map(make, count(first))
         return
-    yield make(first)  # alone: what is made once for all of them is not to be made by each thread
+    yield make(first)  # first and alone, so that what all items share is made once, and not by each thread
     with ThreadPoolExecutor(threads, "batches") as pool:
         waiting = deque(pool.submit(make, first + 1 + i) for i in range(2 * threads))
         try:

@@ -1,4 +1,4 @@
-"""All that decides how a language model is trained, in one frozen value."""
+"""The config of training language models."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
@@ -8,15 +8,15 @@ from linattn.train.checks import check_graphs, check_integer, check_number
 from linattn.train.config import Precision
 from linattn.train.schedule import Schedule
 
-# Fields that leave every weight as it is: a run may be resumed with others.
+# Fields without effect on the weights: a run may be resumed with other values.
 _WITHOUT_EFFECT = ("checkpoint_seconds", "graphs")
-# Fields that runs of earlier versions do not know, with what held there: it is left out, so that these go on.
+# Fields unknown to runs of earlier versions, with the values these had, which are left out so that they can resume.
 AS_EVER = {"schedule": "cosine", "eps": 1e-8}
 
 
 @dataclass(frozen=True)
 class TextConfig:
-    """How to train; the same config and the same seed on the same device kind give the same weights.
+    """How to train a language model; the same config and seed on the same kind of device give the same weights.
 
     Example:
         >>> TextConfig(steps=100, warmup_steps=10).check()
@@ -26,35 +26,35 @@ class TextConfig:
     """
 
     steps: int = 1000
-    """Updates of the weights."""
+    """Number of updates of the weights."""
     batch_size: int = 32
     """Sequences of one step, over all processes together."""
     accumulation: int = 1
-    """Parts that a step's sequences are computed in, one after another: less memory, the same step."""
+    """Number of parts in which the sequences of a step are computed, one after another; saves memory."""
     lr: float = 1e-3
     """Highest learning rate, reached at the end of the warm-up."""
     min_lr: float = 1e-5
     """Learning rate of the last step."""
     warmup_steps: int = 100
-    """Steps in which the rate rises, on a straight line."""
+    """Steps in which the learning rate rises linearly."""
     schedule: Schedule = "cosine"
-    """How the rate falls from there on."""
+    """How the learning rate falls after the warm-up."""
     weight_decay: float = 0.1
-    """On matrices; embeddings, norms, biases and a mechanism's own parameters are left alone."""
+    """Weight decay of matrices; embeddings, norms, biases and a mechanism's own parameters do not decay."""
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     """Added to the denominator of AdamW's step."""
     clip_norm: float | None = 1.0
-    """Longest gradient, over all parameters; None: not clipped."""
+    """Largest norm of the gradient of all parameters; larger ones are clipped to it. None: no clipping."""
     eval_every: int = 0
-    """Steps between two evaluations; 0: one at the end."""
+    """Steps between two evaluations; 0: only one at the end."""
     eval_batch_size: int | None = None
-    """Sequences evaluated at a time; None: as many as are trained at a time."""
+    """Sequences evaluated at a time; None: as many as are computed at a time in training."""
     precision: Precision = "fp32"
     """``bf16`` computes in autocast; weights and optimiser stay fp32."""
     compile: bool = False
     graphs: bool | None = False
-    """Replay steps as CUDA graphs, which saves the host most of its work; None: on a GPU, where it is possible."""
+    """Replay steps as CUDA graphs, which saves the host most of its work; None: where a GPU makes it possible."""
     seed: int = 0
     device: str = "cpu"
     checkpoint_seconds: float = 300.0
@@ -100,7 +100,7 @@ class TextConfig:
         check_graphs(self.graphs, self.device)
 
     def fingerprint(self) -> dict[str, Any]:
-        """What a resumed run must have in common with the one it goes on with; of the device only its kind counts."""
+        """What a run must have in common with the one it resumes; of the device only the kind counts."""
         fields = {
             name: value
             for name, value in asdict(self).items()

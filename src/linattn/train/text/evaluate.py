@@ -1,4 +1,4 @@
-"""What a task measures, on its test sequences."""
+"""Evaluation on the test sequences of a task."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def evaluate(network: TextNetwork, batches: Iterable[Sequences], accelerator: "Accelerator") -> dict[str, float]:
-    """``task.metrics`` of the sums over ``batches``, in the accelerator's precision; leaves ``eval`` mode on.
+    """The metrics of the network's task over ``batches``, in the accelerator's precision; sets ``eval`` mode.
 
-    Each process brings its share of the batches, all of the same kind; the result is that of all.
+    Each process evaluates its share of the batches, all of the same kind; the result is over all processes.
     """
     network.eval()
     sums: dict[str, torch.Tensor] = {}
@@ -31,7 +31,7 @@ def evaluate(network: TextNetwork, batches: Iterable[Sequences], accelerator: "A
 
 
 def _over_processes(sums: dict[str, torch.Tensor], accelerator: "Accelerator") -> dict[str, torch.Tensor]:
-    """A process without a batch of its own has no sums: it is told their names by the others."""
+    """Add up sums over processes; a process without batches has none and gets their names from the others."""
     from accelerate.utils import gather_object  # type: ignore[import-untyped]
 
     found: dict[str, torch.Tensor] = {}

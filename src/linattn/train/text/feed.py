@@ -1,4 +1,4 @@
-"""Batches of a task on the training device."""
+"""Feeds the batches of a task to the training device."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,11 +13,11 @@ from linattn.tasks.text import IGNORED, Sequences, SequenceTask
 from linattn.train.text.ahead import ahead
 from linattn.train.text.config import TextConfig
 
-MOST_THREADS = 8  # that make batches while a GPU works; on a CPU they would take cores from the model
+MOST_THREADS = 8  # threads that make batches while a GPU works; on a CPU they would take cores from the model
 
 
 class Part(NamedTuple):
-    """Sequences that go through the model at once; ``rows``: which of their targets are scored (None: all)."""
+    """Sequences that go through the model at once; ``rows``: indices of the targets that are scored (None: all)."""
 
     batch: Sequences
     rows: Tensor | None
@@ -25,18 +25,18 @@ class Part(NamedTuple):
 
 
 class Step(NamedTuple):
-    """This process's parts of a step; ``total`` targets are scored over all parts of all processes."""
+    """This process's parts of a step; ``total``: scored targets in all parts of all processes."""
 
     parts: list[Part]
     total: int
 
 
 class Feed:
-    """Steps of process ``rank`` of ``processes``.
+    """The steps of process ``rank`` of ``processes``.
 
-    Every process makes the whole batch and keeps its share: a step has the same sequences however many there are, and
-    each knows how many targets all of them score. Which targets these are is found on the host, so that nothing waits
-    for the device.
+    Every process makes the whole batch and keeps its share. A step thus has the same sequences for any number of
+    processes, and each process knows the total of scored targets. The host finds out which targets are scored, so that
+    nothing waits for the device.
     """
 
     def __init__(
@@ -58,21 +58,21 @@ class Feed:
         self.task, self.config, self.device = task, config, device
         self.rank, self.processes = rank, processes
         self.tested = test or task
-        # Recorded steps have one graph a shape, and the number of scored targets may differ from batch to batch.
+        # Recorded steps need a graph for each shape, and the number of scored targets may differ between batches.
         self.rounded = device.type == "cuda" and config.graphs is not False and processes * config.accumulation == 1
         self.threads = min(MOST_THREADS, max(1, cores() - 1)) if device.type == "cuda" else 0
 
     def train(self, first: int = 0) -> Iterator[Step]:
-        """Steps ``first, first + 1, ...`` without end; the same as those of a whole run."""
+        """Steps ``first, first + 1, ...`` without end, the same as in a whole run."""
         for step in ahead(self._make, first, self.threads):
             yield Step([self._send(part) for part in step.parts], step.total)
 
     def test(self) -> Iterator[Sequences]:
-        """All test sequences once; of several processes each has its share of the batches."""
+        """Batches with all test sequences once; several processes share them."""
         return self._test_of(self.tested)
 
     def own_test(self) -> Iterator[Sequences]:
-        """The same of the task that is trained on, where another one is tested."""
+        """Test batches of the task that is trained on, if another task is tested."""
         return self._test_of(self.task)
 
     def _test_of(self, task: SequenceTask) -> Iterator[Sequences]:
@@ -83,13 +83,13 @@ class Feed:
                 yield without_idle_mask(batch).to(self.device, non_blocking=True)
 
     def _make(self, step: int) -> Step:
-        """On the host, and in memory that a GPU can fetch by itself."""
+        """Make a step on the host, for a GPU in pinned memory, which it can copy from by itself."""
         batch, pinned = (
             self.task.train_batch(self.config.batch_size, self.config.seed, step),
             self.device.type == "cuda",
         )
         if batch.cu_seqlens is not None and self.processes * self.config.accumulation == 1:
-            part = _part(batch, pinned, False)  # one row of many pieces
+            part = _part(batch, pinned, False)  # a single row of many pieces cannot be divided
             return Step([part], part.scored)
         size = self.config.batch_size // (self.processes * self.config.accumulation)
         own = range(self.rank, self.processes * self.config.accumulation, self.processes)
@@ -103,7 +103,7 @@ class Feed:
 
 
 def _part(batch: Sequences, pinned: bool, rounded: bool) -> Part:
-    batch = without_idle_mask(replace(batch, exact=None))  # true distributions are for tests
+    batch = without_idle_mask(replace(batch, exact=None))  # true distributions are only for tests
     scored = (batch.targets != IGNORED).flatten()
     count = int(scored.sum())
     rows = None if count == scored.numel() else scored.nonzero().squeeze(1)
@@ -115,10 +115,10 @@ def _part(batch: Sequences, pinned: bool, rounded: bool) -> Part:
 
 
 def rounded_up(rows: Tensor, scored: Tensor) -> Tensor:
-    """``rows`` and a place that is not ``scored``, which adds nothing to any sum, as often as it takes.
+    """Pad ``rows`` with the index of a place that is not ``scored``, which adds nothing to any sum.
 
-    The number becomes one of eight to each power of two, so that batches with about as many share it. All rows are
-    scored targets of ``scored (n,)`` bool; the result has ``n`` rows at the most.
+    The number of rows is rounded up to one of eight values for each power of two, so that batches with about the same
+    number share it. ``rows`` are the scored places of ``scored (n,)`` bool; the result has at most ``n`` rows.
 
     Example:
         >>> scored = torch.arange(40) % 2 == 0
@@ -133,7 +133,7 @@ def rounded_up(rows: Tensor, scored: Tensor) -> Tensor:
 
 
 def without_idle_mask(batch: Sequences) -> Sequences:
-    """A mask that masks nothing is left out: every form is faster without one."""
+    """Leave out a mask that masks nothing, as every form is faster without a mask."""
     if batch.key_mask is None or not bool(batch.key_mask.all()):
         return batch
     return replace(batch, key_mask=None)

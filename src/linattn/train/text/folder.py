@@ -1,4 +1,4 @@
-"""The folder of a run on text: at its end a checkpoint as transformers knows them."""
+"""The folder of a run on text, which ends as a checkpoint of transformers."""
 
 import os
 import tempfile
@@ -19,17 +19,17 @@ ADDED = ("options", "data")
 
 @dataclass(frozen=True)
 class TextFolder(RunFolder):
-    """``config.json`` and ``model.safetensors`` beside ``result.json`` and the log: ``from_pretrained`` reads it."""
+    """A folder with ``config.json`` and ``model.safetensors`` for ``from_pretrained``, ``result.json`` and the log."""
 
     keep_weights: bool = True
-    """False: a finished run leaves its result and its log alone."""
+    """False: a finished run leaves only its result and its log."""
 
     @property
     def weights(self) -> Path:
         return self.path / WEIGHTS
 
     def _check(self, saved: dict[str, Any], given: dict[str, Any]) -> None:
-        # Earlier versions did not write these down: such a run is taken for one with what is given.
+        # Earlier versions did not save these values: such a run is assumed to have the given ones.
         given = {name: value for name, value in given.items() if name not in ADDED or name in saved}
         super()._check(saved, given | {"data": saved.get("data")})
         if "data" in given and saved["data"] != given["data"]:
@@ -58,7 +58,7 @@ class TextFolder(RunFolder):
         self._put(save)
 
     def copy_weights(self, other: "TextFolder") -> None:
-        """Those of another run, with all that belongs to them."""
+        """Copy the weights of another run and the files that belong to them."""
         apart = (other.checkpoint.name, other.result.name, other.log.name)
 
         def copy(aside: Path) -> None:
@@ -69,7 +69,7 @@ class TextFolder(RunFolder):
         self._put(copy)
 
     def _put(self, write: Callable[[Path], object]) -> None:
-        """All files are written aside and then put in their places; the result, which counts, comes after them."""
+        """Write all files aside and then move them into place; the result, which marks a finished run, comes later."""
         self.path.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(dir=self.path, prefix=".model-"))
         try:
@@ -80,7 +80,7 @@ class TextFolder(RunFolder):
             rmtree(aside, ignore_errors=True)
 
     def load_weights(self) -> dict[str, Tensor]:
-        """As ``load_state_dict`` of the language model takes them; tied weights are there once."""
+        """The weights for ``load_state_dict`` of the language model; tied weights appear once."""
         from safetensors.torch import load_file
 
         if not self.weights.exists():

@@ -1,4 +1,4 @@
-"""A language model around any mechanisms, sized for a task."""
+"""Hosts: language models around any mechanisms, sized for a task."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,31 +19,31 @@ AUTOMATIC = "auto"
 
 @dataclass(frozen=True)
 class HostOptions:
-    """The host of a run. None: as ``size`` has it."""
+    """The host of a run: a language model. Fields of None are as in ``size``, or off if sizes do not set them."""
 
     size: str = "pico"
     mechanism: str = "softmax"
-    """A name, or a pattern of several such as ``gated*3,softmax``."""
+    """The name of a mechanism, or a pattern of several, such as ``gated*3,softmax``."""
     canon: str | None = None
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Of mechanisms, by name; of all of them under the empty one."""
+    """Options of mechanisms, by name; options under the empty name are for all mechanisms."""
     width: int | None = None
     depth: int | None = None
     heads: int | None = None
     mlp_width: int | None = None
     rotary: float | None = None
     attention_norm: str | None = AUTOMATIC
-    """Behind the mechanism; ``auto``: by head, except where all layers are softmax or ZeroS, which have their own."""
+    """Norm after the mechanism; ``auto``: ``head_rms``, or None if no layer needs it, as with softmax or ZeroS."""
     attention_gate: str | None = None
-    """The activation of a gate behind that norm, made of the input, as RetNet, GLA and mLSTM have one."""
+    """Activation of an output gate after that norm, computed from the input, as in RetNet, GLA and mLSTM."""
     dropout: float = 0.0
     head_dim: int | None = None
-    """Channels of a head, which fix the number of heads at every width; in the place of ``heads``."""
+    """Channels of a head, which fix the number of heads for every width; to be given in place of ``heads``."""
     tied: bool | None = None
-    """One matrix for embeddings and head."""
+    """Whether embeddings and head share one matrix."""
 
     def check(self) -> None:
-        """Raise ``OptionError`` for what is wrong whatever the task."""
+        """Raise ``OptionError`` for options that are wrong for every task."""
         check_option("size", self.size, SIZES)
         for name in ("width", "depth", "heads", "mlp_width", "head_dim"):
             value = getattr(self, name)
@@ -59,7 +59,7 @@ class HostOptions:
 
     @property
     def shape(self) -> dict[str, Any]:
-        """What ``LinearAttentionConfig`` is told about widths and depths."""
+        """The fields of ``LinearAttentionConfig`` for width, depth and heads, and others that a size sets."""
         found = SIZES[self.size]()
         if self.width is not None:
             scaled = found.get("intermediate_size")
@@ -80,7 +80,7 @@ class HostOptions:
 
     @property
     def mechanism_option(self) -> str:
-        """The option that ``mechanism`` was given by: a pattern of several stands in another one."""
+        """The command line option for ``mechanism``: ``hybrid`` for a pattern of several, else ``mechanism``."""
         return "hybrid" if any(mark in self.mechanism for mark in ",/*") else "mechanism"
 
     @property
@@ -91,9 +91,9 @@ class HostOptions:
 
 
 def create_host(host: HostOptions, task: SequenceTask, seed: int) -> Any:
-    """A model of ``linattn.models.language`` with the head that ``task`` needs, in fp32 on the CPU.
+    """Create a model of ``linattn.models.language`` with the head that ``task`` needs, in fp32 on the CPU.
 
-    All that mechanisms do not own starts the same beside each of them, also beside one that draws numbers for itself.
+    Weights outside of mechanisms start the same for every mechanism, even if a mechanism draws random numbers itself.
 
     Example:
         >>> from linattn.tasks.text import text_task
@@ -114,7 +114,7 @@ def create_host(host: HostOptions, task: SequenceTask, seed: int) -> Any:
         options["max_position_embeddings"] = task.length
     end = getattr(getattr(task, "encoder", None), "end", None)
     if causal and end is not None and end < task.vocabulary:
-        options["eos_token_id"] = end  # what stands between documents: `generate` stops there
+        options["eos_token_id"] = end  # the token between documents, at which `generate` stops
     if task.kind == "classification":
         options |= {"num_labels": task.classes, "pooling": task.pooling}
     kinds = {"causal": "CausalLM", "masked": "MaskedLM", "classification": "SequenceClassification"}
@@ -131,15 +131,15 @@ def create_host(host: HostOptions, task: SequenceTask, seed: int) -> Any:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Each once, tied ones too."""
+    """The number of parameters, tied ones counted once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def with_parameters(host: HostOptions, task: SequenceTask, wanted: int, multiple: int = 8) -> HostOptions:
     """The same host with the width of its feed-forward parts chosen so that it has about ``wanted`` parameters.
 
-    A mechanism that brings parameters of its own is not to win by having more of them. The width is a multiple of
-    ``multiple``; what remains is less than one such step.
+    Mechanisms with parameters of their own should not win merely by having more. The width is a multiple of
+    ``multiple``, and the remaining difference is less than one such step.
     """
     model = create_host(host, task, 0)
     width = model.config.intermediate_size
@@ -156,7 +156,7 @@ def with_parameters(host: HostOptions, task: SequenceTask, wanted: int, multiple
 
 @torch.no_grad()
 def _start_alike(model: Any) -> None:
-    """Draw again what the host owns, in an order that no mechanism can shift."""
+    """Draw the host's own weights again, in an order that does not depend on the mechanisms."""
     deviation = model.config.initializer_range
     for name, module in model.named_modules():
         if ".mechanism" in name:
@@ -168,7 +168,7 @@ def _start_alike(model: Any) -> None:
 
 
 def _named(error: Exception, host: HostOptions) -> OptionError:
-    """A model names its argument; on the command line it is an option."""
+    """Turn an error about an argument of the model into one about the option of the command line."""
     message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     options = {"canon": "canon", "rotary": "rotary", "dropout": "dropout", "attention_norm": "attention_norm",
                "attention_gate": "attention_gate", "num_attention_heads": "heads", "hidden_size": "width",

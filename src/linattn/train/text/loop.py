@@ -1,4 +1,4 @@
-"""Training of a language model on a task of sequences."""
+"""The training loop for language models on sequence tasks."""
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -41,33 +41,33 @@ def train_text(
     on_work: OnWork = in_silence,
     accelerator: "Accelerator | None" = None,
 ) -> TextResult:
-    """Train ``model``, or go on where the run in ``folder`` was stopped; a finished one is returned at once.
+    """Train ``model``, or resume the run in ``folder`` where it was stopped; a finished run is returned at once.
 
-    A step depends on the weights, the optimiser, the seed and its own number alone, so that a run that was killed and
-    started again ends in the same weights as one that was not. For that the model must start the same: make it with
-    ``linattn.train.text.hosts.create_host``, or seed torch before. Afterwards it is in ``eval`` mode, and ``folder``
-    is a checkpoint that ``from_pretrained`` and ``linattn generate`` read. How far "the same" goes on a GPU is said at
-    ``linattn.train.loop.train``.
+    A step depends only on the weights, the optimiser, the seed and its own number, so that a run that was killed and
+    resumed ends in the same weights as one that was not; for the precision of this on a GPU see
+    ``linattn.train.loop.train``. For that the model must have the same first weights: create it with
+    ``linattn.train.text.hosts.create_host``, or seed torch before. Afterwards the model is in ``eval`` mode, and
+    ``folder`` is a checkpoint for ``from_pretrained`` and ``linattn generate``.
 
     Args:
-        model: of ``linattn.models.language``, with the head that the task's kind needs.
-        folder: of this run alone.
-        test: a task whose test sequences are evaluated in the place of ``task``'s own, to choose settings by.
-        own_test: with ``test`` a folder, for what the same run without ``test`` would leave there but for its weights:
-            the task's own test sequences are evaluated too. They decide nothing; where their loss is not finite the
-            folder stays empty.
-        start: what the weights come from, where they are not drawn; a resumed run must name the same.
-        keep_weights: False leaves no weights behind, only result and log; a run that is found finished then leaves
-            ``model`` as it is.
-        on_step: called with the round, steps done in it, mean loss and accuracy (percent) of the round so far.
-        on_record: called with each evaluation's record, when it is on disk.
-        on_work: told in words what goes on before the first step, if it takes long.
-        accelerator: of ``create_accelerator``, where the caller needs it too (None: made here).
+        model: a model of ``linattn.models.language``, with the head that the task's kind needs.
+        folder: a folder for this run alone.
+        test: a task whose test sequences are evaluated in place of those of ``task``, to choose settings by.
+        own_test: only with ``test``: a folder for the files, except weights, that the same run without ``test`` would
+            write. The test sequences of ``task`` are then evaluated too. They decide nothing; if their loss is not
+            finite, the folder stays empty.
+        start: the origin of the first weights, if they are not random; a resumed run must name the same.
+        keep_weights: False keeps no weights, only result and log; a run that is already finished then leaves ``model``
+            as it is.
+        on_step: called with the round, the steps done in it, and mean loss and accuracy (percent) of the round so far.
+        on_record: called with the record of each evaluation, once it is on disk.
+        on_work: called with a description of work before the first step that takes long.
+        accelerator: an accelerator from ``create_accelerator``, if the caller needs it too (None: create one).
 
     Raises:
         OptionError: the config makes no sense; nothing was done.
-        ResumeError: the folder holds another run; says what differs.
-        DivergedError: the loss is not finite; says where.
+        ResumeError: the folder holds a different run; the message says what differs.
+        DivergedError: the loss is not finite; the message says where.
     """
     need("training a language model", "accelerate", "transformers", "safetensors")
     config.check()
@@ -92,7 +92,7 @@ def train_text(
         graphs = graph_words(run.captured)
         result = TextResult.of(run.epochs, task.metric, graphs)
         if accelerator.is_main_process:
-            if own_test is not None and run.own_records is not None:  # first: after the result nobody comes here again
+            if own_test is not None and run.own_records is not None:  # first: a run with a result is not resumed
                 own, other = (
                     TextFolder(own_test, keep_weights=False),
                     TextResult.of(run.own_records, task.metric, graphs),
@@ -116,7 +116,7 @@ def text_fingerprint(
     test: SequenceTask | None = None,
     start: str | None = None,
 ) -> dict[str, Any]:
-    """Everything that a run must have in common with the one it goes on with, ready for JSON."""
+    """Everything that a run must have in common with the one it resumes, ready for JSON."""
     return config.fingerprint() | {
         "model": model_digest(model), "task": task_settings(task), "processes": processes,
         "test": None if test is None else task_settings(test), "start": start, "options": _options(model.config),
@@ -125,23 +125,23 @@ def text_fingerprint(
 
 
 def _options(config: Any) -> Any:
-    """What the mechanisms were given, as one dict where it is the same in all layers.
+    """The options of the mechanisms, as one dict if they are the same in all layers.
 
-    The printed form of a model does not show all of it: a cap, or a value that parameters start from.
+    The printed form of a model does not show all of them: for instance a cap, or the first value of parameters.
     """
     given = config.mechanism_options or {}
     return given[0] if isinstance(given, list) and all(own == given[0] for own in given) else given
 
 
 def graph_words(captured: CapturedStep | None) -> str:
-    """``TextResult.graphs`` of a run."""
+    """The text for ``TextResult.graphs`` of a run."""
     if captured is None:
         return ""
     return "replayed" if captured.stopped is None else f"stopped: {captured.stopped}"
 
 
 def task_settings(task: SequenceTask) -> dict[str, Any]:
-    """What a task is told apart by, ready for JSON: its name, shape and settings, but where it keeps things.
+    """What identifies a task, ready for JSON: its name, shape and settings, except where it keeps data.
 
     Example:
         >>> from linattn.tasks.text import text_task

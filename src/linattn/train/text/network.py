@@ -1,4 +1,4 @@
-"""A language model as training calls it: sequences in, sums out."""
+"""Wraps a language model for training: sequences in, sums out."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from linattn.tasks.text import Sequences, SequenceTask
 
 
 class TextNetwork(nn.Module):
-    """``forward``: the summed loss of the scored targets, and how many of them are hit, as the task has it.
+    """A model with its task: ``forward`` returns the summed loss of the scored targets and how many of them are hit.
 
-    ``model`` is one of ``linattn.models.language``, with the head that fits the task. Logits are computed where
-    something is scored and nowhere else: of a long sequence with few answers they would cost more than the model.
+    ``model`` is one of ``linattn.models.language``, with the head that fits the task. Logits are computed only where
+    something is scored: for a long sequence with few answers, all logits would cost more than the model.
     """
 
     dynamic_shapes = None
-    """Of compiled blocks: rows of documents have as many cuts as it happens, and tests may be longer."""
+    """Torch decides which shapes of compiled blocks vary: numbers of documents do, and tests may be longer."""
 
     def __init__(self, model: Any, task: SequenceTask) -> None:
         super().__init__()
@@ -23,12 +23,12 @@ class TextNetwork(nn.Module):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """What is compiled one by one."""
+        """The blocks of the model, which are compiled one by one."""
         layers: nn.ModuleList = self.model.model.layers
         return layers
 
     def forward(self, batch: Sequences, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """``rows``: indices of the scored targets among all ``B T`` of them; None: all are scored."""
+        """Summed loss and hits. ``rows``: indices of the scored targets among all ``B T``; None: all are scored."""
         if self.task.kind == "classification":
             logits, targets = self.logits(batch), batch.targets
             logits = logits.reshape(targets.numel(), -1)
@@ -39,7 +39,7 @@ class TextNetwork(nn.Module):
         return self.task.training_sums(logits, targets)
 
     def logits(self, batch: Sequences) -> Tensor:
-        """Of every place, as ``SequenceTask.score`` takes them."""
+        """Logits at every place, as ``SequenceTask.score`` needs them."""
         if self.task.kind == "classification":
             found: Tensor = self.model(batch.inputs, attention_mask=batch.key_mask).logits
             return found

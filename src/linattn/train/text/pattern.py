@@ -1,4 +1,4 @@
-"""Which mechanism each layer has, from a short text."""
+"""Patterns: short texts that say which mechanism each layer has."""
 
 from itertools import cycle, islice
 
@@ -6,9 +6,9 @@ from linattn.support.options import OptionError
 
 
 def layer_names(pattern: str, depth: int, option: str = "hybrid") -> list[str]:
-    """One name for each of ``depth`` layers: the pattern's, over and over.
+    """One name for each of ``depth`` layers: the names of the pattern, repeated.
 
-    Names stand with commas between them, or slashes; ``name*3`` is three of a kind.
+    Names are separated by commas or slashes; ``name*3`` stands for three layers.
 
     Example:
         >>> layer_names("gated*3,softmax", 6)

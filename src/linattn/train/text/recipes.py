@@ -1,4 +1,4 @@
-"""Recipes for tasks of sequences: configs with the settings of the papers they come from."""
+"""Recipes for sequence tasks: configs with the settings of papers."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, replace
@@ -12,22 +12,21 @@ from linattn.train.checks import check_integer
 from linattn.train.text.config import TextConfig
 
 LANGUAGE = "language"
-SHAPE = ("length", "size")  # settings that recipes of one task differ by
-# Host by task; those that are not named have that of a language model.
+SHAPE = ("length", "size")  # settings in which recipes of one task differ
+# Default size of the host by task; other tasks have that of a language model.
 SIZES_OF = {"mqar": "mqar", "listops": "lra", "lra": "lra", "pathfinder": "lra", "mad": "mad", "regbench": "mad"}
 
 
 def language() -> TextConfig:
-    """Next tokens of a text, as Physics of Language Models 4.1 trains on text, shortened for models of 10-100 M."""
+    """For text: the settings of Physics of Language Models 4.1, shortened for models of 10-100 M parameters."""
     return TextConfig(5000, 32, lr=1e-3, min_lr=1e-4, warmup_steps=250, weight_decay=0.1, betas=(0.9, 0.98))
 
 
 def published(standard: Standard, examples: int | None = None, batch_size: int | None = None) -> TextConfig:
-    """The numbers of a paper; of several learning rates one from the middle.
+    """A config with the numbers of a paper; of several learning rates, one from the middle.
 
-    Where the paper counts epochs, the steps are as many as its epochs need on ``examples`` training sequences (those of
-    the task, ``SequenceTask.train_size``; None: as many as the paper had) with ``batch_size`` of them a step (None: as
-    many as the paper had).
+    If the paper counts epochs, the steps are those that its epochs take for ``examples`` training sequences
+    (``SequenceTask.train_size``; None: as many as in the paper) in batches of ``batch_size`` (None: as in the paper).
 
     Example:
         >>> config = published(STANDARDS["listops"])
@@ -64,7 +63,7 @@ def recipes() -> list[str]:
 
 
 def recipe_of(task: SequenceTask) -> str:
-    """The recipe of a task: that of its name and length, else the first of its name, else that of a language model.
+    """The recipe for a task: that of its name and length, else the first of its name, else that of a language model.
 
     Example:
         >>> from linattn.tasks.text import text_task
@@ -75,7 +74,7 @@ def recipe_of(task: SequenceTask) -> str:
 
 
 def _recipe_by_shape(task: str, given: Mapping[str, Any]) -> str:
-    """The recipe of a task that was not made yet; what is not ``given`` is as the task has it by default."""
+    """The recipe for a task that is not created yet; settings that are not ``given`` have the task's defaults."""
     known = [name for name, standard in STANDARDS.items() if standard.task == task]
     if not known:
         return LANGUAGE
@@ -86,15 +85,15 @@ def _recipe_by_shape(task: str, given: Mapping[str, Any]) -> str:
 
 
 def usual_settings(task: str) -> dict[str, Any]:
-    """The settings of a task that have a default."""
+    """The settings of a task that have a default, with their defaults."""
     own: Any = task_class(task)
     return {field.name: field.default for field in fields(own) if field.init and field.default is not MISSING}
 
 
 def check_recipe(recipe: str, task: SequenceTask) -> None:
-    """Raise ``OptionError`` for a recipe of a task of another kind: its budget and host are not for this one.
+    """Raise ``OptionError`` for a recipe of a different task, whose budget and host are not for this one.
 
-    That of a language model is for all: tasks without a recipe of their own have it.
+    The recipe of a language model is allowed for all tasks: those without a recipe use it.
     """
     check_option("recipe", recipe, recipes())
     if recipe != LANGUAGE and _kind(recipe) != task.kind:
@@ -108,7 +107,7 @@ def _kind(recipe: str) -> str:
 
 
 def recipe_settings(recipe: str, task: str) -> dict[str, Any]:
-    """Settings of the task that a recipe brings along; none where it is not given, or another task's."""
+    """The task settings that a recipe has; none if no recipe is given, or one of another task."""
     if not recipe:
         return {}
     check_option("recipe", recipe, recipes())
@@ -118,10 +117,10 @@ def recipe_settings(recipe: str, task: str) -> dict[str, Any]:
 
 
 def create_task(name: str, settings: Mapping[str, Any], recipe: str = "") -> SequenceTask:
-    """The task with the settings that are given, and else those of the recipe.
+    """Create a task with the given settings, and those of the recipe for the others.
 
-    Where no recipe is named, it is the one that :func:`configure` takes for the budget, as epochs belong to the data
-    that they were counted on. The length that is given decides which one this is.
+    If no recipe is named, it is the one that :func:`configure` uses for the budget, as numbers of epochs belong to
+    certain data. The length that is given decides which recipe this is.
 
     Example:
         >>> create_task("mqar", {"pairs": 8}, "mqar-512").length
@@ -134,17 +133,17 @@ def create_task(name: str, settings: Mapping[str, Any], recipe: str = "") -> Seq
 
 
 def task_with_settings(name: str, settings: Mapping[str, Any], recipe: str = "") -> tuple[SequenceTask, dict[str, Any]]:
-    """:func:`create_task`, and the settings that ``text_task`` was given to make it."""
+    """The task of :func:`create_task`, and the settings that ``text_task`` created it with."""
     given = dict(settings)
     if recipe:
         given = recipe_settings(recipe, name) | given
         return text_task(name, **given), given
     usual = usual_settings(name)
-    # A default of the task is left out: a comparison knows its folder by the settings that are written there.
+    # Defaults of the task are left out, as a comparison recognises its folder by the settings that are saved there.
     own = {n: v for n, v in recipe_settings(_recipe_by_shape(name, given), name).items() if usual.get(n) != v}
     sizes = {n: v for n, v in own.items() if n.endswith("_examples")}
-    # The recipe was not named, so what is given comes first. If both do not go together, the recipe keeps the sizes of
-    # its sets alone, and if that does not go either, nothing.
+    # The recipe was not named, so given settings come first. If the two are not compatible, only the sizes of sets are
+    # taken from the recipe, and if these are not compatible either, nothing.
     for brought in (own, sizes):
         try:
             return text_task(name, **(brought | given)), brought | given
@@ -154,15 +153,15 @@ def task_with_settings(name: str, settings: Mapping[str, Any], recipe: str = "")
 
 
 def size_of(task: SequenceTask) -> str:
-    """The size of the host where none is named."""
+    """The default size of the host for a task."""
     return SIZES_OF.get(task.name, SIZES_OF.get(task.name.split("-")[0], "small"))
 
 
 def host_of_recipe(recipe: str) -> dict[str, Any]:
-    """Depth, width and heads of the model that a recipe is for, as far as its source has one number each.
+    """Depth, width and heads of the model that a recipe is for, as fields of ``HostOptions``.
 
-    They are fields of ``HostOptions``. Of several widths the smallest. Nothing where no recipe is named: a task's usual
-    host is small.
+    Only what its source specifies; the smallest of several widths. Empty if no recipe is named, as the default host of
+    a task is small.
 
     Example:
         >>> host_of_recipe("listops-s5"), host_of_recipe("")
@@ -180,7 +179,7 @@ def host_of_recipe(recipe: str) -> dict[str, Any]:
 
 
 def _published_for(recipe: str, task: SequenceTask, batch_size: int | None) -> TextConfig:
-    """With epochs of what the task has; a recipe of steps does not ask how many examples there are."""
+    """The config of a recipe. Epochs are those of the task's examples, which a recipe of steps does not count."""
     standard = STANDARDS[recipe]
     examples = None if standard.steps is not None else task.train_size
     if standard.steps is None and standard.examples is None and examples is None:
@@ -192,12 +191,12 @@ def _published_for(recipe: str, task: SequenceTask, batch_size: int | None) -> T
 def configure(
     task: SequenceTask, changes: Mapping[str, Any], recipe: str = "", tokens: int | None = None
 ) -> TextConfig:
-    """A recipe with ``changes``, as a command line gives them: None keeps what the recipe says.
+    """A recipe with ``changes`` from a command line; None keeps the value of the recipe.
 
-    ``clip_norm`` of 0 switches off. ``tokens`` gives the budget in tokens, in the place of steps: as many steps as
-    begin within it. With another batch size a recipe that counts epochs takes as many epochs in more or fewer steps,
-    and one that counts steps as many steps. A warm-up that is not given keeps its share of the steps, and the lowest
-    rate its share of the highest.
+    ``clip_norm`` of 0 turns clipping off. ``tokens`` is a budget in tokens in place of steps: as many steps as begin
+    within it. With another batch size, a recipe that counts epochs keeps their number, and one that counts steps keeps
+    theirs. A warm-up that is not given keeps its share of the steps, and the lowest learning rate its share of the
+    highest.
 
     Example:
         >>> from linattn.tasks.text import text_task

@@ -1,4 +1,4 @@
-"""What a run on text tells: one record an evaluation, and the result."""
+"""Records of a run on text: one for each evaluation, and the result."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,17 +12,17 @@ class StepRecord:
 
     step: int
     lr: float
-    """Of the last step."""
+    """Learning rate of the last step."""
     train_loss: float
-    """Nats, mean over what was trained on since the record before."""
+    """Mean training loss in nats since the record before."""
     score: float
-    """The metric that the task is compared by."""
+    """The metric by which models are compared on the task."""
     metrics: dict[str, float]
-    """All that the task measures; ``loss`` in nats."""
+    """All metrics of the task; ``loss`` is in nats."""
     tokens: int
-    """Trained on so far, padding counted."""
+    """Tokens trained on so far, padding included."""
     seconds: float
-    """Of training alone, since the record before: evaluation and files are not counted."""
+    """Time of training alone since the record before; evaluation and files are not counted."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class TextResult:
     records: list[StepRecord]
     metric: str
     score: float
-    """Of the last step, not of the best: to pick a step by test data would be a leak."""
+    """Score of the last step, not of the best: to pick a step by test data would be a leak."""
     seconds: float
-    """Of training alone, over all steps, those before a resume included."""
+    """Time of training alone over all steps, including those before a resume."""
     graphs: str = ""
-    """Whether steps were CUDA graphs: ``replayed``, or ``stopped`` and why; empty where none were wanted."""
+    """Whether steps were CUDA graphs: ``replayed``, or ``stopped`` and why; empty if none were wanted."""
 
     @classmethod
     def of(cls, records: list[StepRecord], metric: str, graphs: str = "") -> "TextResult":
@@ -50,12 +50,12 @@ class TextResult:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of training, over the whole run: what starts up and compiles is counted."""
+        """Training speed over the whole run, including start-up and compilation."""
         return self.records[-1].tokens / max(self.seconds, 1e-9)
 
 
 class TextDivergedError(DivergedError):
-    """The loss is no number any more, after a count of steps."""
+    """The loss is not finite; counts steps instead of epochs."""
 
     def __init__(self, step: int, lr: float, what: str = "training loss") -> None:
         RuntimeError.__init__(

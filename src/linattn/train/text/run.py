@@ -1,4 +1,4 @@
-"""The state of a training run on text and its steps."""
+"""Training runs on text: their state and their steps."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class TextRun(Rounds[StepRecord]):
-    """Rounds of steps over sequences; each ends in an evaluation.
+    """A run of rounds of steps over sequences; each round ends in an evaluation.
 
-    With ``own_test`` it ends in two: the second, on the task's own test sequences, goes into ``own_records`` and moves
-    nothing else. These are None without it, and where that evaluation gave no finite loss.
+    With ``own_test`` it ends in two evaluations. The second, on the task's own test sequences, goes into
+    ``own_records`` and has no other effect. ``own_records`` is None without it, and if its loss was not finite.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class TextRun(Rounds[StepRecord]):
 
     @property
     def done(self) -> int:
-        """Steps before this round."""
+        """Number of steps before this round."""
         return self.epoch * self.config.round_steps
 
     @property
@@ -55,18 +55,18 @@ class TextRun(Rounds[StepRecord]):
         return min(self.config.round_steps, self.config.steps - self.done)
 
     def batches_from_here(self) -> Iterator[Step]:
-        """One iterator for all rounds: an evaluation does not throw away what was made ahead."""
+        """One iterator for all rounds, so that batches made ahead are not lost at an evaluation."""
         if self._going is None:
             self._going = self.feed.train(self.done + self.step)
         return self._going
 
     def train_step(self, batches: Iterator[Step]) -> None:
-        # What a step draws (dropout) depends on nothing but its number.
+        # The draws of a step (dropout) must depend only on its number.
         seed_step(self.config.seed, 0, self.done + self.step, self.accelerator.process_index)
         parts, total = next(batches)
         self.set_learning_rate()
         self.meter.count(sum(part.scored for part in parts))
-        # Processes average their gradients, and each brings a sum over its share of all that is scored.
+        # Processes average their gradients, and the loss of each is a sum over its share of the scored targets.
         factor = self.accelerator.num_processes / max(total, 1)
         if self.captured is not None and parts[0].batch.cu_seqlens is not None:
             self.captured.stop("sequences laid end to end are cut elsewhere in every batch")
@@ -80,7 +80,7 @@ class TextRun(Rounds[StepRecord]):
     def update(  # type: ignore[override]
         self, inputs: Tensor, targets: Tensor, key_mask: Tensor | None, rows: Tensor | None, factor: Tensor
     ) -> None:
-        """A step of one part, from tensors alone: ``factor ()`` is what the summed loss is multiplied by."""
+        """A step of one part, from tensors alone; ``factor ()`` multiplies the summed loss."""
         self._update([Part(Sequences(inputs, targets, key_mask), rows, 0)], factor)
 
     def _update(self, parts: list[Part], factor: float | Tensor) -> None:
@@ -110,7 +110,7 @@ class TextRun(Rounds[StepRecord]):
             raise self.diverged(self.step, lr, "test loss")
         if self.own_records is not None:
             own = self._evaluated(self.feed.own_test(), reading, lr)
-            # What comes of other test sequences must not stop this run.
+            # The result on other test sequences must not stop this run.
             self.own_records = [*self.own_records, own] if isfinite(own.metrics["loss"]) else None
         return record
 
@@ -128,7 +128,7 @@ class TextRun(Rounds[StepRecord]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         if self.own_records is not None:
-            found = state.get("own_records", [])  # checkpoints of earlier versions have none
+            found = state.get("own_records", [])  # checkpoints of earlier versions do not have them
             complete = found is not None and len(found) == self.epoch
             self.own_records = [self.record_of(record) for record in found] if complete else None
 

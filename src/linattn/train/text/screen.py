@@ -1,4 +1,4 @@
-"""A training run on text as a user sees it: a bar, the result, and an exit code."""
+"""A training run on text with its output for users: a progress bar, the result, and an exit code."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from linattn.train.text.loop import train_text
 from linattn.train.text.recipes import configure
 from linattn.train.text.records import StepRecord, TextResult
 
-# Name of a metric -> how it is said, with its unit.
+# Name of a metric -> its format, with the unit.
 WORDS = {"accuracy": "{:.2f} % right", "bits_per_byte": "{:.4f} bits per byte", "legal": "{:.2f} % legal",
          "exact_match": "{:.2f} % found", "pearson": "Pearson {:.2f} %"}  # fmt: skip
 
@@ -35,14 +35,14 @@ class TextJob:
     folder: Path
     recipe: str = ""
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of ``TextConfig`` that are not the recipe's; None: the recipe's after all."""
+    """Fields of ``TextConfig`` that differ from the recipe; None: as in the recipe."""
     tokens: int | None = None
     start: Path | None = None
     """A checkpoint whose weights the model starts from."""
 
 
 class TextBar:
-    """Its methods are those of ``train_text``."""
+    """A progress bar; its methods are the callbacks of ``train_text``."""
 
     def __init__(self, progress: Progress, task: TaskID, config: TextConfig, metric: str) -> None:
         self._progress, self._task, self._config, self._metric = progress, task, config, metric
@@ -67,7 +67,7 @@ def text_bar(config: TextConfig, metric: str, *, hidden: bool = False) -> Iterat
 
 
 def train_text_on_screen(job: TextJob, console: Console) -> int:
-    """Train or go on, show what came out; returns the exit code: 1 if it diverged, 130 after Ctrl-C."""
+    """Train or resume, and show the result. Returns the exit code: 1 if training diverged, 130 after Ctrl-C."""
     need("training a language model", "accelerate", "transformers", "safetensors")
     config = configure(job.task, job.changes, job.recipe, job.tokens)
     config.check()
@@ -107,7 +107,7 @@ def train_text_on_screen(job: TextJob, console: Console) -> int:
 
 
 def in_words(metric: str, value: float) -> str:
-    """A metric with its unit.
+    """Format a metric with its unit.
 
     Example:
         >>> in_words("bits_per_byte", 1.5)

@@ -1,6 +1,6 @@
-"""Hosts of a language model by size: functions that return what ``LinearAttentionConfig`` takes.
+"""Sizes of language model hosts: functions that return fields of ``LinearAttentionConfig``.
 
-``learned_positions`` stands for as many ``max_position_embeddings`` as the sequences of the task have tokens.
+``learned_positions`` stands for ``max_position_embeddings`` equal to the length of the task's sequences.
 """
 
 from collections.abc import Callable
@@ -8,23 +8,23 @@ from typing import Any
 
 
 def pico() -> dict[str, Any]:
-    """For tests: learns a small task in seconds on one core."""
+    """For tests: it learns a small task in seconds on one core."""
     return {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 
 
 def mqar(width: int = 64) -> dict[str, Any]:
     """For associative recall, after Zoology: two layers of one head, so that ``width`` alone decides the state.
 
-    Zoology has no feed-forward part. A block here has one, as narrow as the model.
+    Zoology has no feed-forward part; a block of this size has one, as narrow as the model.
     """
     return {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": 1, "intermediate_size": width}
 
 
 def lra() -> dict[str, Any]:
-    """For the Long Range Arena, as the papers on linear attention size it in PyTorch: 2 layers of 64 channels.
+    """For the Long Range Arena, as in the PyTorch setting of papers on linear attention: 2 layers of 64 channels.
 
-    Positions are learned there, one vector each. Rotary ones say how far tokens are apart, and not which is the first:
-    nested lists begin with what decides most about their value.
+    Positions are learned vectors. Rotary positions tell how far tokens are apart, but not which is the first; and the
+    first token of a nested list decides most about its value.
     """
     return {
         "hidden_size": 64,
@@ -38,7 +38,7 @@ def lra() -> dict[str, Any]:
 
 
 def mad() -> dict[str, Any]:
-    """For the MAD suite: two pairs of mixer and SwiGLU, 128 channels, without positions."""
+    """For the MAD suite: two pairs of a mixer and a SwiGLU, 128 channels, without positions."""
     return {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 8, "rotary": 0.0}
 
 
@@ -48,12 +48,12 @@ def small() -> dict[str, Any]:
 
 
 def base() -> dict[str, Any]:
-    """12 layers of 768 channels: 85 M parameters without embeddings, as GPT-2's and BERT's smallest."""
+    """12 layers of 768 channels: 85 M parameters without embeddings, as the smallest GPT-2 and BERT."""
     return {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
 
 
 def m135() -> dict[str, Any]:
-    """135 M parameters with 49,152 tokens, in the shape of SmolLM2: deep and narrow, heads in groups of three."""
+    """135 M parameters with 49,152 tokens, in the shape of SmolLM2: deep and narrow, three heads to each of k and v."""
     return {
         "hidden_size": 576,
         "num_hidden_layers": 30,

@@ -1,4 +1,4 @@
-"""Weights of another run to start from."""
+"""Starts a model from the weights of another run."""
 
 from pathlib import Path
 from typing import Any
@@ -8,9 +8,9 @@ from linattn.train.text.folder import WEIGHTS
 
 
 def take_weights(model: Any, folder: Path) -> list[str]:
-    """Copy what ``folder`` has of ``model``'s parameters; returns the names of those that it has not: a new head.
+    """Copy the parameters of ``model`` that ``folder`` has; return the names of the others, a new head.
 
-    A body that does not fit is refused: half of it would be no start.
+    A folder whose body does not fit entirely is refused.
     """
     from safetensors.torch import load_file
 

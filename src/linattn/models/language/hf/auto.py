@@ -1,4 +1,4 @@
-"""The Auto classes of transformers learn the model's name."""
+"""Registers the models with the Auto classes of transformers."""
 
 from functools import cache
 
@@ -21,7 +21,7 @@ from linattn.models.language.hf.model import LinearAttentionModel
 
 @cache
 def register_auto_classes() -> None:
-    """``AutoModelForCausalLM.from_pretrained(folder)`` then finds the classes of this library."""
+    """Let the Auto classes, as in ``AutoModelForCausalLM.from_pretrained(folder)``, find those of this library."""
     AutoConfig.register(LinearAttentionConfig.model_type, LinearAttentionConfig, exist_ok=True)
     for auto, own in (
         (AutoModel, LinearAttentionModel),

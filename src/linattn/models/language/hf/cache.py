@@ -1,4 +1,4 @@
-"""The cache of a language model: a state per layer, in the classes of transformers."""
+"""The cache of a language model: a state for each layer, in the classes of transformers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +10,11 @@ from linattn.models.language.tokens import BlockState
 
 
 class StateLayer(CacheLayerMixin):
-    """What one block remembers: :class:`BlockState`, and how many tokens it has seen, padding counted.
+    """What one block remembers: its :class:`BlockState` and ``length``, the tokens read so far, padding included.
 
-    ``padding (B,)``: how many of these were padding, from which positions go on; None: none. Blocks read the same
-    tokens, so that one layer knows it for all. ``counted``: whether it does; a state of an older file does not.
+    ``padding (B,)``: how many of these were padding (None: none), needed for the positions of the tokens that follow.
+    All blocks read the same tokens, so only the first layer keeps it. ``counted``: whether the padding is known; it is
+    not after loading an older file.
     """
 
     is_compileable = False
@@ -45,7 +46,7 @@ class StateLayer(CacheLayerMixin):
         self.state, self.length, self.padding, self.counted = None, 0, None, True
 
     def note_padding(self, key_mask: Tensor | None) -> None:
-        """Of tokens that come now: ``(B, T)``, True = real; None: all are."""
+        """Add the padding among the tokens just read; ``key_mask (B, T)``, True = real (None: all are)."""
         if key_mask is not None:
             hidden = (~key_mask).sum(-1)
             self.padding = hidden if self.padding is None else self.padding + hidden
@@ -80,7 +81,7 @@ class StateLayer(CacheLayerMixin):
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], state: Any) -> Any:
-    """The same tree of named tuples, with every tensor changed."""
+    """Apply ``change`` to every tensor of a tree of named tuples."""
     if isinstance(state, Tensor):
         return change(state)
     if isinstance(state, tuple):
@@ -94,7 +95,7 @@ def _first_tensor(state: Any) -> Tensor:
 
 
 def state_layers(cache: Any, num_layers: int) -> list[StateLayer]:
-    """The layers of ``cache``; an empty cache of transformers' own gets them here, in place of those for keys."""
+    """The state layers of ``cache``; in an empty cache made by transformers they replace its layers for keys."""
     if not isinstance(cache, Cache):
         raise TypeError(f"past_key_values must be a Cache of transformers, got {type(cache).__name__}")
     if getattr(cache, "offloading", False):
@@ -115,5 +116,5 @@ def state_layers(cache: Any, num_layers: int) -> list[StateLayer]:
 
 
 def new_cache(num_layers: int) -> Cache:
-    """An empty cache."""
+    """An empty cache for ``num_layers`` blocks."""
     return Cache(layers=[StateLayer() for _ in range(num_layers)])

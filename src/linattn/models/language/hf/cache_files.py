@@ -1,4 +1,4 @@
-"""A prompt's state in a file: read a long text once, and go on from it any time."""
+"""Caches in files: read a long text once, and continue from its state at any time."""
 
 import json
 from pathlib import Path
@@ -16,11 +16,11 @@ from linattn.models.language.hf.model import CachedBlock
 from linattn.models.language.tokens import BlockState
 from linattn.support.files import write_atomically
 
-PADDING = "padding"  # how much of each row was; older files do not say
+PADDING = "padding"  # name of the tensor that counts the padding of each row; older files have none
 
 
 def save_cache(cache: Cache, path: str | Path) -> None:
-    """Write the states of all layers to a safetensors file.
+    """Write the states of all layers of a cache to a safetensors file, for :func:`load_cache`.
 
     Example:
         >>> import tempfile, torch
@@ -47,7 +47,7 @@ def save_cache(cache: Cache, path: str | Path) -> None:
 
 
 def load_cache(path: str | Path, model: PreTrainedModel) -> Cache:
-    """The cache that :func:`save_cache` wrote, on the device of ``model``, which must be the one it came from."""
+    """Load a cache that :func:`save_cache` wrote for the same ``model``, onto the device of the model."""
     blocks = [module for module in model.modules() if isinstance(module, CachedBlock)]
     try:
         with safe_open(path, "pt", device=str(model.device)) as file:
@@ -72,7 +72,7 @@ def load_cache(path: str | Path, model: PreTrainedModel) -> Cache:
 
 
 def _check_canon(path: str | Path, index: int, block: CachedBlock, state: BlockState | None) -> None:
-    """Each Canon layer finds its last tokens, and nothing else does: it would begin anew, without a word."""
+    """Raise unless the file has last tokens for exactly the model's Canon layers; others would silently restart."""
     layers = {"a": block.canon_a, "b": block.attn.canon, "c": block.canon_c, "d": block.mlp.canon}
     for letter, canon in layers.items():
         found = getattr(state, f"canon_{letter}", None)
@@ -94,7 +94,7 @@ def _flatten(name: str, state: Any, tensors: dict[str, Tensor]) -> None:
 
 
 def _unflatten(name: str, kind: type, tensors: dict[str, Tensor], kinds: dict[str, type]) -> Any:
-    """The named tuple ``kind`` of the tensors below ``name``, which are taken out; None where there are none."""
+    """Build the named tuple ``kind`` from the tensors below ``name``, removing them; None for fields without any."""
     parts: dict[str, Any] = {}
     hints = get_type_hints(kind)
     for field in kind._fields:  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What a call of the language model is given, held against what came before."""
+"""Checks of the arguments of a call, against one another and against the cache."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from linattn.ops.checks import check_values
 
 
 def check_rows(layer: StateLayer, batch: int) -> None:
-    """A state is that of one row."""
+    """Raise unless the cache has a state for each row of the batch."""
     if layer.state is not None and layer.batch_size != batch:
         raise ValueError(
             f"past_key_values has states of {layer.batch_size} rows, but input_ids has {batch} rows: "
@@ -20,7 +20,7 @@ def check_rows(layer: StateLayer, batch: int) -> None:
 def check_call(
     mask: Tensor | None, positions: Tensor | None, cu_seqlens: Tensor | None, batch: int, length: int, past: int
 ) -> None:
-    """Raise for shapes that do not fit ``length`` tokens behind ``past`` ones, and for padding in a packed row."""
+    """Raise for shapes that do not fit ``length`` tokens after ``past`` ones, and for a mask of packed sequences."""
     if cu_seqlens is not None and not isinstance(cu_seqlens, Tensor):
         raise TypeError(f"cu_seqlens must be a tensor of offsets, got {type(cu_seqlens).__name__}")
     if mask is not None:
@@ -32,7 +32,7 @@ def check_call(
         _check_mask_values(mask)
         if cu_seqlens is not None:
             raise ValueError("cu_seqlens packs sequences without padding: leave attention_mask out")
-    # Number by number: torch 2.11 does not find a shape that it compiles with unknown numbers among tuples.
+    # Number by number: torch 2.11 cannot compare a tuple with a shape whose numbers are unknown when it compiles.
     if positions is not None and not (
         positions.ndim == 2
         and positions.shape[1] == length
@@ -44,7 +44,10 @@ def check_call(
 
 
 def _check_mask_values(mask: Tensor) -> None:
-    """Looked at on a CPU alone. A mask that is added to weights has 0 where this one has 1: it would hide the text."""
+    """Raise for values other than 0 and 1, which are looked at on a CPU only.
+
+    An additive mask has 0 where this one has 1: taken for one, it would hide the text.
+    """
     if mask.dtype == torch.bool or not check_values(mask, None):
         return
     other = mask[(mask != 0) & (mask != 1)]
@@ -56,9 +59,9 @@ def _check_mask_values(mask: Tensor) -> None:
 
 
 def check_past(mask: Tensor | None, layer: StateLayer | None, *, waits: bool = False) -> None:
-    """The mask hides as many earlier tokens of each row as were hidden when they were read.
+    """Raise unless the mask hides as many tokens of the past, in each row, as were hidden when they were read.
 
-    Not asked in compiled code, nor of a mask on a GPU, unless the caller ``waits`` for it.
+    Not checked in compiled code; nor for a mask on a GPU, unless ``waits``: that has to wait for the device.
     """
     if mask is None or layer is None or not layer.length or not layer.counted or torch.compiler.is_compiling():
         return
@@ -76,11 +79,11 @@ def check_past(mask: Tensor | None, layer: StateLayer | None, *, waits: bool = F
 
 
 def check_places(positions: Tensor, tokens: int, places: int, *, counted: bool) -> None:
-    """Each position must have a vector. ``tokens``: in a row, with what came before and with padding.
+    """Raise if a position is not below ``places``, the number of learned position vectors.
 
-    ``counted``: positions are those of that count, as nothing was packed, padded or placed by the caller. On a GPU,
-    where a look at positions would wait for it, they are looked at only if there are too many tokens; compiled and
-    recorded code cannot look at all, and ends in an error of the device.
+    ``tokens``: tokens of a row, those of the past and padding included. ``counted``: positions simply count these, as
+    nothing was packed, padded or given by the caller. Reading positions from a GPU waits for it, so there they are
+    read only if ``tokens > places``. Compiled and recorded code cannot read them: a wrong one fails on the device.
     """
     last, words = tokens, f"input_ids must not go beyond max_position_embeddings = {places} tokens"
     blind = torch.compiler.is_compiling() or (positions.is_cuda and torch.cuda.is_current_stream_capturing())

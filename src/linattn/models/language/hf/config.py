@@ -1,4 +1,4 @@
-"""One config for every language model."""
+"""The config of all language models."""
 
 import math
 from collections.abc import Sequence
@@ -10,38 +10,40 @@ from linattn.models.language.options import BlockOptions
 from linattn.models.language.pooling import POOLINGS
 from linattn.ops.checks import check_choice
 
-# Options of the config that each block has under another name.
+# Options of the config -> their names in BlockOptions.
 RENAMED = {"hidden_size": "dim", "num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads",
            "intermediate_size": "mlp_dim"}  # fmt: skip
 SHARED = ("impl", "causal", "canon", "canon_kernel", "norm", "mlp", "qkv_bias", "proj_bias", "mlp_bias", "qk_norm",
           "attention_norm", "attention_gate", "dropout")  # fmt: skip
-# What transformers takes beside the fields of a config.
+# Keywords that transformers takes besides the fields of a config.
 TAKEN_BY_TRANSFORMERS = {"num_labels", "torch_dtype", "name_or_path", "attn_implementation", "output_attentions",
                          "experts_implementation", "per_layer_config", "model_type"}  # fmt: skip
 
 
 class LinearAttentionConfig(PreTrainedConfig):
-    """What a language model is made of: any mechanism in every layer, or one named for each.
+    """Configuration of a language model with one mechanism in every layer, or one named for each layer.
 
     Args:
         vocab_size, hidden_size, num_hidden_layers, num_attention_heads: shape of the network.
-        num_key_value_heads: heads of k and v (None: as many as those of q).
-        intermediate_size: width of the feed-forward part (None: 8/3 of ``hidden_size``, rounded up to a multiple of
-            16, for SwiGLU, 4 times for GELU).
+        num_key_value_heads: heads of k and v (None: as many as of q).
+        intermediate_size: width of the feed-forward part. None: for SwiGLU 8/3 of ``hidden_size``, rounded up to a
+            multiple of 16; for GELU 4 times ``hidden_size``.
         mechanism: a name of ``linattn.list_mechanisms()``, or a list with one for each layer.
-        mechanism_options: options of the mechanism's own, or a list with some for each layer.
-        canon: positions of Canon layers: letters A, B or b, C, D; ``"ABCD"``, ``"AbCD"``. They look at the past,
-            also where the attention is bidirectional.
+        mechanism_options: a dict with the mechanism's own options, or a list with one such dict for each layer.
+        canon: positions of Canon layers, from the letters A, B or b, C, D: ``"ABCD"``, ``"AbCD"`` (None: none). They
+            look at the past only, even where the attention is bidirectional.
         rotary: share of a head's channels that rotary positions turn, 0 to 1, or a list with one for each layer.
-        rotary_base: of the frequencies.
-        max_position_embeddings: positions that have a learned vector each, added to that of the token; no sequence may
-            be longer (None: no such vectors, and no end).
+        rotary_base: base of the rotary frequencies.
+        max_position_embeddings: number of learned position vectors, which are added to the token embeddings; no
+            sequence may be longer (None: no such vectors and no limit).
         causal: False for encoders.
-        pooling: what a classifier reads: ``"last"``, the last token, or ``"mean"`` (None: last where causal).
-        norm, mlp, qkv_bias, proj_bias, mlp_bias, qk_norm: as in ``linattn.models.language.options.BlockOptions``.
-        attention_norm, attention_gate, canon_kernel, dropout, impl: as there.
-        initializer_range: deviation of linear maps and embeddings at the start. Mechanisms and Canon layers start
-            as their papers say.
+        pooling: what a classifier reads: ``"last"``, the last token, or ``"mean"``, the mean of all tokens (None:
+            last for causal models, mean for encoders).
+        dropout: after both branches of a block, on the embeddings, and on what a classifier reads.
+        norm, mlp, qkv_bias, proj_bias, mlp_bias, qk_norm, attention_norm, attention_gate, canon_kernel, impl: as
+            in ``linattn.models.language.options.BlockOptions``.
+        initializer_range: standard deviation of linear maps and embeddings at initialisation. Mechanisms and Canon
+            layers are initialised as in their papers.
 
     Example:
         >>> from linattn.models.language import LinearAttentionConfig
@@ -96,12 +98,12 @@ class LinearAttentionConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
         check_choice("pooling", self.pooling, (None, *POOLINGS))
         if self.causal is False and self.use_cache:
-            self.use_cache = False  # an encoder sees the whole sequence: there is nothing to hand over
+            self.use_cache = False  # an encoder sees the whole sequence at once: nothing follows that could use a cache
         for layer in range(self.num_hidden_layers):
             self.block_options(layer).check()
 
     def _check_numbers(self) -> None:
-        """What a block would refuse under another name, and what no block sees."""
+        """Check the numbers that a block knows by another name, and those that no block sees."""
         positions = () if self.max_position_embeddings is None else ("max_position_embeddings",)
         for name in ("vocab_size", "num_hidden_layers", *RENAMED, *positions):
             value = getattr(self, name)
@@ -123,7 +125,7 @@ class LinearAttentionConfig(PreTrainedConfig):
                 raise ValueError(f"{name} must be a number > {least}, got {value!r}")
 
     def block_options(self, layer: int) -> BlockOptions:
-        """The options of one block."""
+        """The options of the block with index ``layer``."""
         own = {new: getattr(self, old) for old, new in RENAMED.items()} | {name: getattr(self, name) for name in SHARED}
         return BlockOptions(
             **own,
@@ -143,7 +145,7 @@ class LinearAttentionConfig(PreTrainedConfig):
         return value[layer]
 
     def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
-        """A file may come from another version and have keys of its own; what a caller writes must exist."""
+        """Raise for unknown keywords of a caller; a config file may come from another version and have further keys."""
         if self.transformers_version is not None:
             return
         known = TAKEN_BY_TRANSFORMERS | set(GenerationConfig().to_dict())

@@ -1,4 +1,4 @@
-"""``generate`` of transformers with states in the place of keys and values: what these cannot do is said beforehand."""
+"""``generate`` of transformers with states in place of keys and values; what a state cannot do is refused early."""
 
 from typing import Any
 
@@ -10,18 +10,18 @@ from linattn.models.language.hf.cache import StateLayer
 from linattn.models.language.hf.checks import check_past
 
 CACHES = (None, "dynamic")
-NOT_FOR_MODELS = ("tokenizer", "assistant_tokenizer")  # which generate hands on to them all the same
+NOT_FOR_MODELS = ("tokenizer", "assistant_tokenizer")  # arguments that generate passes on to models nevertheless
 
 
 class StateGenerationMixin(GenerationMixin):
-    """``generate`` for a cache of :class:`StateLayer`."""
+    """Adds ``generate`` for models whose cache consists of :class:`StateLayer`."""
 
     def generate(self, inputs: Tensor | None = None, generation_config: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """As ``GenerationMixin.generate``.
+        """Generate tokens, as ``GenerationMixin.generate`` does.
 
-        ``past_key_values`` may hold the states of prompts, one for each row of ``input_ids``, and with ``num_beams`` or
-        ``num_return_sequences`` as many copies of each (``batch_repeat_interleave``). ``input_ids`` are then the whole
-        text, the prompt included, or the new tokens alone beside the ``attention_mask`` of the whole.
+        ``past_key_values`` may hold the states of prompts, one for each row of ``input_ids``; with ``num_beams`` or
+        ``num_return_sequences``, that many copies of each (``batch_repeat_interleave``). ``input_ids`` must then be the
+        whole text, prompt included, or only the new tokens together with the ``attention_mask`` of the whole text.
         """
         settings = generation_config or self.generation_config
         name = kwargs.get("cache_implementation", getattr(settings, "cache_implementation", None))
@@ -44,9 +44,9 @@ class StateGenerationMixin(GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """As ``GenerationMixin.prepare_inputs_for_generation``, without what is not for the model.
+        """As ``GenerationMixin.prepare_inputs_for_generation``, but drop arguments that are not for the model.
 
-        ``inputs_embeds`` is named because transformers looks for the name before it takes any.
+        ``inputs_embeds`` is an explicit parameter because transformers accepts embeddings only if it finds that name.
         """
         own = {name: value for name, value in kwargs.items() if name not in NOT_FOR_MODELS}
         own["inputs_embeds"] = inputs_embeds
@@ -55,7 +55,7 @@ class StateGenerationMixin(GenerationMixin):
         return found
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: ``generate_batch`` shares out pages of keys and values."""
+        """Refuse continuous batching: ``generate_batch`` allocates pages of keys and values, and a state has none."""
         raise ValueError(
             "continuous batching (generate_batch) shares out pages of keys and values, and a state has none: call "
             "generate with a batch that is padded on the left"
@@ -63,7 +63,7 @@ class StateGenerationMixin(GenerationMixin):
 
 
 def _check_continued(cache: Cache, ids: Tensor | None, mask: Tensor | None) -> None:
-    """There is something to read behind the cache, and of what it has read the same tokens are hidden."""
+    """Raise unless there are tokens to read after those of the cache, and the mask hides of these what was hidden."""
     seen = cache.get_seq_length()
     layer = next((layer for layer in cache.layers if isinstance(layer, StateLayer)), None)
     given = 0 if ids is None else ids.shape[1]

@@ -1,4 +1,4 @@
-"""The heads: next tokens, masked tokens, classes."""
+"""Language models with a head: for next tokens, masked tokens, or classes."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 
 
 class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, StateGenerationMixin):
-    """Next tokens: ``generate()`` decodes with a state per layer, which does not grow with the text.
+    """Causal language model; ``generate()`` decodes with one state per layer, which does not grow with the text.
 
     Example:
         >>> import torch
@@ -60,10 +60,11 @@ class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, StateGeneration
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """Logits ``(B, T, V)``; with ``labels (B, T)`` the loss of each next one, in fp32. -100 is not counted.
+        """Logits ``(B, T, V)`` and, with ``labels (B, T)``, the mean loss of predicting each next label, in fp32.
 
-        ``logits_to_keep``: of the last so many tokens only, or of those with these indices; 0: of all. ``kwargs``:
-        options of the loss, and ``cu_seqlens`` as ``DataCollatorWithFlattening`` names it, with all that goes with it.
+        Labels of -100 are not counted. ``logits_to_keep``: compute logits of only the last so many tokens, or of the
+        tokens at these indices; 0: of all. ``kwargs``: options of the loss, and ``cu_seqlens`` under the names that
+        ``DataCollatorWithFlattening`` has for it, with what it adds to them. Other arguments: see the model's.
         """
         loss_options, cu_seqlens = self._loss_options(kwargs), named_offsets(cu_seqlens, kwargs)
         out = self.model(
@@ -83,7 +84,7 @@ class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, StateGeneration
 
 
 class LinearAttentionForMaskedLM(LinearAttentionPreTrainedModel):
-    """Masked tokens, with a bidirectional mechanism: ``causal=False`` in the config.
+    """Masked language model, with a bidirectional mechanism: needs ``causal=False`` in the config.
 
     Example:
         >>> import torch
@@ -116,9 +117,9 @@ class LinearAttentionForMaskedLM(LinearAttentionPreTrainedModel):
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput | tuple[Any, ...]:
-        """Logits ``(B, T, V)``; with ``labels (B, T)`` the loss at those that are not -100, in fp32.
+        """Logits ``(B, T, V)`` and, with ``labels (B, T)``, the loss at labels that are not -100, in fp32.
 
-        ``kwargs``: options of the loss, and ``cu_seqlens`` as ``DataCollatorWithFlattening`` names it.
+        ``kwargs``: options of the loss, and ``cu_seqlens`` under the names of ``DataCollatorWithFlattening``.
         """
         loss_options, cu_seqlens = self._loss_options(kwargs), named_offsets(cu_seqlens, kwargs)
         out = self.model(
@@ -131,7 +132,7 @@ class LinearAttentionForMaskedLM(LinearAttentionPreTrainedModel):
 
 
 class LinearAttentionForSequenceClassification(LinearAttentionPreTrainedModel):
-    """One of ``num_labels`` classes for a sequence, from its last token or the mean of all (``config.pooling``).
+    """Classifier of sequences into ``num_labels`` classes, from the last token or the mean of all (``config.pooling``).
 
     Example:
         >>> import torch
@@ -163,7 +164,7 @@ class LinearAttentionForSequenceClassification(LinearAttentionPreTrainedModel):
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutputWithPast | tuple[Any, ...]:
-        """Logits ``(B, num_labels)``; with ``labels (B,)`` their loss, in fp32. Padding is not pooled."""
+        """Logits ``(B, num_labels)`` and, with ``labels (B,)``, the loss, in fp32. Padding is not pooled."""
         loss_options = self._loss_options(kwargs)
         if input_ids is not None:
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)

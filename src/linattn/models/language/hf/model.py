@@ -1,4 +1,4 @@
-"""The language model without a head: embeddings, blocks, a norm."""
+"""The language model without a head: embeddings, blocks and a final norm."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from linattn.support.offloading import is_offloaded, weights_here
 
 
 class CachedBlock(GradientCheckpointingLayer, Block):
-    """A block that reads its state from a layer of the cache and leaves the next one there."""
+    """A block that reads its state from a layer of the cache and writes the next one back."""
 
     def forward(self, x: Tensor, tokens: Tokens, past: StateLayer | None = None) -> Tensor:
         if is_offloaded(self.norm1):
@@ -38,7 +38,7 @@ class CachedBlock(GradientCheckpointingLayer, Block):
 
 
 class LinearAttentionModel(LinearAttentionPreTrainedModel):
-    """Tokens ``(B, T)`` to hidden states ``(B, T, C)``, through blocks around any mechanism.
+    """Maps tokens ``(B, T)`` to hidden states ``(B, T, C)``, through blocks around any mechanism.
 
     Example:
         >>> import torch
@@ -74,18 +74,20 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
     ) -> BaseModelOutputWithPast | tuple[Any, ...]:
-        """Hidden states after the last norm.
+        """Compute the hidden states after the final norm.
 
         Args:
-            input_ids: ``(B, T)``, or ``inputs_embeds (B, T, C)`` in their place.
-            attention_mask: ``(B, past + T)``, 1 = real token. Padding may stand on the left or on the right.
-            position_ids: ``(B, T)`` (None: real tokens are counted). In a row of documents that was packed for
-                transformers they restart with each; then ``cu_seqlens`` follows from them.
-            past_key_values: a cache that earlier tokens left; it is changed. It knows how much of them was padding.
-            use_cache: return a cache (None: what the config says; no in training and for packed sequences).
-            cu_seqlens: ``(N+1,)`` offsets of sequences packed into one row.
-            output_hidden_states: also return those before each block and, last, after the norm, as other models of
-                transformers do.
+            input_ids: token ids ``(B, T)``, or give ``inputs_embeds (B, T, C)`` in their place.
+            attention_mask: ``(B, past + T)``, 1 = real token. Padding may be on the left or on the right.
+            position_ids: ``(B, T)`` (None: the count of real tokens). If they restart within a row, as in documents
+                packed for transformers, ``cu_seqlens`` is derived from them.
+            past_key_values: the cache of the tokens before; it is changed in place. It knows how many of them
+                were padding.
+            use_cache: whether to return a cache (None: as the config says, but not in training or for packed
+                sequences).
+            cu_seqlens: offsets ``(N+1,)`` of sequences packed into one row.
+            output_hidden_states: also return the hidden states before each block and, last, after the norm, as other
+                models of transformers do.
         """
         if self.config.output_attentions if output_attentions is None else output_attentions:
             raise ValueError("output_attentions=True is not possible: a linear attention never has its weights")
@@ -142,7 +144,7 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         if self.training and any(block.gradient_checkpointing for block in self.layers):
             if past is not None:
                 raise ValueError("past_key_values and gradient checkpointing exclude one another in training")
-            return False  # blocks run twice, and would write their state twice
+            return False  # blocks run twice, and would write their states twice
         if cu_seqlens is not None:
             if use_cache or past is not None:
                 raise ValueError(
@@ -155,9 +157,9 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
         return use_cache and self.config.causal
 
     def _key_mask(self, mask: Tensor | None, past: int, x: Tensor) -> Tensor | None:
-        """``(B, T)`` of the new tokens, True = real; None: all are.
+        """The mask ``(B, T)`` of the new tokens, True = real; None if all are known to be.
 
-        Asked once for all layers: without padding every form is faster. A traced or recorded value cannot be asked.
+        Checked once for all layers: every form is faster without padding. Compiled or recorded code cannot check.
         """
         if mask is None:
             return None
@@ -168,7 +170,7 @@ class LinearAttentionModel(LinearAttentionPreTrainedModel):
     def _packed(
         self, positions: Tensor, key_mask: Tensor | None, x: Tensor, has_cache: bool, use_cache: bool
     ) -> Tensor | None:
-        """``cu_seqlens`` that ``position_ids`` stand for; with a cache they are asked where that costs nothing."""
+        """``cu_seqlens`` derived from ``position_ids``; with a cache these are read only where that costs nothing."""
         readable = x.device.type == "cpu" and not torch.compiler.is_compiling()
         if x.shape[1] == 1 or (has_cache and not readable):
             return None

@@ -1,7 +1,7 @@
-"""Documents laid end to end in one row, in the words that collators of transformers have for them.
+"""Packed documents, laid end to end in one row, as the collators of transformers describe them.
 
-``DataCollatorWithFlattening`` says where a document begins by ``position_ids`` that restart, and on request by
-``cu_seq_lens_q`` and ``cu_seq_lens_k`` with their longest lengths, or by ``seq_idx``. All become ``cu_seqlens``.
+``DataCollatorWithFlattening`` marks where documents begin by ``position_ids`` that restart and, on request, by
+``cu_seq_lens_q`` and ``cu_seq_lens_k`` with the longest lengths, or by ``seq_idx``. All become ``cu_seqlens``.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 OFFSETS = ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k")
-LENGTHS = ("max_length_q", "max_length_k")  # the offsets say it as well
+LENGTHS = ("max_length_q", "max_length_k")  # redundant: they follow from the offsets
 PACKING = (*OFFSETS[1:], *LENGTHS, "seq_idx")
 
 ONE_ROW = (
@@ -28,7 +28,7 @@ UNREAD = (
 
 
 def named_offsets(cu_seqlens: Tensor | None, named: Mapping[str, Any]) -> Tensor | None:
-    """``cu_seqlens`` under whichever of its names it was given; None: under none."""
+    """``cu_seqlens``, under whichever of its names it was given; None if it was not."""
     values = (cu_seqlens, *map(named.get, OFFSETS[1:]))
     given = [(name, x) for name, x in zip(OFFSETS, values, strict=True) if x is not None]
     if not given:
@@ -41,7 +41,7 @@ def named_offsets(cu_seqlens: Tensor | None, named: Mapping[str, Any]) -> Tensor
 
 
 def _same(one: Any, other: Any) -> bool:
-    """As far as that can be seen without waiting for a device."""
+    """Whether the two are equal, as far as can be seen without waiting for a device."""
     if not (isinstance(one, Tensor) and isinstance(other, Tensor)) or one.shape != other.shape:
         return False
     return one.device.type != "cpu" or torch.compiler.is_compiling() or bool((one == other).all())
@@ -50,10 +50,11 @@ def _same(one: Any, other: Any) -> bool:
 def offsets_of_positions(
     position_ids: Tensor, key_mask: Tensor | None, batch: int, refused: str | None = None
 ) -> Tensor | None:
-    """``cu_seqlens`` of documents that ``position_ids`` tell apart; None: there is one in each row.
+    """``cu_seqlens`` of the documents that ``position_ids`` separate; None if each row is a single document.
 
-    ``refused``: why there may not be several of them. On a GPU this waits for the device, once. Asked where nothing can
-    be read, the answer is None, and positions that do restart end in an error of the device.
+    ``refused``: why a row may not have several documents (None: it may). On a GPU this waits for the device once.
+    Compiled and recorded code cannot read positions: there the result is None, and positions that restart fail on the
+    device.
     """
     begins = restarts(position_ids, key_mask)
     if torch.compiler.is_compiling() or (begins.is_cuda and torch.cuda.is_current_stream_capturing()):
@@ -74,7 +75,7 @@ def offsets_of_positions(
 
 
 def restarts(position_ids: Tensor, key_mask: Tensor | None = None) -> Tensor:
-    """``(B, T)``, True where the position of a real token is not above that of the one before: a document begins."""
+    """``(B, T)``, True where a document begins: at a real token whose position is not above the previous real one's."""
     if key_mask is None:
         return F.pad(position_ids[:, 1:] <= position_ids[:, :-1], (1, 0))
     real = key_mask.bool()
@@ -85,7 +86,7 @@ def restarts(position_ids: Tensor, key_mask: Tensor | None = None) -> Tensor:
 
 
 def _where_numbers_change(seq_idx: Tensor | None) -> Tensor | None:
-    """``cu_seqlens`` of the number of each token's sequence, ``(1, T)``."""
+    """``cu_seqlens`` from ``seq_idx (1, T)``, the number of the sequence that each token belongs to."""
     if seq_idx is None:
         return None
     if torch.compiler.is_compiling():

@@ -1,4 +1,4 @@
-"""What all heads share: how weights start, what is refused, how an answer is given."""
+"""What all heads share: initialisation, checks of keyword arguments, and the form of outputs."""
 
 import inspect
 from typing import Any
@@ -17,17 +17,17 @@ LOSS_OPTIONS = (
     "num_items_in_batch",
     "shift_labels",
     "ignore_index",
-)  # of transformers' losses; Trainer gives the first
+)  # options of transformers' losses; Trainer passes the first
 
 
 class LinearAttentionPreTrainedModel(PreTrainedModel):
-    """What all heads share: how weights start."""
+    """Base class of all models, with the initialisation of their weights."""
 
     config_class = LinearAttentionConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["CachedBlock"]  # noqa: RUF012, the type that transformers gives it
-    _is_stateful = True  # a state cannot go back: assisted generation says so
+    _is_stateful = True  # a state cannot be cut back: tells transformers to refuse assisted generation
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, Canon):
@@ -37,16 +37,16 @@ class LinearAttentionPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def initialize_weights(self) -> None:
-        """Mechanisms first, all of each at once: only they know how their parameters and buffers start."""
+        """Initialise mechanisms first, each as a whole: only they know how their parameters and buffers start."""
         for module in self.modules():
             if isinstance(module, SequenceAttention) and not getattr(module.mechanism, "_is_hf_initialized", False):
                 _start_mechanism(module)
         super().initialize_weights()
 
     def _loss_options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """What a head's ``**kwargs`` are for: options of the loss, and if it takes ``cu_seqlens`` other names of these.
+        """The options of the loss among a head's ``**kwargs``.
 
-        Anything else is refused, not swallowed.
+        A head that takes ``cu_seqlens`` also allows its other names. Anything else is refused.
         """
         named = list(inspect.signature(self.forward).parameters)[:-1]
         known = (*LOSS_OPTIONS, *(PACKING if "cu_seqlens" in named else ()))
@@ -56,13 +56,13 @@ class LinearAttentionPreTrainedModel(PreTrainedModel):
         return {name: value for name, value in kwargs.items() if name in LOSS_OPTIONS}
 
     def _answer(self, result: ModelOutput, return_dict: bool | None) -> Any:
-        """An output by name, or as a tuple for who asked for one."""
+        """The output with named fields, or as a tuple if ``return_dict``, or by default the config, is False."""
         by_name = self.config.return_dict if return_dict is None else return_dict
         return result if by_name else result.to_tuple()
 
 
 def _start_mechanism(attention: SequenceAttention) -> None:
-    """Give what was not loaded from a file the values of a new mechanism, and mark all of it as done."""
+    """Give tensors that were not loaded from a file the values of a new mechanism, and mark all as initialised."""
     mechanism = attention.mechanism
     tensors = dict(mechanism.named_parameters()) | dict(mechanism.named_buffers())
     missing = {name: x for name, x in tensors.items() if not getattr(x, "_is_hf_initialized", False)}

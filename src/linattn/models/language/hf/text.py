@@ -1,4 +1,4 @@
-"""From text to text: a folder with a model, and with a tokenizer or none, which means bytes."""
+"""Generation from text to text with a model in a folder; without a tokenizer beside it, tokens are bytes."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -16,13 +16,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, set_se
 from linattn.models.language.hf.heads import LinearAttentionForCausalLM
 from linattn.support.options import OptionError
 
-MOST_SEED = 2**32 - 1  # that numpy, which transformers seeds too, takes
+MOST_SEED = 2**32 - 1  # the largest that numpy accepts, which transformers seeds too
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn. ``temperature`` 0: the likeliest; ``top_k`` 0, ``top_p`` 1: among all."""
+    """How next tokens are chosen. ``temperature`` 0: the likeliest, always; ``top_k`` 0, ``top_p`` 1: draw from all."""
 
     max_new_tokens: int = 200
     temperature: float = 0.0
@@ -57,15 +57,15 @@ class Sampling:
 
 @dataclass(frozen=True)
 class TextModel:
-    """A model with the way from text to tokens and back."""
+    """A model, with the functions that turn text into tokens and back."""
 
-    model: Any  # with `generate`
+    model: Any  # has a method `generate`
     encode: Callable[[str], list[int]]
     decode: Callable[[list[int]], str]
     pad: int
 
     def complete(self, prompts: list[str], sampling: Sampling) -> list[str]:
-        """What follows each prompt; prompts of different lengths are one batch, and change nothing in one another."""
+        """Continue each prompt. All are one padded batch, whatever their lengths, and do not affect one another."""
         rows = [self.encode(prompt) for prompt in prompts]
         if not all(rows):
             raise OptionError("prompt", "must have at least one token to go on from, got an empty one")
@@ -78,9 +78,9 @@ class TextModel:
         return [self.decode(self._until_end(row)) for row in found[:, length:].tolist()]
 
     def _check_places(self, length: int, new: int) -> None:
-        """The last token that is added is not read any more, and needs no place."""
+        """Raise if there are too few learned positions; the last new token is never read and needs none."""
         if not isinstance(self.model, LinearAttentionForCausalLM):
-            return  # for others the number is none that they must keep to
+            return  # for other models this number is no hard limit
         places = self.model.config.max_position_embeddings
         if places is not None and length + new - 1 > places:
             raise OptionError(
@@ -89,16 +89,16 @@ class TextModel:
             )
 
     def _until_end(self, ids: list[int]) -> list[int]:
-        """Without the token that ends a text, and the padding behind it, which may be a byte like any other."""
+        """The ids before the first end token; padding after it may be a byte like any other."""
         end = self.model.generation_config.eos_token_id
         ends = end if isinstance(end, list) else [end]
         return list(takewhile(lambda token: token not in ends, ids))
 
 
 def load_text_model(folder: Path, device: str, precision: str) -> TextModel:
-    """The model of a folder; without a tokenizer beside it its tokens are bytes.
+    """Load the model and the tokenizer of a folder; without a tokenizer, tokens are bytes.
 
-    A folder without all weights of a causal language model is refused: what it lacks would be drawn at random.
+    A folder that lacks weights of a causal language model is refused, as these would be drawn at random.
     """
     if not (folder / "config.json").is_file():
         raise OptionError("checkpoint", f"must be a folder with config.json and weights, got {folder}")
@@ -119,7 +119,7 @@ def load_text_model(folder: Path, device: str, precision: str) -> TextModel:
             tokenizer: Any = AutoTokenizer.from_pretrained(folder)
 
         def encode(text: str) -> list[int]:
-            # As `linattn train` reads texts: a token that ends a text would stand between the prompt and what follows.
+            # No special tokens, as in `linattn train`: an end token would separate the prompt from its continuation.
             found: list[int] = tokenizer.encode(text, add_special_tokens=False)
             return found
 
@@ -133,7 +133,7 @@ def load_text_model(folder: Path, device: str, precision: str) -> TextModel:
 
 @contextmanager
 def _named(folder: Path) -> Iterator[None]:
-    """What transformers says of a folder that it cannot read is said of the option."""
+    """Turn the errors of transformers about a folder into errors of the option ``checkpoint``."""
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
@@ -141,5 +141,5 @@ def _named(folder: Path) -> Iterator[None]:
 
 
 def _from_bytes(ids: list[int]) -> str:
-    """Text of the ids that are bytes; a character cut in the middle is shown as such."""
+    """The text of those ids that are bytes; a character cut in the middle is shown as a replacement mark."""
     return bytes(i for i in ids if i < 256).decode(errors="replace")
