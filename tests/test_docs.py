@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import typer.main
 
 from linattn.cli.main import app
@@ -70,6 +71,19 @@ def test_the_page_on_pretrained_models_runs(tmp_path, monkeypatch):
     assert [stage.name for stage in names["report"].stages] == ["teacher", "converted", "transfer", "finetune"]
     assert names["written"].shape == (2, 52)
     assert names["plain"].config._attn_implementation == "linattn_elu"
+
+
+def test_the_page_on_language_models_runs(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for number, block in enumerate(PYTHON_BLOCK.findall((ROOT / "docs" / "language.md").read_text())):
+        exec(compile(block, f"docs/language.md, example {number + 1}", "exec"), names)
+    assert names["same"], "a padded row is written as if it were alone"
+    plain = names["model"].eval()
+    assert names["continued"].shape == (1, 18)
+    ids = names["whole"]
+    torch.testing.assert_close(names["again"].eval()(ids).logits, plain(ids).logits)
 
 
 def documented_commands():
