@@ -144,7 +144,14 @@ def test_a_recipe_that_is_named_brings_its_host(tmp_path):
         config = loads((tmp_path / folder / "config.json").read_text())
         return config["num_hidden_layers"], config["hidden_size"], config["num_attention_heads"]
 
+    def dropout(folder, *options):
+        assert call("train", "task", "listops", *small, *options, "--output", tmp_path / folder).exit_code == 0
+        return loads((tmp_path / folder / "config.json").read_text())["dropout"]
+
     assert shape("named", "--recipe", "listops-s5", "--depth", "1") == (1, 128, 2)
+    assert dropout("dropped", "--recipe", "listops") == 0.1
+    assert dropout("kept", "--recipe", "listops", "--dropout", "0") == 0
+    assert dropout("unnamed") == 0
     assert shape("size", "--recipe", "listops-s5", "--size", "pico") == (2, 64, 2)
     assert shape("usual") == (2, 64, 2)
 

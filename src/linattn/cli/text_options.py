@@ -76,7 +76,14 @@ class TextOptions:
             help="Gate of the attention's output, behind its norm: silu, linear or none.", rich_help_panel=MODEL
         ),
     ] = "none"
-    dropout: Annotated[float, typer.Option(help="Dropout on both branches of a block.", rich_help_panel=MODEL)] = 0.0
+    dropout: Annotated[
+        float | None,
+        typer.Option(
+            help="Dropout on embeddings and on both branches of a block.",
+            show_default="0, or that of --recipe",
+            rich_help_panel=MODEL,
+        ),
+    ] = None
     start: Annotated[
         Path | None,
         typer.Option(help="Folder of a trained model whose weights to start from.", rich_help_panel=MODEL),
@@ -84,8 +91,8 @@ class TextOptions:
     recipe: Annotated[
         str,
         typer.Option(
-            help="A paper's settings for all that is not given here, with the depth, width and heads of its model. A "
-            "wrong name lists all.",
+            help="A paper's settings for all that is not given here, with the depth, width, heads and dropout of "
+            "its model. A wrong name lists all.",
             show_default="by task, with a small model",
             rich_help_panel=TRAINING,
         ),

@@ -112,7 +112,7 @@ def host_of(shared: TextOptions, made: Any) -> "HostOptions":
         shared.rotary,
         _one_of("attention_norm", shared.attention_norm, (AUTOMATIC, *ATTENTION_NORMS)),
         _one_of("attention_gate", shared.attention_gate, ATTENTION_GATES),
-        shared.dropout,
+        published.get("dropout", 0.0) if shared.dropout is None else shared.dropout,
         None if shared.heads else published.get("head_dim"),
         published.get("tied"),
     )

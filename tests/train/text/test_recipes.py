@@ -184,7 +184,8 @@ def test_what_is_given_wrongly_is_named_as_ever():
 
 @pytest.mark.parametrize(
     ("recipe", "schedule", "floor", "eps"),
-    [("listops", "linear", 0, 1e-8), ("listops-s5", "cosine", 0, 1e-8), ("masked-text", "linear", 0.02, 1e-6),
+    [("listops", "linear", 0, 1e-8), ("mad-recall", "cosine", 2e-3, 1e-8),
+     ("listops-s5", "cosine", 0, 1e-8), ("masked-text", "linear", 0.02, 1e-6),
      ("lano-k", "linear", 0, 1e-8), ("depo2-75-released", "cosine", 0.1, 1e-6), ("brevo2-40", "cosine", 0.1, 1e-6),
      ("mano-10", "cosine", 0.1, 1e-8), ("glue-large-cola", "linear", 0, 1e-6)],
 )  # fmt: skip

@@ -28,6 +28,7 @@ class Standard:
         floor: the lowest learning rate, as a share of the highest.
         head_dim: channels of a head, if the source fixes these and not the number of heads.
         tied: whether embeddings and head share one matrix.
+        dropout: of the model.
     """
 
     task: str
@@ -49,6 +50,7 @@ class Standard:
     eps: float = 1e-8
     head_dim: int | None = None
     tied: bool = False
+    dropout: float = 0.0
 
 
 ZOOLOGY = "Zoology, arXiv:2312.04927, figure 2 and its repository; no feed-forward"
@@ -77,14 +79,14 @@ def _mad(task: str, **settings: Any) -> Standard:
     settings = {"train_examples": 12_800, "test_examples": 1280} | settings
     return Standard(
         f"mad-{task}", MAD, 128, MAD_RATES, (0.0, 0.1), epochs=200, layers=2, width=(128,),
-        examples=settings["train_examples"], settings=settings,
+        examples=settings["train_examples"], settings=settings, floor=1e-6 / MAD_RATES[1],
     )  # fmt: skip
 
 
 def _lra(task: str, batch_size: int, steps: int, warmup: int, **settings: Any) -> Standard:
     return Standard(
         task, NYSTROM, batch_size, (1e-4,), (0.0,), steps=steps, warmup=warmup, lr_schedule="linear", layers=2,
-        width=(64,), heads=2, examples=LRA_EXAMPLES[task], settings=settings,
+        width=(64,), heads=2, examples=LRA_EXAMPLES[task], settings=settings, dropout=0.1,
     )  # fmt: skip
 
 

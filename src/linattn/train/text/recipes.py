@@ -158,7 +158,7 @@ def size_of(task: SequenceTask) -> str:
 
 
 def host_of_recipe(recipe: str) -> dict[str, Any]:
-    """Depth, width and heads of the model that a recipe is for, as fields of ``HostOptions``.
+    """Depth, width, heads and dropout of the model that a recipe is for, as fields of ``HostOptions``.
 
     Only what its source specifies; the smallest of several widths. Empty if no recipe is named, as the default host of
     a task is small.
@@ -166,6 +166,8 @@ def host_of_recipe(recipe: str) -> dict[str, Any]:
     Example:
         >>> host_of_recipe("listops-s5"), host_of_recipe("")
         ({'depth': 8, 'width': 128}, {})
+        >>> host_of_recipe("listops")
+        {'depth': 2, 'width': 64, 'heads': 2, 'dropout': 0.1}
         >>> host_of_recipe("capo-50k")
         {'depth': 8, 'width': 512, 'head_dim': 64, 'tied': True}
     """
@@ -174,7 +176,8 @@ def host_of_recipe(recipe: str) -> dict[str, Any]:
     check_option("recipe", recipe, recipes())
     source = STANDARDS[recipe]
     found = {"depth": source.layers, "width": min(source.width, default=None), "heads": source.heads,
-             "head_dim": source.head_dim, "tied": source.tied or None}  # fmt: skip
+             "head_dim": source.head_dim, "tied": source.tied or None,
+             "dropout": source.dropout or None}  # fmt: skip
     return {name: value for name, value in found.items() if value is not None}
 
 
