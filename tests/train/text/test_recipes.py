@@ -259,3 +259,11 @@ def test_runs_of_earlier_versions_have_the_same_fingerprint():
     for wrong, words in ({"schedule": "sine"}, "schedule: must be one of cosine, linear"), ({"eps": 0.0}, "eps: "):
         with pytest.raises(OptionError, match=words):
             TextConfig(**wrong).check()
+
+
+@pytest.mark.parametrize(("name", "hops"), [("depo1-225", 8), ("depo2-75", 16)])
+def test_weaker_models_have_fewer_hops(name, hops):
+    usual, few = STANDARDS[name], STANDARDS[f"{name}-4hops"]
+    assert usual.settings["hops"] == hops
+    assert few.settings == {**usual.settings, "hops": 4}
+    assert few.steps == usual.steps

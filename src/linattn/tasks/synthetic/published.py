@@ -30,8 +30,10 @@ def _depo() -> dict[str, dict[str, Any]]:
             name = f"depo1-{nodes}" + ("" if hops == 8 else "-4hops")
             found[name] = _standard("depo", 128, steps, settings, eps=EPS)
     for nodes, steps in ((75, 100_000), (100, 125_000), (125, 150_000)):
-        for letters, source, ending in ((4, PAPER, ""), (3, RELEASED, "-released")):
-            settings = {"letters": letters, "word_length": (5, 7), "nodes": nodes, "hops": 16, "length": 2048}
+        for letters, hops, source, ending in (
+            (4, 16, PAPER, ""), (4, 4, PAPER, "-4hops"), (3, 16, RELEASED, "-released"),
+        ):  # fmt: skip
+            settings = {"letters": letters, "word_length": (5, 7), "nodes": nodes, "hops": hops, "length": 2048}
             found[f"depo2-{nodes}{ending}"] = _standard("depo", 128, steps, settings, source=source, eps=EPS)
     return found
 
