@@ -47,17 +47,21 @@ def test_builds_without_warnings(tmp_path):
     assert not fetched, f"pages must not load anything from elsewhere: {fetched}"
 
 
-def test_first_page_runs():
+def run_page(name: str) -> dict:
+    """Run the examples of a page one after the other, and return what they have made."""
     names: dict = {}
-    for number, block in enumerate(PYTHON_BLOCK.findall((ROOT / "docs" / "index.md").read_text())):
-        exec(compile(block, f"docs/index.md, example {number + 1}", "exec"), names)
+    for number, block in enumerate(PYTHON_BLOCK.findall((ROOT / "docs" / f"{name}.md").read_text())):
+        exec(compile(block, f"docs/{name}.md, example {number + 1}", "exec"), names)
+    return names
+
+
+def test_first_page_runs():
+    names = run_page("index")
     assert names["report"].counts["causality"] > 0
 
 
 def test_the_page_on_comparisons_runs():
-    names: dict = {}
-    for number, block in enumerate(PYTHON_BLOCK.findall((ROOT / "docs" / "compare.md").read_text())):
-        exec(compile(block, f"docs/compare.md, example {number + 1}", "exec"), names)
+    names = run_page("compare")
     assert names["heat"].shape == (4, 4)
     assert len(names["result"].epochs) == 1
 
@@ -65,9 +69,7 @@ def test_the_page_on_comparisons_runs():
 def test_the_page_on_pretrained_models_runs(tmp_path, monkeypatch):
     pytest.importorskip("peft")
     monkeypatch.chdir(tmp_path)
-    names: dict = {}
-    for number, block in enumerate(PYTHON_BLOCK.findall((ROOT / "docs" / "linearize.md").read_text())):
-        exec(compile(block, f"docs/linearize.md, example {number + 1}", "exec"), names)
+    names = run_page("linearize")
     assert [stage.name for stage in names["report"].stages] == ["teacher", "converted", "transfer", "finetune"]
     assert names["written"].shape == (2, 52)
     assert names["plain"].config._attn_implementation == "linattn_elu"
@@ -76,9 +78,7 @@ def test_the_page_on_pretrained_models_runs(tmp_path, monkeypatch):
 def test_the_page_on_language_models_runs(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
-    names: dict = {}
-    for number, block in enumerate(PYTHON_BLOCK.findall((ROOT / "docs" / "language.md").read_text())):
-        exec(compile(block, f"docs/language.md, example {number + 1}", "exec"), names)
+    names = run_page("language")
     assert names["same"], "a padded row is written as if it were alone"
     plain = names["model"].eval()
     assert names["continued"].shape == (1, 18)

@@ -11,7 +11,7 @@ from linattn.linearize.finetune import FinetuneOptions
 from linattn.linearize.plan import Plan
 from linattn.linearize.training.setting import StageOptions
 from linattn.linearize.transfer import TransferOptions
-from linattn.support.options import OptionError
+from linattn.support.options import OptionError, check_folder
 
 
 def check_stages(transfer: object, finetune: object) -> list[StageOptions]:
@@ -40,12 +40,12 @@ def check_recall(stages: Sequence[StageOptions], batches: object) -> None:
         raise OptionError("recall_share", "needs a text; batches that are given must repeat passages themselves")
 
 
-def check_folder(folder: str | Path | None) -> Path | None:
-    """The folder as a path; raises if it is a file."""
-    folder = None if folder is None else Path(folder)
-    if folder is not None and folder.exists() and not folder.is_dir():
-        raise OptionError("folder", f"must be a folder, new or of the same run, got the file {folder}")
-    return folder
+def as_folder(folder: str | Path | None) -> Path | None:
+    """The folder as a path; raises unless it can be written to."""
+    if folder is None:
+        return None
+    check_folder("folder", Path(folder))
+    return Path(folder)
 
 
 def check_accelerator(accelerator: object) -> None:

@@ -11,9 +11,9 @@ from torch import nn
 
 from linattn.linearize.adapters import find_adapter
 from linattn.linearize.arguments import (
+    as_folder,
     check_accelerator,
     check_data,
-    check_folder,
     check_loss,
     check_objective,
     check_recall,
@@ -134,7 +134,7 @@ def linearize(
         >>> model.linearize_report.plan["layers"]["0"]["window"]
         16
     """
-    stages, folder = check_stages(transfer, finetune), check_folder(folder)
+    stages, folder = check_stages(transfer, finetune), as_folder(folder)
     check_data(text, batches, held_out)
     check_recall(stages, batches)
     taken(method, method_options)

@@ -16,7 +16,7 @@ from linattn.linearize.training.setting import Batch, stage_bar
 from linattn.linearize.training.text import batched, read_text
 from linattn.support.extras import need
 from linattn.support.machine import describe_run
-from linattn.support.options import OptionError, check_device, check_option
+from linattn.support.options import OptionError, check_device, check_folder, check_option
 
 LONGEST = 512  # tokens of a sequence by default
 
@@ -45,7 +45,7 @@ class InspectJob:
         for name, least in (("length", 0), ("batch_size", 1), ("held_out", 1)):
             if getattr(self, name) < least:
                 raise OptionError(name, f"must be an integer >= {least}, got {getattr(self, name)}")
-        check_output(self.folder)
+        check_folder("output", self.folder)
         if self.length == 1:
             raise OptionError("length", "must be at least 2 tokens, or 0: the model's own, got 1")
         model = sketch(self.model)
@@ -57,12 +57,6 @@ class InspectJob:
         for source in self.text:
             documents("text", source)
         return model
-
-
-def check_output(folder: Path) -> None:
-    """Raise unless results can be written to the folder."""
-    if folder.exists() and not folder.is_dir():
-        raise OptionError("output", f"must be a folder, new or not, got the file {folder}")
 
 
 def inspect_folder(job: InspectJob, console: Console) -> int:

@@ -14,7 +14,8 @@ def content_digest(places: Iterable[str | Path]) -> str:
     found = hashlib.blake2b(digest_size=12)
     for place in places:
         path = Path(place).expanduser()
-        files = [path] if path.is_file() else sorted(file for file in path.glob("*") if file.suffix in ENDINGS)
+        in_folder = (file for file in path.glob("*") if file.suffix in ENDINGS and file.is_file())
+        files = [path] if path.is_file() else sorted(in_folder)
         for file in files:
             inside = b"" if file == path else file.name.encode()  # a file given by itself may be renamed
             found.update(b"\0".join([inside, str(file.stat().st_size).encode(), b""]))
