@@ -43,13 +43,13 @@ test-slow: $(SETUP) ## What takes long: every mechanism through the code that to
 	$(PYTHON) -m pytest -m slow
 
 demo: $(SETUP) ## Compare five mechanisms on real digits, two seeds each: table and report in runs/compare-digits
-	$(PYTHON) -m linattn.cli.main compare
+	$(PYTHON) -m linattn compare
 
 tour: $(SETUP) ## The mechanisms, their forms agreeing, linear against softmax attention
-	$(PYTHON) -m linattn.cli.main tour
+	$(PYTHON) -m linattn tour
 
 bench: $(SETUP) ## Measure time and memory into results/ (a quiet machine, please)
-	$(PYTHON) -m linattn.cli.main bench
+	$(PYTHON) -m linattn bench
 
 readme: $(SETUP) ## Rewrite the generated parts of the README and of pages
 	$(PYTHON) tools/update_readme.py

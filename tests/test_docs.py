@@ -11,7 +11,7 @@ import pytest
 import torch
 import typer.main
 
-from linattn.cli.main import app
+from linattn.lab.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.S | re.M)

@@ -16,11 +16,13 @@ FOLDER = re.compile(r"^[a-z_]+$")
 
 @dataclass(frozen=True)
 class Arrows:
-    """``allowed[folder]``: folders it may import; ``apart``: folders that do not know one another; ``lazy``: packages
-    that no module imports at its top level, except those of the folders ``late``, which others import as late."""
+    """``allowed[folder]``: folders it may import; ``apart``: forms that do not know one another; ``lazy``: packages
+    that no module imports at its top level, except those of the folders ``late``, which others import as late;
+    ``together``: folders that may import one another."""
 
     allowed: dict[str, set[str]]
     apart: list[str]
+    together: set[str]
     lazy: set[str]
     late: list[str]
 
@@ -45,7 +47,7 @@ def read_arrows(text: str) -> Arrows:
             allowed[key] = set(found)
         else:
             lists[key] = found
-    return Arrows(allowed, lists["apart"], set(lists["lazy"]), lists["late"])
+    return Arrows(allowed, lists["apart"], set(lists["together"]), set(lists["lazy"]), lists["late"])
 
 
 def imports_of(path: Path) -> list[Import]:
@@ -108,13 +110,18 @@ def _wrong(place: Path, imported: Import, arrows: Arrows, mechanisms: set[str]) 
     if target not in {folder, *LEAVES, *arrows.allowed[folder]}:
         allowed = ", ".join(sorted(arrows.allowed[folder])) or "nothing above itself"
         return f"{folder} may import {allowed}"
-    own = [apart for apart in arrows.apart if place.as_posix().startswith(f"{apart}/")]
-    other = [apart for apart in arrows.apart if "/".join(parts[:2]) == apart]
+    own, other = (_form(path, arrows) for path in (place.with_suffix("").as_posix(), "/".join(parts)))
     if own and other and own != other:
-        return f"{own[0]} and {other[0]} do not know one another"
+        return f"{own} and {other} do not know one another"
     if folder == target == "mechanisms" and len(parts) > 1 and parts[1] in mechanisms - {place.stem}:
         return "a mechanism stands alone: what several share belongs in a file that registers nothing"
     return ""
+
+
+def _form(path: str, arrows: Arrows) -> str:
+    """The pattern under ``apart`` that a module's path fits, if any."""
+    fitting = (form for form in arrows.apart if _under(f"{path}/", form))
+    return next(fitting, "")
 
 
 def _under(path: str, folder: str) -> bool:
@@ -134,12 +141,15 @@ def test_the_code_follows_the_arrows(arrows):
 def test_every_folder_has_a_line_and_every_line_a_folder(arrows):
     folders = {path.parent.name for path in (ROOT / "src" / PACKAGE).glob("*/__init__.py")}
     assert folders == set(arrows.allowed)
-    assert all((ROOT / "src" / PACKAGE / apart).is_dir() for apart in arrows.apart)
+    assert all(list((ROOT / "src" / PACKAGE).glob(f"{form}*")) for form in arrows.apart)
 
 
 def test_the_arrows_have_no_cycle(arrows):
     """Sorted by what they may import, folders line up: nothing below imports anything above."""
-    left = dict(arrows.allowed)
+    left = {
+        folder: targets - (arrows.together if folder in arrows.together else set())
+        for folder, targets in arrows.allowed.items()
+    }
     while left:
         free = [folder for folder, targets in left.items() if not targets & left.keys()]
         assert free, f"these folders import one another in a circle: {', '.join(left)}"
@@ -148,30 +158,31 @@ def test_the_arrows_have_no_cycle(arrows):
 
 
 WRONG = {
-    "ops/linear.py": ("from linattn.mechanisms.base import Mechanism", "ops may import"),
-    "ops/reference/linear.py": ("from linattn.ops.chunked import scan", "do not know one another"),
-    "ops/recurrent/linear.py": ("def f():\n    import linattn.ops.chunked.scan", "do not know one another"),
-    "ops/chunked/linear.py": ("try:\n    pass\nexcept ImportError:\n    import triton", "where it is used"),
-    "ops/triton/host.py": ("from linattn.ops.triton.causal.kernels.scan import scan", "when it is needed"),
+    "ops/linear/api.py": ("from linattn.mechanisms.base import Mechanism", "ops may import"),
+    "ops/linear/reference.py": ("from linattn.ops.linear.chunked import scan", "do not know one another"),
+    "ops/hybrid/recurrent.py": ("def f():\n    import linattn.ops.linear.chunked.scan", "do not know one another"),
+    "ops/linear/chunked/scan.py": ("from linattn.kernels.linear import attend", "do not know one another"),
+    "ops/linear/call.py": ("try:\n    pass\nexcept ImportError:\n    import triton", "where it is used"),
+    "kernels/host.py": ("from linattn.kernels.causal.device.scan import scan", "when it is needed"),
     "mechanisms/a.py": ("from linattn.mechanisms.b import B\n\n\n@register_mechanism('a')\nclass A: ...", "alone"),
     "models/language/__init__.py": ("from linattn.models.language.hf.model import Model", "when it is needed"),
     "mechanisms/c.py": ("import timm.models", "where it is used"),
     "mechanisms/d.py": ("from linattn import create_mechanism", "mechanisms may import"),
-    "bench/run.py": ("def f():\n    from linattn.cli.main import app", "bench may import"),
-    "cli/main.py": ("from .bench import bench", "relative"),
-    "elsewhere/a.py": ("from linattn.ops.linear import linear_attention", "has no line"),
+    "convert/run.py": ("def f():\n    from linattn.lab.cli.main import app", "convert may import"),
+    "lab/cli/main.py": ("from .bench import bench", "relative"),
+    "elsewhere/a.py": ("from linattn.ops.linear.api import linear_attention", "has no line"),
 }
 RIGHT = {
-    "ops/triton/causal/kernels/scan.py": "import triton",
+    "kernels/causal/device/scan.py": "import triton",
     "models/language/hf/model.py": "import transformers",
-    "ops/triton/launch.py": "def f():\n    from linattn.ops.triton.causal.kernels.scan import scan",
+    "kernels/launch.py": "def f():\n    from linattn.kernels.causal.device.scan import scan",
     "__init__.py": "from linattn.mechanisms.registry import create_mechanism",
     "ops/other.py": "def f():\n    import triton",
-    "ops/types.py": "if TYPE_CHECKING:\n    import triton",
-    "ops/chunked/scan.py": "from linattn.ops.chunked.decay import NoDecay",
+    "ops/shared/types.py": "if TYPE_CHECKING:\n    import triton",
+    "ops/exponential/chunked.py": "from linattn.ops.linear.chunked.decay import NoDecay",
     "mechanisms/b.py": "from linattn.mechanisms.base import Mechanism\n\n\n@register_mechanism('b')\nclass B: ...",
-    "mechanisms/base.py": "from linattn.ops import checks",
-    "bench/store.py": "from linattn._version import __version__",
+    "mechanisms/base.py": "from linattn.ops.shared import checks",
+    "lab/bench/store.py": "from linattn._version import __version__",
 }
 
 

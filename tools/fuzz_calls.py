@@ -12,22 +12,22 @@ import torch.nn.functional as F
 from fuzz_cases import EXPONENTIAL, WITH_TABLES, Case
 from torch import Tensor
 
+from kernels.budget import ROUNDINGS, assert_within, error
 from linattn import (
     exponential_attention,
     exponential_attention_with_state,
     linear_attention,
     linear_attention_with_state,
 )
-from linattn.ops import feature_maps as maps
-from linattn.ops.convolution import short_convolution_with_state
-from linattn.ops.convolution_call import ConvolutionState
-from linattn.ops.exponential_types import ExponentialState
-from linattn.ops.hybrid_types import SalientBudget
-from linattn.ops.types import LinearState
+from linattn.ops import maps
+from linattn.ops.convolution.api import short_convolution_with_state
+from linattn.ops.convolution.call import ConvolutionState
+from linattn.ops.exponential.types import ExponentialState
+from linattn.ops.hybrid.types import SalientBudget
+from linattn.ops.shared.types import LinearState
 from linattn.testing.cases import random_like
 from linattn.testing.poison import poisoned_allocations
 from ops.hybrid_cases import call as hybrid
-from ops.triton.budget import ROUNDINGS, assert_within, error
 
 Tensors = dict[str, Tensor]
 REFUSED = re.compile("impl='triton' cannot serve this call: (.*); use impl='auto'")

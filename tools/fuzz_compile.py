@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
     sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
     import fuzz_calls
 
-    from ops.triton.hopper import compile_launch, record_launches
+    from kernels.hopper import compile_launch, record_launches
 
     launches, compiled, failed, cases = record_launches(), set[str](), 0, 0
     begin = time.monotonic()

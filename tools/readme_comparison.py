@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from linattn.report.metric import Metric, Words
-from linattn.report.summary import edge_sentence, ranking_sentence
+from linattn.lab.pages.metric import Metric, Words
+from linattn.lab.pages.summary import edge_sentence, ranking_sentence
 
 ARROWS = {"highest": " ↑", "lowest": " ↓", None: ""}  # beside a learning rate at the edge of those tried
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from readme_parts import chart_line, three_digits
 
-from linattn.bench.models.rows import ModelsResult
-from linattn.bench.models.table import backbones_table
+from linattn.lab.bench.models.rows import ModelsResult
+from linattn.lab.bench.models.table import backbones_table
 
 SOFTMAX = "softmax"
 

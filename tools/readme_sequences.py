@@ -9,12 +9,12 @@ from typing import Any
 from readme_comparison import ARROWS, on_sequences
 from readme_parts import chart_line, three_digits
 
-from linattn.report.charts_speed import speed_chart
-from linattn.report.charts_state import state_chart
-from linattn.report.metric import Metric
-from linattn.report.panel import Chart, save_png
-from linattn.report.read import Comparison
-from linattn.report.summary import edge_sentence, ranking_sentence
+from linattn.lab.page.plots import Chart, save_png
+from linattn.lab.pages.charts_speed import speed_chart
+from linattn.lab.pages.charts_state import state_chart
+from linattn.lab.pages.metric import Metric
+from linattn.lab.pages.read import Comparison
+from linattn.lab.pages.summary import edge_sentence, ranking_sentence
 
 SOFTMAX = "softmax"
 CHARTS: dict[str, Callable[[Comparison], Chart | None]] = {"compare-mqar": state_chart, "compare-enwik8": speed_chart}

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mechanisms.base import Call, LinearMechanism, MechanismOutput
-from linattn.ops.linear import linear_attention_with_state
-from linattn.ops.types import LinearState
+from linattn.ops.linear.api import linear_attention_with_state
+from linattn.ops.shared.types import LinearState
 
 
 class Sound(LinearMechanism):

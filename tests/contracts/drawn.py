@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from linattn.ops.feature_maps import EluPlusOne
+from linattn.ops.maps import EluPlusOne
 
 LONGEST = 140  # two chunk boundaries of 64
 

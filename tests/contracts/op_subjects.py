@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from linattn.mechanisms.base import LinearMechanism
 from linattn.mechanisms.registry import MechanismInfo
-from linattn.ops.choice import FORMS
-from linattn.ops.feature_maps import EluPlusOne, FeatureMap
+from linattn.ops.maps import EluPlusOne, FeatureMap
+from linattn.ops.shared.choice import FORMS
 from linattn.testing import subject_of
 from linattn.testing.cases import Subject
 

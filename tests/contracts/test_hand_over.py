@@ -13,7 +13,7 @@ from contracts.drawn import Arguments, calls, leaves, tensors, tokens
 from contracts.op_subjects import COVERING, Variant
 from contracts.places import PLACES
 from linattn import linear_attention_with_state, list_mechanisms
-from linattn.ops.types import LinearState
+from linattn.ops.shared.types import LinearState
 from linattn.testing import check_hand_over, subject_of
 from linattn.testing.cases import random_like
 from linattn.testing.violation import compare

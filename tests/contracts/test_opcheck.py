@@ -18,7 +18,7 @@ from linattn import list_mechanisms
 from linattn.testing import subject_of
 from linattn.testing.cases import Subject, attend, attend_with_state, evaluate
 
-KERNELS = {name for name, op in OPDEFS.items() if op._init_fn.__module__.startswith("linattn.ops.triton.")}
+KERNELS = {name for name, op in OPDEFS.items() if op._init_fn.__module__.startswith("linattn.kernels.")}
 
 Recorded = list[tuple[Callable[..., Any], tuple[Any, ...]]]
 

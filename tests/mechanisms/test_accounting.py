@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from linattn import create_mechanism
-from linattn.ops import linear
+from linattn.ops.linear import api as linear
 from mechanisms.formulas import draw
 
 LINEAR = ("cosformer", "elu", "gated", "hedgehog", "performer", "relu", "retention", "taylor")

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.device import DEVICE
 from linattn import create_mechanism
-from linattn.ops.feature_maps import TaylorExp
+from linattn.ops.maps import TaylorExp
 from mechanisms.formulas import FORMS, TOLERANCE, draw, per_query_head, scores, weighted
-from ops.triton.device import DEVICE
 
 
 def elu_weights(q: Tensor, k: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from linattn.ops.hybrid import hybrid_attention, hybrid_attention_step, hybrid_attention_with_state
-from linattn.ops.hybrid_types import HybridState, SalientBudget
+from linattn.ops.hybrid.api import hybrid_attention, hybrid_attention_step, hybrid_attention_with_state
+from linattn.ops.hybrid.types import HybridState, SalientBudget
 
 F64 = torch.float64
 FORMS = ["reference", "recurrent", "chunked"]

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor
 
-from linattn.ops.feature_maps import (
+from linattn.ops.maps import (
     EluPlusOne,
     FeatureMap,
     NormPower,

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from linattn import linear_attention, linear_attention_with_state
-from linattn.ops.chunked import blocks
-from linattn.ops.feature_maps import EluPlusOne
+from linattn.ops.linear.chunked import blocks
+from linattn.ops.maps import EluPlusOne
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from linattn import short_convolution, short_convolution_step, short_convolution_with_state
-from linattn.ops.convolution_call import ConvolutionState
+from linattn.ops.convolution.call import ConvolutionState
 
 FORMS = ["recurrent", "chunked"]
 LENGTHS = [1, 2, 63, 64, 65, 197, 300]

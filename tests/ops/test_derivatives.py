@@ -20,10 +20,10 @@ from linattn import (
     mechanism_info,
     short_convolution,
 )
-from linattn.ops import triton
-from linattn.ops.choice import choose
-from linattn.ops.hybrid_types import SalientBudget
-from linattn.ops.triton.support import switched_off
+from linattn import kernels as triton
+from linattn.kernels.common.support import switched_off
+from linattn.ops.hybrid.types import SalientBudget
+from linattn.ops.shared.choice import choose
 
 # Inside, window is PyTorch's softmax attention, which has no forward mode on a CPU and says so.
 LINEAR = [name for name in list_mechanisms(cost="linear") if name != "window"]
@@ -182,7 +182,7 @@ def test_second_derivatives_are_there_or_refused_with_a_way_out(causal):
 def test_every_operator_of_gradients_says_what_has_second_ones():
     """Otherwise the error would be PyTorch's own, which tells the user to register a formula."""
     for path in LIBRARIES:
-        importlib.import_module(f"linattn.ops.triton.{path.parent.name}.{path.stem}")
+        importlib.import_module(f"linattn.kernels.{path.parent.name}.{path.stem}")
     found = [op for name, op in OPDEFS.items() if name.startswith("linattn::") and name.endswith("_backward")]
     assert len(found) == len(LIBRARIES) + 2  # one of each library, and two of the chunked form
     for op in found:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from linattn import exponential_attention, exponential_attention_step
-from linattn.ops.types import LinearState
+from linattn.ops.shared.types import LinearState
 from ops.exponential_cases import F64, FORMS, assert_same, call, cast, leaves, make, results, some_mask
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linattn import linear_attention, linear_attention_with_state
-from linattn.ops.feature_maps import (
+from linattn.ops.maps import (
     EluPlusOne,
     FeatureMap,
     NormPower,
@@ -21,7 +21,7 @@ from linattn.ops.feature_maps import (
     TaylorExp,
     UnitSilu,
 )
-from linattn.ops.types import LinearState
+from linattn.ops.shared.types import LinearState
 from ops.map_cases import MAPS, converted, drawer, number, tensors
 
 D = 6

@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from linattn import linear_attention
-from linattn.ops.chunked import hybrid as chunked
-from linattn.ops.hybrid_state import count_numbers
-from linattn.ops.hybrid_types import SalientBudget, Window
+from linattn.ops.hybrid import chunked
+from linattn.ops.hybrid.state import count_numbers
+from linattn.ops.hybrid.types import SalientBudget, Window
 from ops.hybrid_cases import F64, FORMS, SETTINGS, assert_same, brute_force, call, change, make, numbers_in, steps
 
 CUT_SETTINGS = [

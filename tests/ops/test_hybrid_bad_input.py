@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from linattn import explain
-from linattn.ops.hybrid import hybrid_attention, hybrid_attention_step
-from linattn.ops.hybrid_types import SalientBudget
+from linattn.ops.hybrid.api import hybrid_attention, hybrid_attention_step
+from linattn.ops.hybrid.types import SalientBudget
 from ops.hybrid_cases import SETTINGS, call, make
 
 BUDGET = SalientBudget(1 / 4, 4)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from tests.ops.hybrid_cases import F64, SETTINGS, assert_same, call, change, make
 
-from linattn.ops.hybrid import hybrid_attention_decode
-from linattn.ops.hybrid_types import SalientBudget, Window
-from linattn.ops.recurrent.decoding import Setting, begin, serves, whole
+from linattn.ops.hybrid.api import hybrid_attention_decode
+from linattn.ops.hybrid.decoding import Setting, begin, serves, whole
+from linattn.ops.hybrid.types import SalientBudget, Window
 
 MORE = {
     "delays_and_cap": {"window": 3, "layout": "chunks", "delay": 2, "budget": SalientBudget(2 / 3, 3, cap=4)},

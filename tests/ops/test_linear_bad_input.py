@@ -9,8 +9,8 @@ import torch
 import linattn
 from linattn import linear_attention, linear_attention_step, linear_attention_with_state
 from linattn.mechanisms.elu import Elu
-from linattn.ops.feature_maps import EluPlusOne, SoftmaxPair
-from linattn.ops.types import LinearState
+from linattn.ops.maps import EluPlusOne, SoftmaxPair
+from linattn.ops.shared.types import LinearState
 
 B, H, T, K, V = 2, 4, 6, 8, 5
 Q, KEYS, VALUES = torch.rand(B, H, T, K), torch.rand(B, 2, T, K), torch.rand(B, 2, T, V)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from linattn import linear_attention, linear_attention_step, linear_attention_with_state
-from linattn.ops.feature_maps import EluPlusOne, Relu, SoftmaxPair, TaylorExp
+from linattn.ops.maps import EluPlusOne, Relu, SoftmaxPair, TaylorExp
 from linattn.ops.maps.split import SplitPower
 
 FORMS = ("reference", "recurrent", "chunked")

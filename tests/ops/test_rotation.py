@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from linattn import explain, linear_attention
-from linattn.ops.feature_maps import EluPlusOne, SplitExpm1
-from linattn.ops.rotation import Rotation, Turns, turn_pairs
+from linattn.ops.maps import EluPlusOne, SplitExpm1
+from linattn.ops.shared.rotation import Rotation, Turns, turn_pairs
 
 FORMS = ["reference", "recurrent", "chunked"]
 

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from linattn.ops import salient_list
-from linattn.ops.hybrid_types import FOREVER, SalientBudget, SalientList
-from linattn.ops.saliency import choose_salient, self_saliency
+from linattn.ops.hybrid import salient_list
+from linattn.ops.hybrid.saliency import choose_salient, self_saliency
+from linattn.ops.hybrid.types import FOREVER, SalientBudget, SalientList
 from ops.hybrid_cases import F64, SETTINGS, call, change, exact_sets, make, published_divergence, self_probability
 
 W = 6

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from linattn.ops.positions import sequence_of_tokens
-from linattn.ops.stabilizer import stabilize
+from linattn.ops.exponential.stabilizer import stabilize
+from linattn.ops.shared.positions import sequence_of_tokens
 
 
 def by_hand(i, f, start):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from linattn.analysis.linear_part import linear_part
 from linattn.mechanisms.base import Mechanism
-from linattn.ops.rotation import Rotate
+from linattn.ops.shared.rotation import Rotate
 
 # Limit of the numbers in queries, keys, values and features of one call: 2^24 are 64 MiB in fp32.
 PROBE_NUMBERS = 2**24

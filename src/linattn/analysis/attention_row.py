@@ -5,7 +5,7 @@ from torch import Tensor
 
 from linattn.analysis.linear_part import linear_part
 from linattn.mechanisms.base import Mechanism
-from linattn.ops.rotation import Rotate
+from linattn.ops.shared.rotation import Rotate
 
 
 def attention_row(

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from linattn.analysis.linear_part import checked_rotation
 from linattn.mechanisms.base import Mechanism
-from linattn.ops.rotation import Rotate
+from linattn.ops.shared.rotation import Rotate
 
 
 def energy_lost(mechanism: Mechanism, q: Tensor, k: Tensor, *, rotate: Rotate | None = None) -> list[float | None]:

@@ -7,7 +7,7 @@ from torch import Tensor
 from linattn.mechanisms.angular import Angular
 from linattn.mechanisms.base import Mechanism
 from linattn.mechanisms.zeros import Zeros
-from linattn.ops.rotation import Rotate
+from linattn.ops.shared.rotation import Rotate
 
 
 def linear_part(mechanism: Mechanism) -> Mechanism:

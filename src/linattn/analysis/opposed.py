@@ -10,7 +10,7 @@ from linattn.analysis.linear_part import checked_rotation
 from linattn.analysis.opposed_cut import share_past_truncation
 from linattn.mechanisms.base import Mechanism
 from linattn.mechanisms.softmax import Softmax
-from linattn.ops.rotation import Rotate
+from linattn.ops.shared.rotation import Rotate
 
 IMAGES, TOKENS = 2, 12  # size of the sample on which features are differentiated
 ROUNDING = 1e-12  # rounding of fp64 sums of products, relative to the product of their lengths

@@ -1,1 +1,0 @@
-"""Laboratories: theory and controlled experiments that run in minutes."""

@@ -15,8 +15,8 @@ from linattn.layers.plane import check_plane, mechanism_plane, wipe
 from linattn.layers.reduction import SpatialReduction
 from linattn.layers.rotary import plane_rotation
 from linattn.mechanisms.registry import create_mechanism
-from linattn.ops import checks
-from linattn.ops.rotation import Rotate
+from linattn.ops.shared import checks
+from linattn.ops.shared.rotation import Rotate
 
 
 class LayerOutput(NamedTuple):

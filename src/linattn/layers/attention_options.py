@@ -10,7 +10,7 @@ from linattn.layers.norms import NORMS, OUTPUT_NORMS
 from linattn.layers.rotary import WIDTHS, makes_pairs, turned_channels
 from linattn.mechanisms.base import Mechanism
 from linattn.mechanisms.registry import mechanism_info
-from linattn.ops.checks import check_choice
+from linattn.ops.shared.checks import check_choice
 
 LAYER_SETS = ("num_heads", "head_dim", "num_kv_heads", "causal", "impl", "input_dim")
 

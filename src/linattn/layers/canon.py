@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor, nn
 
-from linattn.ops.checks import check_choice
-from linattn.ops.convolution import (
+from linattn.ops.convolution.api import (
     ConvolutionOutput,
     short_convolution,
     short_convolution_step,
     short_convolution_with_state,
 )
-from linattn.ops.convolution_call import ACTIVATIONS, Activation, ConvolutionState
+from linattn.ops.convolution.call import ACTIVATIONS, Activation, ConvolutionState
+from linattn.ops.shared.checks import check_choice
 
 POSITIONS = ("A", "B", "b", "C", "D")
 MEANING = "A before attention, B on q, k and v, b a SiLU convolution in its place, C before the MLP, D inside it"

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from linattn.mechanisms.base import Mechanism
-from linattn.ops.packing import compute_dtype
-from linattn.ops.rotation import Rotation, Turns
+from linattn.ops.shared.packing import compute_dtype
+from linattn.ops.shared.rotation import Rotation, Turns
 
 WIDTHS = ("features", "blocks")
 BASE = 10000.0

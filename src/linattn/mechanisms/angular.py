@@ -9,7 +9,7 @@ from torch import Tensor
 from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput
 from linattn.mechanisms.common.directions import direction_of
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops.checks import check_choice
+from linattn.ops.shared.checks import check_choice
 
 OUTPUT_NORMS = ("l2", "sum")
 

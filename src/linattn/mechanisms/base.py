@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict
 
 from torch import Tensor, nn
 
-from linattn.ops import checks
-from linattn.ops.choice import IMPLEMENTATIONS
-from linattn.ops.linear import linear_attention, linear_attention_with_state
-from linattn.ops.prepare import hide
-from linattn.ops.rotation import Rotate
-from linattn.ops.types import LinearState
+from linattn.ops.linear.api import linear_attention, linear_attention_with_state
+from linattn.ops.shared import checks
+from linattn.ops.shared.choice import IMPLEMENTATIONS
+from linattn.ops.shared.prepare import hide
+from linattn.ops.shared.rotation import Rotate
+from linattn.ops.shared.types import LinearState
 
 if TYPE_CHECKING:
     from linattn.mechanisms.registry import MechanismInfo

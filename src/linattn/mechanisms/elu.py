@@ -6,7 +6,7 @@ from torch import Tensor
 
 from linattn.mechanisms.base import LinearMechanism
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops.feature_maps import EluPlusOne
+from linattn.ops.maps import EluPlusOne
 
 
 @register_mechanism("elu", paper="arXiv:2006.16236", year=2020)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput
 from linattn.mechanisms.common.over_tokens import mean_factor
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops.feature_maps import ShiftedPower
-from linattn.ops.packing import compute_dtype
+from linattn.ops.maps import ShiftedPower
+from linattn.ops.shared.packing import compute_dtype
 
 EPS = 1e-6
 

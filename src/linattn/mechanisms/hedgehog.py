@@ -8,7 +8,7 @@ from torch import Tensor
 from linattn.mechanisms.base import CommonOptions, LinearMechanism
 from linattn.mechanisms.common.head_maps import HeadwiseLinear
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops.feature_maps import SoftmaxPair
+from linattn.ops.maps import SoftmaxPair
 
 
 @register_mechanism("hedgehog", paper="arXiv:2402.04347", year=2024)

@@ -9,10 +9,10 @@ from torch import Tensor
 from linattn.mechanisms.base import Call, LinearBase, MechanismOutput, check_length
 from linattn.mechanisms.common.directions import direction_of, output_dtype
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops import checks
-from linattn.ops.packing import compute_dtype, num_sequences
-from linattn.ops.prepare import without_autocast
-from linattn.ops.types import LinearState
+from linattn.ops.shared import checks
+from linattn.ops.shared.packing import compute_dtype, num_sequences
+from linattn.ops.shared.prepare import without_autocast
+from linattn.ops.shared.types import LinearState
 
 
 class HydraState(NamedTuple):

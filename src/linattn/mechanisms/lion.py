@@ -12,12 +12,12 @@ from linattn.mechanisms.common.directions import output_dtype
 from linattn.mechanisms.common.orders import Orders, plane_orders
 from linattn.mechanisms.common.positions import token_positions
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops.checks import autocast_dtype, check_choice
-from linattn.ops.feature_maps import EluPlusOne, FeatureMap, UnitSilu
-from linattn.ops.linear import linear_attention
-from linattn.ops.packing import compute_dtype, num_sequences
-from linattn.ops.prepare import hide, log_decay_for
-from linattn.ops.types import DecayIndex, Normalizer
+from linattn.ops.linear.api import linear_attention
+from linattn.ops.maps import EluPlusOne, FeatureMap, UnitSilu
+from linattn.ops.shared.checks import autocast_dtype, check_choice
+from linattn.ops.shared.packing import compute_dtype, num_sequences
+from linattn.ops.shared.prepare import hide, log_decay_for
+from linattn.ops.shared.types import DecayIndex, Normalizer
 
 DECAYS = ("none", "fixed", "selective")
 FEATURES = ("silu", "elu", "sigmoid", "identity")

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from linattn.mechanisms.common.centred import Centred
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops.feature_maps import EluPlusOne
+from linattn.ops.maps import EluPlusOne
 
 EPS = 1e-6
 

@@ -12,12 +12,12 @@ from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOu
 from linattn.mechanisms.common.over_tokens import mean_eps, with_mean_eps
 from linattn.mechanisms.common.reflections import reflect_by, variance_over_packed, variance_within_token
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops import checks
-from linattn.ops.feature_maps import PairRelu, Relu
-from linattn.ops.linear_call import FeatureMaps
-from linattn.ops.prepare import hide
-from linattn.ops.reflection import Modulation, pair_matrices, reflect_heads
-from linattn.ops.reflection_torch import turned
+from linattn.ops.linear.call import FeatureMaps
+from linattn.ops.maps import PairRelu, Relu
+from linattn.ops.reflection.api import Modulation, pair_matrices, reflect_heads
+from linattn.ops.reflection.plain import turned
+from linattn.ops.shared import checks
+from linattn.ops.shared.prepare import hide
 
 MODULATIONS = ("sequence", "token", "none")
 EPS = 1e-6

@@ -10,7 +10,7 @@ from linattn.mechanisms.base import CommonOptions
 from linattn.mechanisms.common.polarity import TwoFlows
 from linattn.mechanisms.common.wide import wide
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops.feature_maps import SplitPower
+from linattn.ops.maps import SplitPower
 
 
 @register_mechanism("pola", paper="arXiv:2501.15061", year=2025)

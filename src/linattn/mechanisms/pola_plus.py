@@ -9,7 +9,7 @@ from linattn.mechanisms.base import CommonOptions
 from linattn.mechanisms.common.polarity import TwoFlows
 from linattn.mechanisms.common.wide import wide
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops.feature_maps import SplitExpm1
+from linattn.ops.maps import SplitExpm1
 
 
 @register_mechanism("pola_plus", paper="PolaFormer++, TPAMI", year=2026)

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from linattn.mechanisms.base import Call, CommonOptions, MechanismOutput
 from linattn.mechanisms.common.wide import WideLinear, wide
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops.checks import check_choice
-from linattn.ops.feature_maps import Squares, TaylorExp
+from linattn.ops.maps import Squares, TaylorExp
+from linattn.ops.shared.checks import check_choice
 
 FORMS = ("compact", "exact", "normalized")
 EPS = 1e-15  # as in the official code; the row sums are far from 0 without it

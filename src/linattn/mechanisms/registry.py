@@ -33,6 +33,7 @@ class MechanismInfo:
     state: StateGrowth  # "none": no recurrent form, no hand-over
     cost: Cost
     uses_input: bool
+    revision: int = 1
 
     @property
     def summary(self) -> str:
@@ -54,6 +55,7 @@ def register_mechanism(
     state: StateGrowth = "constant",
     cost: Cost = "linear",
     uses_input: bool = False,
+    revision: int = 1,
 ) -> Callable[[M], M]:
     """Class decorator that puts a :class:`Mechanism` into the registry.
 
@@ -65,6 +67,7 @@ def register_mechanism(
         state: how its state grows with the sequence; ``"none"`` if it has no recurrent form.
         cost: cost of a forward pass in the number of tokens.
         uses_input: whether it needs the layer's input ``x (B, T, input_dim)`` for its gates.
+        revision: raised when its results change, so that nothing kept from before is taken for the present.
 
     Example:
         >>> from linattn import register_mechanism
@@ -83,7 +86,7 @@ def register_mechanism(
         # A module that is reloaded registers its own class again; any other class of that name is a clash.
         if known is not None and (known.cls.__module__, known.cls.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"mechanism {name!r} is registered already, by {known.cls.__module__}")
-        info = MechanismInfo(name, cls, paper, year, causal, bidirectional, state, cost, uses_input)
+        info = MechanismInfo(name, cls, paper, year, causal, bidirectional, state, cost, uses_input, revision)
         cls.info = info
         _REGISTRY[name] = info
         return cls

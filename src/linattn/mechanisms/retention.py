@@ -7,9 +7,9 @@ from torch import Tensor
 
 from linattn.mechanisms.base import CommonOptions, LinearMechanism
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops.checks import check_choice
-from linattn.ops.packing import compute_dtype
-from linattn.ops.types import Normalizer
+from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.packing import compute_dtype
+from linattn.ops.shared.types import Normalizer
 
 
 @register_mechanism("retention", paper="arXiv:2307.08621", year=2023)

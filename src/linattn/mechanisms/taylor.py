@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from linattn.mechanisms.base import CommonOptions, LinearMechanism
 from linattn.mechanisms.common.head_maps import HeadwiseLinear
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops.feature_maps import TaylorExp
+from linattn.ops.maps import TaylorExp
 
 
 @register_mechanism("taylor", paper="arXiv:2402.18668", year=2024)

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from linattn.mechanisms.base import Call, CommonOptions, Mechanism, MechanismOutput, check_length
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops import checks
-from linattn.ops.packing import compute_dtype
-from linattn.ops.positions import sequence_of_tokens
-from linattn.ops.prepare import hide, without_autocast
+from linattn.ops.shared import checks
+from linattn.ops.shared.packing import compute_dtype
+from linattn.ops.shared.positions import sequence_of_tokens
+from linattn.ops.shared.prepare import hide, without_autocast
 
 
 class WindowState(NamedTuple):

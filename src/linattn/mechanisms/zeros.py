@@ -13,13 +13,13 @@ from linattn.mechanisms.common.directions import direction_of, output_dtype
 from linattn.mechanisms.common.over_tokens import count_tokens, exp_over_tokens, sum_over_tokens
 from linattn.mechanisms.common.positions import token_positions
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops import checks
-from linattn.ops.linear import run
-from linattn.ops.linear_call import LinearCall
-from linattn.ops.packing import compute_dtype, num_sequences
-from linattn.ops.prepare import without_autocast
-from linattn.ops.stabilizer import stabilize
-from linattn.ops.types import LinearState
+from linattn.ops.exponential.stabilizer import stabilize
+from linattn.ops.linear.api import run
+from linattn.ops.linear.call import LinearCall
+from linattn.ops.shared import checks
+from linattn.ops.shared.packing import compute_dtype, num_sequences
+from linattn.ops.shared.prepare import without_autocast
+from linattn.ops.shared.types import LinearState
 
 LOGITS = ("deviation", "quadratic", "mean", "l1", "rms")
 LOG_TAU_RANGE = (-50.0, 30.0)

@@ -11,11 +11,11 @@ from linattn.mechanisms.base import Call, CommonOptions, Mechanism, MechanismOut
 from linattn.mechanisms.common.directions import output_dtype
 from linattn.mechanisms.common.over_tokens import sum_over_tokens
 from linattn.mechanisms.registry import create_mechanism, register_mechanism
-from linattn.ops import checks
-from linattn.ops.linear import linear_attention_with_state
-from linattn.ops.packing import compute_dtype, num_sequences
-from linattn.ops.prepare import without_autocast
-from linattn.ops.types import LinearState
+from linattn.ops.linear.api import linear_attention_with_state
+from linattn.ops.shared import checks
+from linattn.ops.shared.packing import compute_dtype, num_sequences
+from linattn.ops.shared.prepare import without_autocast
+from linattn.ops.shared.types import LinearState
 
 
 class ZerosSoftmaxState(NamedTuple):

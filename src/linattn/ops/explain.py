@@ -5,8 +5,12 @@ from typing import Any
 
 from torch import Tensor
 
-from linattn.ops import convolution, exponential, hybrid, linear, reflection
-from linattn.ops.choice import Choice
+from linattn.ops.convolution import api as convolution
+from linattn.ops.exponential import api as exponential
+from linattn.ops.hybrid import api as hybrid
+from linattn.ops.linear import api as linear
+from linattn.ops.reflection import api as reflection
+from linattn.ops.shared.choice import Choice
 
 _EXPLAINED: dict[Callable[..., Any], Callable[..., Choice]] = {
     linear.linear_attention: linear.explain,

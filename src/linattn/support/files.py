@@ -27,6 +27,12 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         raise
 
 
+def remove_halves(folder: Path) -> None:
+    """Remove what :func:`write_atomically` left half written in ``folder`` when its process was killed."""
+    for half in folder.glob(".*-????????.*") if folder.is_dir() else ():
+        half.unlink(missing_ok=True)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as JSON, with NaN as text: readers in other languages refuse NaN, which is not valid JSON."""
     text = dumps(_without_nan(value), indent=1, allow_nan=False) + "\n"

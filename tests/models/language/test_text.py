@@ -10,7 +10,7 @@ import torch
 from typer import Typer
 from typer.testing import CliRunner
 
-from linattn.cli.generate import generate
+from linattn.lab.cli.generate import generate
 from models.language.small import build, greedy
 
 pytest.importorskip("transformers", reason="the extra hf is not installed")
@@ -51,7 +51,17 @@ def test_no_bar_is_shown_and_what_is_wrong_with_weights_still_is(folder, tmp_pat
     from safetensors.torch import load_file, save_file
 
     def told(path):
-        words = [sys.executable, "-m", "linattn.cli.main", "generate", path, "--prompt", "a", "--max-new-tokens", "1"]
+        words = [
+            sys.executable,
+            "-m",
+            "linattn.lab.cli.main",
+            "generate",
+            path,
+            "--prompt",
+            "a",
+            "--max-new-tokens",
+            "1",
+        ]
         done = subprocess.run([*words, "--device", "cpu"], capture_output=True, text=True, check=True)
         return done.stderr
 

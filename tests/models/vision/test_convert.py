@@ -8,11 +8,11 @@ timm = pytest.importorskip("timm")
 
 from tests.models.vision.timm_cases import FAMILIES, VIT, build, pictures  # noqa: E402
 
+from linattn.convert.vision import KNOWN  # noqa: E402
+from linattn.convert.vision.attend import biased_zeros  # noqa: E402
+from linattn.convert.vision.swin import window_parts  # noqa: E402
 from linattn.mechanisms.zeros_softmax import ZerosSoftmax  # noqa: E402
 from linattn.models.vision import convert  # noqa: E402
-from linattn.models.vision.conversion import KNOWN  # noqa: E402
-from linattn.models.vision.conversion.attend import biased_zeros  # noqa: E402
-from linattn.models.vision.conversion.swin import window_parts  # noqa: E402
 
 BIASED = ("beit", "swin")
 

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from linattn.mechanisms.common.directions import output_dtype
-from linattn.ops.exponential import EXPONENT_BOUND
-from linattn.ops.linear import linear_attention
-from linattn.ops.packing import compute_dtype
-from linattn.ops.prepare import hide, widen, without_autocast
-from linattn.ops.stabilizer import stabilize
+from linattn.ops.exponential.api import EXPONENT_BOUND
+from linattn.ops.exponential.stabilizer import stabilize
+from linattn.ops.linear.api import linear_attention
+from linattn.ops.shared.packing import compute_dtype
+from linattn.ops.shared.prepare import hide, widen, without_autocast
 
 
 def exponential_both_ways(

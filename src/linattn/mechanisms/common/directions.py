@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from linattn.ops.checks import autocast_dtype
 from linattn.ops.maps.directions import direction_of, length_of
+from linattn.ops.shared.checks import autocast_dtype
 
 __all__ = ["direction_of", "length_of", "output_dtype"]
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from linattn.mechanisms.base import Call
-from linattn.ops.checks import check_values
+from linattn.ops.shared.checks import check_values
 
 
 class Orders(NamedTuple):

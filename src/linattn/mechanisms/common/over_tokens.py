@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from linattn.mechanisms.base import Call
-from linattn.ops import checks
-from linattn.ops.feature_maps import Scaled, WideMap
-from linattn.ops.linear import run
-from linattn.ops.linear_call import LinearCall
-from linattn.ops.packing import compute_dtype
-from linattn.ops.positions import sequence_of_tokens
-from linattn.ops.prepare import without_autocast
-from linattn.ops.types import LinearState
+from linattn.ops.linear.api import run
+from linattn.ops.linear.call import LinearCall
+from linattn.ops.maps import Scaled, WideMap
+from linattn.ops.shared import checks
+from linattn.ops.shared.packing import compute_dtype
+from linattn.ops.shared.positions import sequence_of_tokens
+from linattn.ops.shared.prepare import without_autocast
+from linattn.ops.shared.types import LinearState
 
 MEAN_EPS = 1e-6
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from linattn.mechanisms.base import Call, CommonOptions, MechanismOutput, check_length
 from linattn.mechanisms.common.over_tokens import MEAN_EPS, with_mean_eps
 from linattn.mechanisms.common.wide import WideLinear
-from linattn.ops.feature_maps import WideMap
+from linattn.ops.maps import WideMap
 
 
 class TwoFlows(WideLinear):

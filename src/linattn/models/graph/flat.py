@@ -11,7 +11,7 @@ from linattn.models.graph.features import apply_linear
 from linattn.models.graph.global_attention import BLOCKS
 from linattn.models.graph.graph import Graph
 from linattn.models.graph.model import GraphModel
-from linattn.ops.checks import check_choice
+from linattn.ops.shared.checks import check_choice
 
 
 class FlatGraphTransformer(GraphModel):

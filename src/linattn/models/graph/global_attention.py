@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from linattn.layers.attention import Attention
 from linattn.layers.mlp import Mlp
 from linattn.models.graph.graph import Graph
-from linattn.ops.linear import linear_attention
+from linattn.ops.linear.api import linear_attention
 
 _TINY = 1e-12
 

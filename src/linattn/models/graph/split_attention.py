@@ -13,7 +13,7 @@ from linattn.models.graph.graph import Graph
 from linattn.models.graph.split import Split, restored
 from linattn.models.graph.split import centroid as centroid_of
 from linattn.models.graph.split_layers import Signature, SplitLinear
-from linattn.ops.checks import check_choice
+from linattn.ops.shared.checks import check_choice
 
 COMBINATIONS = ("mean", "concat")
 # Their weights can be negative or differ between channels of v, or they normalise the sum.

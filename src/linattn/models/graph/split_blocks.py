@@ -15,7 +15,7 @@ from linattn.models.graph.split_layers import (
     aggregate,
     layer_norm,
 )
-from linattn.ops.checks import check_choice
+from linattn.ops.shared.checks import check_choice
 
 RESIDUALS = {"transport": residual, "midpoint": midpoint, None: None}
 MERGES = {"exponential": merge, "midpoint": midpoint}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from linattn.models.graph.graph import Graph
 from linattn.models.graph.split import Split, centroid, restored
-from linattn.ops.checks import check_choice
+from linattn.ops.shared.checks import check_choice
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh, "relu": F.relu, "gelu": F.gelu, "silu": F.silu, "elu": F.elu,

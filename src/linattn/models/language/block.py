@@ -8,7 +8,7 @@ from linattn.models.language.attention import SequenceAttention
 from linattn.models.language.feed_forward import FeedForward
 from linattn.models.language.options import BlockOptions
 from linattn.models.language.tokens import BlockState, Tokens
-from linattn.ops.convolution_call import ConvolutionState
+from linattn.ops.convolution.call import ConvolutionState
 
 
 class Block(nn.Module):

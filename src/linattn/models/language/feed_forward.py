@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from linattn.layers.canon import canon_at
 from linattn.models.language.options import BlockOptions
 from linattn.models.language.tokens import Tokens
-from linattn.ops.convolution_call import ConvolutionState
+from linattn.ops.convolution.call import ConvolutionState
 
 
 class FeedForward(nn.Module):

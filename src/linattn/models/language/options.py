@@ -10,7 +10,7 @@ from linattn.layers.gate import ACTIVATIONS
 from linattn.layers.norms import NORMS, OUTPUT_NORMS
 from linattn.mechanisms.registry import mechanism_info
 from linattn.mechanisms.registry import mechanism_options as own_options
-from linattn.ops.checks import check_choice, check_groups
+from linattn.ops.shared.checks import check_choice, check_groups
 
 MLPS = ("swiglu", "gelu")
 ATTENTION_NORMS = (None, *OUTPUT_NORMS)

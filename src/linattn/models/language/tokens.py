@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from linattn.models.language.rotary import Rotation
-from linattn.ops.convolution_call import ConvolutionState
-from linattn.ops.positions import sequence_of_tokens
+from linattn.ops.convolution.call import ConvolutionState
+from linattn.ops.shared.positions import sequence_of_tokens
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 ``import linattn.models.vision.timm_models`` adds the backbones to timm's registry.
 """
 
-from linattn.models.vision.conversion import ConversionReport, convert
+import importlib
+from typing import Any
+
 from linattn.models.vision.efficientvit import EFFICIENTVIT_SIZES, EfficientViT, create_efficientvit
 from linattn.models.vision.export import export_onnx, export_program
-from linattn.models.vision.folding import fold_reflections
 from linattn.models.vision.pvt import PVT_SIZES, PyramidVisionTransformer, create_pvt
 from linattn.models.vision.pyramid import Pyramid
 from linattn.models.vision.pyramid_sizes import PYRAMID_SIZES, create_pyramid
@@ -37,3 +38,11 @@ __all__ = [
     "export_program",
     "fold_reflections",
 ]
+
+_CONVERSION = {"ConversionReport": "", "convert": "", "fold_reflections": ".folding"}  # what acts on models, from above
+
+
+def __getattr__(name: str) -> Any:
+    if name in _CONVERSION:
+        return getattr(importlib.import_module(f"linattn.convert.vision{_CONVERSION[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

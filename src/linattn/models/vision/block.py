@@ -11,7 +11,7 @@ from linattn.layers.layer_scale import LayerScale
 from linattn.layers.mlp import Mlp
 from linattn.layers.norms import EPS
 from linattn.models.vision.prefixed import attention_class
-from linattn.ops.checks import check_choice
+from linattn.ops.shared.checks import check_choice
 
 
 class Block(nn.Module):

@@ -11,7 +11,7 @@ from linattn.models.vision.heads import two_widths_head
 from linattn.models.vision.multi_scale import MultiScaleAttention
 from linattn.models.vision.patch import pair
 from linattn.models.vision.stage import PlaneStage, StageAttention, check_stages, stage_attentions, stage_rates
-from linattn.ops.checks import check_choice
+from linattn.ops.shared.checks import check_choice
 
 
 class TanhGelu(nn.GELU):

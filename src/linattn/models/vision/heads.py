@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from linattn.models.vision.channels import PlaneLinear
-from linattn.ops.checks import check_choice
+from linattn.ops.shared.checks import check_choice
 
 POOLS = ("avg", "")
 

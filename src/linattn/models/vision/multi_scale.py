@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from linattn.layers.key_position import KeyPosition
 from linattn.mechanisms.registry import create_mechanism
-from linattn.ops.checks import check_size
+from linattn.ops.shared.checks import check_size
 
 
 class MultiScaleAttention(nn.Module):

@@ -13,7 +13,7 @@ from linattn.models.vision.heads import Head
 from linattn.models.vision.patch import pair
 from linattn.models.vision.stage import Stage, check_stages, fitting_parts, stage_attentions, stage_rates
 from linattn.models.vision.stems import PatchStep
-from linattn.ops.checks import check_choice
+from linattn.ops.shared.checks import check_choice
 
 PVT_SIZES: dict[str, dict[str, Any]] = {
     "t": {"depths": (2, 2, 2, 2)},

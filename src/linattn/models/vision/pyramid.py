@@ -12,7 +12,7 @@ from linattn.models.vision.heads import projected_head
 from linattn.models.vision.patch import pair
 from linattn.models.vision.stage import Stage, check_stages, fitting_parts, stage_attentions, stage_rates
 from linattn.models.vision.stems import ConvMerge, ConvStem
-from linattn.ops.checks import check_choice
+from linattn.ops.shared.checks import check_choice
 
 
 class Pyramid(Backbone):

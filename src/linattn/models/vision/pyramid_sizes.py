@@ -6,7 +6,7 @@ from typing import Any
 from linattn.layers.presets import list_presets
 from linattn.layers.presets import preset as find_preset
 from linattn.models.vision.pyramid import Pyramid
-from linattn.ops.checks import check_choice
+from linattn.ops.shared.checks import check_choice
 
 
 def _shape(

@@ -7,7 +7,7 @@ from linattn.layers.presets import preset as find_preset
 from linattn.models.vision.patch import PatchEmbed, pair
 from linattn.models.vision.stage import StageAttention, fitting_parts
 from linattn.models.vision.vit import VisionTransformer
-from linattn.ops.checks import check_choice
+from linattn.ops.shared.checks import check_choice
 
 _DEIT = {"img_size": 224, "patch_size": 16, "in_chans": 3, "num_classes": 1000, "depth": 12}
 _SMALL_IMAGES = {"img_size": 32, "patch_size": 4, "in_chans": 3, "num_classes": 10}

@@ -8,7 +8,7 @@ from linattn.layers.norms import EPS
 from linattn.models.vision.channels import PlaneLinear, PlaneNorm
 from linattn.models.vision.patch import PatchEmbed
 from linattn.models.vision.position import resize_positions
-from linattn.ops.checks import check_choice
+from linattn.ops.shared.checks import check_choice
 
 # Strides of the first and last convolution, by the stride of the whole stem. The first step down is the first to be
 # left out: all convolutions then see every pixel.

@@ -14,7 +14,7 @@ from linattn.models.vision.patch import pair
 from linattn.models.vision.stage import Stage, check_stages, fitting_parts, stage_attentions, stage_rates
 from linattn.models.vision.stems import PatchMerge, PatchStep
 from linattn.models.vision.window import WindowBlock
-from linattn.ops.checks import check_choice
+from linattn.ops.shared.checks import check_choice
 
 SWIN_SIZES: dict[str, dict[str, Any]] = {
     "t": {"embed_dim": 96, "depths": (2, 2, 6, 2), "num_heads": (3, 6, 12, 24), "drop_path_rate": 0.2},

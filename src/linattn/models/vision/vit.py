@@ -14,7 +14,7 @@ from linattn.models.vision.heads import check_pool
 from linattn.models.vision.patch import PatchEmbed, pair
 from linattn.models.vision.position import POSITIONS, resize_positions, sincos_positions
 from linattn.models.vision.stage import run_block
-from linattn.ops.checks import check_choice
+from linattn.ops.shared.checks import check_choice
 
 POOLS = ("token", "avg")
 

@@ -1,1 +1,30 @@
-"""Feature maps by kind; ``linattn.ops.feature_maps`` has them all."""
+"""Feature maps as small frozen values, named after what they compute.
+
+A map turns ``(B, H, T, D)`` into ``(B, H, T, F)`` features. ``linear_attention(..., feature_map=EluPlusOne())``
+applies one map to q and k; a pair ``(map_q, map_k)`` gives each its own. A map that has a *twin* runs inside kernels.
+"""
+
+from linattn.ops.maps.base import FeatureMap, Scaled, Twin, WideMap
+from linattn.ops.maps.pairs import PairRelu
+from linattn.ops.maps.pointwise import EluPlusOne, Relu, SoftmaxPair, Squares, TaylorExp, UnitSilu
+from linattn.ops.maps.powers import NormPower, ShiftedPower, SignPower
+from linattn.ops.maps.split import SplitExpm1, SplitPower
+
+__all__ = [
+    "EluPlusOne",
+    "FeatureMap",
+    "NormPower",
+    "PairRelu",
+    "Relu",
+    "Scaled",
+    "ShiftedPower",
+    "SignPower",
+    "SoftmaxPair",
+    "SplitExpm1",
+    "SplitPower",
+    "Squares",
+    "TaylorExp",
+    "Twin",
+    "UnitSilu",
+    "WideMap",
+]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from linattn.ops.packing import compute_dtype
+from linattn.ops.shared.packing import compute_dtype
 
 
 class Twin(NamedTuple):

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from linattn.ops.packing import compute_dtype
+from linattn.ops.shared.packing import compute_dtype
 
 # Lengths are sqrt(|x|^2 + SMALLEST^2): no vector of usual size changes, and 0 has a direction (0) and a gradient.
 SMALLEST = 1e-6

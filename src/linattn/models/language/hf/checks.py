@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from linattn.models.language.hf.cache import StateLayer
-from linattn.ops.checks import check_values
+from linattn.ops.shared.checks import check_values
 
 
 def check_rows(layer: StateLayer, batch: int) -> None:

@@ -8,7 +8,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 
 from linattn.models.language.options import BlockOptions
 from linattn.models.language.pooling import POOLINGS
-from linattn.ops.checks import check_choice
+from linattn.ops.shared.checks import check_choice
 
 # Options of the config -> their names in BlockOptions.
 RENAMED = {"hidden_size": "dim", "num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads",

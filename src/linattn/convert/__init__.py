@@ -1,0 +1,1 @@
+"""Pretrained models made linear: ``linattn.linearize(model, method="still", ...)`` and its parts."""

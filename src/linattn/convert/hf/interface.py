@@ -1,0 +1,152 @@
+"""Mechanisms as attention functions of transformers, to try one on a model without converting it.
+
+    >>> from linattn.convert.hf import interface
+    >>> "linattn_elu" in interface.register()
+    True
+
+Then ``model.set_attn_implementation("linattn_elu")``, or ``from_pretrained(..., attn_implementation="linattn_elu")``.
+
+A model appends its keys to the cache before it calls such a function, and passes all of them: **the cache still grows
+with the text, and every decoded token costs as much as the text before it.** Nothing is trained either. This is for
+evaluation; ``linattn.convert`` converts a model to one with a state of fixed size.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from linattn.convert.hf.masks import expand, linearized_mask, padding_mask
+from linattn.mechanisms.base import Mechanism
+from linattn.mechanisms.registry import create_mechanism, list_mechanisms, mechanism_info
+
+PREFIX = "linattn_"
+LINEARIZED = "linattn_linearized"
+# What some models ask of attention and no mechanism has: terms inside the softmax, offsets of packed sequences.
+UNKNOWN = ("softcap", "s_aux", "position_bias", "cu_seq_lens_q", "head_mask")
+
+
+def register(options: Mapping[str, Mapping[str, Any]] | None = None) -> list[str]:
+    """Register ``linattn_<mechanism>`` with transformers for every registered mechanism; returns these names.
+
+    Mechanisms that compute gates from the layer's input, which attention functions do not receive, have a name too, but
+    raise an error that says so when they are used. Also registers ``linattn_linearized``, the implementation of
+    converted models.
+
+    Args:
+        options: of mechanisms, by their names: ``{"mirror": {"reflections": 2}}``.
+
+    A mechanism's parameters keep their initial values, which are the same in every run. They are kept per attention
+    module outside the model: they are not among its parameters, do not train and are not saved.
+    """
+    options = options or {}
+    for name in options:
+        mechanism_info(name)  # refuses an unknown name
+    names = []
+    for mechanism in list_mechanisms():
+        name = PREFIX + mechanism
+        AttentionInterface.register(name, MechanismAttention(mechanism, dict(options.get(mechanism, {}))))
+        AttentionMaskInterface.register(name, padding_mask)
+        names.append(name)
+    register_linearized()
+    return names
+
+
+def register_linearized() -> None:
+    """Register ``linattn_linearized``: its mask is the 2-D one, and layers that were not converted use softmax."""
+    AttentionInterface.register(LINEARIZED, softmax_attention)
+    AttentionMaskInterface.register(LINEARIZED, linearized_mask)
+
+
+class MechanismAttention:
+    """An attention function of transformers that runs one mechanism, built for each module at its first call.
+
+    ``(module, q (B, H, Tq, D), k (B, H_kv, Tk, D), v, mask (B, seen)) -> (output (B, Tq, H, D), None)``; for a causal
+    module the queries belong to the last Tq of the tokens seen.
+    """
+
+    def __init__(self, mechanism: str, options: dict[str, Any]) -> None:
+        self.mechanism, self.options = mechanism, options
+        self.built: WeakKeyDictionary[nn.Module, Mechanism] = WeakKeyDictionary()
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        is_causal: bool | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, None]:
+        self._refuse(module, dropout, attention_mask, others)
+        causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+        mechanism = self._mechanism(module, query, key, causal)
+        key_mask = None
+        if attention_mask is not None:
+            key, value = (x[:, :, : attention_mask.shape[1]] for x in (key, value))  # a static cache has empty slots
+            key_mask = attention_mask.bool()
+        # Mechanisms that scale their scores use the factor D^-0.5.
+        factor = 1.0 if scaling is None else scaling * math.sqrt(query.shape[3])
+        if not math.isclose(factor, 1.0):
+            query = query * factor
+        length, before = query.shape[2], key.shape[2] - query.shape[2]
+        if causal and before:  # earlier tokens get queries too, whose output is dropped
+            query = F.pad(query, (0, 0, before, 0))
+        output = mechanism(query, key, value, key_mask=key_mask)
+        return output[:, :, -length:].transpose(1, 2).contiguous(), None
+
+    def _mechanism(self, module: nn.Module, query: Tensor, key: Tensor, causal: bool) -> Mechanism:
+        heads, kv_heads, width = query.shape[1], key.shape[1], query.shape[3]
+        mechanism = self.built.get(module)
+        if mechanism is None or mechanism.causal != causal:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(getattr(module, "layer_idx", None) or 0)
+                mechanism = create_mechanism(
+                    self.mechanism, num_heads=heads, head_dim=width, num_kv_heads=kv_heads, causal=causal,
+                    **self.options,
+                )  # fmt: skip
+            mechanism = self.built[module] = mechanism.requires_grad_(False).eval()
+        return mechanism.to(device=query.device, dtype=query.dtype)
+
+    def _refuse(self, module: nn.Module, dropout: float, mask: Tensor | None, others: dict[str, Any]) -> None:
+        name = PREFIX + self.mechanism
+        if mechanism_info(self.mechanism).uses_input:
+            raise ValueError(
+                f"attn_implementation={name!r}: {self.mechanism!r} takes its gates from the layer's input, which "
+                f"attention functions of transformers are not given; convert the model instead: "
+                f"linattn.linearize(model, method='features', mechanism={self.mechanism!r})"
+            )
+        if dropout:
+            raise ValueError(f"{name} has no attention weights to drop: set the model's attention dropout to 0")
+        weights = others.get("output_attentions")
+        if getattr(getattr(module, "config", None), "output_attentions", False) if weights is None else weights:
+            raise ValueError(f"output_attentions=True is not possible: {name} never has its weights")
+        if mask is not None and mask.ndim != 2:
+            raise ValueError(f"{name} needs a 2-D attention_mask (B, T), True = real token, got {tuple(mask.shape)}")
+        asked = [key for key in UNKNOWN if others.get(key) is not None]
+        if asked:
+            raise ValueError(f"{name} does not support what this model asks of its attention: {', '.join(asked)}")
+
+
+def softmax_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """Softmax for the layers that were not converted, with the 2-D mask that converted layers use."""
+    asked = [name for name in ("softcap", "s_aux") if options.get(name) is not None]
+    if asked:
+        raise ValueError(f"{LINEARIZED} does not support what this model asks of its attention: {', '.join(asked)}")
+    causal = options.get("is_causal")
+    causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
+    if attention_mask is None or attention_mask.ndim == 2:
+        attention_mask = expand(attention_mask, query.shape[2], key.shape[2], causal=causal)
+        attention_mask = None if attention_mask is None else attention_mask.to(query.device)
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **options)

@@ -1,0 +1,143 @@
+"""An experiment: a config with the cases it stands for, how one is measured, and what its page shows."""
+
+import csv
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from linattn.lab.cases import Measure, Outcome, Where, run_cases
+from linattn.lab.kept import Case
+from linattn.lab.screen import Screen
+from linattn.support.config import Config, as_json, option
+from linattn.support.files import write_atomically
+from linattn.support.machine import cores, describe_run
+from linattn.support.options import check_device, check_folder
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from linattn.lab.page import Section
+
+RIGHT, FAILED, INTERRUPTED = 0, 1, 130
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine(Config):
+    """Where something runs, and where its files go."""
+
+    device: str = option("", "cpu, cuda or cuda:N.", group="Machine", default_text="cuda where there is one")
+    jobs: int = option(
+        0, "Cases at a time.", group="Machine", least=0, affects=False, default_text="one a core on a CPU, else 1"
+    )
+    where: Where = option("processes", "here, processes, or ray: a cluster.", group="Machine", affects=False, rare=True)
+    output: Path | None = option(
+        None, "Folder of the results.", group="Machine", affects=False, default_text="runs/<name>"
+    )
+
+    def place(self) -> torch.device:
+        name = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        check_device(name)
+        return torch.device(name)
+
+    def at_a_time(self) -> int:
+        return self.jobs or (1 if self.place().type == "cuda" else min(cores(), 4))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment(Machine):
+    """The base of experiments; one is a file with the fields of its config, and these methods."""
+
+    name: ClassVar[str] = ""
+    """The name of its folder below ``runs`` and of its file in ``results``."""
+    fresh: ClassVar[bool] = False
+    """Whether each case needs a process of its own."""
+
+    def cases(self) -> list[dict[str, Any]]:
+        """What is to be measured, each with all that its result depends on."""
+        raise NotImplementedError
+
+    measure: ClassVar[Measure]
+    """``measure(case, work)``: the result of a case as values of JSON. Needs torch, numpy and matplotlib at most."""
+
+    def figures(self, frame: "DataFrame", meta: Mapping[str, Any]) -> "list[Section]":
+        """The sections of the page, from one row a case."""
+        raise NotImplementedError
+
+    def table(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[object]]]:
+        """The columns and rows that are printed at the end; by default all values that are no lists."""
+        names = list(dict.fromkeys(k for row in rows for k, v in row.items() if not isinstance(v, list | dict)))
+        return names, [[row.get(name) for name in names] for row in rows]
+
+    def title(self, case: Case) -> str:
+        """A case in a few words, for progress."""
+        return ", ".join(str(value) for value in case.values() if not isinstance(value, list | dict))
+
+    @property
+    def folder(self) -> Path:
+        return self.output or Path("runs") / self.name
+
+    def outcomes(self, screen: Screen, cases: Sequence[Case] | None = None) -> list[Outcome]:
+        """Measure the cases, or those given, that are not yet in the folder."""
+        here = self.where == "processes" and self.at_a_time() == 1 and not self.fresh
+        return run_cases(
+            self.cases() if cases is None else cases,
+            type(self).measure,
+            self.folder / "cases",
+            where="here" if here else self.where,
+            jobs=self.at_a_time(),
+            fresh=self.fresh,
+            title=self.title,
+            screen=screen,
+        )
+
+    def run(self, screen: Screen) -> int:
+        """The command: measure, save, print a table, write the page. Run again, it goes on where it stopped."""
+        check_folder("output", self.folder)
+        outcomes = self.outcomes(screen)
+        meta = describe_run(self.place()) | {"experiment": self.name, "config": self.values(affecting=True)}
+        rows = [outcome.row() for outcome in outcomes]
+        save_results(self.folder / "results.json", meta, rows)
+        screen.table(self.name, *self.table([outcome.row() for outcome in outcomes if not outcome.error]))
+        screen.result({"meta": meta, "rows": rows})
+        page = self.write_page(meta, rows)
+        screen.say(f"page: {page}" if page else f"results: {self.folder / 'results.json'}")
+        return FAILED if any(outcome.error for outcome in outcomes) else RIGHT
+
+    def write_page(self, meta: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Path | None:
+        """The page of results, where what draws it is installed."""
+        if not all(map(importlib.util.find_spec, ("pandas", "jinja2", "matplotlib"))):
+            return None
+        import pandas
+
+        from linattn.lab.page import write_page
+
+        frame = pandas.DataFrame([row for row in rows if not row.get("error")])
+        return write_page(self.folder / "report.html", self.name, self.figures(frame, meta), meta)
+
+
+def save_results(path: Path, meta: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Results as JSON with one line a row, and as CSV beside it."""
+    lines = ",\n".join(json.dumps(as_json(row)) for row in rows)
+    text = f'{{"meta": {json.dumps(as_json(meta))},\n"rows": [\n{lines}\n]}}\n'
+    write_atomically(path, lambda temporary: temporary.write_text(text))
+    names = list(dict.fromkeys(key for row in rows for key in row))
+
+    def write(temporary: Path) -> None:
+        with temporary.open("w", newline="") as file:
+            writer = csv.DictWriter(file, names)
+            writer.writeheader()
+            writer.writerows({key: json.dumps(as_json(value)) if isinstance(value, list | dict) else value
+                              for key, value in row.items()} for row in rows)  # fmt: skip
+
+    write_atomically(path.with_suffix(".csv"), write)
+
+
+def load_results(path: Path) -> dict[str, Any]:
+    """``{"meta": ..., "rows": [...]}`` as :func:`save_results` wrote it."""
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found

@@ -1,0 +1,87 @@
+"""What a command shows: words and tables on the standard output, progress on the standard error."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from linattn.support.config import as_json
+
+SECONDS_BETWEEN_LINES = 10.0  # of progress that is piped into a file
+
+
+class Bar:
+    """Progress of long work: a bar in a terminal, else a line now and then; nothing where a command is quiet."""
+
+    def __init__(self, total: float, console: Console | None) -> None:
+        self.total, self.done, self._console, self._said = total, 0.0, console, time.monotonic()
+        self._bar: Progress | None = None
+        if console is not None and console.is_terminal:
+            self._bar = Progress(
+                BarColumn(bar_width=24),
+                TextColumn("{task.percentage:>3.0f} %"),
+                TextColumn("{task.description}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=console,
+                transient=True,
+            )
+            self._task = self._bar.add_task("starting", total=total)
+
+    def show(self, done: float, words: str) -> None:
+        """Say how much of the total is done, and what is under way."""
+        self.done = done
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, description=words)
+        elif self._console is not None and time.monotonic() - self._said > SECONDS_BETWEEN_LINES:
+            self._said = time.monotonic()
+            self._console.print(f"{100 * done / max(self.total, 1e-9):3.0f} %  {words}", soft_wrap=True)
+
+
+class Screen:
+    """Where a command writes. ``as_json``: the results alone, as JSON; ``quiet``: no progress and no words."""
+
+    def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:
+        self.quiet, self.as_json = quiet or as_json, as_json
+        self.out = Console(soft_wrap=True, highlight=False)
+        self.err = Console(stderr=True, highlight=False)
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            self.out.print(text, markup=False)
+
+    def warn(self, text: str) -> None:
+        """Words that are shown in any case, beside the results."""
+        self.err.print(text, markup=False, soft_wrap=True)
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """A table of texts and numbers; the first column has names."""
+        if self.quiet:
+            return
+        shown = Table(title=title, title_justify="left", header_style="bold")
+        for number, name in enumerate(columns):
+            shown.add_column(name, justify="right" if number else "left", overflow="fold")
+        for row in rows:
+            shown.add_row(*("" if cell is None else str(cell) for cell in row))
+        self.out.print(shown)
+
+    def result(self, value: Mapping[str, Any] | Sequence[Any]) -> None:
+        """The results for a machine to read, where these were asked for."""
+        if self.as_json:
+            sys.stdout.write(json.dumps(as_json(value)) + "\n")
+
+    @contextmanager
+    def progress(self, total: float) -> Iterator[Bar]:
+        bar = Bar(total, None if self.quiet else self.err)
+        if bar._bar is None:
+            yield bar
+        else:
+            with bar._bar:
+                yield bar

@@ -1,0 +1,1 @@
+"""Laboratories: theory and controlled experiments that run in minutes."""

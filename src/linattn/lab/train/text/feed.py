@@ -1,0 +1,139 @@
+"""Feeds the batches of a task to the training device."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from linattn.lab.tasks.text import IGNORED, Sequences, SequenceTask
+from linattn.lab.train.text.ahead import ahead
+from linattn.lab.train.text.config import TextConfig
+from linattn.support.machine import cores
+from linattn.support.options import OptionError
+
+MOST_THREADS = 8  # threads that make batches while a GPU works; on a CPU they would take cores from the model
+
+
+class Part(NamedTuple):
+    """Sequences that go through the model at once; ``rows``: indices of the targets that are scored (None: all)."""
+
+    batch: Sequences
+    rows: Tensor | None
+    scored: int
+
+
+class Step(NamedTuple):
+    """This process's parts of a step; ``total``: scored targets in all parts of all processes."""
+
+    parts: list[Part]
+    total: int
+
+
+class Feed:
+    """The steps of process ``rank`` of ``processes``.
+
+    Every process makes the whole batch and keeps its share. A step thus has the same sequences for any number of
+    processes, and each process knows the total of scored targets. The host finds out which targets are scored, so that
+    nothing waits for the device.
+    """
+
+    def __init__(
+        self,
+        task: SequenceTask,
+        config: TextConfig,
+        device: torch.device,
+        *,
+        rank: int = 0,
+        processes: int = 1,
+        test: SequenceTask | None = None,
+    ) -> None:
+        if config.batch_size % (processes * config.accumulation):
+            raise OptionError(
+                "batch_size",
+                f"must be a multiple of the {processes} processes times accumulation = {config.accumulation}, got "
+                f"{config.batch_size}",
+            )
+        self.task, self.config, self.device = task, config, device
+        self.rank, self.processes = rank, processes
+        self.tested = test or task
+        # Recorded steps need a graph for each shape, and the number of scored targets may differ between batches.
+        self.rounded = device.type == "cuda" and config.graphs is not False and processes * config.accumulation == 1
+        self.threads = min(MOST_THREADS, max(1, cores() - 1)) if device.type == "cuda" else 0
+
+    def train(self, first: int = 0) -> Iterator[Step]:
+        """Steps ``first, first + 1, ...`` without end, the same as in a whole run."""
+        for step in ahead(self._make, first, self.threads):
+            yield Step([self._send(part) for part in step.parts], step.total)
+
+    def test(self) -> Iterator[Sequences]:
+        """Batches with all test sequences once; several processes share them."""
+        return self._test_of(self.tested)
+
+    def own_test(self) -> Iterator[Sequences]:
+        """Test batches of the task that is trained on, if another task is tested."""
+        return self._test_of(self.task)
+
+    def _test_of(self, task: SequenceTask) -> Iterator[Sequences]:
+        config = self.config
+        size = config.eval_batch_size or max(1, config.batch_size // (self.processes * config.accumulation))
+        for number, batch in enumerate(task.test_batches(size)):
+            if number % self.processes == self.rank:
+                yield without_idle_mask(batch).to(self.device, non_blocking=True)
+
+    def _make(self, step: int) -> Step:
+        """Make a step on the host, for a GPU in pinned memory, which it can copy from by itself."""
+        batch, pinned = (
+            self.task.train_batch(self.config.batch_size, self.config.seed, step),
+            self.device.type == "cuda",
+        )
+        if batch.cu_seqlens is not None and self.processes * self.config.accumulation == 1:
+            part = _part(batch, pinned, False)  # a single row of many pieces cannot be divided
+            return Step([part], part.scored)
+        size = self.config.batch_size // (self.processes * self.config.accumulation)
+        own = range(self.rank, self.processes * self.config.accumulation, self.processes)
+        parts = [_part(batch.take(slice(i * size, (i + 1) * size)), pinned, self.rounded) for i in own]
+        whole = int((batch.targets != IGNORED).sum()) if self.processes > 1 else sum(part.scored for part in parts)
+        return Step(parts, whole)
+
+    def _send(self, part: Part) -> Part:
+        rows = None if part.rows is None else part.rows.to(self.device, non_blocking=True)
+        return Part(part.batch.to(self.device, non_blocking=True), rows, part.scored)
+
+
+def _part(batch: Sequences, pinned: bool, rounded: bool) -> Part:
+    batch = without_idle_mask(replace(batch, exact=None))  # true distributions are only for tests
+    scored = (batch.targets != IGNORED).flatten()
+    count = int(scored.sum())
+    rows = None if count == scored.numel() else scored.nonzero().squeeze(1)
+    if rounded and rows is not None:
+        rows = rounded_up(rows, scored)
+    if pinned:
+        return Part(batch.pin_memory(), None if rows is None else rows.pin_memory(), count)
+    return Part(batch, rows, count)
+
+
+def rounded_up(rows: Tensor, scored: Tensor) -> Tensor:
+    """Pad ``rows`` with the index of a place that is not ``scored``, which adds nothing to any sum.
+
+    The number of rows is rounded up to one of eight values for each power of two, so that batches with about the same
+    number share it. ``rows`` are the scored places of ``scored (n,)`` bool; the result has at most ``n`` rows.
+
+    Example:
+        >>> scored = torch.arange(40) % 2 == 0
+        >>> rounded_up(scored.nonzero().squeeze(1)[:17], scored).tolist()[15:]
+        [30, 32, 1]
+    """
+    count = len(rows)
+    step = 1 << max(0, (count - 1).bit_length() - 4)
+    wanted = min(-(-count // step) * step, len(scored))
+    idle = (~scored).to(torch.uint8).argmax()
+    return torch.cat([rows, idle.expand(wanted - count)])
+
+
+def without_idle_mask(batch: Sequences) -> Sequences:
+    """Leave out a mask that masks nothing, as every form is faster without a mask."""
+    if batch.key_mask is None or not bool(batch.key_mask.all()):
+        return batch
+    return replace(batch, key_mask=None)

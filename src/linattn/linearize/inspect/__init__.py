@@ -1,5 +1,0 @@
-"""Diagnosis of a pretrained model: its attention, layer by layer, and which candidates could replace it."""
-
-from linattn.linearize.inspect.diagnosis import InspectOptions, LayerDiagnosis, convertible_sites, inspect
-
-__all__ = ["InspectOptions", "LayerDiagnosis", "convertible_sites", "inspect"]

@@ -1,0 +1,322 @@
+"""``hybrid_attention``: exact softmax over a window and chosen tokens, linear attention over the rest, one denominator.
+
+m_t = max of s_ti over exact i,     s_ti = scale q_t . k_i
+o_t = (sum_exact e^{s_ti - m_t} v_i + g_t * sum_rest (phi_t . psi_i) v_i)
+    / (sum_exact e^{s_ti - m_t}     +       sum_rest (phi_t . psi_i))
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from linattn.kernels.hybrid import attend as kernels
+from linattn.ops.hybrid.call import HybridCall, HybridOptions, StepOptions
+from linattn.ops.hybrid.chunked import hybrid_sums as chunked
+from linattn.ops.hybrid.decoding import DecodingState
+from linattn.ops.hybrid.decoding_step import StepToken, decoding_step
+from linattn.ops.hybrid.layout import packing
+from linattn.ops.hybrid.recurrent import Token, hybrid_step
+from linattn.ops.hybrid.reference import hybrid_sums as reference
+from linattn.ops.hybrid.rows import build_rows
+from linattn.ops.hybrid.state import empty_cache, empty_state, final_state
+from linattn.ops.hybrid.types import HybridOutput, HybridState, HybridSums, Layout, Rows, SalientBudget, Units
+from linattn.ops.shared.checks import autocast_dtype, check_tensor
+from linattn.ops.shared.choice import Choice, choose
+from linattn.ops.shared.packing import compute_dtype
+from linattn.ops.shared.prepare import hide, without_autocast
+
+FORMS: dict[str, Callable[[Rows], HybridSums]] = {"reference": reference, "chunked": chunked}
+LARGEST_EXPONENT = 80.0  # e^80 is finite in fp32; a unit below e^-80 means that both parts together are next to 0
+
+
+def hybrid_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    features: tuple[Tensor, Tensor] | None = None,
+    window: int = 64,
+    layout: Layout = "sliding",
+    delay: int = 1,
+    salient: Tensor | None = None,
+    budget: SalientBudget | None = None,
+    scores: Tensor | None = None,
+    gate: Tensor | None = None,
+    scale: float | None = None,
+    units: Units = "row_max",
+    eps: float = 1e-6,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    impl: str = "auto",
+    validate: bool | None = None,
+) -> Tensor:
+    """Causal attention with an exact softmax over a window and chosen tokens, and linear attention over the rest.
+
+    Every token up to the query is either exact or linear, and both parts share one denominator:
+
+    ``o_t = (sum_exact e^{s_ti - m_t} v_i + g_t * sum_linear w_ti v_i) / (sum_exact e^{s_ti - m_t} + sum_linear w_ti)``
+
+    with ``s_ti = scale q_t . k_i``, ``m_t`` the largest ``s_ti`` of an exact token and ``w_ti = phi_t . psi_i``. The
+    exact weights are at most 1, so nothing overflows, and one of them is 1, so nothing is divided by 0. A row without
+    exact keys is linear attention, with ``eps`` added to its denominator; a row without linear keys is softmax
+    attention. Gradients are exact and include that of ``m_t``; the choice of tokens has none.
+
+    Args:
+        q: queries ``(B, H, T, K)``.
+        k: keys ``(B, H_kv, T, K)``. ``H_kv`` must divide ``H``; the ``H/H_kv`` query heads from ``g H/H_kv`` on share
+            key head g.
+        v: values ``(B, H_kv, T, V)``.
+        features: ``phi (B, H, T, F)`` of the queries and ``psi (B, H_kv, T, F)`` of the keys, not negative. A factor on
+            phi weighs the linear part. None: there is no linear part, and tokens that are not exact are not seen.
+        window: number of latest tokens that are exact, or the size of a chunk, see layout. 0: none.
+        layout: ``"sliding"``: the window ends at each query. ``"chunks"``: a query sees its own chunk up to itself and
+            ``delay`` whole chunks before. Chunks are counted from the first real token of a sequence.
+        delay: see layout; STILL and LoLCATs have 1.
+        salient: tokens named by the caller that stay exact for good: bool ``(B, H_kv, T)``, or indices
+            ``(B, H_kv, N)``, where -1 names none.
+        budget: choose these tokens by their scores instead, the best of each chunk. With ``layout="chunks"`` a choice
+            takes effect when the window lets go of the chunk, so no query depends on later tokens through it.
+        scores: ``(B, H_kv, T)``, without gradients; tokens with higher scores are kept. None: how much a token attends
+            to itself among the last ``budget.chunk`` tokens, measured by ``budget.score`` and ``budget.reduce``; see
+            :func:`linattn.ops.hybrid.saliency.self_saliency`.
+        gate: ``g (B, H, T, V)``, a factor on the numerator of the linear part; None: 1.
+        scale: factor on q in the exact part; None: ``K**-0.5``.
+        units: what a linear weight is compared to. ``"row_max"``: it counts like ``e^{s - m_t}``, relative to the
+            strongest exact key, whatever that is, as in LoLCATs and STILL. ``"one"``: it counts like ``e^s``, so that a
+            strong exact key outweighs the rest; for features that approximate the exponential itself.
+        eps: added to the denominators of rows without exact keys.
+        key_mask: ``(B, T)`` bool, True = real token. A masked token is in no sum and does not advance a position.
+        cu_seqlens: ``(N+1,)`` offsets of N sequences packed into one row (B = 1); no sequence sees another. They are
+            unpacked to rows as long as the longest; to know that length the host waits for the GPU.
+        impl: ``"auto"``, ``"reference"``, ``"recurrent"``, ``"chunked"`` or ``"triton"``; see :func:`explain`.
+        validate: whether to check values too (offsets, indices, scores), which costs a sync on a GPU. None: only on the
+            CPU.
+
+    Returns:
+        ``(B, H, T, V)`` in the dtype of v (under autocast, in the dtype of autocast); 0 at masked tokens.
+
+    Example:
+        A window in chunks of 16, 1 of 8 older tokens kept exact, and a linear part for the others:
+
+        >>> import torch
+        >>> from linattn.ops.hybrid.api import hybrid_attention
+        >>> from linattn.ops.hybrid.types import SalientBudget
+        >>> q, k, v = torch.randn(3, 1, 4, 256, 32).unbind()
+        >>> features = q.softmax(-1), k.softmax(-1)
+        >>> budget = SalientBudget(ratio=1 / 8, chunk=16)
+        >>> hybrid_attention(q, k, v, features=features, window=16, layout="chunks", budget=budget).shape
+        torch.Size([1, 4, 256, 32])
+    """
+    call = HybridCall(
+        q, k, v, features, window, layout, delay, salient, budget, scores, gate, scale, units, eps, key_mask,
+        cu_seqlens, validate,
+    )  # fmt: skip
+    return _run(call, impl).output
+
+
+def hybrid_attention_with_state(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    initial_state: HybridState | None = None,
+    impl: str = "auto",
+    **options: Unpack[HybridOptions],
+) -> HybridOutput:
+    """:func:`hybrid_attention` that starts from a state and also returns the state after the last token.
+
+    ``options`` are those of :func:`hybrid_attention`. A sequence may be cut anywhere; if the state is handed over, the
+    pieces give what the whole sequence gives. The options of the window and the budget must be the same in every call.
+    With ``cu_seqlens`` the state has one row per sequence.
+
+    Example:
+        >>> import torch
+        >>> from linattn.ops.hybrid.api import hybrid_attention_with_state
+        >>> q, k, v = torch.randn(3, 1, 2, 10, 4).unbind()
+        >>> output, state = hybrid_attention_with_state(q, k, v, features=(q.exp(), k.exp()), window=3)
+        >>> output.shape, state.length.tolist(), state.window.k.shape, state.linear.kv.shape
+        (torch.Size([1, 2, 10, 4]), [10], torch.Size([1, 2, 3, 4]), torch.Size([1, 2, 4, 4]))
+    """
+    return _run(HybridCall(q, k, v, initial_state=initial_state, need_state=True, **options), impl)
+
+
+def hybrid_attention_step(
+    q_t: Tensor,
+    k_t: Tensor,
+    v_t: Tensor,
+    state: HybridState | None,
+    *,
+    features: tuple[Tensor, Tensor] | None = None,
+    salient: Tensor | None = None,
+    scores: Tensor | None = None,
+    gate: Tensor | None = None,
+    **options: Unpack[StepOptions],
+) -> HybridOutput:
+    """One decoding step of :func:`hybrid_attention`: attend with one token and return the next state.
+
+    ``q_t (B, H, K)``, ``k_t (B, H_kv, K)`` and ``v_t (B, H_kv, V)`` are the token's, and so are ``features``,
+    ``salient (B, H_kv)`` bool, ``scores (B, H_kv)`` and ``gate (B, H, V)``; the other options are those of the whole
+    sequence. A state of None is empty. Returns the output ``(B, H, V)`` and the next state. Time and memory of a step
+    are constant and the host does not wait for a GPU, unless tokens are chosen without ``budget.cap``: then the cache
+    grows, and the host waits for the GPU to know whether it is full.
+
+    Example:
+        >>> import torch
+        >>> from linattn.ops.hybrid.api import hybrid_attention_step
+        >>> state = None
+        >>> for q, k, v in torch.randn(5, 3, 1, 2, 4):
+        ...     output, state = hybrid_attention_step(q, k, v, state, features=(q.exp(), k.exp()), window=3)
+        >>> output.shape, state.length.tolist()
+        (torch.Size([1, 2, 4]), [5])
+    """
+    for name, x, shape in (("q_t", q_t, "(B, H, K)"), ("k_t", k_t, "(B, H_kv, K)"), ("v_t", v_t, "(B, H_kv, V)")):
+        check_tensor(name, x, shape, 3)
+    pair = features
+    if isinstance(features, tuple) and len(features) == 2:
+        for name, x in (("features[0]", features[0]), ("features[1]", features[1])):
+            check_tensor(name, x, "(B, heads, F)", 3)
+        pair = features[0].unsqueeze(2), features[1].unsqueeze(2)
+    if salient is not None and (not isinstance(salient, Tensor) or salient.dtype != torch.bool or salient.ndim != 2):
+        raise TypeError("salient must be a bool tensor (B, H_kv): whether this token stays exact")
+    if scores is not None:
+        check_tensor("scores", scores, "(B, H_kv)", 2)
+    if gate is not None:
+        check_tensor("gate", gate, "(B, H, V)", 3)
+    more = {name: None if x is None else x.unsqueeze(2) for name, x in
+            (("salient", salient), ("scores", scores), ("gate", gate))}  # fmt: skip
+    q, k, v = (x.unsqueeze(2) for x in (q_t, k_t, v_t))
+    call = HybridCall(q, k, v, features=pair, initial_state=state, need_state=True, **more, **options)
+    out = _run(call, "auto")
+    return HybridOutput(out.output.squeeze(2), out.state)
+
+
+def hybrid_attention_decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: DecodingState,
+    *,
+    features: tuple[Tensor, Tensor] | None = None,
+    gate: Tensor | None = None,
+    units: Units = "row_max",
+) -> tuple[Tensor, DecodingState]:
+    """Decode one token ``(B, heads, 1, .)`` of each sequence without gradients, in as few operations as possible.
+
+    All tokens must be real. The state, made by :func:`linattn.ops.hybrid.decoding.begin`, is overwritten. Nothing is
+    checked: this is the inner loop of models, whose inputs have the same form in every step.
+    """
+    (B, H), H_kv = q.shape[:2], k.shape[1]
+    phi, psi = (q[..., :0], k[..., :0]) if features is None else features
+    q, phi = (x.reshape(B * H_kv, H // H_kv, x.shape[3]) for x in (q, phi))
+    token = StepToken(q, k, v, phi, psi)
+    if gate is not None:
+        gate = gate.reshape(B * H_kv, H // H_kv, v.shape[3]).to(state.sums.dtype)
+    out, state = decoding_step(token, state, gate, units)
+    return out.view(B, H, 1, v.shape[3]).to(v.dtype), state
+
+
+def explain_hybrid(q: Tensor, k: Tensor, v: Tensor, *, impl: str = "auto", **options: Any) -> Choice:
+    """Which implementation ``hybrid_attention(q, k, v, **options)`` takes, and why."""
+    call = HybridCall(q, k, v, **options)
+    call.check()
+    return _choose(call, impl)
+
+
+def _choose(call: HybridCall, impl: str) -> Choice:
+    return choose(impl, call.q, lambda: kernels.against(call), one_token=call.is_step)
+
+
+def _run(call: HybridCall, impl: str) -> HybridOutput:
+    call.check()
+    chosen = _choose(call, impl).impl
+    if call.cu_seqlens is not None:
+        return _packed(call, chosen)
+    out_dtype = call.v.dtype if call.v.dtype == torch.float64 else autocast_dtype(call.q) or call.v.dtype
+    with without_autocast(call.q):
+        if chosen == "triton":
+            found, state = kernels.attend(call, out_dtype)
+            return HybridOutput(hide(found, call.key_mask), state)
+        dtype = compute_dtype(call.q, call.k, call.v)
+        if chosen == "recurrent" or call.k.shape[2] == 0:
+            sums, state = _token_by_token(call, dtype)
+        else:
+            rows, places = build_rows(call, dtype)
+            sums = FORMS[chosen](rows)
+            sums = HybridSums(*(places.back(x[:, :, : places.real.shape[1]]) for x in sums))
+            # Without need_state nobody reads the state, so it is not made.
+            state = final_state(call, rows, places) if call.need_state else None  # type: ignore[assignment]
+        gate = None if call.gate is None else hide(call.gate, call.key_mask).to(dtype)
+        output = _share(sums, gate, call.units, call.eps)
+    return HybridOutput(hide(output, call.key_mask).to(out_dtype), state)
+
+
+def _share(sums: HybridSums, gate: Tensor | None, units: Units, eps: float) -> Tensor:
+    """The output: both parts over one denominator."""
+    exact, exact_total, log_max, linear, linear_total = sums
+    none_exact = log_max == -torch.inf
+    if gate is not None:
+        linear = linear * gate
+    if units == "one":
+        # In units of the larger part: the linear part is multiplied by e^{-unit}, the exact one by e^{log_max - unit}.
+        unit = torch.maximum(log_max, linear_total.clamp(min=0).log()).detach()
+        unit = torch.where(none_exact, 0.0, unit)
+        own = torch.where(none_exact, 0.0, log_max - unit).exp()
+        exact, exact_total = exact * own.unsqueeze(-1), exact_total * own
+        other = (-unit).clamp(max=LARGEST_EXPONENT).exp()
+        linear, linear_total = linear * other.unsqueeze(-1), linear_total * other
+    total = exact_total + linear_total + torch.where(none_exact, eps, 0.0)
+    # A row that sees nothing at all is 0 and not 0 / 0, even with eps = 0.
+    return (exact + linear) / torch.where(none_exact & (total == 0), 1.0, total).unsqueeze(-1)
+
+
+def _token_by_token(call: HybridCall, dtype: torch.dtype) -> tuple[HybridSums, HybridState]:
+    state = empty_state(call, dtype) if call.initial_state is None else call.initial_state
+    if call.chooses and state.salient is None:
+        state = state._replace(salient=empty_cache(call, dtype))
+    H_kv, (phi, psi), mask = call.k.shape[1], call.feature_pair, call.key_mask
+    q, phi = (hide(x, mask).to(dtype).unflatten(1, (H_kv, -1)) for x in (call.q, phi))
+    k, v, psi = (hide(x, mask).to(dtype) for x in (call.k, call.v, psi))
+    q, named, scores = q * call.logit_scale, call.salient_mask(), call.scores
+    if scores is not None:
+        scores = (scores if mask is None else scores.masked_fill(~mask[:, None], 0)).detach().to(dtype)
+    found = []
+    for t in range(k.shape[2]):
+        token = Token(
+            q[:, :, :, t], k[:, :, t], v[:, :, t], phi[:, :, :, t], psi[:, :, t],
+            None if scores is None else scores[:, :, t], named[:, :, t], None if mask is None else mask[:, t],
+        )  # fmt: skip
+        sums, state = hybrid_step(token, state, call.spans, call.budget)
+        found.append(sums)
+    if not found:
+        totals = q.new_zeros(*call.q.shape[:3])
+        values = q.new_zeros(*totals.shape, v.shape[3])
+        return HybridSums(values, totals, totals, values, totals), state
+    return HybridSums(*(torch.stack(x, 3).flatten(1, 2) for x in zip(*found, strict=True))), state
+
+
+def _packed(call: HybridCall, impl: str) -> HybridOutput:
+    """Run packed sequences unpacked, one per row, and pack the output again."""
+    assert call.cu_seqlens is not None
+    rows = packing(call.cu_seqlens, call.k.shape[2])
+    q, k, v = (rows.unpack(x) for x in (call.q, call.k, call.v))
+    phi, psi = (rows.unpack(x) for x in call.feature_pair)
+    mask = rows.mask if call.key_mask is None else rows.mask & call.key_mask[0][rows.tokens]
+    scores, gate = (None if x is None else rows.unpack(x) for x in (call.scores, call.gate))
+    salient = None if call.salient is None else rows.unpack(call.salient_mask())
+    call = replace(
+        call,
+        q=q,
+        k=k,
+        v=v,
+        features=(phi, psi),
+        salient=salient,
+        scores=scores,
+        gate=gate,
+        key_mask=mask,
+        cu_seqlens=None,
+    )
+    out = _run(call, impl)
+    return HybridOutput(rows.pack(out.output), out.state)

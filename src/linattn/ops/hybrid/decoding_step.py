@@ -1,0 +1,221 @@
+"""One token of hybrid attention in the layout of decoding: few operations, and the work of a chunk where it ends."""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from linattn.ops.hybrid.decoding import (
+    ONES,
+    WRITTEN,
+    DecodingState,
+    Setting,
+    add_rows,
+    count_chosen,
+    scored,
+    window_start,
+)
+from linattn.ops.hybrid.saliency import best_first, top_of_chunk
+from linattn.ops.hybrid.types import Units
+
+LEAST_ROOM = 64  # slots that a table without a cap grows by
+# Next to a linear part of usual size e^-60 is negligible, and e^60 times such a part is finite in fp32.
+LEAST_LOGIT = -60.0
+
+
+class StepToken(NamedTuple):
+    """One token of each sequence, in the dtype of the table, with query heads grouped by the key head they share."""
+
+    q: Tensor  # (B H_kv, G, K), not scaled
+    k: Tensor  # (B, H_kv, 1, K)
+    v: Tensor  # (B, H_kv, 1, V)
+    query_features: Tensor  # (B H_kv, G, F)
+    features: Tensor  # (B, H_kv, 1, F)
+
+
+class Places(NamedTuple):
+    """Where the tokens of one step lie, which is the same in all layers of a model."""
+
+    ended: tuple[tuple[Tensor | None, int], ...]  # rows (None: all) in which a chunk ended, and their length
+    first: int  # the slots from first to before last are read
+    last: int
+    slot: int  # slot of the new token, if it is the same in all rows
+    turn: int  # place of the new token in its chunk, if it is the same in all rows
+    rows: Tensor | None  # (B,), with slots and turns, if rows differ
+    slots: Tensor | None
+    turns: Tensor | None
+    hidden: Tensor | None  # (B H_kv, 1, last - first): -inf where a row has no token, else 0; None: all have
+    leaving: Tensor | bool  # whether the token that was in the slot is added to the sums; (B, 1, 1) if rows differ
+
+
+def decoding_step(
+    token: StepToken, state: DecodingState, gate: Tensor | None, units: Units
+) -> tuple[Tensor, DecodingState]:
+    """The output ``(B H_kv, G, V)`` of one token, and the next state in the same memory.
+
+    ``o = (sum p_i v_i + u g * phi . kv) / (1 + u phi . z)``, where ``p`` is the softmax over the exact keys and ``u``
+    the value of a linear weight of 1 in units of p: the largest ``p_i``, or with ``units="one"`` the largest ``p_i``
+    over ``e^m`` with ``m`` the largest logit. The two sums of each part come from one product.
+    """
+    state, logits, values, phi = _write_and_weigh(token, state)
+    V = token.v.shape[3]
+    weights = logits.softmax(-1)
+    found = torch.bmm(weights, values)
+    if phi.shape[2]:
+        unit = weights.amax(-1, keepdim=True)
+        if units == "one":
+            unit = unit / logits.amax(-1, keepdim=True).clamp_(min=LEAST_LOGIT).exp_()
+        phi, sums = phi * unit, state.sums.flatten(0, 1)
+        if gate is None:
+            found = torch.baddbmm(found, phi, sums)
+        else:
+            linear = torch.bmm(phi, sums)
+            linear[..., :V].mul_(gate)
+            found = found.add_(linear)
+    return found[..., :V] / found[..., V : V + 1], state
+
+
+def _write_and_weigh(token: StepToken, state: DecodingState) -> tuple[DecodingState, Tensor, Tensor, Tensor]:
+    """Write the token; returns the state, logits ``(B H_kv, G, N)``, values and ones, features of queries.
+
+    Values and ones are ``(B H_kv, N, V + ONES)``.
+    """
+    lengths, setting = state.lengths(), state.setting
+    state = _with_room(state, max(count_chosen(n + 1, setting.window, setting.budget) for n in lengths))
+    H_kv, M = state.table.shape[1], state.table.shape[2] - setting.room
+    places = _places(lengths, setting, H_kv, M, state.table.device, state.sums.dtype)
+    for rows, length in places.ended:
+        _end_chunk(state, rows, length)
+    _write(token, state, places)
+    K, Fs, dtype = token.k.shape[3], token.features.shape[3], state.sums.dtype
+    read = state.table[:, :, places.first : places.last, Fs:].flatten(0, 1).to(dtype)
+    q, phi = token.q.to(dtype), token.query_features.to(dtype)
+    start, share = (q[:, :1, :1], 0) if places.hidden is None else (places.hidden, 1)
+    logits = torch.baddbmm(start, q, read[..., :K].mT, beta=share, alpha=setting.scale)
+    return state._replace(steps=state.steps + 1), logits, read[..., K:], phi
+
+
+def _write(token: StepToken, state: DecodingState, places: Places) -> None:
+    row = torch.cat([token.features, token.k, token.v], -1)
+    table, sums, Fs = state.table, state.sums, token.features.shape[3]
+    if places.leaving is not False:
+        old = table.select(2, places.slot) if places.slots is None else table[places.rows, :, places.slots]
+        old = old.to(sums.dtype)
+        features = old[..., :Fs] if places.leaving is True else old[..., :Fs] * places.leaving
+        sums.addcmul_(features.unsqueeze(-1), old[..., -sums.shape[3] :].unsqueeze(-2))
+    if places.slots is None:
+        table[:, :, places.slot : places.slot + 1, :-ONES].copy_(row)
+    else:
+        table[..., :-ONES][places.rows, :, places.slots] = row.squeeze(2)
+    if state.queries is None:
+        return
+    q = token.q.unflatten(0, row.shape[:2])
+    if places.turns is None:
+        state.queries.select(2, places.turn).copy_(q)
+    else:
+        state.queries[places.rows, :, places.turns] = q
+
+
+@lru_cache(maxsize=16)  # for the layers of a model, which may differ in their settings
+def _places(
+    lengths: tuple[int, ...], setting: Setting, heads: int, M: int, device: torch.device, dtype: torch.dtype
+) -> Places:
+    window, budget, W = setting.window, setting.budget, setting.window.size
+    chosen = [count_chosen(n + 1, window, budget) for n in lengths]
+    held = [n + 1 - window_start(n + 1, window) for n in lengths]
+    chunks = window.layout == "chunks"
+    slots = [M + h - 1 for h in held] if chunks else [n % W for n in lengths]
+    first, last = M - max(chosen), M + max(held)
+    same = len(set(lengths)) == 1
+    ends = {n for n in lengths if chunks and n and n % W == 0 and (budget is not None or n >= setting.room)}
+    ended = tuple(
+        (None if same else torch.tensor([row for row, m in enumerate(lengths) if m == n], device=device), n)
+        for n in sorted(ends)
+    )
+    leaving = [not chunks and n >= W for n in lengths]
+    if same:
+        return Places(ended, first, last, slots[0], lengths[0] % W, None, None, None, None, leaving[0])
+    begins, stops = [M - c for c in chosen], [M + h for h in held]
+    turns = [n % W for n in lengths]
+    numbers = torch.tensor([slots, turns, begins, stops, leaving], device=device)  # one transfer
+    hidden = None
+    if len(set(begins)) > 1 or len(set(stops)) > 1:
+        slot = torch.arange(first, last, device=device)
+        empty = (slot < numbers[2, :, None]) | (slot >= numbers[3, :, None])
+        hidden = torch.zeros(empty.shape, dtype=dtype, device=device).masked_fill_(empty, -torch.inf)
+        hidden = hidden.repeat_interleave(heads, 0).unsqueeze(1)
+    differ = len(set(leaving)) > 1
+    return Places(
+        ended, first, last, slots[0], turns[0], torch.arange(len(lengths), device=device), numbers[0], numbers[1],
+        hidden, numbers[4, :, None, None].to(dtype) if differ else leaving[0],
+    )  # fmt: skip
+
+
+def _with_room(state: DecodingState, chosen: int) -> DecodingState:
+    """The state with room for ``chosen`` tokens: without a cap the table grows, by at least a part of its size."""
+    M = state.table.shape[2] - state.setting.room
+    if chosen <= M or state.kept_scores is None or state.kept_position is None:
+        return state
+    more = max(LEAST_ROOM, chosen - M, M // 2)
+    table, (B, H_kv) = state.table, state.table.shape[:2]
+    return state._replace(
+        table=torch.cat([table.new_ones(B, H_kv, more, table.shape[3]), table], 2),
+        kept_scores=torch.cat([state.kept_scores.new_zeros(B, H_kv, more), state.kept_scores], 2),
+        kept_position=torch.cat([state.kept_position.new_full((B, H_kv, more), -1), state.kept_position], 2),
+    )
+
+
+def _end_chunk(state: DecodingState, rows: Tensor | None, length: int) -> None:
+    """Do what is due at the end of a chunk, after ``length`` tokens: scores, a choice, summing up the oldest chunk."""
+    if rows is None:
+        _end_chunk_of_all(state, length)
+        return
+    held = {name: x for name in WRITTEN if (x := getattr(state, name)) is not None}
+    own = {name: x.index_select(0, rows) for name, x in held.items()}
+    _end_chunk_of_all(state._replace(**own), length)
+    for name, x in held.items():
+        x.index_copy_(0, rows, own[name])
+
+
+def _end_chunk_of_all(state: DecodingState, length: int) -> None:
+    window, budget, R = state.setting.window, state.setting.budget, state.setting.room
+    table, L, M, Fs = state.table, window.size, state.table.shape[2] - R, state.sums.shape[2]
+    if budget is not None and state.queries is not None and state.scores is not None:
+        state.scores.copy_(scored(state.queries, table[:, :, M:], state.scores, length, state.steps, state))
+    if length < R:
+        return
+    if budget is None:
+        gone = table[:, :, M : M + L]
+        state.sums.copy_(add_rows(state.sums, gone, gone.new_ones(1, 1, L), Fs))
+    else:
+        _choose(state, length)
+    table[:, :, M : M + R - L] = table[:, :, M + L :].clone()
+    if state.scores is not None:
+        state.scores[..., : R - L] = state.scores[..., L:].clone()
+
+
+def _choose(state: DecodingState, length: int) -> None:
+    """Add the best tokens of the oldest chunk to the chosen ones; beyond the cap, sum up the worst of all."""
+    window, budget, R = state.setting.window, state.setting.budget, state.setting.room
+    kept_scores, kept_position, scores = state.kept_scores, state.kept_position, state.scores
+    assert budget is not None
+    assert kept_scores is not None
+    assert kept_position is not None
+    assert scores is not None
+    table, L, M = state.table, window.size, state.table.shape[2] - R
+    before, after = (count_chosen(n, window, budget) for n in (length, length + 1))
+    position = torch.arange(length - R, length - R + L, device=table.device)
+    best = top_of_chunk(scores[..., :L], position, budget)
+    old = slice(M - before, M)
+    alive = torch.cat([torch.ones_like(kept_scores[..., old], dtype=torch.bool), best], 2)
+    all_scores = torch.cat([kept_scores[..., old], scores[..., :L]], 2)
+    positions = torch.cat([kept_position[..., old], position.expand_as(best)], 2)
+    order = best_first(all_scores, positions, alive, budget)[..., :after]
+    entries = table[:, :, M - before : M + L]
+    gone = torch.ones_like(alive).scatter_(2, order, False)
+    state.sums.copy_(add_rows(state.sums, entries, gone, state.sums.shape[2]))
+    new = slice(M - after, M)
+    table[:, :, new] = entries.gather(2, order.unsqueeze(-1).expand(*order.shape, table.shape[3]))
+    kept_scores[..., new] = all_scores.gather(2, order)
+    kept_position[..., new] = positions.gather(2, order)

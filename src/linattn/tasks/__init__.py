@@ -1,6 +1,0 @@
-"""Data sets: loaders for files in common formats, and data that comes with dependencies."""
-
-from linattn.tasks.images import ImageData, ImageFolders, ImageSplit
-from linattn.tasks.load import load_images
-
-__all__ = ["ImageData", "ImageFolders", "ImageSplit", "load_images"]

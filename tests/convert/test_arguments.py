@@ -1,0 +1,83 @@
+"""A wrong argument is named with what is allowed, and the model is still what it was."""
+
+import pytest
+import torch
+from tests.convert.tiny import Counted, Letters, llama
+
+import linattn
+from linattn.convert.finetune import FinetuneOptions
+from linattn.convert.transfer import TransferOptions
+
+
+@pytest.fixture(scope="module")
+def model():
+    return llama()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"batches": Counted(), "transfer": {}}, r"transfer: must be TransferOptions\(...\), or None"),
+        ({"batches": Counted(), "transfer": FinetuneOptions()}, "transfer: must be TransferOptions"),
+        ({"batches": Counted(), "finetune": 3}, "finetune: must be FinetuneOptions"),
+        ({"batches": [1, 2]}, "batches: must be a function"),
+        ({"held_out": [1]}, "held_out: goes with batches"),
+        ({"text": "a", "batches": Counted()}, "text: and batches"),
+        ({"text": [], "tokenizer": Letters()}, "text: must be a path or a list"),
+        ({"text": 3, "tokenizer": Letters()}, "text: must be a path or a list"),
+        ({"text": "nowhere.txt", "tokenizer": Letters()}, "text: .*does not exist"),
+        ({"folder": __file__}, "folder: must be a folder"),
+        ({"accelerator": "cuda"}, "accelerator: must be an Accelerator"),
+        ({"layers": 0}, "layers must be a list of different numbers from 0 to 1"),
+        ({"layers": [True]}, "layers must be a list"),
+        ({"cost": 16}, "cost is no option of method 'still'"),
+        ({"method": "dof", "cost": 0}, "cost: must be an integer of at least 1"),
+        ({"method": "dof", "cost": 16, "feature_dim": 8}, "cost: .*feature_dim"),
+        ({"method": "dof", "clip": 16, "feature_dim": 8}, "clip: .*feature_dim"),
+        ({"method": "dof", "clip": 0}, "clip: must be an integer of at least 1"),
+        ({"method": "dof", "tolerance": 0}, "tolerance: must be a number above 0"),
+        ({"method": "hedgehog", "clip": 8}, "clip is no option of method 'hedgehog'"),
+        ({"method": "dof", "colour": 8}, "it takes .*cost, clip, tolerance"),
+        ({"batches": Counted(), "finetune": FinetuneOptions(targets="q_proj")}, "targets: must be names in a tuple"),
+        ({"batches": Counted(), "finetune": FinetuneOptions(targets=("magic",))}, "targets: .*q_proj.*got 'magic'"),
+        ({"batches": Counted(), "finetune": FinetuneOptions(train_cores="no")}, "train_cores: must be True or False"),
+        ({"batches": Counted(), "transfer": TransferOptions(recall_share=1.5)}, "recall_share: .*0 and at most 1"),
+        ({"batches": Counted(), "finetune": FinetuneOptions(recall_share=0.5)}, "recall_share: needs a text"),
+        ({"batches": Counted(), "transfer": TransferOptions(tokens=100)}, "tokens: needs a length"),
+        ({"batches": Counted(), "transfer": TransferOptions(loss="cross_entropy"), "gate": True}, "loss: must be mse"),
+    ],
+)
+def test_it_is_named_before_any_work(model, arguments, named):
+    pytest.importorskip("peft")
+    names, weights = list(model.state_dict()), [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(ValueError, match=named):
+        linattn.linearize(model, **arguments)
+    assert list(model.state_dict()) == names
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), weights, strict=True))
+
+
+def test_sequences_are_no_longer_than_learned_positions(tmp_path):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    (tmp_path / "text.txt").write_text("some words " * 100)
+    sizes = {"vocab_size": 40, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
+    model = GPT2LMHeadModel(GPT2Config(**sizes))
+    given = {"text": tmp_path / "text.txt", "tokenizer": Letters()}
+    with pytest.raises(ValueError, match=r"length: must not exceed the 32 positions .* got 33"):
+        linattn.linearize(model, transfer=TransferOptions(length=33), **given)
+    assert not hasattr(model, "linearize_report")
+
+
+@pytest.mark.parametrize(
+    ("family", "head"), [("Bert", "Model"), ("Bert", "ForMaskedLM"), ("Llama", "ForSequenceClassification")]
+)
+def test_the_next_token_is_asked_of_causal_language_models_alone(family, head):
+    pytest.importorskip("peft")
+    import transformers
+
+    sizes = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = getattr(transformers, f"{family}Config")(**sizes, intermediate_size=16)
+    model = getattr(transformers, family + head)(config)
+    with pytest.raises(ValueError, match=f"objective: must be distill for {family}{head}, .* got 'mix'"):
+        linattn.linearize(model, "hedgehog", batches=Counted(), finetune=FinetuneOptions(objective="mix"))
+    assert not hasattr(model, "linearize_report")

@@ -1,0 +1,83 @@
+"""Conversion in place: which layers, which are kept, what is refused, and the package that can be called."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from tests.convert.causal import build, logits, padded
+from torch import nn
+
+import linattn
+from linattn.convert.adapters import find_adapter, register_adapter
+from linattn.convert.convert import convert, plan_model
+from linattn.convert.layer.attention import LinearizedAttention, linearized_layers
+from linattn.convert.plan import LayerPlan, Plan
+
+
+def test_window_layers_of_gemma_are_kept():
+    model = build("Gemma3")
+    kept, modules = model.state_dict(), dict(model.named_modules())
+    report = convert(model, plan_model(model, "still", window=4))
+    assert report.converted == [1, 2]
+    assert "window of 6" in report.kept[0]
+    assert model.model.layers[0].self_attn is modules["model.layers.0.self_attn"]
+    assert model.model.layers[1].self_attn.q_proj is modules["model.layers.1.self_attn.q_proj"]
+    now = model.state_dict()
+    assert all(torch.equal(now[name], weight) for name, weight in kept.items())
+    new = [now[name].numel() for name in now.keys() - kept.keys()]
+    # Maps of the query heads and of the key heads, and a weight for each query head.
+    assert sum(new) == report.new_parameters == 2 * ((4 + 2) * 16 * 16 + 4)
+    with pytest.raises(ValueError, match=r"layer 0 .* window of 6"):
+        plan_model(build("Gemma3"), "still", layers=[0])
+
+
+def test_some_layers_may_stay_exact():
+    model, (ids, mask) = build(), padded(19, 12)
+    wanted = logits(model, ids, mask)
+    report = convert(model, plan_model(model, "still", layers=[1], window=19))
+    assert report.kept == {0: "not named in the plan"}
+    assert sorted(linearized_layers(model)) == [1]
+    torch.testing.assert_close(logits(model.double(), ids, mask), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_what_cannot_be_converted_leaves_the_model_as_it_was():
+    with pytest.raises(ValueError, match=r"no layer of MistralForCausalLM .* window of 8"):
+        plan_model(build("Mistral", sliding_window=8), "still")
+    model = build()
+    too_wide = LayerPlan("mechanism", mechanism="mirror", options={"cross_head": True})
+    with pytest.raises(ValueError, match="cross_head"):
+        convert(model, Plan("features", {0: LayerPlan("hybrid"), 1: too_wide}))
+    assert not any(isinstance(module, LinearizedAttention) for module in model.modules())
+    with pytest.raises(ValueError, match=r"names the layers \[7\]"):
+        convert(model, Plan("still", {7: LayerPlan("hybrid")}))
+    convert(model, plan_model(model, "still"))
+    with pytest.raises(ValueError, match="converted already"):
+        convert(model, plan_model(model, "still"))
+
+
+def test_offloaded_weights_are_refused_before_anything_is_replaced():
+    accelerate = pytest.importorskip("accelerate")
+    model = accelerate.cpu_offload(build(), "cpu")
+    with pytest.raises(ValueError, match=r"layer 0 .* are offloaded, .* load the model"):
+        convert(model, plan_model(model, "hedgehog"))
+    assert not linearized_layers(model)
+
+
+def test_an_unknown_family_is_refused_with_how_to_write_an_adapter():
+    class Other(nn.Module): ...
+
+    with pytest.raises(ValueError, match=r"no adapter knows Other[\s\S]*register_adapter[\s\S]*llama"):
+        find_adapter(Other())
+    with pytest.raises(TypeError, match="instance of Adapter"):
+        register_adapter(Other)
+
+
+def test_the_function_is_named_without_an_import_of_its_packages():
+    code = (
+        "import sys, linattn; assert callable(linattn.linearize)\n"
+        "assert not {'transformers', 'peft', 'timm', 'safetensors'} & sys.modules.keys()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    with pytest.raises(ValueError, match="no adapter knows"):
+        linattn.linearize(nn.Linear(2, 2), method="still")

@@ -1,0 +1,147 @@
+"""Curvature against its definition pair by pair, and the spaces of graphs whose curvature is known."""
+
+from itertools import permutations
+from statistics import mean
+
+import pytest
+import torch
+
+from linattn.lab.tasks.graph import (  # fmt: skip
+    GraphData,
+    cycle,
+    grid,
+    nearest_signature,
+    random_graph,
+    search_signature,
+    sectional_curvature,
+    tree,
+)
+from linattn.lab.tasks.graph.distances import Neighbours, distances_from
+from linattn.lab.tasks.graph.search import histogram
+
+
+def neighbours_of(data):
+    found = [set() for _ in range(data.num_nodes)]
+    for a, b in data.edge_index.T.tolist():
+        found[a].add(b)
+    return found
+
+
+def distances_one_by_one(data):
+    near, found = neighbours_of(data), []
+    for source in range(data.num_nodes):
+        row, front, level = {source: 0}, {source}, 0
+        while front:
+            level += 1
+            front = {other for node in front for other in near[node]} - row.keys()
+            row |= dict.fromkeys(front, level)
+        found.append([row.get(node, -1) for node in range(data.num_nodes)])
+    return found
+
+
+def curvature_pair_by_pair(data):
+    """The definition: ordered pairs of neighbours, all other nodes as references."""
+    near, d, found = neighbours_of(data), distances_one_by_one(data), []
+    for m in range(data.num_nodes):
+        of_pairs = []
+        for b, c in permutations(sorted(near[m]), 2):
+            far = 1 if c in near[b] else 2
+            of_a = [
+                d[a][m] / 2 + far**2 / (8 * d[a][m]) - (d[a][b] ** 2 + d[a][c] ** 2) / (4 * d[a][m])
+                for a in range(data.num_nodes)
+                if d[a][m] > 0
+            ]
+            of_pairs.append(mean(of_a))
+        if of_pairs:
+            found.append(mean(of_pairs))
+    return found
+
+
+def two_parts():
+    """A triangle with a tail, a ring beside it, and a node alone."""
+    edges = torch.tensor([[0, 1, 2, 2, 4, 5, 6, 7], [1, 2, 0, 3, 5, 6, 7, 4]])
+    return GraphData.of_edges(torch.eye(9), edges)
+
+
+GRAPHS = {
+    "parts": two_parts(),
+    "random": random_graph(40, 5),
+    "tree": tree(3, 3),
+    "cycle": cycle(9),
+    "grid": grid(4, 6),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_distances_and_curvature_are_those_of_the_definition(name):
+    data = GRAPHS[name]
+    found = distances_from(torch.arange(data.num_nodes), Neighbours(data.edge_index, data.num_nodes))
+    assert found.tolist() == distances_one_by_one(data)
+    curvature = sectional_curvature(data.edge_index, data.num_nodes, references=1000, pairs=1000)
+    expected = torch.tensor(curvature_pair_by_pair(data))
+    torch.testing.assert_close(curvature, expected, rtol=0, atol=1e-5)  # some hundred fp32 sums of numbers below 10
+
+
+def test_sampling_comes_near_the_whole():
+    """Means over 50 of 300 references and 20 pairs, which scatter by less than 1: over all nodes within 0.05."""
+    data = random_graph(300, 12, seed=3)
+    whole, sampled = (
+        sectional_curvature(data.edge_index, 300, references=r, pairs=p, seed=1) for r, p in ((300, 10**4), (50, 20))
+    )
+    assert len(whole) == len(sampled)
+    assert not torch.equal(whole, sampled)
+    assert abs(whole.mean() - sampled.mean()) < 0.05
+    assert (whole - sampled).abs().max() < 1
+
+
+def signature(data):
+    found = search_signature(data)
+    return found.q, found.p
+
+
+def test_trees_are_hyperbolic():
+    assert signature(tree(4, 6)) == (0, 16)
+    assert search_signature(tree(4, 6)).kind == "hyperbolic"
+
+
+@pytest.mark.parametrize("nodes", range(3, 11))
+def test_short_cycles_are_spherical(nodes):
+    found = search_signature(cycle(nodes))
+    assert found.q > found.p
+    if nodes % 2 == 0:  # 1 at the opposite node, 0 at the n - 2 others
+        assert found.mean == pytest.approx(1 / (nodes - 1), abs=1e-6)
+
+
+@pytest.mark.parametrize("data", [cycle(100), cycle(2000), grid(10, 10), grid(40, 25)], ids=lambda data: data.name)
+def test_long_cycles_and_grids_are_flat(data):
+    assert signature(data) == (8, 8)
+
+
+def test_the_nearest_normal_distribution_wins():
+    """By the whole formula, over all candidates."""
+    from math import log
+
+    def direct(mu, sigma, D=17):
+        n, low, high = (D - 1) // 2, 0.5 * abs(mu), 5 * abs(mu)
+        spread = {
+            p: low + (high - low) * 2 * p / (D - 3) if p < n else high - (high - low) * (2 * p - D - 1) / (D - 3)
+            for p in (range(n) if mu > 0 else range(n + 1, D))
+        }
+        kl = {p: log(s / sigma) + sigma**2 / (2 * s**2) - 0.5 for p, s in spread.items()}
+        p = min(kl, key=kl.get)
+        return D - 1 - p, p
+
+    for mu in (-1.5, -0.4, 0.2, 0.9):
+        for sigma in (0.01, 0.3, 0.9, 2.0, 20.0):
+            assert nearest_signature(mu, sigma) == direct(mu, sigma)
+    assert nearest_signature(-0.1, 3.0) == nearest_signature(0.1, 0.0) == (8, 8)
+    with pytest.raises(ValueError, match="even"):
+        nearest_signature(0.0, 1.0, dimension=15)
+
+
+def test_the_histogram_counts_every_node():
+    values = torch.tensor([-1.0, -1.0, 0.0, 1.0])
+    lines = histogram(values, width=10, bins=3)
+    assert [line.split()[-1] for line in lines] == ["2", "1", "1"]
+    assert lines[0].count("█") == 10
+    assert len(histogram(torch.zeros(5))) == 1

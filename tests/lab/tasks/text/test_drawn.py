@@ -1,0 +1,147 @@
+"""Sets that are drawn: in words while they are made, kept in a folder where one is named, and drawn once."""
+
+from dataclasses import replace
+
+import pytest
+from tests.lab.tasks.text.test_protocol import same
+
+from linattn.lab.tasks.text import drawn, text_task
+from linattn.lab.tasks.text.listops import ListOps
+from linattn.lab.tasks.text.mqar import Mqar
+from linattn.lab.train.text.loop import task_settings
+from linattn.support.options import SettingError
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(drawn, "BLOCK", 4)
+    monkeypatch.setattr(drawn, "PART", 2)
+
+
+@pytest.fixture
+def draws(monkeypatch):
+    """How many sequences each call of ``draw`` was asked for, and at which the next one fails."""
+    asked, real = [], Mqar.draw
+
+    def draw(self, generator, count, train):
+        asked.append(count)
+        if len(asked) in draw.fails:
+            raise KeyboardInterrupt
+        return real(self, generator, count, train)
+
+    draw.fails = ()
+    draw.asked = asked
+    monkeypatch.setattr(Mqar, "draw", draw)
+    monkeypatch.setattr(drawn, "cpu_count", lambda: 1)  # one after another, so that the third is the third
+    return draw
+
+
+SMALL = {"vocab": 64, "length": 16, "pairs": 2, "train_examples": 21, "test_examples": 6}
+
+
+def mqar(**settings):
+    return text_task("mqar", **SMALL | settings)
+
+
+@pytest.mark.parametrize("name", ["mqar", "listops", "regbench"])
+def test_a_kept_set_is_the_drawn_one(name, tmp_path):
+    """With a mask of padding, without, and with true distributions; read again too."""
+    settings = {
+        "mqar": {"vocab": 64, "length": 16, "pairs": 2},
+        "listops": {"shortest": 5, "length": 40},
+        "regbench": {"words": (2, 4), "word_length": (1, 9)},
+    }[name] | {"train_examples": 21, "test_examples": 6}
+    plain = text_task(name, **settings)
+    for _ in range(2):
+        kept = text_task(name, **settings, cache=str(tmp_path))
+        for step in range(4):
+            assert same(kept.train_batch(5, 0, step), plain.train_batch(5, 0, step))
+        assert same(next(kept.test_batches(6)), next(plain.test_batches(6)))
+
+
+def test_what_is_kept_is_drawn_once(tmp_path, draws):
+    mqar(cache=str(tmp_path)).prepare()
+    assert draws.asked == [
+        4,
+        4,
+        4,
+        4,
+        4,
+        4,
+        1,
+        4,
+        4,
+        2,
+    ]  # the first tells the folder; 21 = 5 x 4 + 1, 6 = 4 + 2
+    draws.asked.clear()
+    mqar(cache=str(tmp_path)).prepare()
+    assert draws.asked == [4, 4]
+    mqar(cache=str(tmp_path), train_examples=24).prepare(test=False)
+    assert draws.asked[2:] == [4, 4, 4], "whole files serve larger sets: the first again, and those of the last file"
+
+
+def test_others_are_not_taken_for_these(tmp_path):
+    one, other = (mqar(cache=str(tmp_path), data_seed=seed) for seed in (0, 1))
+    assert not same(next(one.test_batches(6)), next(other.test_batches(6)))
+    assert same(next(other.test_batches(6)), next(mqar(data_seed=1).test_batches(6)))
+
+
+def test_a_setting_that_does_not_show_at_once_has_a_folder_of_its_own(tmp_path, monkeypatch):
+    real = Mqar.draw
+    monkeypatch.setattr(Mqar, "draw", lambda self, *given: real(mqar(), *given))
+    for power in (0.01, 0.02):
+        mqar(cache=str(tmp_path), power=power).prepare(test=False)
+    assert len(list(tmp_path.rglob("0-8.pt"))) == 2
+
+
+def test_a_stopped_set_loses_a_file_at_most(tmp_path, draws):
+    draws.fails = (5,)  # in the second file
+    with pytest.raises(KeyboardInterrupt):
+        mqar(cache=str(tmp_path)).prepare(test=False)
+    draws.fails, done = (), len(draws.asked)
+    mqar(cache=str(tmp_path)).prepare(test=False)
+    assert draws.asked[done:] == [4, 4, 4, 4, 1]  # the first again, then what the first file has not
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
+
+
+def test_what_another_version_drew_is_not_read(tmp_path, monkeypatch):
+    """Not a file of it, also where the first one was deleted."""
+    mqar(cache=str(tmp_path)).prepare()
+    for path in tmp_path.rglob("0-*.pt"):
+        path.unlink()
+    real = Mqar.draw
+
+    def draw(self, generator, count, train):
+        found = real(self, generator, count, train)
+        return replace(found, inputs=found.inputs.flip(0), targets=found.targets.flip(0))
+
+    monkeypatch.setattr(Mqar, "draw", draw)
+    kept, plain = mqar(cache=str(tmp_path)), mqar()
+    assert same(kept.train_batch(21, 0, 0), plain.train_batch(21, 0, 0))
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    task = mqar(cache=str(tmp_path))
+    task.prepare()
+    (path,) = tmp_path.rglob("train-set/*/8-8.pt")
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(SettingError, match=r"^cache: .*/8-8\.pt cannot be read .*: delete it$"):
+        replace(task).prepare()
+
+
+def test_it_is_told_how_many_there_are():
+    told = []
+    task = ListOps(shortest=5, length=40, train_examples=9, test_examples=5)
+    task.prepare(told.append, train=False)
+    assert told[0] == "drawing the test set of listops: 4 of 5 sequences"
+    assert told[-1] == "drawing the test set of listops: 5 of 5 sequences"
+    told.clear()
+    task.prepare(told.append)
+    assert {words.partition(":")[0] for words in told} == {"drawing the train set of listops"}
+    told.clear()
+    task.prepare(told.append)
+    assert not told
+
+
+def test_where_a_set_is_kept_is_no_part_of_what_is_trained():
+    assert task_settings(mqar(cache="somewhere")) == task_settings(mqar())

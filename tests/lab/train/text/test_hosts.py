@@ -1,0 +1,136 @@
+"""Hosts, patterns of layers, recipes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.lab.train.text.small_text import HOST, TASK
+
+from linattn.lab.tasks.text import text_task
+from linattn.lab.train.mechanism_options import parse_options
+from linattn.lab.train.text.ahead import ahead
+from linattn.lab.train.text.hosts import HostOptions, count_parameters, create_host, with_parameters
+from linattn.lab.train.text.pattern import layer_names
+from linattn.lab.train.text.start import take_weights
+from linattn.support.options import OptionError
+
+
+def test_what_mechanisms_do_not_own_starts_the_same_beside_each():
+    """zeros and gated draw numbers for themselves, which must not shift those of the host."""
+    common = {"canon": "ABCD", "attention_norm": "head_rms", "attention_gate": "silu"}
+    hosts = [replace(HOST, mechanism=name, **common) for name in ("elu", "zeros", "gated")]
+    plain, *others = (dict(create_host(host, TASK, 3).named_parameters()) for host in hosts)
+    for other in others:
+        assert {name for name in other if ".mechanism." not in name} == set(plain)
+        assert all(torch.equal(value, other[name]) for name, value in plain.items())
+    again = dict(create_host(hosts[0], TASK, 4).named_parameters())
+    assert not torch.equal(again["lm_head.weight"], plain["lm_head.weight"])
+    assert plain["model.layers.0.canon_a.weight"].abs().max() > 0.3, "Canon starts large"
+    assert abs(plain["model.layers.0.attn.gate.proj.weight"].std() - 0.02) < 0.005
+    assert create_host(HOST, TASK, 3).model.layers[0].attn.gate is None, "only where it is asked for"
+
+
+def test_encoders_of_the_arena_learn_a_position_for_each_token_of_the_task():
+    task = text_task("listops", length=60, shortest=10, train_examples=8, test_examples=8)
+    model = create_host(HostOptions("lra", "elu"), task, 0)
+    assert (model.config.max_position_embeddings, model.config.rotary) == (60, 0.0)
+    assert abs(model.model.embed_positions.weight.std() - 0.02) < 0.002
+    assert create_host(HOST, TASK, 0).config.max_position_embeddings is None
+
+
+def test_a_model_of_several_documents_knows_what_ends_one(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text(f"{name} text. " * 40)
+    several = text_task("text", data=str(tmp_path), length=8)
+    one = text_task("text", data=str(tmp_path / "a.txt"), length=8)
+    found = [create_host(HostOptions("pico"), task, 0) for task in (several, one)]
+    assert [model.config.eos_token_id for model in found] == [256, None]
+    assert found[0].generation_config.eos_token_id == 256, "generate stops there"
+
+
+def test_layers_are_those_of_the_pattern():
+    host = HostOptions("pico", "gated*2,softmax", depth=4, options=parse_options(["gated.gate=head"]))
+    model = create_host(host, TASK, 0)
+    assert model.config.mechanism == ["gated", "gated", "softmax", "gated"]
+    assert [layer.attn.mechanism.gate for layer in model.model.layers if layer.attn.mechanism.info.name == "gated"] == [
+        "head"
+    ] * 3
+    assert model.config.attention_norm == "head_rms"
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "options", "norm"),
+    [
+        ("softmax", [], None),
+        ("gated", [], "head_rms"),
+        ("zeros", [], None),
+        ("zeros", ["zero_order=tanh"], None),
+        ("zeros", ["head_norm=False"], "head_rms"),
+        ("zeros,softmax", [], None),
+        ("zeros,softmax", ["zeros.head_norm=False"], "head_rms"),
+        ("zeros,gated", [], "head_rms"),
+    ],
+)
+def test_a_norm_stands_behind_mechanisms_that_have_none(mechanism, options, norm):
+    host = HostOptions("pico", mechanism, options=parse_options(options))
+    assert create_host(host, TASK, 0).config.attention_norm == norm
+    assert replace(host, attention_norm="layer").norm == "layer"
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: layer_names("gated*,softmax", 4), "hybrid: must look like"),
+        (lambda: layer_names("gated*5", 4), "names 5 layers, but the model has 4"),
+        (lambda: parse_options(["gate"]), "option: must look like"),
+        (lambda: parse_options([".gate=head"]), "option: must look like .*, got '.gate=head'"),
+        (lambda: create_host(replace(HOST, mechanism="gated/elu", depth=2, options={"": {"gate": "head"}}), TASK, 0),
+         "say whose it is"),
+        (lambda: create_host(replace(HOST, options={"gated": {"gate": "head"}}), TASK, 0), "the layers are elu"),
+        (lambda: create_host(replace(HOST, options={"": {"gate": "head"}}), TASK, 0), "option: .* no option 'gate'"),
+        (lambda: create_host(replace(HOST, canon="AX"), TASK, 0), "canon: canon must be made of"),
+        (lambda: create_host(replace(HOST, attention_gate="relu"), TASK, 0), "attention_gate: .* one of None, 'lin"),
+        (lambda: create_host(replace(HOST, heads=3), TASK, 0), "heads: num_attention_heads must divide hidden_size"),
+        (lambda: create_host(replace(HOST, mechanism="agent"), TASK, 0), "mechanism: mechanism 'agent' is only"),
+        (lambda: create_host(replace(HOST, mechanism="nobody"), TASK, 0), "nobody"),
+        (lambda: create_host(replace(HOST, head_dim=5), TASK, 0), "width: must be a multiple of 5, .* got 16"),
+        (lambda: create_host(replace(HOST, head_dim=8, heads=2), TASK, 0), "head_dim: and heads = 2 both fix"),
+    ],
+)  # fmt: skip
+def test_a_wrong_option_is_named(make, words):
+    with pytest.raises(OptionError, match=words):
+        make()
+
+
+def test_parameters_are_made_equal():
+    wanted = count_parameters(create_host(replace(HOST, mechanism="softmax", mlp_width=64), TASK, 0))
+    host = replace(HOST, mechanism="zeros", mlp_width=64)
+    before = count_parameters(create_host(host, TASK, 0))
+    found = with_parameters(host, TASK, wanted, multiple=4)
+    after = count_parameters(create_host(found, TASK, 0))
+    assert before - wanted > 3 * 16 * 4, "zeros has a map of its own"
+    assert abs(after - wanted) <= 3 * 16 * 4 / 2
+
+
+def test_weights_of_another_run_are_taken_whole_or_not_at_all(tmp_path):
+    first = create_host(HOST, TASK, 1)
+    first.save_pretrained(tmp_path)
+    model = create_host(HOST, TASK, 2)
+    assert take_weights(model, tmp_path) == []
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), first.parameters(), strict=True))
+    with pytest.raises(OptionError, match=r"start: .* holds another model"):
+        take_weights(create_host(replace(HOST, depth=2), TASK, 0), tmp_path)
+    with pytest.raises(OptionError, match="start: must be the folder"):
+        take_weights(model, tmp_path / "nowhere")
+
+
+def test_what_is_made_ahead_comes_in_order_and_so_do_errors():
+    def make(number):
+        if number == 6:
+            raise RuntimeError("six")
+        return number
+
+    items = ahead(make, 3, threads=2)
+    assert [next(items) for _ in range(3)] == [3, 4, 5]
+    with pytest.raises(RuntimeError, match="six"):
+        next(items)
