@@ -14,7 +14,7 @@ from linattn.convert.evaluate.evaluator import Evaluator, Labelled
 from linattn.convert.evaluate.needle import needles_found
 from linattn.convert.evaluate.needle_text import encoder, needle_texts
 from linattn.convert.evaluate.options import EvaluationOptions
-from linattn.convert.training.text import TokenText
+from linattn.convert.training.data import TokenText
 from linattn.lab.convert.jobs.linearize_run import held_out_pieces
 from linattn.support.options import OptionError
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.convert.tiny import Letters
 
-from linattn.convert.training.text import TokenText, read_text
+from linattn.convert.training.data import TokenText, read_text
 from linattn.support.options import OptionError
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from linattn.convert.adapters import find_adapter
 from linattn.convert.layer.attention import Observation, linearized_layers, observing
-from linattn.convert.training.setting import call
+from linattn.convert.training.loop import call
 
 Batch = Tensor | Mapping[str, Tensor]
 

@@ -9,7 +9,7 @@ from linattn.convert.degrees.layers import install_features
 from linattn.convert.degrees.measure import DegreesOfFreedom, degrees_of_freedom
 from linattn.convert.layer.attention import linearized_layers
 from linattn.convert.layer.features import RandomFeatures
-from linattn.convert.training.setting import Batches
+from linattn.convert.training.loop import Batches
 
 MEASURED_BATCHES = 16
 # The degrees of one draw depend on its few points of large norm: with three draws every seed gave other dimensions,

@@ -16,9 +16,10 @@ from linattn.convert.evaluate.quiet import quiet
 from linattn.convert.inspect.fit import CANDIDATES, Fit, Fitter, choose
 from linattn.convert.inspect.statistics import LayerFigures, Statistics
 from linattn.convert.layer.attention import Observation, Observer, exact_attention
-from linattn.convert.training.setting import Batch, Batches, Report, call
+from linattn.convert.training.loop import Batch, Batches, call
 from linattn.support.checks import check_integer, check_number
 from linattn.support.options import check_option
+from linattn.support.progress import Report
 
 
 @dataclass(frozen=True)

@@ -191,10 +191,9 @@ def linearize(
 
     Exit code: 0 all right, 1 the training diverged, 2 a bad option, 130 interrupted (the same command goes on).
     """
-    from linattn.convert.finetune import FinetuneOptions
     from linattn.convert.recipes import with_recipe
     from linattn.convert.transfer import TransferOptions
-    from linattn.lab.convert.jobs.linearize_job import Job
+    from linattn.lab.convert.jobs.linearize_job import Job, finetune_options
     from linattn.lab.convert.jobs.linearize_run import linearize_folder
 
     set_threads(threads)
@@ -227,7 +226,7 @@ def linearize(
             tuple(text),
             tuple(eval_text),
             TransferOptions(**first) if transfer else None,
-            FinetuneOptions(**second) if finetune else None,
+            finetune_options(second) if finetune else None,
             figures | {"seed": seed} if evaluate else None,
             probe,
             integers("layers", layers) or None,

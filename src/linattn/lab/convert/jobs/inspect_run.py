@@ -8,15 +8,15 @@ import torch
 from rich.console import Console
 
 from linattn.convert.inspect import InspectOptions, convertible_sites, inspect
-from linattn.convert.training.data import check_positions, suited_length
-from linattn.convert.training.setting import Batch, stage_bar
-from linattn.convert.training.text import batched, read_text
+from linattn.convert.training.data import batched, check_positions, read_text, suited_length
+from linattn.convert.training.loop import Batch
 from linattn.lab.convert.inspect_page import screen_table, summary, write_diagnosis
 from linattn.lab.convert.jobs.model_folder import DTYPES, load, load_tokenizer, sketch
 from linattn.lab.convert.jobs.sources import documents
 from linattn.support.extras import need
 from linattn.support.machine import describe_run
 from linattn.support.options import OptionError, check_device, check_folder, check_option
+from linattn.support.progress import reported
 
 LONGEST = 512  # tokens of a sequence by default
 
@@ -70,7 +70,7 @@ def inspect_folder(job: InspectJob, console: Console) -> int:
     batches = text.batches(job.batch_size, length, job.options.seed)
     held_out: list[Batch] = list(batched(text.windows(length, job.held_out), 1))
     try:
-        with stage_bar("inspect", hidden=not console.is_terminal) as bar:
+        with reported("inspect", hidden=not console.is_terminal) as bar:
             found = inspect(load(job.model, job.device, job.precision), batches, held_out, job.options, progress=bar)
     except KeyboardInterrupt:
         console.print("interrupted, nothing was written")

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from linattn.convert.adapters import find_adapter
-from linattn.convert.arguments import check_loss, check_objective, check_targets
 from linattn.convert.convert import check_model, plan_model
 from linattn.convert.degrees.split import taken
 from linattn.convert.evaluate.options import EvaluationOptions
 from linattn.convert.finetune import FinetuneOptions
 from linattn.convert.layer.core import build_core
 from linattn.convert.plan import METHODS
-from linattn.convert.training.setting import StageOptions
+from linattn.convert.run import check_loss, check_objective, check_targets
+from linattn.convert.training.loop import StageOptions
 from linattn.convert.transfer import TransferOptions
 from linattn.lab.convert.jobs.model_folder import DTYPES, load_tokenizer, sketch
 from linattn.lab.convert.jobs.sources import documents, labelled
@@ -58,7 +58,7 @@ class Job:
 
     def settings(self) -> dict[str, Any]:
         """The settings that a run must share with the one it resumes."""
-        stages = {name: None if each is None else each.fingerprint()
+        stages = {name: None if each is None else each.values(affecting=True)
                   for name, each in (("transfer", self.transfer), ("finetune", self.finetune))}  # fmt: skip
         return {
             "model": str(self.model.resolve()), "method": self.method, "options": dict(self.options),
@@ -80,8 +80,6 @@ class Job:
         check_option("method", self.method, METHODS)
         check_device(self.device)
         check_option("precision", self.precision, DTYPES)
-        for prefix, stage in (("", self.transfer), ("finetune_", self.finetune)):
-            check_stage(prefix, stage)
         check_out(self.out, self.settings())
         check_results(self.results)
         model = sketch(self.model)
@@ -126,14 +124,13 @@ class Job:
         return EvaluationOptions.suited(positions, self.device.startswith("cuda"), self.evaluation or {}, most)
 
 
-def check_stage(prefix: str, stage: StageOptions | None) -> None:
-    """Check a stage's options; errors of the second stage name them as the command does, with ``finetune_``."""
+def finetune_options(fields: Mapping[str, Any]) -> FinetuneOptions:
+    """Options of the second stage; errors name those that both stages have as the command does, with ``finetune_``."""
     try:
-        if stage is not None:
-            stage.check()
+        return FinetuneOptions(**fields)
     except OptionError as error:
         shared = error.option in StageOptions.__dataclass_fields__
-        raise OptionError(prefix * shared + error.option, error.message) from error
+        raise OptionError("finetune_" * shared + error.option, error.message) from error
 
 
 def check_out(out: Path, settings: Mapping[str, Any]) -> None:

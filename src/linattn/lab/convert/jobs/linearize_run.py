@@ -13,8 +13,8 @@ from linattn.convert.evaluate.needle_text import encoder, least_length
 from linattn.convert.evaluate.options import EvaluationOptions
 from linattn.convert.files import save_linearized
 from linattn.convert.run import linearize
-from linattn.convert.training.setting import UnstableError
-from linattn.convert.training.text import TokenText, read_text
+from linattn.convert.training.data import TokenText, read_text
+from linattn.convert.training.loop import UnstableError
 from linattn.lab.convert.jobs.linearize_job import SETTINGS, Job
 from linattn.lab.convert.jobs.model_folder import load, load_tokenizer, quiet_transformers
 from linattn.lab.convert.jobs.sources import documents, labelled
