@@ -77,37 +77,21 @@ def test_conversion_alone_and_what_makes_no_sense(text):
         run(text, transfer=TransferOptions(length=5000))
 
 
-def test_both_stages_read_passages_again_where_asked_for_and_go_on_with_the_same(text, tmp_path, monkeypatch):
-    from linattn.convert.training.data import TokenBatches
-
-    shares, call = [], TokenBatches.__call__
-
-    def seen(self, step):
-        shares.append(self.recall_share)
-        return call(self, step)
-
-    monkeypatch.setattr(TokenBatches, "__call__", seen)
+def test_both_stages_read_passages_again_where_asked_for_and_go_on_with_the_same(text, tmp_path):
     stages = {"transfer": replace(FIRST, recall_share=0.5), "finetune": replace(SECOND, recall_share=1.0)}
-    whole = run(text, **stages)
-    assert shares == [0.5] * 6 + [1.0] * 6
-    assert not same(dict(whole.state_dict()), dict(run(text).state_dict()))
+    weights = []
+    for changes in (stages, stages | {"transfer": FIRST}, stages | {"finetune": SECOND}):
+        weights.append(dict(run(text, **changes).state_dict()))
+    assert not same(weights[0], weights[1])
+    assert not same(weights[0], weights[2])
 
-    class StoppedError(Exception):
-        pass
+    def stop(name, model):
+        if name == "transfer":
+            raise KeyboardInterrupt
 
-    def stop(self, step):
-        if self.recall_share == 1.0 and step == 3:  # after a checkpoint of the second stage
-            raise StoppedError
-        return call(self, step)
-
-    monkeypatch.setattr(TokenBatches, "__call__", stop)
-    with pytest.raises(StoppedError):
-        run(text, folder=tmp_path, **stages)
-    monkeypatch.setattr(TokenBatches, "__call__", seen)
-    shares.clear()
-    resumed = run(text, folder=tmp_path, **stages)
-    assert shares == [1.0] * 4
-    assert same(dict(resumed.state_dict()), dict(whole.state_dict()))
+    with pytest.raises(KeyboardInterrupt):
+        run(text, folder=tmp_path, on_stage=stop, **stages)
+    assert same(dict(run(text, folder=tmp_path, **stages).state_dict()), weights[0])
     with pytest.raises(ResumeError, match=r"recall_share \(was 0.5, is 0.0\)"):
         run(text, folder=tmp_path)
 

@@ -63,12 +63,7 @@ class FinetuneOptions(StageOptions):
     hidden_weight: float = option(
         0.0, "Weight of the hidden states after every layer, distilled beside the teacher's answer.", least=0
     )
-    train_cores: bool = option(False, "Also train what stage 1 has trained, at the same learning rate.")
-    # How the linear part weighs against the exact one depends on the number of tokens, and this stage may have longer
-    # sequences.
-    scale_factor: float = option(
-        1.0, "Factor of the learning rate for the cores' scales (log_weight, log_alpha), if cores are trained.", above=0
-    )
+    train_cores: bool = option(False, "Also train what stage 1 has trained, its scales faster by scale_factor.")
     accumulation: int = option(
         1, "Into how many parts a step's sequences are split, one after another: less memory, the same step.", least=1
     )
@@ -112,7 +107,7 @@ def finetune(
         raise ValueError("the model has no converted layers: call linattn.convert.convert.convert first")
     identity = {"model": model_digest(model), "weights": weights_digest(model)}
     with in_eval(model), adapted_model(model, options) as adapted:
-        run = _Finetuning(adapted, options, batches, folder, progress, accelerator)
+        run = _Finetuning(adapted, options, batches=batches, folder=folder, progress=progress, accelerator=accelerator)
         result = FinetuneResult(**run.go(identity))
         adapted.merge()
     return result
@@ -141,19 +136,18 @@ class Adapted:
 
     @contextmanager
     def as_teacher(self) -> Iterator[None]:
-        # Layer by layer: peft's own way searches the whole model first, which takes longer than a layer's pass.
-        set_mode(self.model, "teacher")
-        self._enable(False)
+        self._switch("teacher")
         try:
             with torch.no_grad():
                 yield
         finally:
-            self._enable(True)
-            set_mode(self.model, "student")
+            self._switch("student")
 
-    def _enable(self, enabled: bool) -> None:
+    def _switch(self, mode: Literal["teacher", "student"]) -> None:
+        # Layer by layer: peft's own way searches the whole model first, which takes longer than a layer's pass.
+        set_mode(self.model, mode)
         for adapter in self._adapters:
-            adapter.enable_adapters(enabled)
+            adapter.enable_adapters(mode == "student")
 
     def merge(self) -> None:
         self.peft.merge_and_unload()
@@ -204,18 +198,9 @@ class _Finetuning(StageRun):
     number = 1
     options: FinetuneOptions
 
-    def __init__(
-        self,
-        adapted: Adapted,
-        options: FinetuneOptions,
-        batches: Batches,
-        folder: Path | None,
-        progress: Report | None,
-        accelerator: "Accelerator | None",
-    ) -> None:
-        self.adapted, self.model = adapted, adapted.model
-        parts = {"adapters": nn.ParameterList(adapted.parameters())}
-        super().__init__(self.model, parts, options, options.scale_factor, batches, folder, progress, accelerator)
+    def __init__(self, adapted: Adapted, options: FinetuneOptions, **more: Any) -> None:
+        self.adapted = adapted
+        super().__init__(adapted.model, {"adapters": nn.ParameterList(adapted.parameters())}, options, **more)
 
     def trained(self, part: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
         return [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]

@@ -39,9 +39,7 @@ class TransferOptions(StageOptions):
         "mse", "mse of the heads' outputs, or cross_entropy of attention rows: T^2 memory, no gate in the core."
     )
     # Each of these scales moves a whole head, and may have orders of magnitude to go.
-    scale_factor: float = option(
-        10.0, "Factor of the learning rate for scales learned as logarithms (log_weight, log_alpha).", above=0
-    )
+    scale_factor: float = option(10.0, "Factor of the learning rate for scales learned as logarithms.", above=0)
     layers_per_round: int | None = option(
         None, "Layers that learn at the same time; the teacher stops after the last of them.", least=1,
         default_text="all",
@@ -104,8 +102,9 @@ def transfer(
     with in_eval(model):
         for index, chosen in enumerate(rounds):
             place = None if folder is None else Path(folder) / f"round-{index:03d}"
+            around = {"batches": batches, "folder": place, "accelerator": accelerator}
             report = _within(progress, index, len(rounds))
-            curves += _Round(model, chosen, options, batches, place, report, accelerator, held_out).curves()
+            curves += _Round(model, chosen, options, held_out, progress=report, **around).curves()
     return curves
 
 
@@ -123,20 +122,11 @@ class _Round(StageRun):
     options: TransferOptions
 
     def __init__(
-        self,
-        model: nn.Module,
-        numbers: Sequence[int],
-        options: TransferOptions,
-        batches: Batches,
-        folder: Path | None,
-        progress: Report | None,
-        accelerator: "Accelerator | None",
-        held_out: Sequence[Batch],
+        self, model: nn.Module, numbers: Sequence[int], options: TransferOptions, held_out: Sequence[Batch], **more: Any
     ) -> None:
         layers = linearized_layers(model)
         self.layers = {number: layers[number] for number in numbers}
-        cores = {str(number): layer.core for number, layer in self.layers.items()}
-        super().__init__(model, cores, options, options.scale_factor, batches, folder, progress, accelerator)
+        super().__init__(model, {str(n): layer.core for n, layer in self.layers.items()}, options, **more)
         self.held_out = held_out
         self._newest: dict[int, Tensor] = {}
         self._forward: Callable[[Batch], None]

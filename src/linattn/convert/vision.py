@@ -188,21 +188,11 @@ class ConvertedAttention(ReplacedAttention):
 
     def set_window_size(self, window_size: int | tuple[int, int]) -> None:
         """Called by timm's Swin for other image sizes; a table of positions is resized, as in timm."""
-        window_size = pair(window_size)
-        if window_size == pair(self.window_size):
-            return
-        table = self.relative_position_bias_table
-        if table is not None:
-            from timm.layers.pos_embed_rel import resize_rel_pos_bias_table
-            from timm.models.swin_transformer import get_relative_position_index
+        if self.relative_position_bias_table is not None:
+            from timm.models.swin_transformer import WindowAttention
 
-            down, across = window_size
-            shape = ((2 * down - 1) * (2 * across - 1), self.num_heads)
-            new = resize_rel_pos_bias_table(table.detach(), new_window_size=window_size, new_bias_shape=shape)
-            self.relative_position_bias_table = nn.Parameter(new)
-            index = get_relative_position_index(down, across, device=table.device)
-            self.register_buffer("relative_position_index", index, persistent=False)
-        self.window_size: Any = window_size
+            WindowAttention.set_window_size(self, pair(window_size))  # type: ignore[arg-type]
+        self.window_size: Any = pair(window_size)
 
 
 def convert(

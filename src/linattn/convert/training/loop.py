@@ -63,6 +63,9 @@ class StageOptions(Config):
     recall_share: float = option(
         0.0, "Share of the sequences that end with passages repeated from their own earlier text.", least=0, most=1
     )
+    scale_factor: float = option(
+        1.0, "Factor of the learning rate for scales learned as logarithms (log_weight, log_alpha).", above=0
+    )
     seed: int = option(0, "Seed of all that is drawn.", least=0)
     checkpoint_steps: int = option(100, "Steps between two checkpoints.", least=1, affects=False)
 
@@ -85,7 +88,7 @@ class StageRun(ABC):
     Args:
         parts: modules to train, by name, each with a gradient norm and an optimiser of its own; parts without
             parameters are only measured.
-        scale_factor: factor of the learning rate for scales that are learned as logarithms (``log_...``).
+        batches, folder, progress, accelerator: as in ``linattn.convert.transfer.transfer``.
     """
 
     number: ClassVar[int]  # of the stage; it separates the random numbers of the two
@@ -95,7 +98,7 @@ class StageRun(ABC):
         model: nn.Module,
         parts: Mapping[str, nn.Module],
         options: StageOptions,
-        scale_factor: float,
+        *,
         batches: Batches,
         folder: Path | None,
         progress: Report | None,
@@ -112,7 +115,7 @@ class StageRun(ABC):
         self.optimizers = {
             name: AdamW(groups, lr=options.lr, betas=BETAS, weight_decay=0.0, fused=fused)
             for name, part in parts.items()
-            if (groups := _groups(self.trained(part), scale_factor))
+            if (groups := _groups(self.trained(part), options.scale_factor))
         }
         self.steps = options.steps_of(options.length) if self.optimizers else 0
         self.done = 0
