@@ -11,4 +11,11 @@ class Entry(NamedTuple):
     group: str = ""
 
 
-COMMANDS: dict[str, Entry] = {}
+LAB = "Laboratories: theory beside experiments that one can run again."
+COMMANDS: dict[str, Entry] = {
+    "linearize": Entry("linattn.lab.convert.linearize:Linearize", "Replace a pretrained model's softmax attention."),
+    "lab dof": Entry(
+        "linattn.lab.theory.dof:Dof", "How well random features approximate softmax attention, and a bound.", LAB
+    ),
+    "inspect": Entry("linattn.lab.convert.inspect:Inspect", "Look at a pretrained model's attention beforehand."),
+}
