@@ -33,10 +33,14 @@ class Run(Budget):
 
 
 def test_texts_and_values_of_files_give_the_same_config():
-    typed = Run.parse({"data": "d", "steps": "3", "lr": "0.5", "mechanisms": "pola,relu", "sizes": "4, 8", "flip": "yes",
-                       "output": "there", "set": ["a=1", "b.c=x"]})  # fmt: skip
-    made = Run.parse({"data": "d", "steps": 3, "lr": 0.5, "mechanisms": ["pola", "relu"], "sizes": [4, 8], "flip": True,
-                      "output": "there", "set": {"a": 1, "b.c": "x"}})  # fmt: skip
+    typed = Run.parse({
+        "data": "d", "steps": "3", "lr": "0.5", "mechanisms": "pola,relu", "sizes": "4, 8", "flip": "yes",
+        "output": "there", "set": ["a=1", "b.c=x"],
+    })  # fmt: skip
+    made = Run.parse({
+        "data": "d", "steps": 3, "lr": 0.5, "mechanisms": ["pola", "relu"], "sizes": [4, 8], "flip": True,
+        "output": "there", "set": {"a": 1, "b.c": "x"},
+    })  # fmt: skip
     assert typed == made
     assert Run.parse(typed.values()) == typed
     assert Run.parse({"data": "d", "lr": "none"}).lr is None
