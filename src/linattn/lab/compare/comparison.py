@@ -12,7 +12,7 @@ are more cases, so that they can be added to the same folder later.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
@@ -215,7 +215,7 @@ class Comparison(Experiment):
                 chosen[name] = self.points(name)[self.metric().best(scores)]
         return chosen
 
-    def phases(self) -> "Iterator[Phase]":
+    def phases(self) -> Generator[Phase, list[Outcome], None]:
         """The phases in order. A generator that is sent the outcomes of a phase before it yields the next one."""
         swept = yield "sweep", self.sweep_cases()
         runs = yield "run", self.final_cases(self.choose(swept))
