@@ -11,8 +11,8 @@ from torch import nn
 
 from linattn.convert.adapters import find_adapter
 from linattn.convert.convert import check_model, convert, plan_model
-from linattn.convert.degrees.split import taken
-from linattn.convert.degrees.start import measured, start_features
+from linattn.convert.degrees.allocate import taken
+from linattn.convert.degrees.measure import measured, start_features
 from linattn.convert.evaluate.quality import Quality
 from linattn.convert.finetune import FinetuneOptions
 from linattn.convert.finetune import finetune as learn_adapters
@@ -111,7 +111,7 @@ def linearize(
         accelerator: of accelerate, for other devices and several processes.
         method_options: fields of ``linattn.convert.plan.LayerPlan`` that differ from the method's own. The method
             ``"features"`` takes a mechanism and its options; ``"dof"`` also takes those of
-            :class:`linattn.convert.degrees.split.Split`: ``cost``, the mean number of features, ``clip`` and
+            :class:`linattn.convert.degrees.allocate.Split`: ``cost``, the mean number of features, ``clip`` and
             ``tolerance``.
 
     Returns:

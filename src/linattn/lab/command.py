@@ -21,6 +21,7 @@ from linattn.support.extras import MissingExtraError
 from linattn.support.options import OptionError
 
 BAD_OPTION, INTERRUPTED = 2, 130
+LAST = {"Machine": 98, "Output": 99}  # panels that all commands have stand below those of their own
 
 
 class Command(Protocol):
@@ -88,7 +89,7 @@ def create_app(name: str = "", everything: bool = False) -> Any:
 
     app = App(
         name="linattn", help="Linear attention for PyTorch.", version=__version__, version_flags=["--version"],
-        help_format="plaintext", result_action="return_value",
+        help_format="plaintext", result_action="return_value", suppress_keyboard_interrupt=False,
     )  # fmt: skip
     app.register_install_completion_command(name="--install-completion")
     groups: dict[str, Any] = {}
@@ -117,7 +118,8 @@ def _stub(title: str) -> Any:
 
 
 def _help(config: type[Config], everything: bool) -> str:
-    text = inspect.cleandoc(config.__doc__ or "").partition("\n\nExample:")[0]
+    parts = inspect.cleandoc(config.__doc__ or "").partition("\n\nExample:")[0].split("\n\n")
+    text = "\n\n".join(" ".join(part.split()) for part in parts)
     rare = any(option_of(own).rare for own in fields(config))
     return text + ("\n\n--help-all shows all options." if rare and not everything else "")
 
@@ -130,10 +132,12 @@ def _function(config: type[Config], everything: bool) -> Any:
         quiet, as_json, file = given.pop("quiet", False), given.pop("json", False), given.pop("config", None)
         chosen = {key: value for key, value in given.items() if value is not None}
         chosen |= {key: value for key, value in zip(arguments, positional, strict=False) if value is not None}
+        chosen |= {key: ",".join(value) for key, value in chosen.items() if key in repeated}
         made: Any = config.parse(read_config(file) | chosen)
         return int(made.run(Screen(quiet=quiet, as_json=as_json)))
 
     hints = get_type_hints(config)
+    repeated = {name for name, hint in hints.items() if get_origin(alternatives(hint)[0][0]) is tuple}
     parameters, arguments = [], []
     panels: dict[str, Any] = {}
     for own in fields(config):
@@ -142,7 +146,7 @@ def _function(config: type[Config], everything: bool) -> Any:
             continue
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if rule.argument else inspect.Parameter.KEYWORD_ONLY
         panel = rule.group or "Options"
-        panels.setdefault(panel, Group(panel, sort_key=len(panels)))
+        panels.setdefault(panel, Group(panel, sort_key=LAST.get(panel, len(panels))))
         default = _shown_default(own, rule)
         annotation: Any = Annotated[
             _typed(hints[own.name]),
@@ -165,7 +169,9 @@ def _function(config: type[Config], everything: bool) -> Any:
         "quiet": (bool, False, "Print nothing but errors."),
     }
     for key, (kind_of, default, text) in common.items():
-        shown = Parameter(name=f"--{key}", help=text, group="Output", negative=(), show_default=False)
+        shown = Parameter(
+            name=f"--{key}", help=text, group=Group("Output", sort_key=LAST["Output"]), negative=(), show_default=False
+        )
         parameters.append(
             inspect.Parameter(
                 key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind_of, shown]
@@ -193,12 +199,12 @@ def _flag(command: str, name: str) -> str:
 
 
 def _typed(hint: Any) -> Any:
-    """What the command line reads: texts, which the config parses, flags, and lists of ``key=value``."""
+    """What the command line reads: texts, which the config parses, flags, and what may be given again."""
     kind = alternatives(hint)[0][0]
     if kind is bool:
         return bool | None
     origin = get_origin(kind) or kind
-    if isinstance(origin, type) and issubclass(origin, Mapping):
+    if isinstance(origin, type) and issubclass(origin, Mapping | tuple):
         return list[str] | None
     return kind | None if kind in (int, float, Path) else str | None
 
