@@ -41,7 +41,7 @@ def padding_mask(
         windowed = keeps_windows and any(getattr(options.get("config"), name, None) is not None for name in WINDOWS)
         pairs = sdpa_mask(
             batch_size, q_length, kv_length, q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function,
-            attention_mask=attention_mask if windowed else None, **(options | skips),
+            attention_mask=attention_mask if windowed else None, **(options | skips),  # type: ignore[arg-type]
         )  # fmt: skip
         assert pairs is not None  # without skips it never is
         if windowed:
