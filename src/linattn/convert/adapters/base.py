@@ -53,16 +53,16 @@ class Adapter(ABC):
 
     def sites(self, model: nn.Module) -> list[Site]:
         """All attention modules of the model, in the order of its layers, converted or not."""
-        found = []
+        found: list[Site] = []
         for name, block in model.named_modules():
             if is_of(block, *self.blocks):
                 path = ".".join(filter(None, (name, self.inside)))  # the model itself has the empty path
                 found.append(Site(path, len(found), self.shape(model.get_submodule(path))))
         return found
 
-    @abstractmethod
     def shape(self, module: Any) -> LayerShape:
         """The shape of an attention module."""
+        raise NotImplementedError(f"{type(self).__name__} must have shape(module), or sites(model)")
 
     @abstractmethod
     def project(self, module: Any, hidden: Tensor, **kwargs: Any) -> Projected:
