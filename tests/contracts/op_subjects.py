@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from linattn.mechanisms.base import LinearMechanism
 from linattn.mechanisms.registry import MechanismInfo
 from linattn.ops.maps import EluPlusOne, FeatureMap
-from linattn.ops.shared.choice import FORMS
+from linattn.ops.shared.call import FORMS
 from linattn.testing import subject_of
 from linattn.testing.cases import Subject
 

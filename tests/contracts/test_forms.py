@@ -10,7 +10,7 @@ from contracts.drawn import Arguments, calls, gradients, leaves
 from contracts.op_subjects import COVERING_UNGROUPED, DIRECTIONS, UNGROUPED, Variant
 from contracts.places import PLACES, placed
 from linattn import linear_attention, list_mechanisms
-from linattn.ops.shared.choice import FORMS
+from linattn.ops.shared.call import FORMS
 from linattn.testing import check_forms, subject_of
 from linattn.testing.cases import random_like
 from linattn.testing.forms import LENGTHS

@@ -3,7 +3,7 @@
 import torch
 
 from linattn import exponential_attention_with_state
-from linattn.ops.exponential.types import ExponentialState
+from linattn.ops.exponential.call import ExponentialState
 
 FORMS = ["recurrent", "chunked"]
 LENGTHS = [1, 2, 63, 64, 65, 197, 300]

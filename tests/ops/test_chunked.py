@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from linattn import linear_attention, linear_attention_with_state
-from linattn.ops.linear.chunked import blocks
+from linattn.ops.linear.chunked import scan
 from linattn.ops.maps import EluPlusOne
 
 
@@ -55,7 +55,7 @@ def test_strong_decays_beside_weak_ones_keep_fp32_precision(kind: str) -> None:
 def test_result_does_not_depend_on_how_work_is_blocked(
     monkeypatch: pytest.MonkeyPatch, numbers: int, kind: str
 ) -> None:
-    monkeypatch.setitem(blocks._BLOCK_NUMBERS, "cpu", numbers)
+    monkeypatch.setitem(scan._BLOCK_NUMBERS, "cpu", numbers)
     q, k, v = (random(3, 2, 131, 4, seed=i).requires_grad_() for i in range(3))
     a = decays(kind, 3, 2, 131, 4)
     outputs = [linear_attention(q, k, v, causal=True, log_decay=a, normalizer=None, impl=i)

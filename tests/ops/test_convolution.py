@@ -254,7 +254,7 @@ def test_a_compiled_graph_serves_every_mask():
         ({"key_mask": torch.ones(2, 5, dtype=torch.bool)}, ValueError, r"key_mask must have shape \(2, 4\)"),
         ({"key_mask": torch.ones(2, 4, dtype=torch.bool, device="meta")}, ValueError, "on meta, but x is on cpu"),
         ({"cu_seqlens": torch.tensor([0, 4])}, ValueError, "the batch size must be 1, got 2"),
-        ({"initial_state": torch.zeros(2, 3, 3)}, TypeError, r"must be a ConvolutionState\(inputs\) .* got Tensor"),
+        ({"initial_state": torch.zeros(2, 3, 3)}, TypeError, r"must be ConvolutionState\(inputs\) .* got Tensor"),
         ({"initial_state": ConvolutionState(torch.zeros(2, 4, 3))}, ValueError, r"must have shape \(2, 3, 3\)"),
         ({"impl": "triton3"}, ValueError, "impl must be one of 'auto', 'reference', 'recurrent', 'chunked'"),
     ],

@@ -23,7 +23,7 @@ from linattn import (
 from linattn import kernels as triton
 from linattn.kernels.common.support import switched_off
 from linattn.ops.hybrid.types import SalientBudget
-from linattn.ops.shared.choice import choose
+from linattn.ops.shared.call import choose
 
 # Inside, window is PyTorch's softmax attention, which has no forward mode on a CPU and says so.
 LINEAR = [name for name in list_mechanisms(cost="linear") if name != "window"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from linattn import exponential_attention_step
-from linattn.ops.exponential.types import ExponentialState
+from linattn.ops.exponential.call import ExponentialState
 from ops.exponential_cases import F64, FORMS, LENGTHS, assert_same, call, cast, leaves, make, results, some_mask
 
 

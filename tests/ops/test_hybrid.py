@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from linattn import linear_attention
 from linattn.ops.hybrid import chunked
-from linattn.ops.hybrid.state import count_numbers
+from linattn.ops.hybrid.rows import count_numbers
 from linattn.ops.hybrid.types import SalientBudget, Window
 from ops.hybrid_cases import F64, FORMS, SETTINGS, assert_same, brute_force, call, change, make, numbers_in, steps
 

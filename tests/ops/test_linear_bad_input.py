@@ -128,8 +128,8 @@ PACKING = {
 }  # fmt: skip
 
 STATES = {
-    "a tensor": (start(STATE.kv), TypeError, r"initial_state must be a LinearState\(kv, k\), got Tensor"),
-    "a plain tuple": (start(tuple(STATE)), TypeError, r"initial_state must be a LinearState\(kv, k\), got tuple"),
+    "a tensor": (start(STATE.kv), TypeError, r"initial_state must be LinearState\(kv, k\) or None, got Tensor"),
+    "a plain tuple": (start(tuple(STATE)), TypeError, r"initial_state must be LinearState\(kv, k\) or None, got tuple"),
     "of no tensors": (start(LinearState(0.0, 0.0)), TypeError, r"initial_state\.kv must be a tensor"),
     "another width": (
         start(LinearState(STATE.kv[..., 1:], STATE.k)), ValueError, r"initial_state\.kv must have shape \(2, 2, 8"),
@@ -152,7 +152,7 @@ STEPS = {
     "decay of a sequence": (step(log_decay=-torch.rand(B, 2, T)), ValueError, "log_decay must have shape"),
     "norm features of a sequence": (step(norm_features=(Q, KEYS)), ValueError, "norm_features q' must be"),
     "one norm feature": (step(norm_features=Q[:, :, 0]), TypeError, r"norm_features must be a pair \(q', k'\)"),
-    "state is a number": (step(state=1.0), TypeError, r"state must be a LinearState\(kv, k\), got float"),
+    "state is a number": (step(state=1.0), TypeError, r"state must be LinearState\(kv, k\) or None, got float"),
 }  # fmt: skip
 
 REGISTRY = {

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from linattn import linear_attention, linear_attention_step, linear_attention_with_state
-from linattn.ops.maps import EluPlusOne, Relu, SoftmaxPair, TaylorExp
-from linattn.ops.maps.split import SplitPower
+from linattn.ops.maps import EluPlusOne, Relu, SoftmaxPair, SplitPower, TaylorExp
 
 FORMS = ("reference", "recurrent", "chunked")
 EXACT = 1e-12  # fp64 sums over a few hundred terms of size one

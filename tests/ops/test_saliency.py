@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from linattn.ops.hybrid import salient_list
+from linattn.ops.hybrid import saliency
 from linattn.ops.hybrid.saliency import choose_salient, self_saliency
 from linattn.ops.hybrid.types import FOREVER, SalientBudget, SalientList
 from ops.hybrid_cases import F64, SETTINGS, call, change, exact_sets, make, published_divergence, self_probability
@@ -137,7 +137,7 @@ def test_wrong_arguments_are_refused():
 @pytest.mark.parametrize("pairs", [7, 2**24])
 def test_under_a_cap_the_best_so_far_stay(pairs, monkeypatch):
     """Ties, sinks, tokens of a state and chunks that are not complete, against a list that is sorted at each border."""
-    monkeypatch.setattr(salient_list, "MOST_PAIRS", pairs)
+    monkeypatch.setattr(saliency, "MOST_PAIRS", pairs)
     made = torch.Generator().manual_seed(0)
     head, per_chunk, borders, cap, sinks = 2, 3, torch.tensor([[4, 8, 12, 16, 20]]), 4, 1
     N = head + per_chunk * borders.shape[1]
@@ -154,6 +154,6 @@ def test_under_a_cap_the_best_so_far_stay(pairs, monkeypatch):
             expected[0, h, kept[cap:]] = border
             kept = kept[:cap]
     given = SalientList(*[scores] * 4, position, until, position, head, per_chunk, cap)
-    found = salient_list._with_cap(given, borders, SalientBudget(1.0, 4, cap=cap, sinks=sinks)).until
+    found = saliency._with_cap(given, borders, SalientBudget(1.0, 4, cap=cap, sinks=sinks)).until
     assert (expected < FOREVER).sum() > 2 * cap
     assert torch.equal(found, expected)

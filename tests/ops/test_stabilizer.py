@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from linattn.ops.exponential.stabilizer import stabilize
-from linattn.ops.shared.positions import sequence_of_tokens
+from linattn.ops.shared.packing import sequence_of_tokens
 
 
 def by_hand(i, f, start):

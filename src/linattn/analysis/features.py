@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from linattn.mechanisms.base import Call, LinearBase, Mechanism, MechanismOutput
-from linattn.ops.shared.prepare import map_features
+from linattn.ops.linear.call import map_features
 
 
 class Features(NamedTuple):
