@@ -1,6 +1,6 @@
 """``linear_attention`` with every combination of its options, dressed as mechanisms: the same contracts hold."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar
 
@@ -58,9 +58,6 @@ COVERING = [
     for i, decay in enumerate(DECAYS)
     for j, normalizer in enumerate(NORMALIZERS)
 ]
-# All but the grouped ones: for the contract of forms, which groups heads by itself.
-UNGROUPED = [variant for variant in VARIANTS if not variant.grouped]
-COVERING_UNGROUPED = [replace(variant, grouped=False) for variant in COVERING]
 # Every decay in both directions: for the contracts that depend on the form alone.
 DIRECTIONS = [
     Variant(causal, *decay, "sum", norm_features=i % 2 == 0, grouped=i % 3 == 0)

@@ -29,17 +29,16 @@ class FeatureMap(ABC):
     channels.
     """
 
-    @property
-    def flows(self) -> int:
-        return 1
+    flows: int = 1
+    parts: int = 1  # features per channel
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
         """Map ``(B, H, T, D)`` to ``(B, H flows, T, features)``; flow f of head h stands at ``h flows + f``."""
 
-    @abstractmethod
     def num_features(self, head_dim: int) -> int:
         """Width of the features for inputs of width ``head_dim``."""
+        return self.parts * head_dim
 
     def twin(self) -> Twin | None:
         """How kernels run the map themselves; None: they cannot, and take its features instead."""
@@ -52,9 +51,7 @@ class WideMap(FeatureMap):
     Powers and exponentials leave the range of fp16. The features of such a *steep* map stay fp32 for fp16 inputs.
     """
 
-    @property
-    def steep(self) -> bool:
-        return True
+    steep: bool = True
 
     @abstractmethod
     def wide(self, x: Tensor) -> Tensor:
@@ -73,11 +70,11 @@ class Scaled(WideMap):
     token: Tensor
 
     @property
-    def flows(self) -> int:
+    def flows(self) -> int:  # type: ignore[override]
         return self.map.flows
 
     @property
-    def steep(self) -> bool:
+    def steep(self) -> bool:  # type: ignore[override]
         return self.map.steep
 
     def wide(self, x: Tensor) -> Tensor:
@@ -110,9 +107,6 @@ class Relu(FeatureMap):
     def __call__(self, x: Tensor) -> Tensor:
         return F.relu(x)
 
-    def num_features(self, head_dim: int) -> int:
-        return head_dim
-
     def twin(self) -> Twin:
         return Twin("relu", 1)
 
@@ -124,9 +118,6 @@ class EluPlusOne(FeatureMap):
     def __call__(self, x: Tensor) -> Tensor:
         return F.elu(x) + 1  # not in place: the code generated for in-place addition was wrong (docs/notes.md)
 
-    def num_features(self, head_dim: int) -> int:
-        return head_dim
-
     def twin(self) -> Twin:
         return Twin("elu", 1)
 
@@ -135,11 +126,10 @@ class EluPlusOne(FeatureMap):
 class SoftmaxPair(FeatureMap):
     """``[softmax(x), softmax(-x)]`` over channels: bounded and positive features that keep both signs (Hedgehog)."""
 
+    parts = 2
+
     def __call__(self, x: Tensor) -> Tensor:
         return torch.cat([x.softmax(-1), (-x).softmax(-1)], dim=-1)
-
-    def num_features(self, head_dim: int) -> int:
-        return 2 * head_dim
 
     def twin(self) -> Twin:
         return Twin("softmax_pair", 2)
@@ -149,16 +139,11 @@ class SoftmaxPair(FeatureMap):
 class UnitSilu(WideMap):
     """``(silu(x) + 1/2) / |silu(x) + 1/2|`` over channels: positive and of length 1 (LION)."""
 
-    @property
-    def steep(self) -> bool:
-        return False
+    steep = False
 
     def wide(self, x: Tensor) -> Tensor:
         shifted = F.silu(x) + 0.5
         return shifted / shifted.square().sum(-1, keepdim=True).sqrt()  # at least 0.22 sqrt(D)
-
-    def num_features(self, head_dim: int) -> int:
-        return head_dim
 
     def twin(self) -> Twin:
         return Twin("unit_silu", 1)
@@ -221,18 +206,13 @@ class PairRelu(WideMap):
     own: Tensor
     other: Tensor
 
-    @property
-    def steep(self) -> bool:
-        return False
+    steep = False
 
     def wide(self, x: Tensor) -> Tensor:
         x = with_groups(x, self.own.shape[1])
         crossed = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         own, other = (m.to(x.dtype)[:, :, None, None] for m in (self.own, self.other))
         return F.relu(own * x + other * crossed).flatten(1, 2)
-
-    def num_features(self, head_dim: int) -> int:
-        return head_dim
 
     def twin(self) -> Twin:
         return Twin("pair_relu", 1, table=rows(self.own, self.other))

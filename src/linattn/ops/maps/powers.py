@@ -58,13 +58,11 @@ class NormPower(WideMap):
     tau: Tensor
     head_dim: int
     angle: Angle = "hard"
+    parts = 2
 
     def wide(self, x: Tensor) -> Tensor:
         exponent = self.power * (self.tau + length_of(x).tanh())
         return with_angles(power_of(direction_of(x).abs(), exponent), x, self.angle)
-
-    def num_features(self, head_dim: int) -> int:
-        return 2 * head_dim
 
     def twin(self) -> Twin | None:
         return (
@@ -79,12 +77,10 @@ class SignPower(WideMap):
     power: Tensor
     head_dim: int
     angle: Angle = "hard"
+    parts = 2
 
     def wide(self, x: Tensor) -> Tensor:
         return with_angles(power_of(x.abs(), self.power), x, self.angle)
-
-    def num_features(self, head_dim: int) -> int:
-        return 2 * head_dim
 
     def twin(self) -> Twin | None:
         if self.angle != "hard":
@@ -108,9 +104,6 @@ class ShiftedPower(WideMap):
     def wide(self, x: Tensor) -> Tensor:
         base = with_groups((F.relu(x) + SHIFT) * self.inner.unsqueeze(-1), self.factor.shape[0])
         return (base.pow(self.power) * self.factor[:, None, None]).flatten(1, 2) * self.outer.unsqueeze(-1)
-
-    def num_features(self, head_dim: int) -> int:
-        return head_dim
 
     def twin(self) -> Twin | None:
         if self.power < 1:  # a root of outer would be a power, and might leave the range
