@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from linattn.ops.shared import choice
-from linattn.ops.shared.choice import Choice
+from linattn.ops.shared import call
+from linattn.ops.shared.call import Choice
 
 
 @contextmanager
@@ -15,7 +15,7 @@ def watch_choices() -> Iterator[list[Choice]]:
 
     Every op imports ``choose`` by name, so it is replaced in each of their modules.
     """
-    right, heard = choice.choose, list[Choice]()
+    right, heard = call.choose, list[Choice]()
 
     def listening(*args: Any, **options: Any) -> Choice:
         found = right(*args, **options)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from linattn.mechanisms.registry import list_mechanisms, mechanism_info
-from linattn.ops.shared.choice import IMPLEMENTATIONS
+from linattn.ops.shared.call import IMPLEMENTATIONS
 from linattn.support.options import OptionError, check_device, check_option
 
 IMPLS = ("auto", *IMPLEMENTATIONS)

@@ -17,7 +17,7 @@ def doctor() -> None:
     """Show versions, devices, the extras that are installed, and what impl="auto" would choose here."""
     import torch
 
-    from linattn.ops.linear.api import explain
+    from linattn.ops.explain import explain
     from linattn.support.machine import cpu_name
 
     table = Table(show_header=False, box=None)

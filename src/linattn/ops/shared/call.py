@@ -1,14 +1,16 @@
-"""Which implementation serves a call, and why."""
+"""What the calls of all ops share: the choice of an implementation, dtypes, hidden tokens, the start of a state."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from linattn.kernels.common.support import SWITCH, assume_constant, switched_off
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.checks import autocast_dtype, check_choice
+from linattn.ops.shared.types import LinearState
 
 # Forms in plain PyTorch take every call, every dtype and every device; kernels only what they were written for.
 FORMS = ("reference", "recurrent", "chunked")
@@ -99,3 +101,57 @@ def differentiated_beyond_backward() -> bool:
     transforms = torch._C._functorch.TransformType
     active = torch._C._functorch.get_interpreter_stack() or ()
     return any(level.key() in (transforms.Grad, transforms.Jvp) for level in active)
+
+
+def refuse_second_derivatives(backward: Any, whose: str) -> None:
+    """Make a second derivative an error that says which forms have one.
+
+    Args:
+        backward: the operator that computes the first derivatives; differentiating it raises.
+        whose: what the message calls it, such as ``"kernels"``.
+    """
+
+    def refuse(ctx: Any, *gradients: Any) -> Any:
+        raise NotImplementedError(
+            f"gradients of {whose} cannot be differentiated again (create_graph=True); "
+            "impl='reference' and impl='recurrent' have second derivatives"
+        )
+
+    backward.register_autograd(refuse)
+
+
+def compute_dtype(*tensors: Tensor) -> torch.dtype:
+    """The dtype of states, gates and sums: fp32, or fp64 if any of the tensors is fp64."""
+    return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+
+
+def output_dtype(like: Tensor) -> torch.dtype:
+    """The dtype of an output: that of ``like``, v or x, or that of autocast, which leaves fp64 alone."""
+    return like.dtype if like.dtype == torch.float64 else autocast_dtype(like) or like.dtype
+
+
+def widen(gate: Tensor) -> Tensor:
+    """Cast gates to fp64 if the device has it: they are small tensors, and their sums and differences need digits."""
+    return gate.float() if gate.device.type == "mps" else gate.double()
+
+
+def without_autocast(like: Tensor) -> AbstractContextManager[object]:
+    """Turn autocast off, so that sums and states keep their precision; it would round them inside matmuls."""
+    if autocast_dtype(like) is None:
+        return nullcontext()
+    return torch.autocast(like.device.type, enabled=False)
+
+
+def hide(x: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Zero the masked tokens of ``x (B, H, T, D)``, whatever they hold (padding may be NaN)."""
+    return x if key_mask is None else x.masked_fill(~key_mask[:, None, :, None], 0)
+
+
+def num_sequences(k: Tensor, cu_seqlens: Tensor | None) -> int:
+    return k.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+
+
+def zero_state(k: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> LinearState:
+    dtype, n = compute_dtype(k, v), num_sequences(k, cu_seqlens)
+    kv = torch.zeros(n, k.shape[1], k.shape[3], v.shape[3], dtype=dtype, device=k.device)
+    return LinearState(kv, torch.zeros(n, k.shape[1], k.shape[3], dtype=dtype, device=k.device))
