@@ -14,7 +14,10 @@ class Entry(NamedTuple):
 LABORATORIES = "Experiments with known answers: a formula, a theorem or a bound stands beside every number."
 
 COMMANDS: dict[str, Entry] = {
+    "linearize": Entry("linattn.lab.convert.linearize:Linearize", "Replace a pretrained model's softmax attention."),
+    "inspect": Entry("linattn.lab.convert.inspect:Inspect", "Look at a pretrained model's attention beforehand."),
     "lab icl": Entry(
         "linattn.lab.theory.icl.experiment:Icl", "In-context estimation beside closed forms.", LABORATORIES
     ),
+    "lab dof": Entry("linattn.lab.theory.dof:Dof", "Random features of attention, and a bound.", LABORATORIES),
 }

@@ -47,7 +47,7 @@ def generate(
         need("linattn generate", "transformers", "safetensors")
         check_device(device)
         check_option("precision", precision, ("fp32", "bf16"))
-        from linattn.lab.convert.jobs.model_folder import is_linearized, load_linearized_text
+        from linattn.lab.convert.folder import is_linearized, load_linearized_text
         from linattn.models.language import register_auto_classes
         from linattn.models.language.hf.text import Sampling, load_text_model
 

@@ -8,7 +8,7 @@ from re import finditer
 import torch
 from torch import Tensor
 
-from linattn.convert.evaluate.words import ADJECTIVES, NOUNS, SENTENCES
+from linattn.convert.evaluate.needles import ADJECTIVES, NOUNS, SENTENCES
 from linattn.lab.tasks.text.batch import IGNORED, Sequences
 from linattn.lab.tasks.text.checks import at_least, require
 from linattn.lab.tasks.text.draws import python_random

@@ -1,16 +1,21 @@
-"""Folders with pretrained models of transformers: what is known before the weights are read, and loading."""
+"""Folders with pretrained models of transformers, texts with labels, and the options that name them."""
 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from linattn.convert.adapters import find_adapter
+from linattn.convert.evaluate.embeddings import Labelled
 from linattn.convert.files import PLAN, load_linearized
-from linattn.support.options import OptionError
+from linattn.support.config import Config, option
+from linattn.support.documents import as_text, read_documents, read_jsonl, row_text
+from linattn.support.options import OptionError, check_device
 
 if TYPE_CHECKING:
     from linattn.models.language.hf.text import TextModel
@@ -19,16 +24,48 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pretrained(Config):
+    """A pretrained model, the text that it reads, and where it runs."""
+
+    model: Path = option(help="Folder of a pretrained model of transformers.", argument=True)
+    text: tuple[str, ...] = option((), "Text to read: a file, a folder of .txt files, .jsonl; may be given again.")
+    device: str = option("", "cpu, cuda or cuda:N.", default_text="cuda where there is one", affects=False)
+    precision: Literal["", "fp32", "bf16"] = option(
+        "", "Type of the weights: fp32 or bf16.", default_text="bf16 on cuda", rare=True
+    )
+    threads: int = option(0, "CPU threads; 0 leaves the choice to PyTorch.", least=0, affects=False, rare=True)
+    page: bool = option(True, "Write a page with charts.", affects=False, rare=True)
+
+    def place(self) -> torch.device:
+        """The device to run on, checked; sets the number of threads."""
+        name = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        check_device(name)
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        return torch.device(name)
+
+    def type_of_weights(self) -> str:
+        return self.precision or ("bf16" if self.place().type == "cuda" else "fp32")
+
+    def load(self) -> Any:
+        return load(self.model, str(self.place()), self.type_of_weights())
+
+    def draws_page(self) -> bool:
+        """Whether a page is wanted, and what draws it is installed."""
+        return self.page and all(map(find_spec, ("pandas", "jinja2", "matplotlib")))
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """Read ``config.json``, or raise an error that names the folder."""
     path = folder / "config.json"
     if not path.is_file():
         raise OptionError("model", f"must be a folder with config.json and weights, got {folder}")
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        config: dict[str, Any] = json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise OptionError("model", f"{path} is no JSON: {error}") from error
-    return found
+    return config
 
 
 def is_linearized(folder: Path) -> bool:
@@ -93,10 +130,10 @@ def _class_of(config: dict[str, Any]) -> Any:
     import transformers
 
     names = config.get("architectures") or []
-    found = getattr(transformers, names[0], None) if names else None
-    if found is None:
+    cls = getattr(transformers, names[0], None) if names else None
+    if cls is None:
         raise OptionError("model", f"has the architecture {names or 'none'}, which this transformers does not have")
-    return found
+    return cls
 
 
 @contextmanager
@@ -104,8 +141,7 @@ def quiet_transformers() -> Iterator[None]:
     """Silence the progress bars and warnings of transformers."""
     from transformers.utils import logging
 
-    before = logging.get_verbosity()
-    bars = logging.is_progress_bar_enabled()
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
@@ -114,3 +150,32 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(before)
         if bars:
             logging.enable_progress_bar()
+
+
+def documents(name: str, source: str) -> list[str]:
+    """The texts of a file; what is wrong with it is told under the option ``name``."""
+    with _named(name):
+        return [as_text(document) for document in read_documents(source)]
+
+
+def labelled(folder: Path) -> Labelled:
+    """The texts of ``train.jsonl`` and ``test.jsonl``, with their labels."""
+    parts: list[list[Any]] = []
+    for path in (folder / "train.jsonl", folder / "test.jsonl"):
+        if not path.is_file():
+            raise OptionError("probe", f"must be a folder with train.jsonl and test.jsonl, got {folder}")
+        with _named("probe"):
+            rows = list(read_jsonl(path))
+            if not all(isinstance(row.get("label"), int) for row in rows):
+                raise OptionError("probe", f"each line of {path} must have a text and a label, an integer")
+            parts += [[row_text(path, row) for row in rows], [row["label"] for row in rows]]
+    return Labelled(*parts)
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Turn errors about a file into errors of the option that names it."""
+    try:
+        yield
+    except ValueError as error:  # an OptionError among them
+        raise OptionError(name, getattr(error, "message", str(error))) from error

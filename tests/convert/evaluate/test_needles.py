@@ -1,12 +1,28 @@
+"""Needles in noise and in text: how they are made, and what of them is found."""
+
 import re
 from hashlib import blake2b
 from itertools import pairwise
 from random import Random
 
 import pytest
+import torch
+from tests.convert.evaluate.tiny import Known, next_tokens, tiny_llama
 
-from linattn.convert.evaluate.haystack import LONGEST, TEXT, Haystack, split_sentences, text_haystack
-from linattn.convert.evaluate.needle_text import most_sentences, needle_texts
+from linattn.convert.convert import convert, plan_model
+from linattn.convert.evaluate.needles import (
+    LONGEST,
+    TEXT,
+    Haystack,
+    Needle,
+    by_length,
+    make_needle,
+    most_sentences,
+    needle_texts,
+    needles_found,
+    split_sentences,
+    text_haystack,
+)
 from linattn.support.options import OptionError
 
 NEEDLE = re.compile(r"One of the special magic numbers for (\S+) is: (\d+)\. ")
@@ -17,6 +33,7 @@ def encode(text):
 
 
 def by_pairs(text):
+    """A tokenizer that joins letters two by two, so that the end of the prompt depends on what follows."""
     data = text.encode()
     return [int.from_bytes(data[i : i + 2]) for i in range(0, len(data), 2)]
 
@@ -25,19 +42,17 @@ class Pieces:
     """Tokens of up to four letters with the space before them, as many tokenizers have them."""
 
     def __init__(self):
-        self.calls = 0
-        self.words = []
-        self.numbers = {}
+        self.calls, self.words, self.numbers = 0, [], {}
 
     def __call__(self, text):
         self.calls += 1
-        found = []
+        ids = []
         for word in re.findall(r" ?\w{1,4}|\W", text):
             if word not in self.numbers:
                 self.numbers[word] = len(self.words)
                 self.words.append(word)
-            found.append(self.numbers[word])
-        return found
+            ids.append(self.numbers[word])
+        return ids
 
     def decode(self, ids):
         return "".join(self.words[i] for i in ids)
@@ -57,14 +72,40 @@ def articles(count=4, sentences=60):
     return made
 
 
+def found_at(model, length, **options):
+    return needles_found(model, needle_texts(encode, length, **options), length)
+
+
 @pytest.mark.parametrize(
     ("tokenizer", "expected"), [(encode, "b50667f7f4abeafd"), (by_pairs, "b18e3d361100ea62")], ids=["bytes", "pairs"]
 )
-def test_texts_of_noise_are_those_of_files_that_do_not_name_a_haystack(tokenizer, expected):
+def test_texts_of_noise_stay_those_of_published_results(tokenizer, expected):
     made = [text for length in (230, 3000) for text in needle_texts(tokenizer, length, count=2, digits=5, seed=7)]
     assert {text.haystack for text in made} == {"noise"}
     found = repr([(text.ids, text.answer, text.depth) for text in made])
     assert blake2b(found.encode(), digest_size=8).hexdigest() == expected
+
+
+@pytest.mark.parametrize("depth", [0.0, 0.5, 1.0])
+def test_a_text_of_noise_has_its_length_its_needle_at_its_depth_and_its_answer_at_the_end(depth):
+    made = make_needle(encode, 600, depth, Random(1), digits=5)
+    text = bytes(made.ids).decode()
+    assert 600 - len("There and back again. ") < len(made.ids) <= 600
+    needle_at, question_at = text.index("One of the special"), text.index("The special magic")
+    number = text[-5:]
+    assert number.isdigit()
+    assert made.answer == len(" 12345")
+    assert text.count(number) == 2
+    assert text[:-5].endswith("is: ")
+    filler = question_at - len("One of the special magic numbers for calm-harbor is: 12345. ")
+    assert needle_at / filler == pytest.approx(depth, abs=0.06)
+
+
+def test_a_tokenizer_that_joins_prompt_and_answer_still_hides_the_whole_number():
+    for seed in range(6):
+        made = make_needle(by_pairs, 150, 0.5, Random(seed))
+        text = b"".join(i.to_bytes(2) for i in made.ids).replace(b"\0", b"").decode()
+        assert sum(letter.isdigit() for letter in text[-2 * made.answer :]) >= 7
 
 
 @pytest.mark.parametrize("length", [400, 1500])
@@ -122,6 +163,8 @@ def test_texts_that_are_too_short_are_told_with_what_is_needed():
     with pytest.raises(OptionError, match=r"at least 2,000 tokens.*got 1,200.*--eval-text") as error:
         text_haystack(["a" * 700, "b" * 500], encode, 2000)
     assert error.value.option == "needle_haystacks"
+    with pytest.raises(ValueError, match="at least"):
+        make_needle(encode, 40, 0.0, Random(0))
     # Just long enough: all of it may be there, nothing twice.
     texts = articles(1, 40)
     size = len(texts[0])
@@ -133,28 +176,42 @@ def test_texts_that_are_too_short_are_told_with_what_is_needed():
         assert all(bytes(text.ids).count(word) == 1 for word in (b"One. ", b"Two. ", b"Three.\n\n"))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_most_sentences_of_any_sizes_are_found_in_a_few_tries(seed):
-    """Also where characters tell little of tokens."""
+def drawn_sizes(seed):
+    """Characters that tell little of tokens."""
     random = Random(seed)
     letters = [random.choice([2, 40, 150, 400]) for _ in range(3000)]
-    tokens = [max(1, round(each / random.choice([1, 4, 6]))) for each in letters]
-    before = [0]
-    for each in tokens:
-        before.append(before[-1] + each)
+    return letters, [max(1, round(each / random.choice([1, 4, 6]))) for each in letters]
+
+
+@pytest.mark.parametrize(
+    ("letters", "tokens", "tries"),
+    [
+        ((3, 5, 2, 9, 4), (3, 5, 2, 9, 4), 12),
+        ((1, 1, 30), (1, 1, 30), 12),
+        ((7,), (7,), 12),
+        *[(*drawn_sizes(seed), 16) for seed in range(3)],
+        ([100] * 3000, [1] * 500 + [100] * 2500, 21),  # a sudden change does not make guesses creep
+    ],
+)
+def test_the_most_sentences_are_found_in_a_few_tries(letters, tokens, tries):
+    """Long texts take long to encode."""
+    before, asked = [0], []
+    for i in range(9001):
+        before.append(before[-1] + tokens[i % len(tokens)])
     assert all(a < b for a, b in pairwise(before))
-    tries = []
 
-    def size(n):
-        tries.append(n)
-        return 50 + before[n]
+    def size(count):
+        asked.append(count)
+        return 11 + before[count]
 
-    for length in (50, 60, 300, 1024, 8192):
-        tries.clear()
-        found = most_sentences(size, length, letters, len(letters))
-        assert len(tries) <= 16
+    for length in (11, 12, 40, 300, 600, 1024, 8192):
+        asked.clear()
+        found = most_sentences(size, length, letters, length)
+        assert len(asked) <= tries
         assert size(found) <= length < size(found + 1)
     assert most_sentences(size, 8192, letters, 7) == 7
+    with pytest.raises(ValueError, match="at least 11"):
+        most_sentences(size, 10, letters, 10)
 
 
 def test_a_text_is_encoded_a_few_times():
@@ -165,13 +222,51 @@ def test_a_text_is_encoded_a_few_times():
     assert tokenizer.calls <= 5 * 9
 
 
-def test_a_sudden_change_of_tokens_does_not_make_guesses_creep():
-    tries = []
+def test_what_a_greedy_decoder_writes_is_what_counts():
+    model = tiny_llama(seed=3)
+    made = make_needle(encode, 200, 0.5, Random(5), digits=2)
+    prompt = torch.tensor([made.ids[: -made.answer]])
+    written = model.generate(prompt, max_new_tokens=made.answer, do_sample=False, pad_token_id=0, eos_token_id=None)
+    everything = Known(next_tokens(lambda ids: torch.ones_like(ids, dtype=torch.bool)))
+    knows = found_at(everything, 200, count=2, depths=(0.5,))[0]
+    assert (knows["found"], knows["tokens_right"]) == (1.0, 1.0)
+    row = found_at(model, 200, count=1, depths=(0.5,), digits=2)[0]
+    assert row["found"] == float(written[0, -made.answer :].tolist() == made.ids[-made.answer :])
 
-    def size(n):
-        """Sentences of one token, then sentences of a hundred, all with as many characters."""
-        tries.append(n)
-        return 50 + min(n, 500) + 100 * max(n - 500, 0)
 
-    assert most_sentences(size, 600, [100] * 1000, 1000) == 500
-    assert len(tries) <= 18
+def test_one_wrong_digit_is_not_found_and_nats_tell_it():
+    def all_but_the_last(ids):
+        return (torch.arange(ids.shape[1]) != ids.shape[1] - 2).expand_as(ids)
+
+    row = found_at(Known(next_tokens(all_but_the_last)), 250, count=3, depths=(0.0,))[0]
+    assert (row["found"], row["tokens_right"], row["count"]) == (0.0, pytest.approx(7 / 8), 3)
+    assert row["nats"] == pytest.approx((10 + 0.011) / 8, rel=0.02)
+
+
+def test_the_seed_decides_and_lengths_come_together():
+    model = tiny_llama()
+    rows, again, other = (
+        [row for length in (200, 300) for row in found_at(model, length, count=1, depths=(0.0, 1.0), seed=seed)]
+        for seed in (1, 1, 2)
+    )
+    assert rows == again
+    assert rows != other
+    assert [row["length"] for row in by_length(rows)] == [200, 300]
+
+
+@pytest.mark.parametrize("method", [None, "still"])
+def test_texts_of_different_lengths_at_once_are_what_each_is_alone(method):
+    """Numbers of different lengths too: what fills up shorter texts is not seen, and not counted."""
+    model = tiny_llama(seed=3)
+    if method is not None:
+        convert(model, plan_model(model, method, window=16, ratio=0.25, cap=8))
+    texts = needle_texts(encode, 230, count=2, depths=(0.0, 1.0))
+    texts.append(Needle(texts[0].ids[:170] + texts[1].ids[-9:-2], 3, 1.0))
+    assert len({len(text.ids) for text in texts}) > 2
+    alone, together = (needles_found(model, texts, 230, batch_tokens=tokens) for tokens in (1, 700))
+    for one, other in zip(alone, together, strict=True):
+        assert one == other | {"nats": pytest.approx(other["nats"], abs=1e-4)}
+    whole = [needles_found(model, [text], 230)[0] for text in texts[2:]]  # those of depth 1
+    tokens = [text.answer for text in texts[2:]]
+    mean = sum(row["nats"] * count for row, count in zip(whole, tokens, strict=True)) / sum(tokens)
+    assert together[1]["nats"] == pytest.approx(mean, abs=1e-4)
