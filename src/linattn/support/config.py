@@ -131,6 +131,8 @@ def parse_value(name: str, value: Any, hint: Any) -> Any:
     origin = get_origin(kind) or kind
     if origin is tuple:
         parts = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple):
+            return parts
         return tuple(parse_value(name, part, get_args(kind)[0]) for part in parts)
     if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
         return dict(value) if isinstance(value, Mapping) else parse_settings(name, value)
@@ -183,10 +185,12 @@ def check_value(name: str, value: Any, hint: Any, rule: Option) -> None:
         return
     origin = get_origin(kinds[0]) or kinds[0]
     if origin is tuple:
-        if not isinstance(value, tuple):
-            raise OptionError(name, f"must be a tuple, got {value!r}")
+        parts = get_args(kinds[0])
+        if not isinstance(value, tuple) or (Ellipsis not in parts and len(value) != len(parts)):
+            count = "" if Ellipsis in parts else f" of {len(parts)}"
+            raise OptionError(name, f"must be a tuple{count}, got {value!r}")
         for part in value:
-            check_value(name, part, get_args(kinds[0])[0], rule)
+            check_value(name, part, parts[0], rule)
         return
     if not any(_fits(value, kind) for kind in kinds):
         raise OptionError(name, f"must be {' or '.join(map(_words, kinds))}, got {value!r}")
