@@ -42,6 +42,8 @@ class Option:
     """Shown by ``--help-all`` alone."""
     hidden: bool = False
     """A field of Python alone: the command line does not have it."""
+    repeated: bool = False
+    """A tuple of texts that may have commas, each given by an option of its own."""
     argument: bool = False
     """Given by its place in the command, without its name."""
     affects: bool = True
@@ -94,11 +96,17 @@ class Config:
     @classmethod
     def parse(cls, texts: Mapping[str, Any]) -> Self:
         """A config from texts as they are typed, or from values of a file; an unknown name is refused."""
-        hints, known = get_type_hints(cls), {own.name for own in fields(cls)}
+        return cls(**cls.typed(texts))
+
+    @classmethod
+    def typed(cls, texts: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of such texts by name, not checked yet."""
+        hints, known = get_type_hints(cls), {own.name: option_of(own) for own in fields(cls)}
         for name in texts:
             if name not in known:
                 raise OptionError(name, f"is no option; there are {', '.join(sorted(known))}")
-        return cls(**{name: parse_value(name, value, hints[name]) for name, value in texts.items()})
+        whole = {name: (text,) for name, text in texts.items() if known[name].repeated and isinstance(text, str)}
+        return {name: parse_value(name, value, hints[name]) for name, value in {**texts, **whole}.items()}
 
 
 def option_of(own: Field[Any]) -> Option:

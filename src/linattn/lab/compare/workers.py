@@ -17,8 +17,6 @@ from linattn.lab.compare.conversion.subject import Conversions
 from linattn.lab.compare.images import Images
 from linattn.lab.compare.settings import CompareConfig
 from linattn.lab.compare.subject import Comparing, Subject, Trainer
-from linattn.lab.compare.text.settings import TextCompareConfig
-from linattn.lab.compare.text.subject import Texts
 from linattn.lab.tasks.load import load_images
 from linattn.lab.train.log import logged
 from linattn.support.machine import cores

@@ -6,7 +6,7 @@ from typing import Any
 
 from linattn.lab.tasks.text.task import SequenceTask
 from linattn.support.config import option_of
-from linattn.support.options import OptionError, check_option
+from linattn.support.options import OptionError, SettingError, check_option
 
 # Name -> class and its module below linattn.lab.tasks, which is imported when its task is first used.
 TASKS = {
@@ -67,8 +67,11 @@ def text_task(name: str, **settings: Any) -> SequenceTask:
     cls = task_class(name)
     for field in fields(cls):
         if field.default is MISSING and field.name not in settings:
-            raise OptionError(field.name, f"{name} needs {option_of(field).help}")
-    return cls.parse(settings)
+            raise SettingError(field.name, f"{name} needs {option_of(field).help}")
+    try:
+        return cls.parse(settings)
+    except OptionError as error:
+        raise SettingError(error.option, error.message) from error
 
 
 def usual_settings(name: str) -> dict[str, Any]:
