@@ -13,12 +13,18 @@ class Entry(NamedTuple):
 
 TRAIN = "Train one model: on images, on text, or on a task of sequences."
 COMPARE = "Compare mechanisms or models that are trained alike."
-LAB = "Laboratories: theory beside experiments that one can run again."
+LABORATORIES = "Experiments with known answers: a formula, a theorem or a bound stands beside every number."
+
 COMMANDS: dict[str, Entry] = {
+    "compare text": Entry("linattn.lab.compare.text:CompareText", "Train mechanisms on text or a task.", COMPARE),
+    "generate": Entry("linattn.lab.generate:Generate", "Go on from a prompt with a language model."),
+    "lab icl": Entry(
+        "linattn.lab.theory.icl.experiment:Icl", "In-context estimation beside closed forms.", LABORATORIES
+    ),
+    "lab synth": Entry(
+        "linattn.lab.theory.synth:Synth", "Controlled tasks of Physics of Language Models.", LABORATORIES
+    ),
     "train lm": Entry("linattn.lab.train.text.command:TrainLm", "Train a language model on a text.", TRAIN),
     "train mlm": Entry("linattn.lab.train.text.command:TrainMlm", "Train an encoder on a text.", TRAIN),
     "train task": Entry("linattn.lab.train.text.command:TrainTask", "Train on a task of sequences.", TRAIN),
-    "compare text": Entry("linattn.lab.compare.text:CompareText", "Train mechanisms on text or a task.", COMPARE),
-    "lab synth": Entry("linattn.lab.theory.synth:Synth", "Controlled tasks of Physics of Language Models.", LAB),
-    "generate": Entry("linattn.lab.generate:Generate", "Go on from a prompt with a language model."),
 }

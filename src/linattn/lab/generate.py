@@ -23,7 +23,9 @@ class Generate(Config):
     """
 
     model_dir: Path = option(help="Folder of a language model, as save_pretrained writes it.", argument=True)
-    prompt: tuple[str, ...] = option(help="Text to go on from; may be given again: all are continued in one batch.", repeated=True)
+    prompt: tuple[str, ...] = option(
+        help="Text to go on from; may be given again: all are continued in one batch.", repeated=True
+    )
     max_new_tokens: int = option(200, "Tokens to add.")
     temperature: float = option(0.0, "Temperature of the draws; 0: always the likeliest token.")
     top_k: int = option(0, "At a temperature above 0: draw from this many of the likeliest tokens; 0: from all.")

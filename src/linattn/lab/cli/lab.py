@@ -4,8 +4,7 @@ import typer
 
 from linattn.lab.cli.lab_dof import dof
 from linattn.lab.cli.lab_entropy import entropy
-from linattn.lab.cli.lab_icl import icl
 
 app = typer.Typer(help="Laboratories: theory beside experiments that one can run again.", no_args_is_help=True)
-for command in (icl, entropy, dof):
+for command in (entropy, dof):
     app.command()(command)

@@ -89,7 +89,9 @@ class CompareText(OnTask, Comparison):
     @classmethod
     def by_recipe(cls, task: SequenceTask, given: Mapping[str, Any], recipe: str) -> dict[str, Any]:
         rates = given.get("lr") or ()
-        one = {key: value for key, value in given.items() if key != "lr"} | ({"lr": rates[0]} if len(rates) == 1 else {})
+        one = {key: value for key, value in given.items() if key != "lr"} | (
+            {"lr": rates[0]} if len(rates) == 1 else {}
+        )
         found = super().by_recipe(task, one, recipe)
         found["rate"], found["lr"] = found["lr"], tuple(rates)
         width = None if "size" in given else cls._published_width(recipe)

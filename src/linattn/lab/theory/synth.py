@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -202,11 +202,14 @@ class Synth(CompareText):
             return
         runs = yield from self._until_costs()
         if self.samples:
-            yield "written", [
-                {"kind": "written", "mechanism": o.case["mechanism"], "samples": self.samples, "of": dict(o.case)}
-                for o in runs
-                if not o.error and o.case["seed"] == 0
-            ]
+            yield (
+                "written",
+                [
+                    {"kind": "written", "mechanism": o.case["mechanism"], "samples": self.samples, "of": dict(o.case)}
+                    for o in runs
+                    if not o.error and o.case["seed"] == 0
+                ],
+            )
 
     def _until_costs(self) -> Generator[Phase, list[Outcome], list[Outcome]]:
         phases: Any = super().phases()
@@ -291,7 +294,9 @@ class Synth(CompareText):
         found: dict[tuple[str, ...], dict[str, Any]] = {}
         for name, (contender, position) in self.placed.items():
             key = (contender.pattern, position, contender.canon or "none")
-            row = found.setdefault(key, dict(zip(("mechanism", "positions", "canon"), key, strict=True)) | {"scores": {}})
+            row = found.setdefault(
+                key, dict(zip(("mechanism", "positions", "canon"), key, strict=True)) | {"scores": {}}
+            )
             runs = [r for r in rows if r["kind"] == kind and r["mechanism"] == name and not r.get("error")]
             measured = "metrics" if self.final else "validation_metrics"
             if not self.final:
@@ -320,7 +325,14 @@ class Synth(CompareText):
         """Widths below each other: side by side they would not fit a screen."""
         found = self.paper_table(rows)
         metrics = list(dict.fromkeys(name for row in found for scores in row["scores"].values() for name in scores))
-        names = ["mechanism", "positions", "canon", "width", *(name.replace("_", " ") for name in metrics), "canon adds"]
+        names = [
+            "mechanism",
+            "positions",
+            "canon",
+            "width",
+            *(name.replace("_", " ") for name in metrics),
+            "canon adds",
+        ]
         return names, [
             [row["mechanism"], row["positions"], row["canon"], width, *(_number(scores.get(name)) for name in metrics),
              _number((row["gain"] or {}).get(width), "+")]
