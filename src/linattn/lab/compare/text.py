@@ -251,8 +251,8 @@ class CompareText(OnTask, Comparison):
         more = {} if found.validation is None else {
             "validation": found.validation[task.metric], "validation_metrics": found.validation
         }  # fmt: skip
-        return {"score": found.score, "seconds": found.seconds, "graphs": found.graphs, "metrics": found.records[-1].metrics,
-                "records": [asdict(record) for record in found.records], **more}  # fmt: skip
+        return {"score": found.score, "metrics": found.records[-1].metrics, "seconds": found.seconds,
+                "graphs": found.graphs, "records": [asdict(record) for record in found.records], **more}  # fmt: skip
 
     def cost_case(self, case: Case, work: Work) -> Mapping[str, Any]:
         names = [part["mechanism"] for part in case["mechanisms"]]
