@@ -245,7 +245,7 @@ class CompareText(OnTask, Comparison):
         with settings_named(type(self)):
             found = train_text(
                 create_host(one.hosts[case["mechanism"]], one.made, case["seed"]), task, config, work.folder,
-                validation=validation, keep_weights=self.weights, on_step=on_step, on_record=on_record,
+                validation=validation, keep_weights=self.keeps_weights(), on_step=on_step, on_record=on_record,
                 on_work=lambda words: work.tell(0.0, words),
             )  # fmt: skip
         more = {} if found.validation is None else {
@@ -253,6 +253,9 @@ class CompareText(OnTask, Comparison):
         }  # fmt: skip
         return {"score": found.score, "metrics": found.records[-1].metrics, "seconds": found.seconds,
                 "graphs": found.graphs, "records": [asdict(record) for record in found.records], **more}  # fmt: skip
+
+    def keeps_weights(self) -> bool:
+        return self.weights
 
     def cost_case(self, case: Case, work: Work) -> Mapping[str, Any]:
         names = [part["mechanism"] for part in case["mechanisms"]]

@@ -113,6 +113,8 @@ class Synth(CompareText):
         ("rotary", "none"), "Positions, with commas: rotary, quarter (of a head's channels), none.", choices=POSITIONS,
         group="Comparison",
     )  # fmt: skip
+    rotary: float | None = option(None, "Chosen by positions.", hidden=True)
+    data: str | None = option(None, "These tasks are drawn.", hidden=True)
     seeds: int = option(1, "Runs of each.", least=1, group="Comparison")
     final: bool = option(
         True, "Final runs, scored on test data; without them the table has the scores that chose learning rates.",
@@ -193,6 +195,9 @@ class Synth(CompareText):
 
     def host_named(self, name: str) -> Host:
         return replace(super().host_named(name), rotary=POSITIONS[self.placed[name].position])
+
+    def keeps_weights(self) -> bool:
+        return self.weights and self.final
 
     # Phases: those of a comparison; without final runs the first alone; at the end what trained models write.
 
