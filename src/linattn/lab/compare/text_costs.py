@@ -9,14 +9,13 @@ from torch import Tensor
 
 from linattn.lab.bench.memory import peak_bytes
 from linattn.lab.bench.timing import measure_in_turns
-from linattn.lab.compare.measure import groups_to_measure
 from linattn.lab.tasks.text import SequenceTask
 from linattn.lab.train.accelerator import matrix_products
 from linattn.lab.train.recorder import Recorder, RecordError
 from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.feed import Feed, Part
-from linattn.lab.train.text.hosts import HostOptions, count_parameters, create_host
-from linattn.lab.train.text.network import TextNetwork
+from linattn.lab.train.text.hosts import Host, count_parameters, create_host
+from linattn.lab.train.text.run import TextNetwork
 from linattn.mechanisms.base import Mechanism
 from linattn.support.compiling import compile_blocks
 from linattn.support.telling import OnWork
@@ -25,23 +24,11 @@ MIN_SECONDS, MIN_REPEATS = 0.5, 3
 
 
 def measure_costs(
-    hosts: Mapping[str, HostOptions], task: SequenceTask, config: TextConfig, on_work: OnWork
+    hosts: Mapping[str, Host], task: SequenceTask, config: TextConfig, on_work: OnWork
 ) -> dict[str, dict[str, Any]]:
-    """The costs of each host by name; they are measured in the same groups as for images."""
+    """The costs of each host by name; speeds are measured in turns."""
     device = torch.device(config.device)
     part = next(iter(Feed(task, config, device).train())).parts[0]
-    costs: dict[str, dict[str, Any]] = {}
-    for names in groups_to_measure(list(hosts), device):
-        if config.compile:
-            torch.compiler.reset()
-        costs |= _measure_together({name: hosts[name] for name in names}, task, config, part, on_work)
-    return costs
-
-
-def _measure_together(
-    hosts: Mapping[str, HostOptions], task: SequenceTask, config: TextConfig, part: Part, on_work: OnWork
-) -> dict[str, dict[str, Any]]:
-    device = part.batch.inputs.device
     costs: dict[str, dict[str, Any]] = {}
     networks: dict[str, TextNetwork] = {}
     for name, host in hosts.items():
@@ -68,24 +55,11 @@ def _measure_together(
     return costs
 
 
-def known_costs(
-    hosts: Mapping[str, HostOptions], task: SequenceTask, config: TextConfig, on_work: OnWork
-) -> dict[str, dict[str, Any]]:
-    """Costs of each host that need no device and hardly any time: parameters and state."""
-    sequence = longest_sequence(task)
-    costs: dict[str, dict[str, Any]] = {}
-    for name, host in hosts.items():
-        on_work(f"{name}: parameters and state")
-        costs[name] = weigh(create_host(host, task, 0), sequence, config.precision)
-    return costs
-
-
 def longest_sequence(task: SequenceTask) -> Tensor:
     """A sequence ``(1, T)`` of the task's length, so that tasks of several lengths are always measured at the same."""
     sequences = (batch.inputs[:1] for batch in task.test_batches(1))
     first = next(sequences)
-    found = (sequence for sequence in chain([first], sequences) if sequence.shape[1] == task.length)
-    return next(found, first)
+    return next((found for found in chain([first], sequences) if found.shape[1] == task.length), first)
 
 
 def weigh(model: Any, sequence: Tensor, precision: str) -> dict[str, Any]:
@@ -95,22 +69,6 @@ def weigh(model: Any, sequence: Tensor, precision: str) -> dict[str, Any]:
         "mechanism_parameters": sum(mechanism.num_parameters for mechanism in own),
         "state_bytes": state_bytes(model, own, sequence, precision),
     }
-
-
-def replayed(call: Callable[[], object], recorder: Any) -> Callable[[], object]:
-    """``call`` recorded as a CUDA graph, as in the runs; ``call`` itself if it cannot be recorded."""
-    kept: list[object] = []  # memory that a replay writes to must not be reused
-
-    def run() -> None:
-        kept[:] = [call()]
-
-    for _ in range(2):  # the first compiles code
-        recorder.warm_up(run)
-    try:
-        replay: Callable[[], object] = recorder.record(run)
-    except RecordError:
-        return call
-    return lambda: (replay(), kept)
 
 
 @torch.no_grad()
@@ -134,6 +92,22 @@ def _bytes(state: Any) -> int:
     if isinstance(state, Tensor):
         return state.numel() * state.itemsize
     return sum(map(_bytes, state)) if isinstance(state, tuple) else 0
+
+
+def replayed(call: Callable[[], object], recorder: Any) -> Callable[[], object]:
+    """``call`` recorded as a CUDA graph, as in the runs; ``call`` itself if it cannot be recorded."""
+    kept: list[object] = []  # memory that a replay writes to must not be reused
+
+    def run() -> None:
+        kept[:] = [call()]
+
+    for _ in range(2):  # the first compiles code
+        recorder.warm_up(run)
+    try:
+        replay: Callable[[], object] = recorder.record(run)
+    except RecordError:
+        return call
+    return lambda: (replay(), kept)
 
 
 def forward(network: TextNetwork, part: Part, precision: str) -> Callable[[], object]:
