@@ -1,5 +1,6 @@
 """Runs the cases of an experiment: here, in worker processes, or on a Ray cluster. What is finished is kept."""
 
+import math
 import multiprocessing
 import os
 import signal
@@ -50,6 +51,11 @@ class Outcome:
         """The case and its result as one row of a frame."""
         return {**self.case, **(self.result or {}), **({"error": self.error} if self.error else {})}
 
+    @property
+    def reached(self) -> bool:
+        """False for a case that the time did not suffice for."""
+        return self.result is not None or bool(self.error)
+
 
 def run_cases(
     cases: Sequence[Case],
@@ -59,6 +65,8 @@ def run_cases(
     where: Where = "here",
     jobs: int = 1,
     fresh: bool = False,
+    seconds: float = math.inf,
+    most_seconds: float = math.inf,
     title: Callable[[Case], str] = str,
     screen: Screen | None = None,
 ) -> list[Outcome]:
@@ -69,6 +77,8 @@ def run_cases(
             but for an OptionError, which ends all.
         jobs: cases at a time, where they run in processes, each of which has one thread.
         fresh: a process for each case, for measurements that must not disturb one another.
+        seconds: no case is begun after that; those that are left have neither a result nor an error.
+        most_seconds: a case that takes longer is lost, with its process.
     """
     screen = screen or Screen(quiet=True)
     remove_halves(folder)
@@ -85,12 +95,13 @@ def run_cases(
             bar.show(len(cases) - len(shares) + sum(shares.values()), text)
 
         start = {"here": _here, "processes": _in_processes, "ray": _on_ray}[where]
-        for number, outcome in start(cases, left, measure, folder, told, jobs, fresh):
+        until = time.monotonic() + seconds
+        for number, outcome in start(cases, left, measure, folder, told, jobs, fresh, until, most_seconds):
             done[number] = outcome
             del shares[number]
             if outcome.error:
                 screen.warn(f"failed: {title(outcome.case)}: {outcome.error}")
-    return [done[number] for number in range(len(cases))]
+    return [done.get(number, Outcome(case)) for number, case in enumerate(cases)]
 
 
 Told = Callable[[int, float, str], None]
@@ -98,9 +109,12 @@ Outcomes = Iterator[tuple[int, Outcome]]
 
 
 def _here(
-    cases: Sequence[Case], left: list[int], measure: Measure, folder: Path, told: Told, jobs: int, fresh: bool
-) -> Outcomes:
+    cases: Sequence[Case], left: list[int], measure: Measure, folder: Path, told: Told, jobs: int, fresh: bool,
+    until: float, most_seconds: float,
+) -> Outcomes:  # fmt: skip
     for number in left:
+        if time.monotonic() > until:
+            return
         told(number, 0.0, "")
         tell = lambda share, words, number=number: told(number, share, words)  # noqa: E731
         yield number, attempt(cases[number], measure, folder, tell)
@@ -117,20 +131,29 @@ def attempt(case: Case, measure: Measure, folder: Path, tell: Tell) -> Outcome:
 
 
 def _in_processes(
-    cases: Sequence[Case], left: list[int], measure: Measure, folder: Path, told: Told, jobs: int, fresh: bool
-) -> Outcomes:
+    cases: Sequence[Case], left: list[int], measure: Measure, folder: Path, told: Told, jobs: int, fresh: bool,
+    until: float, most_seconds: float,
+) -> Outcomes:  # fmt: skip
     waiting, workers = deque(left), dict[Any, tuple[Any, int]]()
+    begun = dict[Any, float]()
 
     def give(process: Any, line: Connection) -> None:
         number = waiting.popleft()
-        workers[line] = process, number
+        workers[line], begun[line] = (process, number), time.monotonic()
         line.send((number, cases[number], measure, folder))
         told(number, 0.0, "")
 
     try:
         while waiting or workers:
+            if time.monotonic() > until:
+                waiting.clear()
             while waiting and len(workers) < jobs:
                 give(*_start())
+            for line in [line for line in workers if time.monotonic() - begun[line] > most_seconds]:
+                process, number = workers.pop(line)
+                process.kill()
+                process.join()
+                yield number, Outcome(cases[number], error=f"it took longer than {most_seconds:.0f} s")
             ready: Any = wait(list(workers), timeout=SECONDS_BETWEEN_LOOKS)
             for line in ready:
                 process, number = workers[line]
@@ -148,7 +171,7 @@ def _in_processes(
                 if kind == "wrong":
                     raise value
                 yield number, value
-                if waiting and not fresh:
+                if waiting and not fresh and time.monotonic() < until:
                     give(process, line)
                 else:
                     line.send(None)
@@ -198,8 +221,9 @@ def _how_it_ended(code: int) -> str:
 
 
 def _on_ray(
-    cases: Sequence[Case], left: list[int], measure: Measure, folder: Path, told: Told, jobs: int, fresh: bool
-) -> Outcomes:
+    cases: Sequence[Case], left: list[int], measure: Measure, folder: Path, told: Told, jobs: int, fresh: bool,
+    until: float, most_seconds: float,
+) -> Outcomes:  # fmt: skip
     """One task of Ray a case; the folder must be one that all nodes see."""
     import ray  # type: ignore[import-not-found]
 

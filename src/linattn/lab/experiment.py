@@ -116,7 +116,7 @@ class Experiment(Machine):
 
         from linattn.lab.page import write_page
 
-        frame = pandas.DataFrame([row for row in rows if not row.get("error")])
+        frame = pandas.DataFrame([row for row in rows if not isinstance(row.get("error"), str)])
         return write_page(self.folder / "report.html", self.name, self.figures(frame, meta), meta)
 
 
