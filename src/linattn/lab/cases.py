@@ -22,6 +22,8 @@ from linattn.support.processes import end_with_parent
 
 Where = Literal["here", "processes", "ray"]
 Tell = Callable[[float, str], None]
+Told = Callable[[int, float, str], None]
+Like = Callable[[Case], object]
 SECONDS_BETWEEN_LOOKS = 0.5
 
 
@@ -47,6 +49,14 @@ class Outcome:
     result: dict[str, Any] | None = None
     error: str = ""
 
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of a frame: the case without its ``config``, which all cases share, beside its result, or beside
+        each of the result's ``rows``."""
+        case = {name: value for name, value in self.case.items() if name != "config"}
+        result = dict(self.result or {"error": self.error})
+        rows = result.pop("rows", None)
+        return [{**case, **result}] if rows is None else [{**case, **result, **row} for row in rows]
+
     def row(self) -> dict[str, Any]:
         """The case and its result as one row of a frame."""
         return {**self.case, **(self.result or {}), **({"error": self.error} if self.error else {})}
@@ -68,17 +78,22 @@ def run_cases(
     seconds: float = math.inf,
     most_seconds: float = math.inf,
     title: Callable[[Case], str] = str,
+    said: Callable[[Outcome], str] = lambda outcome: "",
+    like: Like = lambda case: None,
     screen: Screen | None = None,
 ) -> list[Outcome]:
     """Measure every case that has no result in ``folder`` yet; outcomes are in the order of ``cases``.
 
     Args:
-        measure: a function of a module, so that other processes find it. What it raises concerns its case alone,
-            but for an OptionError, which ends all.
+        measure: a function of a module, or a method of a config, so that other processes find it. What it raises
+            concerns its case alone, but for an OptionError, which ends all.
         jobs: cases at a time, where they run in processes, each of which has one thread.
         fresh: a process for each case, for measurements that must not disturb one another.
         seconds: no case is begun after that; those that are left have neither a result nor an error.
-        most_seconds: a case that takes longer is lost, with its process.
+        most_seconds: a case that takes longer in a process is lost, with its process.
+        said: words on a result, which are shown when a case is finished.
+        like: a process that has measured a case goes on with one for which this is the same, if there is one, so that
+            code compiled for the first serves both.
     """
     screen = screen or Screen(quiet=True)
     remove_halves(folder)
@@ -95,25 +110,34 @@ def run_cases(
             bar.show(len(cases) - len(shares) + sum(shares.values()), text)
 
         start = {"here": _here, "processes": _in_processes, "ray": _on_ray}[where]
-        until = time.monotonic() + seconds
-        for number, outcome in start(cases, left, measure, folder, told, jobs, fresh, until, most_seconds):
+        rules = Rules(jobs, fresh, time.monotonic() + seconds, most_seconds, like)
+        for number, outcome in start(cases, left, measure, folder, told, rules):
             done[number] = outcome
             del shares[number]
             if outcome.error:
                 screen.warn(f"failed: {title(outcome.case)}: {outcome.error}")
+            elif words := said(outcome):
+                screen.note(words)
     return [done.get(number, Outcome(case)) for number, case in enumerate(cases)]
 
 
-Told = Callable[[int, float, str], None]
 Outcomes = Iterator[tuple[int, Outcome]]
 
 
-def _here(
-    cases: Sequence[Case], left: list[int], measure: Measure, folder: Path, told: Told, jobs: int, fresh: bool,
-    until: float, most_seconds: float,
-) -> Outcomes:  # fmt: skip
+@dataclass(frozen=True)
+class Rules:
+    """How cases are run: the arguments of :func:`run_cases`, with ``until`` a time of ``time.monotonic``."""
+
+    jobs: int
+    fresh: bool
+    until: float
+    most_seconds: float
+    like: Like
+
+
+def _here(cases: Sequence[Case], left: list[int], measure: Measure, folder: Path, told: Told, rules: Rules) -> Outcomes:
     for number in left:
-        if time.monotonic() > until:
+        if time.monotonic() > rules.until:
             return
         told(number, 0.0, "")
         tell = lambda share, words, number=number: told(number, share, words)  # noqa: E731
@@ -131,29 +155,28 @@ def attempt(case: Case, measure: Measure, folder: Path, tell: Tell) -> Outcome:
 
 
 def _in_processes(
-    cases: Sequence[Case], left: list[int], measure: Measure, folder: Path, told: Told, jobs: int, fresh: bool,
-    until: float, most_seconds: float,
-) -> Outcomes:  # fmt: skip
-    waiting, workers = deque(left), dict[Any, tuple[Any, int]]()
-    begun = dict[Any, float]()
+    cases: Sequence[Case], left: list[int], measure: Measure, folder: Path, told: Told, rules: Rules
+) -> Outcomes:
+    waiting, workers, begun = deque(left), dict[Any, tuple[Any, int]](), dict[Any, float]()
 
-    def give(process: Any, line: Connection) -> None:
-        number = waiting.popleft()
+    def give(process: Any, line: Connection, last: object = None) -> None:
+        number = next((n for n in waiting if last is not None and rules.like(cases[n]) == last), waiting[0])
+        waiting.remove(number)
         workers[line], begun[line] = (process, number), time.monotonic()
         line.send((number, cases[number], measure, folder))
         told(number, 0.0, "")
 
     try:
         while waiting or workers:
-            if time.monotonic() > until:
+            if time.monotonic() > rules.until:
                 waiting.clear()
-            while waiting and len(workers) < jobs:
+            while waiting and len(workers) < rules.jobs:
                 give(*_start())
-            for line in [line for line in workers if time.monotonic() - begun[line] > most_seconds]:
+            for line in [line for line in workers if time.monotonic() - begun[line] > rules.most_seconds]:
                 process, number = workers.pop(line)
                 process.kill()
                 process.join()
-                yield number, Outcome(cases[number], error=f"it took longer than {most_seconds:.0f} s")
+                yield number, Outcome(cases[number], error=f"it took longer than {rules.most_seconds:.0f} s")
             ready: Any = wait(list(workers), timeout=SECONDS_BETWEEN_LOOKS)
             for line in ready:
                 process, number = workers[line]
@@ -171,8 +194,8 @@ def _in_processes(
                 if kind == "wrong":
                     raise value
                 yield number, value
-                if waiting and not fresh and time.monotonic() < until:
-                    give(process, line)
+                if waiting and not rules.fresh and time.monotonic() < rules.until:
+                    give(process, line, rules.like(cases[number]))
                 else:
                     line.send(None)
                     process.join()
@@ -204,12 +227,15 @@ def _serve(line: Connection, parent: int) -> None:
             said = time.monotonic()
             line.send(("told", (share, words)))
 
-    while (task := line.recv()) is not None:
-        _, case, measure, folder = task
-        try:
-            line.send(("done", attempt(case, measure, folder, tell)))
-        except OptionError as error:
-            line.send(("wrong", error))
+    try:
+        while (task := line.recv()) is not None:
+            _, case, measure, folder = task
+            try:
+                line.send(("done", attempt(case, measure, folder, tell)))
+            except OptionError as error:
+                line.send(("wrong", error))
+    except (EOFError, BrokenPipeError):
+        pass  # the parent is gone: what is finished is on disk
 
 
 def _how_it_ended(code: int) -> str:
@@ -221,14 +247,13 @@ def _how_it_ended(code: int) -> str:
 
 
 def _on_ray(
-    cases: Sequence[Case], left: list[int], measure: Measure, folder: Path, told: Told, jobs: int, fresh: bool,
-    until: float, most_seconds: float,
-) -> Outcomes:  # fmt: skip
+    cases: Sequence[Case], left: list[int], measure: Measure, folder: Path, told: Told, rules: Rules
+) -> Outcomes:
     """One task of Ray a case; the folder must be one that all nodes see."""
     import ray  # type: ignore[import-not-found]
 
     ray.init(ignore_reinit_error=True, log_to_driver=False)
-    remote = ray.remote(max_calls=1 if fresh else 0)(attempt)
+    remote = ray.remote(max_calls=1 if rules.fresh else 0)(attempt)
     waiting = {remote.remote(cases[number], measure, folder, Work.tell): number for number in left}
     while waiting:
         ready, _ = ray.wait(list(waiting), timeout=SECONDS_BETWEEN_LOOKS)

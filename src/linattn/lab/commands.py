@@ -11,6 +11,8 @@ class Entry(NamedTuple):
     group: str = ""
 
 
+LABORATORIES = "Experiments with known answers: a formula, a theorem or a bound stands beside every number."
+
 COMMANDS: dict[str, Entry] = {
     "bench": Entry("linattn.lab.bench.attention:Attention", "Time and memory of linear attention beside softmax."),
     "kernels": Entry("linattn.lab.bench.kernels:Kernels", "Time of GPU kernels beside rivals and the floor."),
@@ -21,4 +23,7 @@ COMMANDS: dict[str, Entry] = {
     "tour": Entry("linattn.lab.bench.tour:Tour", "The mechanisms, their forms agreeing, linear against softmax."),
     "mechanisms": Entry("linattn.lab.bench.tour:Mechanisms", "Every registered mechanism and what it can do."),
     "doctor": Entry("linattn.lab.bench.doctor:Doctor", "Versions, devices, extras, and what auto would choose here."),
+    "lab icl": Entry(
+        "linattn.lab.theory.icl.experiment:Icl", "In-context estimation beside closed forms.", LABORATORIES
+    ),
 }

@@ -120,7 +120,7 @@ class Attention(Benchmark):
                     row[f"speedup_over_{other}"] = time / row["median_ms"] if time else None
         return rows
 
-    def words(self, rows: Sequence[Row]) -> list[str]:
+    def sentences(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         powers = [f"{g['contender']} {g['pass_name']} T^{g['exponent']:.2f}" for g in growth(rows)]
         left = "left out by predicted cost; --max-seconds and --max-gib move the limits"
         found = [f"time grows with: {', '.join(powers)}"] if powers else []
@@ -208,7 +208,7 @@ class _Race:
         return Cost(length, seconds, Cost(weighed, 0, peak, contender.powers).at(length).peak, contender.powers)
 
 
-def growth(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def growth(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The exponent of ``time ~ T^p`` for each contender and pass, where one can be told."""
     found = []
     for pass_name in dict.fromkeys(row["pass_name"] for row in rows):

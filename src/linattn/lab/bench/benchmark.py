@@ -24,8 +24,9 @@ import torch
 
 from linattn.lab.bench.check import Verdict
 from linattn.lab.bench.timing import TimeLimitError
-from linattn.lab.cases import Measure, Outcome, run_cases
+from linattn.lab.cases import Outcome, Work, run_cases
 from linattn.lab.experiment import FAILED, RIGHT, Experiment, save_results
+from linattn.lab.kept import Case, find
 from linattn.lab.page import write_page
 from linattn.lab.page.plots import Chart, save_png
 from linattn.lab.screen import Screen
@@ -76,8 +77,6 @@ class Benchmark(Experiment):
     """What of a row is printed."""
     packages: ClassVar[tuple[str, ...]] = ("triton",)
     """Packages whose versions are told."""
-    prepare: ClassVar[Measure | None] = None
-    """``prepare(case, work)`` compiles what :meth:`measure` will run, in several processes, before any is timed."""
     most_seconds: ClassVar[float] = 600.0
     """A case that takes longer is lost."""
 
@@ -101,7 +100,7 @@ class Benchmark(Experiment):
         """A case: what is varied, the settings, the machine and the version of the code."""
         return {**axes, "settings": self.filled().values(affecting=True), "on": machine_of(self.place())}
 
-    def title(self, case: Mapping[str, Any]) -> str:
+    def title(self, case: Case) -> str:
         return ", ".join(str(case[key]) for key in self.keys)
 
     def derived(self, rows: list[Row]) -> list[Row]:
@@ -116,9 +115,10 @@ class Benchmark(Experiment):
         """The charts; the first is published."""
         return []
 
-    def words(self, rows: Sequence[Row]) -> list[str]:
-        """Sentences below the table."""
-        return []
+    @staticmethod
+    def prepare(case: Case, work: Work) -> Mapping[str, Any]:
+        """Compile what :meth:`measure` will run: in several processes, before any case is timed."""
+        return {}
 
     def bad(self, row: Row) -> bool:
         return row["status"] in BAD
@@ -146,7 +146,7 @@ class Benchmark(Experiment):
         if busy > 0.3 * cores():
             screen.warn(f"this machine is busy: a load of {busy:.1f} on {cores()} cores; times will be too long")
         cases = config.cases()
-        if config.prepare is not None and config.on_gpu:
+        if config.on_gpu:
             config._prepare(screen, cases)
         left = math.inf if self.seconds is None else max(self.seconds - (time.monotonic() - begin), 0.0)
         outcomes = config._measure(screen, cases, left)
@@ -156,7 +156,7 @@ class Benchmark(Experiment):
         meta["versions"] |= versions(self.packages)
         save_results(self.folder / "results.json", meta, rows)
         screen.table(f"{self.name}, {meta['device']}", *config.table(rows))
-        for sentence in config.words(rows):
+        for sentence in config.sentences(rows):
             screen.say(sentence)
         screen.result({"meta": meta, "rows": rows})
         screen.say(f"results: {config._write(meta, rows)}")
@@ -185,20 +185,18 @@ class Benchmark(Experiment):
         """Fill the caches of Triton and inductor on disk; what fails here is told when it is measured."""
         left = [case for case in cases if not case.get("fresh") and self._open(case)]
         jobs = self.jobs or max(1, cores() - 2)
-        if left and self.prepare is not None:
+        if left:
             os.environ.update(ALONE)
             screen.say(f"compiling {len(left)} cases in {jobs} processes")
             limit = math.inf if self.seconds is None else 0.45 * self.seconds
             with tempfile.TemporaryDirectory() as folder:
-                run_cases(left, self.prepare, Path(folder), where="processes", jobs=jobs, seconds=limit,
+                run_cases(left, type(self).prepare, Path(folder), where="processes", jobs=jobs, seconds=limit,
                           most_seconds=self.most_seconds, title=self.title,
                           screen=Screen(quiet=True) if screen.quiet else _Mute())  # fmt: skip
             for name in ALONE:
                 os.environ.pop(name, None)
 
     def _open(self, case: Mapping[str, Any]) -> bool:
-        from linattn.lab.kept import find
-
         return find(self.folder / "cases", case) is None
 
     def _write(self, meta: Mapping[str, Any], rows: list[Row]) -> Path:
@@ -230,7 +228,7 @@ class Benchmark(Experiment):
         ]
         charts = self.charts(rows, meta) if any(row["status"] == "ok" for row in rows) else []
         names, cells = self.table(rows)
-        table = Section("All rows", " ".join(self.words(rows)), DataFrame(cells, columns=names))
+        table = Section("All rows", " ".join(self.sentences(rows)), DataFrame(cells, columns=names))
         return [*(Section(chart.title, chart=chart) for chart in charts), table]
 
 

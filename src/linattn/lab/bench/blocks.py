@@ -80,7 +80,7 @@ class Blocks(Benchmark):
     def filled(self) -> Self:
         """By default on a CPU, and there in fp32, as bf16 around fp32 weights is for training on a GPU."""
         device = self.device or "cpu"
-        kind = "fp32" if device == "cpu" else "bf16"
+        kind: Literal["fp32", "bf16"] = "fp32" if device == "cpu" else "bf16"
         return replace(self, device=device, precision=kind if self.precision == "auto" else self.precision)
 
     @property
@@ -109,7 +109,7 @@ class Blocks(Benchmark):
                 row["of_softmax"] = row["peak_bytes"] / peaks[row["tokens"]]
         return rows
 
-    def words(self, rows: Sequence[Row]) -> list[str]:
+    def sentences(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         found = [
             f"{r['contender']}: {abs(r['percent']):.1f} % {'less' if r['percent'] >= 0 else 'more'} memory than "
             f"{r['against']} at {r['tokens']:,} tokens"
@@ -133,7 +133,7 @@ class Blocks(Benchmark):
         ]
 
 
-def reductions(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def reductions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Percent less memory of each mechanism than softmax has, at the most tokens where both fit; below 0: more."""
     names = dict.fromkeys(row["contender"] for row in rows)
     peaks = {name: times_by(rows, "tokens", "peak_bytes", contender=name) for name in names}

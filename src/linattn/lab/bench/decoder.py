@@ -186,9 +186,12 @@ class Decoder:
         if self.static and self.steps_follow:
             overwrite(self.states, [spread(state, len(self.tokens), 0) for state in self.prefix])
 
-    def capture(self) -> bool:
-        """Turn the step into replays of a CUDA graph; False if it does something that a graph cannot hold."""
+    def capture(self) -> None:
+        """Turn the step into replays of a CUDA graph, if it does nothing that a graph cannot hold."""
         self._replay = capture(self._step)
+
+    @property
+    def captured(self) -> bool:
         return self._replay is not None
 
     def read(self, tokens: Tensor) -> Tensor:

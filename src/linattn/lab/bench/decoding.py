@@ -106,7 +106,7 @@ class Decoding(LanguageBenchmark):
                 row["of_softmax"] = row["median_ms"] / softmax
         return sorted(rows, key=lambda row: (row["batch"], row["mode"], row["context"]))
 
-    def words(self, rows: Sequence[Row]) -> list[str]:
+    def sentences(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         return self.overtaken(overtakes(rows), rows)
 
     def charts(self, rows: Sequence[Row], meta: Mapping[str, Any]) -> list[Chart]:
@@ -117,20 +117,19 @@ class Decoding(LanguageBenchmark):
         for value, ylabel, unit in (("median_ms", "ms a token", 1), ("total_bytes", "MiB with weights", 2**20)):
             for batch in sorted({row["batch"] for row in rows}):
                 own = [row for row in rows if (row["batch"], row["mode"]) == (batch, mode)]
-                lost = {
-                    n: [r["context"] for r in own if r["mechanism"] == n and r["status"] in UNMEASURED] for n in names
-                }
+                missing = {n: [r["context"] for r in own if r in lost and r["mechanism"] == n] for n in names}
                 found = {name: times_by(own, "context", value, mechanism=name) for name in names}
                 points = {name: {T: x / unit for T, x in line.items()} for name, line in found.items()}
                 marks = [at["length"] for at in overtakes(own) if at["length"]] if value == "median_ms" else []
                 panels.append(
-                    lines(f"batch {batch}, {mode}", ylabel, points, looks, xlabel="context", missing=missing, marks=marks)
+                    lines(f"batch {batch}, {mode}", ylabel, points, looks, xlabel="context",
+                          missing=missing, marks=marks)
                 )  # fmt: skip
         title = setting(meta, f"decoding, {meta['settings']['dtype']}")
         return [Chart("decoding", title, "Dotted: faster than softmax from there on.", panels, looks)]
 
 
-def overtakes(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def overtakes(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Where mechanisms become faster than softmax, for each batch size and mode."""
     settings = dict.fromkeys((row["batch"], row["mode"]) for row in rows if row["status"] != "absent")
     return [
@@ -179,11 +178,10 @@ def _measure(case: Case, work: Work, row: Row) -> None:
     if mechanism == SOFTMAX:
         row["explain"] = {"scaled_dot_product_attention over the filled slots of a cache": len(subject.model.blocks)}
     decoder.restart()
-    ready: list[bool] = []
-    first = decoder.capture if case["mode"] == GRAPH else lambda: decoder.step() is None
-    row["peak_bytes"] = peak_bytes(lambda: ready.append(first()), device)  # a graph allocates when it is captured
+    # A graph allocates when it is captured.
+    row["peak_bytes"] = peak_bytes(decoder.capture if case["mode"] == GRAPH else decoder.step, device)
     row["total_bytes"] = row["state_bytes"] + weights + row["peak_bytes"]
-    if not ready[0]:
+    if case["mode"] == GRAPH and not decoder.captured:
         raise Absent("the step cannot be captured as a CUDA graph")
     work.tell(0.5, "checking")
     decoder.restart()

@@ -60,14 +60,14 @@ def steady(rows: Rows) -> list[Mapping[str, Any]]:
     return [row for row in rows if not row.get("p80_ms") or row["p80_ms"] - row["p20_ms"] <= row["median_ms"]]
 
 
-def times_by(rows: Rows, length: str, value: str = "median_ms", **where: object) -> dict[int, float]:
+def times_by(rows: Rows, length: str, value: str = "median_ms", **where: Any) -> dict[int, float]:
     """A value by length, of the rows that count and have the values of ``where``."""
     wanted = {"status": "ok"} | where
     chosen = [row for row in rows if all(row.get(key) == own for key, own in wanted.items())]
     return {row[length]: row[value] for row in sorted(chosen, key=lambda row: row[length]) if row.get(value)}
 
 
-def crossovers(rows: Rows, length: str, reference: str, setting: str = "", **where: object) -> list[dict[str, Any]]:
+def crossovers(rows: Rows, length: str, reference: str, setting: str = "", **where: Any) -> list[dict[str, Any]]:
     """Where each mechanism becomes faster than the reference: ``length`` is None if it is not at the longest one.
 
     ``gain``: the time of the reference over its own at the longest length that both have.

@@ -34,8 +34,8 @@ class Host(nn.Module, ABC):
 
     def compile_parts(self, **options: Any) -> None:
         """Compile what is before and after the blocks, and block by block: equal blocks share one compiled graph."""
-        self.stem = torch.compile(self.stem, **options)  # type: ignore[method-assign, has-type]
-        self.head = torch.compile(self.head, **options)  # type: ignore[method-assign, has-type]
+        self.stem = torch.compile(self.stem, **options)  # type: ignore[has-type]
+        self.head = torch.compile(self.head, **options)  # type: ignore[has-type]
         compile_blocks(self, **options)
 
 

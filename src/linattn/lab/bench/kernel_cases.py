@@ -172,12 +172,14 @@ def outcomes(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 found.append(_outcome(name, pass_name, str(goal), goal.limit, *_ratio(own, other, goal)))
         for pass_name, limit in MOST_EXTRA.items():
             own = by_key.get((name, OURS, pass_name), {})
-            if own.get("status") == "ok" and own["extra_over_qkvo"] is not None:
+            if own.get("status") == "ok" and own.get("extra_over_qkvo") is not None:
                 goal_text = f"<= {limit:.0%} of q, k, v, o"
                 found.append(_outcome(name, f"memory, {pass_name}", goal_text, limit, own["extra_over_qkvo"]))
     for row in (row for row in rows if row["pass_name"] == COLD):
         limit = MOST_COLD_SECONDS
-        found.append(_outcome(row["case"], COLD, f"<= {limit:g} s", limit, row.get("first_seconds"), row["reason"]))
+        found.append(
+            _outcome(row["case"], COLD, f"<= {limit:g} s", limit, row.get("first_seconds"), row.get("reason", ""))
+        )
     return found
 
 
@@ -190,13 +192,13 @@ def _outcome(case: str, what: str, goal: str, limit: float, value: float | None,
 def _ratio(own: Row | None, other: Row | None, goal: Goal) -> tuple[float | None, str]:
     """The time of ``linattn triton`` over what a goal is set against, and what must be known of the comparison."""
     if own is None or own["status"] != "ok" or own.get("median_ms") is None:
-        return None, "not measured" if own is None else f"{own['status']}: {own['reason']}"
+        return None, "not measured" if own is None else f"{own['status']}: {own.get('reason', '')}"
     if goal.against == FLOOR:
         return own["median_ms"] / own["floor_ms"], ""
     if other is None or other.get("median_ms") is None:
-        said = f": {other['status']} {other['reason']}".rstrip() if other else " was not measured"
-        return None, f"{goal.against}{said}"
-    said = [] if other["status"] == "ok" else [f"{goal.against}: {other['status']} {other['reason']}".strip()]
+        why = f": {other['status']} {other.get('reason', '')}".rstrip() if other else " was not measured"
+        return None, f"{goal.against}{why}"
+    said = [] if other["status"] == "ok" else [f"{goal.against}: {other['status']} {other.get('reason', '')}".strip()]
     if own["timed_by"] == other["timed_by"] or LONG_CALLS in (own["timed_by"], other["timed_by"]):
         return own["median_ms"] / other["median_ms"], "; ".join(said)
     said.append(f"{goal.against} cannot be captured: both timed as Python calls them")

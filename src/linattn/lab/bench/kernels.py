@@ -137,7 +137,7 @@ class Kernels(Benchmark):
                 row.pop(name, None)
         return found
 
-    def words(self, rows: Sequence[Row]) -> list[str]:
+    def sentences(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         goals = [] if self.quick else [goal for goal in outcomes(rows) if goal["reached"] is not None]
         missed = [f"{g['case']} {g['what']} {g['goal']}: {g['value']:.2f}" for g in goals if not g["reached"]]
         said = [f"{len(goals) - len(missed)} of {len(goals)} measured goals are reached."] if goals else []

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linattn.lab.bench.benchmark import SOFTMAX, Benchmark, Row, Type
+from linattn.lab.bench.benchmark import SOFTMAX, Benchmark, Type
 from linattn.lab.bench.hosts import VARIANTS, Host, variant
 from linattn.layers.norms import create_norm
 from linattn.mechanisms.registry import list_mechanisms
@@ -77,7 +77,7 @@ class LanguageBenchmark(Benchmark):
     def described(self, outcomes: Sequence[Any], rows: Sequence[Any]) -> dict[str, Any]:
         return {"model": asdict(self.size)}
 
-    def overtaken(self, found: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> list[str]:
+    def overtaken(self, found: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> list[str]:
         """Where mechanisms become faster than softmax, and which forms serve them."""
         said = []
         for own in found:

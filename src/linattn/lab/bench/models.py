@@ -131,7 +131,7 @@ class Models(Benchmark):
     def described(self, outcomes: Sequence[Any], rows: Sequence[Row]) -> dict[str, Any]:
         return {"precision": "bf16 autocast, fp32 weights" if self.autocast else "fp32"}
 
-    def words(self, rows: Sequence[Row]) -> list[str]:
+    def sentences(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         shares = [goal["reached"] for goal in goals(rows) if goal["reached"] is not None]
         said = [f"{sum(shares)} of {len(shares)} beat the same model on softmax."] if shares else []
         texts = (f"{row['mechanism']}: {'; '.join(row['explain'])}" for row in rows if row.get("explain"))
@@ -161,7 +161,7 @@ class Models(Benchmark):
         )
 
 
-def goals(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def goals(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Whether each model is faster than the same on softmax; ``reached`` is None for what was not measured."""
     softmax = {(row["case"], row["mode"]): row for row in rows if row["mechanism"] == SOFTMAX}
     found = []

@@ -97,7 +97,7 @@ class Throughput(LanguageBenchmark):
                 row["of_softmax"] = row["median_ms"] / times[row["length"]]
         return rows
 
-    def words(self, rows: Sequence[Row]) -> list[str]:
+    def sentences(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         return self.overtaken(overtakes(rows), rows)
 
     def charts(self, rows: Sequence[Row], meta: Mapping[str, Any]) -> list[Chart]:
@@ -116,7 +116,7 @@ class Throughput(LanguageBenchmark):
         return [Chart("throughput", setting(meta, shape), "Dotted: faster than softmax from there on.", panels, looks)]
 
 
-def overtakes(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def overtakes(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return crossovers(rows, "length", SOFTMAX, "training")
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -139,9 +140,8 @@ def _in_parts(inputs: Inputs, cuts: tuple[int, ...]) -> Tensor:
 
 
 def _small(decay: str, causal: bool) -> Attention:
-    return Attention(
-        impl=FORMS, batch=2, heads=2, head_dim=8, causal=causal, decay=decay, dtype="float64", device="cpu"
-    )  # type: ignore[arg-type]
+    kind: Any = {"causal": causal, "decay": decay, "dtype": "float64", "device": "cpu"}
+    return Attention(impl=FORMS, batch=2, heads=2, head_dim=8, **kind)
 
 
 def spread_of(tensors: list[Tensor]) -> float:
