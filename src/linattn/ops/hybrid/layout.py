@@ -53,19 +53,14 @@ class Places:
         if self._held:
             held = new.new_zeros(*new.shape[:2], self._held, *new.shape[3:]) if held is None else held.to(new)
             new = torch.cat([held, new], 2)
-        hidden = ~self.real[:, None]
-        found = take(new, self._source[:, None].expand(-1, new.shape[1], -1))
-        return found.masked_fill(hidden if found.ndim == 3 else hidden.unsqueeze(-1), 0)
+        return blank(take(new, self._source[:, None].expand(-1, new.shape[1], -1)), ~self.real[:, None])
 
     def back(self, rows: Tensor) -> Tensor:
         """Take the tokens ``(B, H, T, ...)`` back out of rows; 0 at masked tokens."""
         if self._plain:
             return rows
-        found = take(rows, self._target[:, None].expand(-1, rows.shape[1], -1))
-        if self._key_mask is None:
-            return found
-        hidden = ~self._key_mask[:, None]
-        return found.masked_fill(hidden if found.ndim == 3 else hidden.unsqueeze(-1), 0)
+        x = take(rows, self._target[:, None].expand(-1, rows.shape[1], -1))
+        return x if self._key_mask is None else blank(x, ~self._key_mask[:, None])
 
     def is_old(self) -> Tensor | None:
         """``(B, S)``: which places hold tokens of the state; None: none do."""
@@ -77,6 +72,11 @@ def take(x: Tensor, index: Tensor) -> Tensor:
     if x.ndim == 3:
         return x.gather(2, index)
     return x.gather(2, index.unsqueeze(-1).expand(*index.shape, x.shape[-1]))
+
+
+def blank(x: Tensor, where: Tensor, value: float = 0) -> Tensor:
+    """``x (B, H, N, ...)`` with a value in the entries that ``where (B, 1 or H, N)`` marks."""
+    return x.masked_fill(where if x.ndim == 3 else where.unsqueeze(-1), value)
 
 
 def first_true(flags: Tensor, count: int) -> Tensor:
