@@ -15,7 +15,6 @@ from torch import Tensor
 from linattn.kernels.hybrid import attend as kernels
 from linattn.ops.hybrid.call import HybridCall, HybridOptions, StepOptions
 from linattn.ops.hybrid.chunked import hybrid_sums as chunked
-from linattn.ops.hybrid.layout import packing
 from linattn.ops.hybrid.recurrent import Token, hybrid_step
 from linattn.ops.hybrid.reference import hybrid_sums as reference
 from linattn.ops.hybrid.rows import build_rows, empty_cache, empty_state, final_state
@@ -258,17 +257,25 @@ def _token_by_token(call: HybridCall, dtype: torch.dtype) -> tuple[HybridSums, H
 
 
 def _packed(call: HybridCall, impl: str) -> HybridOutput:
-    """Run packed sequences unpacked, one per row, and pack the output again."""
+    """Run packed sequences unpacked, one per row, as long as the longest: to know it, the host waits for a GPU."""
     assert call.cu_seqlens is not None
-    rows = packing(call.cu_seqlens, call.k.shape[2])
-    q, k, v = (rows.unpack(x) for x in (call.q, call.k, call.v))
-    phi, psi = (rows.unpack(x) for x in call.feature_pair)
-    mask = rows.mask if call.key_mask is None else rows.mask & call.key_mask[0][rows.tokens]
-    scores, gate = (None if x is None else rows.unpack(x) for x in (call.scores, call.gate))
-    salient = None if call.salient is None else rows.unpack(call.salient_mask())
+    bounds = call.cu_seqlens.long()
+    lengths = bounds.diff()
+    slots = torch.arange(int(lengths.max()), device=bounds.device)
+    real = slots < lengths[:, None]  # (N, L)
+    tokens = (bounds[:-1, None] + slots).clamp(max=max(call.k.shape[2] - 1, 0))
+
+    def unpack(x: Tensor) -> Tensor:
+        """``(1, H, T, ...)`` to ``(N, H, L, ...)``."""
+        return x[0][:, tokens].transpose(0, 1)
+
+    phi, psi = call.feature_pair
     alone = replace(
-        call, q=q, k=k, v=v, features=(phi, psi), salient=salient, scores=scores, gate=gate, key_mask=mask,
-        cu_seqlens=None,
+        call, q=unpack(call.q), k=unpack(call.k), v=unpack(call.v), features=(unpack(phi), unpack(psi)),
+        salient=None if call.salient is None else unpack(call.salient_mask()),
+        scores=None if call.scores is None else unpack(call.scores),
+        gate=None if call.gate is None else unpack(call.gate),
+        key_mask=real if call.key_mask is None else real & call.key_mask[0][tokens], cu_seqlens=None,
     )  # fmt: skip
-    out = _run(alone, impl)
-    return HybridOutput(rows.pack(out.output), out.state)
+    output, state = _run(alone, impl)
+    return HybridOutput(output.transpose(1, 2)[real].transpose(0, 1).unsqueeze(0), state)

@@ -24,7 +24,7 @@ LEAST_ROOM = 64  # slots that a table without a cap grows by
 LEAST_LOGIT = -60.0
 
 
-class Places(NamedTuple):
+class StepPlaces(NamedTuple):
     """Where the tokens of one step lie, which is the same in all layers of a model."""
 
     ended: tuple[tuple[Tensor | None, int], ...]  # rows (None: all) in which a chunk ended, and their length
@@ -99,7 +99,7 @@ def _write_and_weigh(q: Tensor, row: Tensor, K: int, state: DecodingState) -> tu
     return state._replace(steps=state.steps + 1), logits, read[..., K:]
 
 
-def _write(q: Tensor, row: Tensor, state: DecodingState, places: Places) -> None:
+def _write(q: Tensor, row: Tensor, state: DecodingState, places: StepPlaces) -> None:
     table, sums, Fs = state.table, state.sums, state.sums.shape[2]
     if places.leaving is not False:
         old = table.select(2, places.slot) if places.slots is None else table[places.rows, :, places.slots]
@@ -122,7 +122,7 @@ def _write(q: Tensor, row: Tensor, state: DecodingState, places: Places) -> None
 @lru_cache(maxsize=16)  # for the layers of a model, which may differ in their settings
 def _places(
     lengths: tuple[int, ...], setting: Setting, heads: int, M: int, device: torch.device, dtype: torch.dtype
-) -> Places:
+) -> StepPlaces:
     window, budget, W = setting.window, setting.budget, setting.window.size
     chosen = [count_chosen(n + 1, window, budget) for n in lengths]
     held = [n + 1 - window_start(n + 1, window) for n in lengths]
@@ -137,7 +137,7 @@ def _places(
     )
     leaving = [not chunks and n >= W for n in lengths]
     if same:
-        return Places(ended, first, last, slots[0], lengths[0] % W, None, None, None, None, leaving[0])
+        return StepPlaces(ended, first, last, slots[0], lengths[0] % W, None, None, None, None, leaving[0])
     begins, stops = [M - c for c in chosen], [M + h for h in held]
     turns = [n % W for n in lengths]
     numbers = torch.tensor([slots, turns, begins, stops, leaving], device=device)  # one transfer
@@ -148,7 +148,7 @@ def _places(
         hidden = torch.zeros(empty.shape, dtype=dtype, device=device).masked_fill_(empty, -torch.inf)
         hidden = hidden.repeat_interleave(heads, 0).unsqueeze(1)
     differ = len(set(leaving)) > 1
-    return Places(
+    return StepPlaces(
         ended, first, last, slots[0], turns[0], torch.arange(len(lengths), device=device), numbers[0], numbers[1],
         hidden, numbers[4, :, None, None].to(dtype) if differ else leaving[0],
     )  # fmt: skip

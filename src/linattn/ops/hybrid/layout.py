@@ -1,7 +1,5 @@
 """Places of tokens in rows without padding, after a state's tokens: index arithmetic that stays on the device."""
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -96,26 +94,3 @@ def add(state: LinearState, features: Tensor, v: Tensor, where: Tensor) -> Linea
     """The sums with the tokens added that ``where (B, H_kv, N)`` marks."""
     features = features * where.unsqueeze(-1)
     return LinearState(state.kv + features.mT @ v, state.k + features.sum(2))
-
-
-class Packing(NamedTuple):
-    """Layout of packed sequences with one padded row each: ``tokens (N, L)`` says which token lies where."""
-
-    tokens: Tensor
-    mask: Tensor  # (N, L) bool
-
-    def unpack(self, x: Tensor) -> Tensor:
-        """``(1, H, T, ...)`` to ``(N, H, L, ...)``."""
-        return x[0][:, self.tokens].transpose(0, 1)
-
-    def pack(self, x: Tensor) -> Tensor:
-        """``(N, H, L, ...)`` to ``(1, H, T, ...)``."""
-        return x.transpose(1, 2)[self.mask].transpose(0, 1).unsqueeze(0)
-
-
-def packing(cu_seqlens: Tensor, length: int) -> Packing:
-    """The layout with rows as long as the longest sequence. The host must know that length: it waits for a GPU."""
-    bounds = cu_seqlens.long()
-    lengths = bounds.diff()
-    slots = torch.arange(int(lengths.max()), device=bounds.device)
-    return Packing((bounds[:-1, None] + slots).clamp(max=max(length - 1, 0)), slots < lengths[:, None])
