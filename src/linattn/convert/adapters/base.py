@@ -1,7 +1,7 @@
 """The interface through which a family of models lets its attention be replaced."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -33,9 +33,8 @@ class Site(NamedTuple):
 class Adapter(ABC):
     """The part of a conversion that differs between families of models. Adapters hold no state.
 
-    ``module`` is the model's attention module, or the :class:`LinearizedAttention` that replaced it, which has the
-    same children and attributes under the same names. ``kwargs`` holds what the model passes to its attention, by
-    name.
+    ``module`` is the model's attention module, or the :class:`ReplacedAttention` in its place, which has the same
+    children and attributes under the same names. ``kwargs`` holds what the model passes to its attention, by name.
     """
 
     model_types: ClassVar[tuple[str, ...]] = ()  # values of ``model_type`` in configs of transformers
@@ -75,7 +74,8 @@ class Adapter(ABC):
 
     def cache(self, **kwargs: Any) -> Any:
         """The cache that the model passes to its attention, or None."""
-        return kwargs.get("past_key_values")
+        cache = kwargs.get("past_key_values")
+        return getattr(cache, "self_attention_cache", cache)  # a decoder with an encoder has two caches
 
     def hidden(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         """The attention's input, and all other arguments by name, however the model passes them."""
@@ -110,3 +110,30 @@ def padding_of(mask: Tensor | None) -> Tensor | None:
             "the causal one: no packed sequences, no windows and no masks of pairs"
         )
     return real[:, 0, 0]
+
+
+def blocks(model: nn.Module, *class_names: str, inside: str) -> Iterator[tuple[int, str, Any]]:
+    """The attention in each of the model's blocks, in order: (number, dotted path, module).
+
+    Blocks are found by the name of their class, or of one that it inherits, before and after their attention was
+    replaced; ``inside`` is the path of the attention in a block.
+    """
+    found = [name for name, module in model.named_modules() if is_of(module, *class_names)]
+    for index, name in enumerate(found):
+        path = ".".join(filter(None, (name, inside)))  # the model itself has the empty path
+        yield index, path, model.get_submodule(path)
+
+
+def is_of(module: object, *class_names: str, package: str = "") -> bool:
+    """Whether a module's class, or one that it inherits, has one of these names and is defined in ``package``."""
+    return any(c.__name__ in class_names and c.__module__.startswith(package) for c in type(module).__mro__)
+
+
+def split_heads(x: Tensor, head_dim: int) -> Tensor:
+    """``(B, T, H D) -> (B, H, T, D)``."""
+    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """``(B, H, T, D) -> (B, T, H D)``."""
+    return x.transpose(1, 2).flatten(2)

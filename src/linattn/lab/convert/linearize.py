@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from linattn.convert.adapters import find_adapter
-from linattn.convert.arguments import check_loss, check_objective, check_targets
 from linattn.convert.convert import check_model, plan_model
 from linattn.convert.degrees.allocate import taken
 from linattn.convert.evaluate.evaluator import FIGURES, EvaluationOptions, Evaluator
@@ -18,9 +17,9 @@ from linattn.convert.finetune import FinetuneOptions
 from linattn.convert.layer.core import build_core
 from linattn.convert.plan import METHODS
 from linattn.convert.recipes import with_recipe
-from linattn.convert.run import linearize
-from linattn.convert.training.setting import StageOptions, UnstableError
-from linattn.convert.training.text import TokenText, read_text
+from linattn.convert.run import check_loss, check_objective, check_targets, linearize
+from linattn.convert.training.data import TokenText, read_text
+from linattn.convert.training.loop import UnstableError
 from linattn.convert.transfer import TransferOptions
 from linattn.lab.convert.folder import Pretrained, documents, labelled, load_tokenizer, quiet_transformers, sketch
 from linattn.lab.kept import kept
@@ -208,7 +207,7 @@ class Linearize(EvaluationOptions, Pretrained):
 
     def settings(self, stages: Mapping[str, Any]) -> dict[str, Any]:
         """The settings that a run must share with the one that it goes on with."""
-        prints = {name: None if stage is None else stage.fingerprint() for name, stage in stages.items()}
+        prints = {name: None if stage is None else stage.values(affecting=True) for name, stage in stages.items()}
         own = {"model": self.model.resolve(), "method": self.method, "option": self.method_options(),
                "layers": self.layers, "text": self.text, "precision": self.type_of_weights()}  # fmt: skip
         settings: dict[str, Any] = as_json({**own, **prints})
@@ -287,12 +286,9 @@ class Linearize(EvaluationOptions, Pretrained):
 def make_stage(kind: Any, given: Mapping[str, Any], prefix: str) -> Any:
     """The options of a stage, checked; errors name them as the command does, those of both stages with a prefix."""
     try:
-        stage = kind(**given)
-        stage.check()
+        return kind(**given)
     except OptionError as error:
-        shared = error.option in StageOptions.__dataclass_fields__
-        raise OptionError(prefix * shared + error.option, error.message) from error
-    return stage
+        raise OptionError(prefix * (error.option in BOTH) + error.option, error.message) from error
 
 
 def check_out(out: Path, settings: Mapping[str, Any]) -> None:

@@ -1,16 +1,27 @@
-"""Forward pre-hooks of converted models that count missing positions and refuse unsupported arguments."""
+"""What a converted model of transformers needs around it: its plan in the config, masks, and hooks on its arguments."""
 
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor, compiler, nn
 
 from linattn.convert.hf.cache import CoreLayer
+from linattn.convert.hf.interface import LINEARIZED, register_linearized
 from linattn.models.language.hf.checks import check_past
 from linattn.models.language.hf.packing import offsets_of_positions
 from linattn.models.language.tokens import positions_of
 
 NOT_PACKED = "converted layers know no packed sequences: give each text a row of its own with attention_mask"
+
+
+def tell_transformers(model: Any, plan: dict[str, Any], *, positions_from_mask: bool) -> None:
+    """Put the plan into the config, which is saved, and set up masks ``(B, T)``, checks of arguments and positions."""
+    register_linearized()
+    model.config._attn_implementation = LINEARIZED
+    model.config.linearize = plan
+    model._is_stateful = True  # a state cannot go back: no assisted decoding
+    inner = getattr(model, "base_model", model)  # this part is called whichever head or wrapper is around it
+    for hook in (refuse_weights, refuse_packed, *([count_real_tokens] if positions_from_mask else [])):
+        inner.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 def refuse_weights(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -34,7 +45,7 @@ def refuse_packed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         if not isinstance(mask, Tensor) or mask.ndim != 2:
             return  # a mask of pairs says who sees whom itself, and the layers check it
         mask = mask[:, -positions.shape[1] :].to(positions.device)
-    readable = positions.device.type == "cpu" and not torch.compiler.is_compiling()
+    readable = positions.device.type == "cpu" and not compiler.is_compiling()
     if readable or kwargs.get("past_key_values") is None:
         offsets_of_positions(positions, mask, len(positions), NOT_PACKED)
 
@@ -51,7 +62,9 @@ def count_real_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str
     plain = isinstance(mask, Tensor) and mask.ndim == 2
     if tokens is None or not (mask is None or plain):
         return args, kwargs
-    read = _telling_layer(kwargs.get("past_key_values"))
+    # All converted layers of a cache have read the same tokens; the first that noted padding knows how much it was.
+    layers = [each for each in getattr(kwargs.get("past_key_values"), "layers", ()) if isinstance(each, CoreLayer)]
+    read = next((each for each in layers if each.padding is not None), layers[0] if layers else None)
     past, padding = (0, None) if read is None else (read.length, read.padding)
     if tokens.shape[1] > 1:
         check_past(mask, read)
@@ -59,9 +72,3 @@ def count_real_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str
         positions = positions_of(mask, None, tokens.shape[1], past, tokens.device, padding)
         kwargs = kwargs | {"position_ids": positions.to(tokens.device)}
     return args, kwargs
-
-
-def _telling_layer(cache: Any) -> CoreLayer | None:
-    """A converted layer of the cache, which knows how much of the text was padding: all have read the same tokens."""
-    layers = [layer for layer in getattr(cache, "layers", ()) if isinstance(layer, CoreLayer)]
-    return next((layer for layer in layers if layer.padding is not None), layers[0] if layers else None)

@@ -7,8 +7,7 @@ from tests.convert.tiny import Counted, held_out, llama, same
 
 from linattn.convert.convert import convert, plan_model
 from linattn.convert.files import load_linearized, save_linearized
-from linattn.convert.finetune import FinetuneOptions, finetune
-from linattn.convert.finetune.low_rank import adapted_model
+from linattn.convert.finetune import FinetuneOptions, adapted_model, finetune
 from linattn.convert.layer.attention import linearized_layers
 from linattn.convert.training import losses
 from linattn.convert.training.losses import answer_divergence, hidden_distance, next_token_loss, relative_squares
@@ -66,14 +65,6 @@ def test_scales_of_cores_learn_at_a_rate_of_their_own(factor):
     moved = core.log_weight - before[0], core.features.key_map.weight - before[1]
     torch.testing.assert_close(moved[0].abs(), torch.full((4,), factor * 1e-3), rtol=1e-3, atol=0)
     assert float(moved[1].detach().abs().max()) == pytest.approx(1e-3, rel=1e-3)
-
-
-def test_options_of_before_have_the_fingerprint_of_before():
-    """So that runs which were stopped before there was a ``scale_factor`` go on."""
-    assert "scale_factor" not in FinetuneOptions().fingerprint()
-    assert FinetuneOptions(scale_factor=2.0).fingerprint()["scale_factor"] == 2.0
-    with pytest.raises(OptionError, match="scale_factor: must be a number"):
-        FinetuneOptions(scale_factor=0).check()
 
 
 def test_the_losses_are_those_of_the_teacher_and_of_the_text():
@@ -216,7 +207,7 @@ def test_a_divergence_in_parts_is_that_of_the_whole_with_its_gradient(dtype, mon
 def test_the_teacher_has_no_adapters_and_the_student_has_them_again():
     model = llama()
     convert(model, plan_model(model, "lolcats", window=4))
-    with torch.no_grad(), adapted_model(model, rank=2, alpha=2.0, targets=None, train_cores=True, seed=0) as adapted:
+    with torch.no_grad(), adapted_model(model, FinetuneOptions(rank=2, alpha=2.0, train_cores=True)) as adapted:
         learned = adapted.parameters()
         for parameter in learned:
             parameter.add_(0.3)

@@ -8,8 +8,8 @@ from tests.convert.tiny import LENGTH, Counted, held_out, llama, same
 
 from linattn.convert.convert import convert, plan_model
 from linattn.convert.layer.attention import Observation, linearized_layers, observing, set_mode
+from linattn.convert.training.loop import UnstableError
 from linattn.convert.training.losses import relative_error, row_divergence
-from linattn.convert.training.setting import UnstableError
 from linattn.convert.transfer import TransferOptions, transfer, transfer_errors
 from linattn.support.checkpoint import ResumeError
 

@@ -1,6 +1,4 @@
-"""The call of attention inside a converted layer; only mechanisms with scores can take a bias of scores."""
-
-from collections.abc import Callable
+"""Attention with scores that a bias, or a mask of pairs, is added to, and whose weights can be dropped out."""
 
 import torch
 import torch.nn.functional as F
@@ -12,34 +10,29 @@ from linattn.mechanisms.zeros_softmax import ZerosSoftmax
 from linattn.ops.shared.packing import compute_dtype
 from linattn.ops.shared.prepare import without_autocast
 
+HIDDEN = -50.0  # Swin hides a key by a bias of -100: keys with a bias below this are hidden
 
-def holds_bias(mechanism: Mechanism) -> bool:
+
+def has_scores(mechanism: Mechanism) -> bool:
     """Whether the mechanism has scores that a bias, or a mask of pairs, can be added to."""
     return isinstance(mechanism, Softmax | ZerosSoftmax)
 
 
-def attend(
+def attend_with_scores(
     mechanism: Mechanism,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
     x: Tensor,
-    bias: Tensor | None = None,
-    dropout: float = 0.0,
-    key_mask: Tensor | None = None,
-    rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
-    spatial_shape: tuple[int, int] | None = None,
+    bias: Tensor | None,
+    dropout: float,
+    key_mask: Tensor | None,
 ) -> Tensor:
-    """Attention output ``(B, H, T, D)``.
+    """Attention output ``(B, H, T, D)`` of a mechanism that :func:`has_scores`.
 
     ``bias`` broadcasts to ``(B, H, Tq, Tk)`` and is added to the scores; dropout applies to the weights.
     """
-    if not holds_bias(mechanism) or (bias is None and dropout == 0.0):
-        own = x if mechanism.info.uses_input else None
-        return mechanism(q, k, v, x=own, key_mask=key_mask, rotate=rotate, spatial_shape=spatial_shape)
-    if rotate is not None:
-        q, k = rotate(q, k)
     if key_mask is not None:
         hidden = torch.zeros_like(key_mask, dtype=q.dtype).masked_fill(~key_mask, -torch.inf)[:, None, None]
         bias = hidden if bias is None else bias + hidden
@@ -51,9 +44,6 @@ def attend(
         )
     assert isinstance(mechanism, ZerosSoftmax)
     return biased_zeros(mechanism, q, k, v, x, bias, dropout)
-
-
-HIDDEN = -50.0  # Swin hides a key by a bias of -100: keys with a bias below this are hidden
 
 
 def biased_zeros(

@@ -54,19 +54,6 @@ def draw(*lengths):
     return [torch.randint(1, 40, (length,), generator=generator) for length in lengths]
 
 
-def check_most_tokens(model, most):
-    """A model of learned positions takes as many tokens as its adapter says, and no more."""
-    from linattn.convert.adapters import find_adapter
-
-    assert find_adapter(model).most_tokens(model) == most
-    model(torch.full((1, most), 5))
-    try:
-        model(torch.full((1, most + 1), 5))
-    except (IndexError, RuntimeError):
-        return
-    raise AssertionError(f"{type(model).__name__} takes more than {most} tokens")
-
-
 def check_parts(model, names, shape):
     """Where the attention is, its shape, and that the projections to train are parts of it."""
     from linattn.convert.adapters import find_adapter
@@ -90,23 +77,6 @@ def check_teacher(model, call):
     assert len(linearized_layers(student)) == 2
     set_mode(student, "teacher")
     assert_close(call(student), call(model), **TOLERANCE)
-
-
-def check_features(model, call):
-    """Another attention, the same weights under the same names."""
-    expected, weights = call(model), model.state_dict()
-    for options in MECHANISMS:
-        student = converted(model, "features", **options)
-        got = call(student)
-        assert got.isfinite().all()
-        assert not torch.allclose(got, expected, atol=1e-3)
-        kept = student.state_dict()
-        assert all(torch.equal(kept[name], weight) for name, weight in weights.items())
-        assert all(".core." in name for name in kept.keys() - weights.keys())
-
-
-def check_lossless_start(model, call):
-    assert_close(call(converted(model, "zeros_softmax")), call(model), **TOLERANCE)
 
 
 def real_logits(rows):
