@@ -66,7 +66,7 @@ Stages: Any = make_dataclass(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linearize(EvaluationOptions, Stages, Pretrained):  # type: ignore[misc]
+class Linearize(EvaluationOptions, Stages, Pretrained):
     """Make a pretrained model linear: convert its attention, train what is new on text, and report what was lost.
 
     The result is a model of transformers: `linattn generate` writes with it, and linattn.convert.files loads it.
@@ -116,17 +116,15 @@ class Linearize(EvaluationOptions, Stages, Pretrained):  # type: ignore[misc]
         def on_stage(name: str, model: Any) -> None:
             write_json(self.out / "run" / SETTINGS, settings)  # not before: everything was checked by now
             screen.say(name)
-            for curve in model.linearize_report.curves if name == "transfer" else ():
-                screen.say(
-                    f"  layer {curve.layer} misses {curve.before:.4f} of its output before, {curve.after:.4f} after"
-                )
+            for row in model.linearize_report.curves if name == "transfer" else ():
+                screen.say(f"  layer {row.layer} misses {row.before:.4f} of its output before, {row.after:.4f} after")
             if evaluator is not None:
                 evaluator.stage(name, model, full=name in ("teacher", *last))
 
         try:
             converted = linearize(
                 self.load(), self.method, text=list(self.text) or None, tokenizer=tokenizer, folder=self.out / "run",
-                layers=self.layers, progress=screen.err.is_terminal and not screen.quiet, on_stage=on_stage, **stages,
+                layers=self.layers, progress=not screen.quiet, on_stage=on_stage, **stages,
                 **self.method_options(),
             )  # fmt: skip
         except ResumeError as error:
@@ -146,7 +144,7 @@ class Linearize(EvaluationOptions, Stages, Pretrained):  # type: ignore[misc]
         self, settings: Mapping[str, Any], made: Mapping[str, Any], evaluator: Evaluator | None,
         ablation: Mapping[str, Any] | None, screen: Screen,
     ) -> None:  # fmt: skip
-        """Write ``report.json``, and ``report.html`` with the charts in ``charts``."""
+        """Write ``report.json``, and ``report.html`` with its charts."""
         name, seconds = self.model.resolve().name, {stage["name"]: stage["seconds"] for stage in made["stages"]}
         config = {**settings, "model": name, "evaluation": None if evaluator is None else evaluator.options.values()}
         meta = describe_run(self.place()) | {

@@ -161,8 +161,10 @@ class Dof(Experiment):
                     errors.append(errors_of(y, scores, drawn))
                 t = deviation(density.limit, count, config["tolerance"], config["delta"])
                 bounds = error_bounds(eigenvalues, t, config["tolerance"], config["delta"])
-                row = dict(zip([f"{name}_error" for name in ERRORS], map(list, zip(*errors, strict=True)), strict=True))
-                row |= dict(zip(("kernel_bound", "sum_bound"), bounds if by_leverage else (None, None), strict=True))
+                row: dict[str, Any] = dict(
+                    zip([f"{name}_error" for name in ERRORS], map(list, zip(*errors, strict=True)), strict=True)
+                )
+                row |= {f"{name}_bound": b if by_leverage else None for name, b in zip(ERRORS, bounds, strict=False)}
                 rows.append({"head": name, "sampling": sampling, "count": count, "degrees": density.degrees, **row})
         return {"rows": rows}
 
