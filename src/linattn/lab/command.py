@@ -33,6 +33,8 @@ class Command(Protocol):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that ``arguments`` name; returns its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["compare"] and any(word.partition("=")[0] == "--task" for word in words[1:]):
+        words[1:] = ["text", *words[2 if words[1] == "text" else 1 :]]  # by --task, with or without its name
     name = command_name(words)
     try:
         return _run(name, words)
@@ -149,7 +151,7 @@ def _function(config: type[Config], everything: bool) -> Any:
         panels.setdefault(panel, Group(panel, sort_key=LAST.get(panel, len(panels))))
         default = _shown_default(own, rule)
         annotation: Any = Annotated[
-            _typed(hints[own.name]),
+            list[str] | None if rule.repeated else _typed(hints[own.name]),
             Parameter(
                 name=None if rule.argument else flag(own.name),
                 help=rule.help + _shown_choices(rule),

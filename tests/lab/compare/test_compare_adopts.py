@@ -8,17 +8,17 @@ from shutil import rmtree
 
 import pytest
 import torch
+from linattn.lab.compare.text.settings import TextCompareConfig
+from linattn.lab.compare.text.subject import Texts
+from linattn.lab.train.text.folder import TextFolder
 from rich.console import Console
 
 from linattn.lab.compare import compare as main
 from linattn.lab.compare.compare import compare
 from linattn.lab.compare.text import adopt, subject
-from linattn.lab.compare.text.settings import TextCompareConfig
-from linattn.lab.compare.text.subject import Texts
 from linattn.lab.train.text import run as text_run
 from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.feed import Feed
-from linattn.lab.train.text.folder import TextFolder
 from linattn.lab.train.text.hosts import HostOptions
 
 # Two contenders, two rates, two seeds: of eight runs two are the same. Two evaluations each, checkpoints at every step.

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from linattn.lab.compare.text.settings import TextCompareConfig
+from linattn.lab.compare.text.subject import Texts, validation
 from rich.console import Console
 
 from linattn.lab.compare import compare as main
@@ -19,8 +21,6 @@ from linattn.lab.compare.cells import CellResult, best_lrs, sweep_cells
 from linattn.lab.compare.compare import compare
 from linattn.lab.compare.results import Results
 from linattn.lab.compare.text import costs, subject
-from linattn.lab.compare.text.settings import TextCompareConfig
-from linattn.lab.compare.text.subject import Texts, validation
 from linattn.lab.pages import edge_sentence, ranking_sentence
 from linattn.lab.tasks.text import text_task
 from linattn.lab.train.recorder import RecordError

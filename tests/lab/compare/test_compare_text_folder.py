@@ -5,13 +5,13 @@ from dataclasses import replace
 from io import StringIO
 
 import pytest
+from linattn.lab.compare.text.settings import TextCompareConfig
+from linattn.lab.compare.text.subject import Texts
 from rich.console import Console
 from tests.lab.compare.test_compare_text import CONFIG
 
 from linattn.lab.compare import compare as main
 from linattn.lab.compare.compare import compare
-from linattn.lab.compare.text.settings import TextCompareConfig
-from linattn.lab.compare.text.subject import Texts
 from linattn.support.options import OptionError
 
 

@@ -10,7 +10,7 @@ from linattn.convert.layer.attention import Observation
 from linattn.convert.layer.core import Core, build_core
 from linattn.convert.plan import LayerPlan, LayerShape, plan
 from linattn.convert.training.losses import output_error, relative_error
-from linattn.ops.hybrid.state import count_numbers
+from linattn.ops.hybrid.rows import count_numbers
 from linattn.ops.hybrid.types import Window
 from linattn.support.options import OptionError
 from linattn.support.schedule import warmed_cosine

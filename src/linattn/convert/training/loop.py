@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from linattn.ops.shared.packing import compute_dtype
+from linattn.ops.shared.call import compute_dtype
 from linattn.support.checkpoint import RunFolder
 from linattn.support.config import Config, option
 from linattn.support.options import OptionError

@@ -7,7 +7,6 @@ import typer
 from rich.console import Console
 
 from linattn.lab.cli.compare_conversion import conversion
-from linattn.lab.cli.compare_text import text
 from linattn.lab.cli.graph import compare as graph
 from linattn.lab.cli.image_options import ImageData, ImageOptions, ImageRecipe, ImageSize, recipe_or_default
 from linattn.lab.cli.options import DefaultGroup, Jobs, MechanismOptions, names, numbers, option_errors
@@ -37,7 +36,6 @@ app = typer.Typer(
     help="Train mechanisms in one host with one budget: on images, or with --task on text and tasks of sequences.",
     no_args_is_help=False,
 )
-app.command()(text)
 app.command()(conversion)
 app.command(name="graph")(graph)
 

@@ -9,7 +9,6 @@ from rich.console import Console
 from linattn.lab.cli.image_options import ImageData, ImageOptions, ImageSize
 from linattn.lab.cli.options import DefaultGroup, MechanismOptions, option_errors
 from linattn.lab.cli.shared_options import MachineOptions, takes_shared_options
-from linattn.lab.cli.train_text import lm, mlm, task
 
 
 class Train(DefaultGroup):
@@ -23,8 +22,6 @@ app = typer.Typer(
     help="Train one model: on images (what it does when nothing is named), on text, or on a task of sequences.",
     no_args_is_help=False,
 )
-for command in (lm, mlm, task):
-    app.command()(command)
 
 
 @app.command()

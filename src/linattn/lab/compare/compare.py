@@ -19,20 +19,17 @@ from linattn.lab.compare.results import Results
 from linattn.lab.compare.screen import Screen, final_table
 from linattn.lab.compare.settings import CompareConfig
 from linattn.lab.compare.subject import Comparing, Subject
-from linattn.lab.compare.text.settings import TextCompareConfig
-from linattn.lab.compare.text.subject import Texts
 from linattn.lab.compare.workers import workers
 from linattn.lab.page.numbers import counted
 from linattn.lab.pages import edge_sentence, ranking_sentence, write_csv, write_report
 from linattn.lab.tasks.graph import load_graph
 from linattn.lab.tasks.load import load_images
-from linattn.lab.train.text.config import AS_EVER
 from linattn.support.extras import need
 from linattn.support.files import write_json
 from linattn.support.options import OptionError, check_folder
 
 RIGHT, FAILED, INTERRUPTED = 0, 1, 130
-AnyConfig = CompareConfig | ConversionConfig | TextCompareConfig | GraphCompareConfig
+AnyConfig = CompareConfig | ConversionConfig | GraphCompareConfig
 
 
 def create_subject(config: AnyConfig) -> Subject:
@@ -40,8 +37,6 @@ def create_subject(config: AnyConfig) -> Subject:
     if isinstance(config, GraphCompareConfig):
         return Graphs(config, load_graph(config.data))
     need("a comparison", "accelerate")
-    if isinstance(config, TextCompareConfig):
-        return Texts(config)
     data = load_images(config.data, image_size=config.image_size)
     return Conversions(config, data) if isinstance(config, ConversionConfig) else Images(config, data)
 
@@ -184,7 +179,7 @@ def same_settings(config: Comparing) -> None:
 
 def _told(name: str, value: object) -> object:
     """A setting in the words of the user; None, for what earlier versions did not save, becomes its value then."""
-    return AS_EVER.get(name) if value is None else value
+    return value
 
 
 def joined_options(

@@ -17,8 +17,6 @@ from linattn.lab.compare.conversion.subject import Conversions
 from linattn.lab.compare.images import Images
 from linattn.lab.compare.settings import CompareConfig
 from linattn.lab.compare.subject import Comparing, Subject, Trainer
-from linattn.lab.compare.text.settings import TextCompareConfig
-from linattn.lab.compare.text.subject import Texts
 from linattn.lab.tasks.load import load_images
 from linattn.lab.train.log import logged
 from linattn.support.machine import cores
@@ -126,7 +124,7 @@ def rounds_of(config: Comparing, cell: Cell) -> int:
     """Number of evaluations of a run; on images each epoch ends in one."""
     if isinstance(config, ConversionConfig):
         return epochs_of(config, cell)
-    rounds: int = config.train.rounds if isinstance(config, TextCompareConfig) else config.train.epochs
+    rounds: int = config.train.epochs
     return rounds
 
 
@@ -139,13 +137,9 @@ def _start(config: Comparing) -> None:
         from torch._inductor import config as inductor
 
         inductor.compile_threads = max(1, cores() // config.jobs)  # else each worker would start a process per core
-    subject: Subject
-    if isinstance(config, TextCompareConfig):
-        subject = Texts(config)
-    else:
-        assert isinstance(config, CompareConfig | ConversionConfig)
-        data = load_images(config.data, image_size=config.image_size)
-        subject = Images(config, data) if isinstance(config, CompareConfig) else Conversions(config, data)
+    assert isinstance(config, CompareConfig | ConversionConfig)
+    data = load_images(config.data, image_size=config.image_size)
+    subject: Subject = Images(config, data) if isinstance(config, CompareConfig) else Conversions(config, data)
     _RUNNER = subject.trainer(lambda *_: None, lambda *_: None)
 
 
