@@ -6,7 +6,6 @@ import pytest
 import torch
 from tests.convert.tiny import LENGTH, Counted, held_out, llama, same
 
-from linattn.convert.convert import convert, plan_model
 from linattn.convert.layer.attention import Observation, linearized_layers, observing, set_mode
 from linattn.convert.training.loop import UnstableError
 from linattn.convert.training.losses import relative_error, row_divergence
@@ -26,12 +25,11 @@ def cores(model):
         ("still", {"linear_weight": 2.0}, "mse", torch.float32),
         ("lolcats", {}, "mse", torch.bfloat16),
         ("hedgehog", {"window": 0}, "cross_entropy", torch.float32),
-        ("features", {"window": None, "mechanism": "mirror"}, "mse", torch.float32),
+        ("features", {"mechanism": "mirror"}, "mse", torch.float32),
     ],
 )
 def test_errors_fall_in_every_layer_and_nothing_else_changes(method, options, loss, dtype):
-    options = {name: value for name, value in options.items() if value is not None}
-    model = llama(method, dtype, **options) if "mechanism" not in options else mirror()
+    model = llama(method, dtype, **options)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     curves = transfer(
         model, Counted(4), TransferOptions(steps=40, lr=0.05, loss=loss, scale_factor=2), held_out=held_out()
@@ -47,14 +45,6 @@ def test_errors_fall_in_every_layer_and_nothing_else_changes(method, options, lo
         assert value.dtype == (torch.float32 if learned else dtype)
     assert all(layer.mode == "student" and layer.observe is None for layer in linearized_layers(model).values())
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def mirror():
-    from linattn.convert.convert import convert, plan_model
-
-    model = llama()
-    convert(model, plan_model(model, "features", mechanism="mirror"))
-    return model
 
 
 def test_no_graph_outlives_its_layer(monkeypatch):
@@ -127,16 +117,6 @@ def test_rounds_are_independent_and_finished_ones_are_kept(tmp_path):
     assert same(cores(resumed), cores(whole))  # one layer at a time, or all together
 
 
-def test_the_teacher_runs_no_further_than_the_last_layer_of_a_round():
-    model = llama("still")
-    runs = []
-    for index, block in enumerate(model.model.layers):
-        block.mlp.register_forward_hook(lambda *_, index=index: runs.append(index))
-    model.lm_head.register_forward_hook(lambda *_: runs.append("head"))
-    transfer(model, Counted(), TransferOptions(steps=1, layers_per_round=1))
-    assert runs == [0]  # the second round passes the first block, and stops in the attention of the second
-
-
 def test_another_run_in_the_folder_is_refused(tmp_path):
     transfer(llama("still"), Counted(), TransferOptions(steps=1), tmp_path)
     with pytest.raises(ResumeError, match=r"another lr \(was 0.01, is 0.1\)"):
@@ -206,8 +186,7 @@ def test_scales_learn_faster_than_maps():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_core_that_is_exact_already_does_not_follow_rounding_away(dtype):
-    model = llama(dtype=dtype)
-    convert(model, plan_model(model, "zeros_softmax"))
+    model = llama("zeros_softmax", dtype)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     transfer(model, Counted(), TransferOptions(steps=6))
     after = model.state_dict()

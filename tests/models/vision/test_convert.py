@@ -128,14 +128,11 @@ def test_layers_by_number_and_by_name():
 
 def test_the_report_can_be_read():
     _, report = convert(build("beit"), "mirror")
-    text = str(report)
-    assert text.startswith("converted to mirror: 2 layers of attention\n")
-    for line in ("  changed      blocks.*.attn: Attention -> mirror (2)", "  kept         blocks.*.attn.q_bias (2)",
-                 "  initialised  blocks.*.attn.mechanism.angles (2)"):  # fmt: skip
-        assert line in text.splitlines()
-    assert "relative_position_bias_table: a relative position bias is added to scores, and mirror has none (2)" in text
-    _, report = convert(build("siglip"), "relu")
-    assert report.left == ["attn_pool"]
+    lines = str(report).splitlines()
+    assert "  changed      blocks.*.attn: Attention -> mirror (2)" in lines
+    assert "  initialised  blocks.*.attn.mechanism.angles (2)" in lines
+    assert "a relative position bias is added to scores, and mirror has none (2)" in str(report)
+    assert convert(build("siglip"), "relu").report.left == ["attn_pool"]
     _, report = convert(build("vit", attn_drop_rate=0.1), "relu")
     assert "dropout 0.1 is of weights" in report.dropped["blocks.0.attn.attn_drop"]
 

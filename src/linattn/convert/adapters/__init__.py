@@ -11,7 +11,7 @@ _ADAPTERS: list[Adapter] = [*DECODERS, *ENCODERS, TimmAttention()]
 
 HOW_TO_WRITE_ONE = """no adapter knows {family}. To write one, inherit linattn.convert.adapters.base.Adapter:
   model_types  names the family ({family_type!r}), or write matches(model)
-  sites        lists the attention modules by their dotted paths, with their shapes
+  blocks       names the classes of its blocks, inside the path of the attention in one, shape its shape; or write sites
   project      makes q (B, H, T, D), k and v (B, H_kv, T, D) of the module's input, after norms and rotary positions
   merge        makes of heads (B, H, T, D) what the module returns, with its output projection
 and hand it to linattn.convert.adapters.register_adapter(YourAdapter()). Families known so far: {known}"""

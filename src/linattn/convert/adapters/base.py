@@ -1,7 +1,7 @@
 """The interface through which a family of models lets its attention be replaced."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -40,6 +40,9 @@ class Adapter(ABC):
     model_types: ClassVar[tuple[str, ...]] = ()  # values of ``model_type`` in configs of transformers
     arguments: ClassVar[tuple[str, ...]] = ("hidden_states",)  # arguments that the model passes by position
     lora_targets: ClassVar[tuple[str, ...]] = ()  # projections of the attention, by the last part of their names
+    # Classes of the model's blocks (or of what they inherit), and the path of the attention inside of one.
+    blocks: ClassVar[tuple[str, ...]] = ()
+    inside: ClassVar[str] = ""
 
     # Rotary positions: softmax does not depend on where they start, features do. True: start at the first real token.
     positions_from_mask: ClassVar[bool] = False
@@ -48,9 +51,18 @@ class Adapter(ABC):
         """Whether the model is of this family."""
         return getattr(getattr(model, "config", None), "model_type", None) in self.model_types
 
-    @abstractmethod
     def sites(self, model: nn.Module) -> list[Site]:
-        """All attention modules of the model, in the order of its layers."""
+        """All attention modules of the model, in the order of its layers, converted or not."""
+        found: list[Site] = []
+        for name, block in model.named_modules():
+            if is_of(block, *self.blocks):
+                path = ".".join(filter(None, (name, self.inside)))  # the model itself has the empty path
+                found.append(Site(path, len(found), self.shape(model.get_submodule(path))))
+        return found
+
+    def shape(self, module: Any) -> LayerShape:
+        """The shape of an attention module."""
+        raise NotImplementedError(f"{type(self).__name__} must have shape(module), or sites(model)")
 
     @abstractmethod
     def project(self, module: Any, hidden: Tensor, **kwargs: Any) -> Projected:
@@ -110,18 +122,6 @@ def padding_of(mask: Tensor | None) -> Tensor | None:
             "the causal one: no packed sequences, no windows and no masks of pairs"
         )
     return real[:, 0, 0]
-
-
-def blocks(model: nn.Module, *class_names: str, inside: str) -> Iterator[tuple[int, str, Any]]:
-    """The attention in each of the model's blocks, in order: (number, dotted path, module).
-
-    Blocks are found by the name of their class, or of one that it inherits, before and after their attention was
-    replaced; ``inside`` is the path of the attention in a block.
-    """
-    found = [name for name, module in model.named_modules() if is_of(module, *class_names)]
-    for index, name in enumerate(found):
-        path = ".".join(filter(None, (name, inside)))  # the model itself has the empty path
-        yield index, path, model.get_submodule(path)
 
 
 def is_of(module: object, *class_names: str, package: str = "") -> bool:

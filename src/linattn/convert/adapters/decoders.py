@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from linattn.convert.adapters.base import Adapter, Projected, Site, blocks, join_heads, split_heads
+from linattn.convert.adapters.base import Adapter, Projected, Site, join_heads, split_heads
 from linattn.convert.plan import LayerShape
 
 
@@ -23,17 +23,17 @@ class LlamaAdapter(Adapter):
 
     def sites(self, model: nn.Module) -> list[Site]:
         found = []
-        for name, module in model.named_modules():
+        attentions: list[tuple[str, Any]] = list(model.named_modules())
+        for name, module in attentions:
             if name.rpartition(".")[2] == "self_attn" and hasattr(module, "o_proj"):
-                found.append(self._site(name, module))
+                why_not = self.why_not(module)
+                found.append(Site(name, module.layer_idx, self.shape(module), why_not is None, why_not))
         return found
 
-    def _site(self, name: str, module: Any) -> Site:
+    def shape(self, module: Any) -> LayerShape:
         heads, kv_heads = (p.weight.shape[0] // module.head_dim for p in (module.q_proj, module.k_proj))
         causal = bool(getattr(module, "is_causal", True))
-        shape = LayerShape(heads, kv_heads, module.head_dim, module.q_proj.weight.shape[1], causal)
-        why_not = self.why_not(module)
-        return Site(name, module.layer_idx, shape, why_not is None, why_not)
+        return LayerShape(heads, kv_heads, module.head_dim, module.q_proj.weight.shape[1], causal)
 
     def why_not(self, module: Any) -> str | None:
         """Why a layer cannot be converted; None: it can."""
@@ -71,14 +71,13 @@ class GPTNeoXAdapter(Adapter):
     model_types: ClassVar[tuple[str, ...]] = ("gpt_neox",)
     arguments: ClassVar[tuple[str, ...]] = ("hidden_states", "attention_mask", "layer_past", "position_embeddings")
     lora_targets: ClassVar[tuple[str, ...]] = ("query_key_value", "dense")
+    blocks: ClassVar[tuple[str, ...]] = ("GPTNeoXLayer",)
+    inside: ClassVar[str] = "attention"
     positions_from_mask: ClassVar[bool] = True
 
-    def sites(self, model: nn.Module) -> list[Site]:
-        found = []
-        for index, name, attention in blocks(model, "GPTNeoXLayer", inside="attention"):
-            heads, hidden = attention.config.num_attention_heads, attention.config.hidden_size
-            found.append(Site(name, index, LayerShape(heads, heads, attention.head_size, hidden, causal=True)))
-        return found
+    def shape(self, module: Any) -> LayerShape:
+        heads = module.config.num_attention_heads
+        return LayerShape(heads, heads, module.head_size, module.config.hidden_size, causal=True)
 
     def project(self, module: Any, hidden: Tensor, **kwargs: Any) -> Projected:
         q, k, v = split_heads(module.query_key_value(hidden), 3 * module.head_size).chunk(3, dim=-1)
@@ -101,14 +100,11 @@ class GPT2Adapter(Adapter):
     model_types: ClassVar[tuple[str, ...]] = ("gpt2",)
     arguments: ClassVar[tuple[str, ...]] = ("hidden_states", "past_key_values", "attention_mask")
     lora_targets: ClassVar[tuple[str, ...]] = ("c_attn", "c_proj")
+    blocks: ClassVar[tuple[str, ...]] = ("GPT2Block",)
+    inside: ClassVar[str] = "attn"
 
-    def sites(self, model: nn.Module) -> list[Site]:
-        found = []
-        for index, name, attention in blocks(model, "GPT2Block", inside="attn"):
-            heads = attention.num_heads
-            shape = LayerShape(heads, heads, attention.head_dim, attention.embed_dim, causal=True)
-            found.append(Site(name, index, shape))
-        return found
+    def shape(self, module: Any) -> LayerShape:
+        return LayerShape(module.num_heads, module.num_heads, module.head_dim, module.embed_dim, causal=True)
 
     def most_tokens(self, model: Any) -> int | None:
         return int(model.config.max_position_embeddings)

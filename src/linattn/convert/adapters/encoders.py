@@ -2,12 +2,10 @@
 
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from linattn.convert.adapters.base import Adapter, Projected, Site, blocks, join_heads, split_heads
+from linattn.convert.adapters.base import Adapter, Projected, join_heads, split_heads
 from linattn.convert.plan import LayerShape
-
-BERT_LAYERS = ("BertLayer", "RobertaLayer", "XLMRobertaLayer", "CamembertLayer", "ElectraLayer")
 
 
 class BertAdapter(Adapter):
@@ -20,14 +18,18 @@ class BertAdapter(Adapter):
     model_types: ClassVar[tuple[str, ...]] = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
     arguments: ClassVar[tuple[str, ...]] = ("hidden_states", "attention_mask", "past_key_values")
     lora_targets: ClassVar[tuple[str, ...]] = ("query", "key", "value")
+    blocks: ClassVar[tuple[str, ...]] = (
+        "BertLayer",
+        "RobertaLayer",
+        "XLMRobertaLayer",
+        "CamembertLayer",
+        "ElectraLayer",
+    )
+    inside: ClassVar[str] = "attention.self"
 
-    def sites(self, model: nn.Module) -> list[Site]:
-        found = []
-        for index, name, attention in blocks(model, *BERT_LAYERS, inside="attention.self"):
-            heads, width = attention.num_attention_heads, attention.attention_head_size
-            shape = LayerShape(heads, heads, width, attention.config.hidden_size, causal=attention.is_causal)
-            found.append(Site(name, index, shape))
-        return found
+    def shape(self, module: Any) -> LayerShape:
+        heads, width = module.num_attention_heads, module.attention_head_size
+        return LayerShape(heads, heads, width, module.config.hidden_size, causal=module.is_causal)
 
     def most_tokens(self, model: Any) -> int | None:
         """In RoBERTa and its relatives positions start after the padding id: the first of them are never used."""
@@ -49,13 +51,12 @@ class ViTAdapter(Adapter):
     model_types: ClassVar[tuple[str, ...]] = ("vit",)
     arguments: ClassVar[tuple[str, ...]] = ("hidden_states", "attention_mask")
     lora_targets: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    blocks: ClassVar[tuple[str, ...]] = ("ViTLayer",)
+    inside: ClassVar[str] = "attention"
 
-    def sites(self, model: nn.Module) -> list[Site]:
-        found = []
-        for index, name, attention in blocks(model, "ViTLayer", inside="attention"):
-            heads, hidden = attention.num_attention_heads, attention.config.hidden_size
-            found.append(Site(name, index, LayerShape(heads, heads, attention.head_dim, hidden, causal=False)))
-        return found
+    def shape(self, module: Any) -> LayerShape:
+        heads = module.num_attention_heads
+        return LayerShape(heads, heads, module.head_dim, module.config.hidden_size, causal=False)
 
     def project(self, module: Any, hidden: Tensor, **kwargs: Any) -> Projected:
         parts = (module.q_proj(hidden), module.k_proj(hidden), module.v_proj(hidden))

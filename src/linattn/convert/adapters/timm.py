@@ -41,10 +41,12 @@ class TimmAttention(Adapter):
     def _site(self, name: str, index: int, block: nn.Module) -> Site:
         attention: Any = getattr(block, "attn", None)
         if is_of(attention, "Attention", package="timm.") or hasattr(attention, "core"):  # with a core: converted
-            heads, width, hidden = attention.num_heads, attention.head_dim, attention.qkv.in_features
-            return Site(f"{name}.attn", index, LayerShape(heads, heads, width, hidden, causal=False))
+            return Site(f"{name}.attn", index, self.shape(attention))
         kind = type(block if attention is None else attention).__name__
         return Site(name, index, LayerShape(0, 0, 0, 0, causal=False), False, f"{kind} is not timm's plain attention")
+
+    def shape(self, module: Any) -> LayerShape:
+        return LayerShape(module.num_heads, module.num_heads, module.head_dim, module.qkv.in_features, causal=False)
 
     def hidden(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         """The input is also kept among the arguments by name, since the gate of the output reads it."""

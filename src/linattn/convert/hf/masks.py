@@ -40,8 +40,8 @@ def padding_mask(
         # Without a window in the config no layer has one: the pattern would reach converted layers.
         windowed = keeps_windows and any(getattr(options.get("config"), name, None) is not None for name in WINDOWS)
         pairs = sdpa_mask(
-            batch_size, q_length, kv_length, q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function,
-            attention_mask=attention_mask if windowed else None, **(options | skips),
+            batch_size, q_length, kv_length, q_offset=q_offset, kv_offset=kv_offset,  # type: ignore[arg-type]
+            mask_function=mask_function, attention_mask=attention_mask if windowed else None, **(options | skips),
         )  # fmt: skip
         assert pairs is not None  # without skips it never is
         if windowed:
