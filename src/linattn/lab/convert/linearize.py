@@ -87,7 +87,12 @@ class Linearize(EvaluationOptions, Stages, Pretrained):
     transfer: bool = field(True, "Do this stage.", group=TRAINING)
     finetune: bool = field(True, "Do this stage.", group=TUNING)
     eval_text: tuple[str, ...] = field(
-        (), "Texts to measure on.", group=FIGURES, affects=False, default_text="what is held out of --text"
+        (),
+        "Texts to measure on.",
+        group=FIGURES,
+        affects=False,
+        default_text="what is held out of --text",
+        repeated=True,
     )
     probe: Path | None = field(
         None, "Encoders: folder with labelled train.jsonl and test.jsonl.", group=FIGURES, affects=False, rare=True
