@@ -5,7 +5,7 @@ from functools import partial
 import numpy
 import pytest
 
-from linattn.lab.bench.model_cost import throughput_in_turns
+from linattn.lab.bench.cost import throughput_in_turns
 from linattn.lab.compare import compare as main
 from linattn.lab.compare import measure
 from linattn.lab.compare import text_costs as costs

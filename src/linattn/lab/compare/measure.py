@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from linattn.analysis.heat_map import token_heat_map
-from linattn.analysis.statistics import model_statistics
-from linattn.lab.bench.model_cost import model_cost, throughput_in_turns, train_peak_bytes
+from linattn.analysis.statistics import model_statistics, token_heat_map
+from linattn.lab.bench.cost import model_cost, throughput_in_turns, train_peak_bytes
 from linattn.lab.compare.cells import Cell
 from linattn.lab.compare.host import Host, create_host, layer_to_show
 from linattn.lab.compare.settings import CompareConfig

@@ -8,7 +8,7 @@ from re import finditer
 import torch
 from torch import Tensor
 
-from linattn.convert.evaluate.words import ADJECTIVES, NOUNS, SENTENCES
+from linattn.convert.evaluate.needles import ADJECTIVES, NOUNS, SENTENCES
 from linattn.lab.tasks.text.generated import GeneratedTask, python_random, require
 from linattn.lab.tasks.text.task import IGNORED, Sequences
 from linattn.support.config import option
