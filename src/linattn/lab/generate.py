@@ -40,7 +40,7 @@ class Generate(Config):
         need("linattn generate", "transformers", "safetensors")
         device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         check_device(device)
-        from linattn.lab.convert.jobs.model_folder import is_linearized, load_linearized_text
+        from linattn.lab.convert.folder import is_linearized, load_linearized_text
         from linattn.models.language import register_auto_classes
         from linattn.models.language.hf.text import Sampling, load_text_model
 
