@@ -8,7 +8,7 @@ import pytest
 from linattn.lab.bench.cost import throughput_in_turns
 from linattn.lab.compare import compare as main
 from linattn.lab.compare import measure
-from linattn.lab.compare.text import costs
+from linattn.lab.compare import text_costs as costs
 from linattn.lab.tasks.load import load_images as load
 
 
