@@ -11,4 +11,15 @@ class Entry(NamedTuple):
     group: str = ""
 
 
-COMMANDS: dict[str, Entry] = {}
+COMMANDS: dict[str, Entry] = {
+    "compare": Entry(
+        "linattn.lab.compare.images:CompareImages", "Train mechanisms in one host on images, and compare."
+    ),
+    "compare conversion": Entry(
+        "linattn.lab.compare.conversion:CompareConversion", "Convert a trained softmax model to each mechanism."
+    ),
+    "train images": Entry(
+        "linattn.lab.train.command:TrainImages", "Train one mechanism on images.", "Train one model."
+    ),
+    "report": Entry("linattn.lab.report:Report", "Draw the page of a comparison again."),
+}

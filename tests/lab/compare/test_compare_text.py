@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from linattn.lab.train.recorder import RecordError
 from rich.console import Console
 
 from linattn.lab.compare import compare as main
@@ -23,7 +24,6 @@ from linattn.lab.compare.text.settings import TextCompareConfig
 from linattn.lab.compare.text.subject import Texts, validation
 from linattn.lab.pages import edge_sentence, ranking_sentence
 from linattn.lab.tasks.text import text_task
-from linattn.lab.train.recorder import RecordError
 from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.hosts import HostOptions
 from linattn.support.options import OptionError

@@ -8,7 +8,7 @@ from timm.data import auto_augment as timm_augment
 
 from linattn.lab.train.augment import Augment, affine, histogram, photometric
 from linattn.lab.train.augment.erasing import draw_boxes, random_erasing
-from linattn.lab.train.augment.policy import Policy
+from linattn.lab.train.augment.rand_augment import Policy
 from linattn.lab.train.augment.rand_augment import MATRICES, OPERATIONS, PLAIN, WITH_PARAMETER, RandAugment
 from linattn.lab.train.augment.shift import random_crop, random_flip
 from linattn.lab.train.config import TrainConfig

@@ -7,9 +7,9 @@ from linattn.lab.tasks import ImageData, ImageSplit
 from linattn.lab.train import resident
 from linattn.lab.train.batches import create_batches
 from linattn.lab.train.config import TrainConfig
-from linattn.lab.train.mixing import create_mixing
-from linattn.lab.train.resident import ResidentBatches
-from linattn.lab.train.shares import Shares
+from linattn.lab.train.batches import create_mixing
+from linattn.lab.train.batches import ResidentBatches
+from linattn.lab.train.batches import Shares
 from linattn.support.options import OptionError
 from linattn.support.seeds import seed_step
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from linattn.lab.train.config import TrainConfig
-from linattn.lab.train.schedule import learning_rate
+from linattn.lab.train.config import learning_rate
 from linattn.support.schedule import warmed_line
 
 

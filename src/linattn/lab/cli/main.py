@@ -16,7 +16,6 @@ from linattn.lab.cli.lab import app as lab
 from linattn.lab.cli.linearize import linearize
 from linattn.lab.cli.mechanisms import mechanisms
 from linattn.lab.cli.memory import memory
-from linattn.lab.cli.report import report
 from linattn.lab.cli.throughput import throughput
 from linattn.lab.cli.tour import tour
 from linattn.lab.cli.train import app as train
@@ -46,7 +45,7 @@ app.add_typer(compare, name="compare")
 app.add_typer(train, name="train")
 app.add_typer(graph, name="graph")
 app.add_typer(lab, name="lab")
-for command in (generate, linearize, inspect, report, mechanisms, tour, doctor):
+for command in (generate, linearize, inspect, mechanisms, tour, doctor):
     app.command()(command)
 for measure in (bench, kernels, models, memory, decoding, throughput):
     app.command()(measure)

@@ -11,16 +11,9 @@ from functools import partial
 import torch
 
 from linattn.lab.compare.cells import Cell, CellResult
-from linattn.lab.compare.conversion.settings import ConversionConfig
-from linattn.lab.compare.conversion.sources import epochs_of, run_folder, source_cells, source_of
-from linattn.lab.compare.conversion.subject import Conversions
-from linattn.lab.compare.images import Images
-from linattn.lab.compare.settings import CompareConfig
 from linattn.lab.compare.subject import Comparing, Subject, Trainer
 from linattn.lab.compare.text.settings import TextCompareConfig
 from linattn.lab.compare.text.subject import Texts
-from linattn.lab.tasks.load import load_images
-from linattn.lab.train.log import logged
 from linattn.support.machine import cores
 from linattn.support.processes import end_with_parent
 from linattn.support.telling import OnWork
@@ -53,15 +46,6 @@ def _in_workers(
     config: Comparing, pools: list[ProcessPoolExecutor], cells: list[Cell], on_work: OnWork
 ) -> Iterator[CellResult]:
     """Train cells in workers; conversions wait for the softmax models they start from, which workers train too."""
-    lost: dict[Cell, str] = {}
-    if isinstance(config, ConversionConfig):
-        for source in _train(config, pools, source_cells(config, cells), on_work):
-            if source.status == "failed":
-                lost[source.cell] = source.reason
-        for cell in cells:
-            if source_of(config, cell) in lost:
-                yield CellResult(cell, "failed", lost[source_of(config, cell)])
-        cells = [cell for cell in cells if source_of(config, cell) not in lost]
     yield from _train(config, pools, cells, on_work)
 
 
@@ -116,16 +100,14 @@ def _under_way(config: Comparing, cells: list[Cell]) -> str:
     """The progress of runs, from the logs they write; runs that have begun come first."""
     words = []
     for cell in cells:
-        folder = run_folder(config, cell) if isinstance(config, ConversionConfig) else cell.folder(config.output)
-        done = logged(folder / "log.jsonl")
+        log = cell.folder(config.output) / "log.jsonl"
+        done = len(log.read_text().splitlines()) if log.exists() else 0
         words.append((-done, f"{cell.title}: {done} of {rounds_of(config, cell)} evaluations"))
     return "; ".join(word for _, word in sorted(words, key=lambda found: found[0])[: config.jobs])
 
 
 def rounds_of(config: Comparing, cell: Cell) -> int:
     """Number of evaluations of a run; on images each epoch ends in one."""
-    if isinstance(config, ConversionConfig):
-        return epochs_of(config, cell)
     rounds: int = config.train.rounds if isinstance(config, TextCompareConfig) else config.train.epochs
     return rounds
 
@@ -139,13 +121,8 @@ def _start(config: Comparing) -> None:
         from torch._inductor import config as inductor
 
         inductor.compile_threads = max(1, cores() // config.jobs)  # else each worker would start a process per core
-    subject: Subject
-    if isinstance(config, TextCompareConfig):
-        subject = Texts(config)
-    else:
-        assert isinstance(config, CompareConfig | ConversionConfig)
-        data = load_images(config.data, image_size=config.image_size)
-        subject = Images(config, data) if isinstance(config, CompareConfig) else Conversions(config, data)
+    assert isinstance(config, TextCompareConfig)
+    subject: Subject = Texts(config)
     _RUNNER = subject.trainer(lambda *_: None, lambda *_: None)
 
 

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from linattn.lab.train.records import DivergedError
+from linattn.lab.train.rounds import DivergedError
 from linattn.support.checkpoint import ResumeError
 from linattn.support.options import OptionError
 

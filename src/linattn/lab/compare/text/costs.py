@@ -9,10 +9,10 @@ from torch import Tensor
 
 from linattn.lab.bench.memory import peak_bytes
 from linattn.lab.bench.timing import measure_in_turns
-from linattn.lab.compare.measure import groups_to_measure
+from linattn.lab.compare.cells import groups_to_measure
 from linattn.lab.tasks.text import SequenceTask
 from linattn.lab.train.accelerator import matrix_products
-from linattn.lab.train.recorder import Recorder, RecordError
+from linattn.lab.train.captured_step import Recorder, RecordError
 from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.feed import Feed, Part
 from linattn.lab.train.text.hosts import HostOptions, count_parameters, create_host

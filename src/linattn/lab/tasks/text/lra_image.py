@@ -7,7 +7,7 @@ from types import MappingProxyType
 import torch
 
 from linattn.lab.tasks.images import ImageData
-from linattn.lab.tasks.npz import load_npz
+from linattn.lab.tasks.load import load_npz
 from linattn.lab.tasks.text.examples import Examples
 from linattn.lab.tasks.text.labelled import LabelledTask
 from linattn.lab.tasks.text.once import once

@@ -9,9 +9,7 @@ from linattn.lab.tasks.text import SequenceTask
 from linattn.lab.tasks.text.task import PLACES
 from linattn.lab.train.accelerator import check_accelerator, create_accelerator
 from linattn.lab.train.captured_step import CapturedStep
-from linattn.lab.train.log import write_log
-from linattn.lab.train.loop import go_through
-from linattn.lab.train.rounds import OnStep
+from linattn.lab.train.rounds import OnStep, go_through, write_log
 from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.feed import Feed
 from linattn.lab.train.text.folder import TextFolder

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from linattn.lab.train.records import DivergedError
+from linattn.lab.train.rounds import DivergedError
 
 
 @dataclass(frozen=True)
