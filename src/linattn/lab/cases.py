@@ -48,6 +48,14 @@ class Outcome:
     result: dict[str, Any] | None = None
     error: str = ""
 
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of a frame: the case without its ``config``, which all cases share, beside its result, or beside
+        each of the result's ``rows``."""
+        case = {name: value for name, value in self.case.items() if name != "config"}
+        result = dict(self.result or {"error": self.error})
+        rows = result.pop("rows", None)
+        return [{**case, **result}] if rows is None else [{**case, **result, **row} for row in rows]
+
     def row(self) -> dict[str, Any]:
         """The case and its result as one row of a frame."""
         return {**self.case, **(self.result or {}), **({"error": self.error} if self.error else {})}
@@ -204,12 +212,15 @@ def _serve(line: Connection, parent: int) -> None:
             said = time.monotonic()
             line.send(("told", (share, words)))
 
-    while (task := line.recv()) is not None:
-        _, case, measure, folder = task
-        try:
-            line.send(("done", attempt(case, measure, folder, tell)))
-        except OptionError as error:
-            line.send(("wrong", error))
+    try:
+        while (task := line.recv()) is not None:
+            _, case, measure, folder = task
+            try:
+                line.send(("done", attempt(case, measure, folder, tell)))
+            except OptionError as error:
+                line.send(("wrong", error))
+    except (EOFError, BrokenPipeError):
+        pass  # the parent is gone: what is finished is on disk
 
 
 def _how_it_ended(code: int) -> str:

@@ -11,6 +11,8 @@ class Entry(NamedTuple):
     group: str = ""
 
 
+LABORATORIES = "Experiments with known answers: a formula, a theorem or a bound stands beside every number."
+
 COMMANDS: dict[str, Entry] = {
     "compare": Entry(
         "linattn.lab.compare.images:CompareImages", "Train mechanisms in one host on images, and compare."
@@ -22,4 +24,7 @@ COMMANDS: dict[str, Entry] = {
         "linattn.lab.train.command:TrainImages", "Train one mechanism on images.", "Train one model."
     ),
     "report": Entry("linattn.lab.report:Report", "Draw the page of a comparison again."),
+    "lab icl": Entry(
+        "linattn.lab.theory.icl.experiment:Icl", "In-context estimation beside closed forms.", LABORATORIES
+    ),
 }
