@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from linattn.lab.tasks import load_images
 from linattn.lab.tasks.text import text_task
-from linattn.lab.train import loop, rounds
+from linattn.lab.train import loop
 from linattn.lab.train.batches import create_batches
 from linattn.lab.train.config import TrainConfig
 from linattn.lab.train.loop import training_loss

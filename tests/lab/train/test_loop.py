@@ -14,11 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from linattn.lab.train import rounds
 from linattn.lab.train.accelerator import create_accelerator
-from linattn.lab.train.config import TrainConfig
-from linattn.lab.train.loop import DivergedError, EpochRecord, train
+from linattn.lab.train.config import TrainConfig, learning_rate
+from linattn.lab.train.loop import DivergedError, EpochRecord, Run, train
 from linattn.lab.train.meter import Meter
-from linattn.lab.train.loop import Run
-from linattn.lab.train.config import learning_rate
 from linattn.support import extras
 from linattn.support.compiling import compile_blocks
 from linattn.support.options import OptionError
