@@ -89,7 +89,7 @@ def create_app(name: str = "", everything: bool = False) -> Any:
 
     app = App(
         name="linattn", help="Linear attention for PyTorch.", version=__version__, version_flags=["--version"],
-        help_format="plaintext", result_action="return_value",
+        help_format="plaintext", result_action="return_value", suppress_keyboard_interrupt=False,
     )  # fmt: skip
     app.register_install_completion_command(name="--install-completion")
     groups: dict[str, Any] = {}

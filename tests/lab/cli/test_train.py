@@ -28,8 +28,9 @@ def call(capsys):
 
 
 def test_it_trains_keeps_and_shows(tmp_path, call):
-    arguments = [*QUICK, "--mechanism", "nala", "--lr", "0.01", "--clip-norm", "0", "--seed", "3"]
-    code, output = call(*arguments, "--output", tmp_path)
+    arguments = [*QUICK, "--clip-norm", "0", "--seed", "3", "--output", tmp_path]
+    first = [*arguments, "--mechanism", "nala", "--lr", "0.01"]
+    code, output = call(*first)
     assert code == 0, output
     told = json.loads((tmp_path / "result.json").read_text())
     assert f"nala: {told['top1']:.2f} %" in output
@@ -37,15 +38,15 @@ def test_it_trains_keeps_and_shows(tmp_path, call):
     assert [kept[name] for name in ("lr", "clip_norm", "seed", "label_smoothing")] == [0.01, None, 3, 0.1]
     assert [record["epoch"] for record in told["epochs"]] == [0, 1]
     before = (tmp_path / "result.json").stat().st_mtime_ns
-    assert call(*arguments, "--output", tmp_path) == (code, output), "the same words at once"
+    assert call(*first) == (code, output), "the same words at once"
     assert (tmp_path / "result.json").stat().st_mtime_ns == before
-    code, output = call(*arguments, "--lr", "0.02", "--mechanism", "relu", "--output", tmp_path)
+    code, output = call(*arguments, "--lr", "0.02", "--mechanism", "relu")
     assert code == 2
     assert all(word in output for word in ("--output", "lr (was 0.01, is 0.02)", "model"))
 
 
 def test_a_run_with_other_options_is_not_gone_on_with(tmp_path, call):
-    arguments = [*QUICK, "--mechanism", "pola", "--epochs", "1", "--output", tmp_path]
+    arguments = [*QUICK, "--mechanism", "pola", "--output", tmp_path]
     assert call(*arguments)[0] == 0
     code, output = call(*arguments, "--option", "pola.alpha=2")
     assert code == 2
@@ -99,7 +100,6 @@ def test_divergence_is_told_with_exit_code_one(tmp_path, call, monkeypatch):
         (["--epochs", "0"], ["--epochs", "at least 1"]),
         (["--device", "tpu"], ["--device", "cpu, cuda"]),
         (["--patch-size", "0"], ["--patch-size", "at least 1"]),
-        (["--patch-size", "3"], ["--patch-size", "8x8"]),
         (["--preset", "nobody"], ["--preset", "nala"]),
         (["--global-pool", "max"], ["--global-pool", "avg, token"]),
         (["--crop-padding", "8"], ["--crop-padding", "8x8"]),

@@ -1,6 +1,6 @@
 """``linattn train images``: one mechanism in a vision transformer or a pyramid."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +50,11 @@ class TrainImages(VisionHost, TrainConfig):
         accelerator = create_accelerator(self)
         try:
             model = self.create(self.mechanism, data, self.seed, options)
-        except (
-            ValueError,
-            TypeError,
-        ) as error:  # "patch_size must be ...": an argument of the model, and an option here
+        except (ValueError, TypeError) as error:
             name, _, message = str(error).partition(" ")
-            raise (
-                OptionError(name, message)
-                if hasattr(self, name)
-                else option_or("mechanism", error, self.mechanism, options)
-            ) from error
+            if name in {field.name for field in fields(VisionHost)}:  # "patch_size must be ..."
+                raise OptionError(name, message) from error
+            raise option_or("mechanism", error, self.mechanism, options) from error
         check_energy(self.energy_loss, model.modules())
         rank, processes = accelerator.process_index, accelerator.num_processes
         batches = create_batches(data, self, accelerator.device, rank=rank, processes=processes)

@@ -45,7 +45,7 @@ class VisionHost(Config):
         default_text="by size; of a pyramid 4, less where the last stage would be one token",
     )  # fmt: skip
     depth: int | None = option(None, "Blocks of the host.", least=1, group="Host", default_text="by size")
-    global_pool: str = option("avg", "token: a class token.", choices=POOLS, group="Host", rare=True)
+    global_pool: str = option("avg", "token: a class token.", choices=tuple(sorted(POOLS)), group="Host", rare=True)
     preset: str | None = option(
         None, "A paper's block around every mechanism alike.", choices=list_presets, group="Host",
         default_text="none; of a pyramid nala",
