@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import typer.main
-
 from linattn.lab.bench.rows import Result, Row
 from linattn.lab.bench.settings import BenchConfig
 from linattn.lab.bench.store import describe_run, save_result
+
 from linattn.lab.cli.main import app
 
 ROOT = Path(__file__).parents[1]

@@ -4,11 +4,10 @@ import json
 from dataclasses import asdict
 
 import pytest
-from tests.test_readme import tool
-
 from linattn.lab.bench.decoding.rows import DecodingResult, DecodingRow
 from linattn.lab.bench.language.sizes import FULL
 from linattn.lab.bench.throughput.rows import ThroughputResult, ThroughputRow
+from tests.test_readme import tool
 
 META = {
     "device": "GPU", "versions": {"torch": "2"}, "date": "2026-01-01T", "command": "linattn ...", "finished": True,

@@ -9,6 +9,8 @@ from typing import Any
 from readme_comparison import ARROWS, on_sequences
 from readme_parts import chart_line, three_digits
 
+from linattn.lab.bench.decoding import overtakes as decoding_overtakes
+from linattn.lab.bench.throughput import overtakes as training_overtakes
 from linattn.lab.page.plots import Chart, save_png
 from linattn.lab.pages.charts_speed import speed_chart
 from linattn.lab.pages.charts_state import state_chart
@@ -109,7 +111,7 @@ def decoding_text(path: Path) -> str:
         own = [row for row in rows if (row["batch"], row["mode"]) == (batch, mode)]
         head, table = _across(own, "context", _decoding_cell)
         lines += [f"Batch {batch}, {mode}:", "", *_table(head, table, numbers_from=0), ""]
-    lines += [_overtakes(result["crossovers"], mode), _checked(rows)]
+    lines += [_overtakes(decoding_overtakes(rows), mode), _checked(rows)]
     return "\n".join([*lines, *chart_line(path, "time and memory of a decoded token against the context"), ""])
 
 
@@ -125,7 +127,7 @@ def throughput_text(path: Path) -> str:
         "",
         *_table(head, table, numbers_from=0),
         "",
-        _overtakes(result["crossovers"], "training"),
+        _overtakes(training_overtakes(rows), "training"),
         _checked(rows),
     ]
     return "\n".join([*lines, *chart_line(path, "training tokens a second against the length"), ""])
@@ -209,16 +211,16 @@ def _across(
 
 
 def _decoding_cell(row: dict[str, Any], _: dict[str, Any] | None) -> str:
-    if row["median_ms"] is None:
+    if row.get("median_ms") is None:
         return str(row["status"])
     return f"{three_digits(row['median_ms'])} ({three_digits(row['state_bytes'] / 2**20)})"
 
 
 def _throughput_cell(row: dict[str, Any], softmax: dict[str, Any] | None) -> str:
-    if row["tokens_per_second"] is None:
+    if row.get("tokens_per_second") is None:
         return str(row["status"])
     speed = three_digits(row["tokens_per_second"] / 1000)
-    if row["mechanism"] == SOFTMAX or softmax is None or softmax["tokens_per_second"] is None:
+    if row["mechanism"] == SOFTMAX or softmax is None or softmax.get("tokens_per_second") is None:
         return speed
     return f"{speed} ({row['tokens_per_second'] / softmax['tokens_per_second']:.2f}x)"
 
@@ -235,10 +237,12 @@ def _overtakes(crossovers: Iterable[dict[str, Any]], setting: str) -> str:
 
 
 def _checked(rows: list[dict[str, Any]]) -> str:
-    checked = [row for row in rows if row["error"] is not None and row["budget"]]
+    checked = [row for row in rows if row.get("budget")]
     worst = max((row["error"] / row["budget"] for row in checked if row["status"] != "WRONG"), default=0)
     bad = [
-        f"{row['mechanism']} ({row['status']}: {row['reason']})" for row in rows if row["status"] in ("WRONG", "failed")
+        f"{row['mechanism']} ({row['status']}: {row.get('reason', '')})"
+        for row in rows
+        if row["status"] in ("WRONG", "failed")
     ]
     left = sum(row["status"] == "left out" for row in rows)
     said = f" Wrong or failed: {'; '.join(bad)}." if bad else ""

@@ -22,8 +22,8 @@ from linattn.convert.arguments import (
     check_targets,
 )
 from linattn.convert.convert import check_model, convert, plan_model
-from linattn.convert.degrees.split import taken
-from linattn.convert.degrees.start import measured, start_features
+from linattn.convert.degrees.allocate import taken
+from linattn.convert.degrees.measure import measured, start_features
 from linattn.convert.evaluate.quality import Quality
 from linattn.convert.finetune import FinetuneOptions, finetune
 from linattn.convert.plan import Plan
@@ -119,7 +119,7 @@ def linearize(
         accelerator: of ``linattn.lab.train.accelerator.create_accelerator``, for other devices and several processes.
         method_options: fields of ``linattn.convert.plan.LayerPlan`` that differ from the method's own. The method
             ``"features"`` takes a mechanism and its options; ``"dof"`` also takes those of
-            :class:`linattn.convert.degrees.split.Split`: ``cost``, the mean number of features, ``clip`` and
+            :class:`linattn.convert.degrees.allocate.Split`: ``cost``, the mean number of features, ``clip`` and
             ``tolerance``.
 
     Returns:

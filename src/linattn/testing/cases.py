@@ -11,7 +11,7 @@ from torch import Tensor
 
 from linattn.mechanisms.base import Mechanism
 from linattn.mechanisms.registry import MechanismInfo, mechanism_info
-from linattn.ops.shared.choice import FORMS
+from linattn.ops.shared.call import FORMS
 from linattn.testing.violation import ROUNDINGS, Standard, largest
 
 HEADS, HEAD_DIM, BATCH = 2, 8, 2

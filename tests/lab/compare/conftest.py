@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 from linattn.lab.compare import cost, images
-from linattn.lab.compare.text import costs
+from linattn.lab.compare import text_costs as costs
 from linattn.lab.screen import Screen
 from linattn.lab.tasks.load import load_images as load
 

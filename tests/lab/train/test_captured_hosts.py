@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from linattn.lab.train.text.network import TextNetwork
 from tests.lab.train.stand_ins import Keeps, Refuses, recorded_with
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,7 +18,6 @@ from linattn.lab.train.loop import training_loss
 from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.hosts import HostOptions, create_host
 from linattn.lab.train.text.loop import train_text
-from linattn.lab.train.text.network import TextNetwork
 from linattn.models.vision import convert, create_pyramid
 
 SMALL = {

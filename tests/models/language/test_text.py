@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from linattn.lab.cli.generate import generate
 from typer import Typer
 from typer.testing import CliRunner
 
-from linattn.lab.cli.generate import generate
 from models.language.small import build, greedy
 
 pytest.importorskip("transformers", reason="the extra hf is not installed")

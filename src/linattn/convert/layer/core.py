@@ -14,8 +14,8 @@ from linattn.ops.hybrid.api import hybrid_attention, hybrid_attention_decode, hy
 from linattn.ops.hybrid.decoding import DecodingState, Setting, begin, usable, whole
 from linattn.ops.hybrid.types import HybridState, SalientBudget, Window
 from linattn.ops.linear.api import linear_attention, linear_attention_with_state
+from linattn.ops.shared.call import hide
 from linattn.ops.shared.checks import autocast_dtype
-from linattn.ops.shared.prepare import hide
 
 OPEN_GATE = 4.0  # sigmoid(4) = 0.98
 EPS = 1e-6

@@ -11,7 +11,7 @@ from torch.optim import AdamW
 
 from linattn.convert.training.readings import Readings
 from linattn.convert.training.setting import Setting, StageOptions, is_main
-from linattn.ops.shared.packing import compute_dtype
+from linattn.ops.shared.call import compute_dtype
 from linattn.support.seeds import seed_step
 
 if TYPE_CHECKING:

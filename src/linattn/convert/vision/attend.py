@@ -9,8 +9,7 @@ from torch import Tensor
 from linattn.mechanisms.base import Mechanism
 from linattn.mechanisms.softmax import Softmax
 from linattn.mechanisms.zeros_softmax import ZerosSoftmax
-from linattn.ops.shared.packing import compute_dtype
-from linattn.ops.shared.prepare import without_autocast
+from linattn.ops.shared.call import compute_dtype, without_autocast
 
 
 def holds_bias(mechanism: Mechanism) -> bool:

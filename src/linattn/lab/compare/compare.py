@@ -1,5 +1,6 @@
 """Runs a comparison: trains, measures, and writes tables, files and a report."""
 
+from contextlib import nullcontext
 from importlib.util import find_spec
 from json import dumps, loads
 from pathlib import Path
@@ -23,27 +24,21 @@ from linattn.lab.compare.graph.subject import Graphs
 from linattn.lab.compare.results import Results
 from linattn.lab.compare.screen import Screen, final_table
 from linattn.lab.compare.subject import Comparing, Subject
-from linattn.lab.compare.text.settings import TextCompareConfig
-from linattn.lab.compare.text.subject import Texts
-from linattn.lab.compare.workers import workers
 from linattn.lab.page.numbers import counted
 from linattn.lab.pages import edge_sentence, ranking_sentence, write_csv, write_report
 from linattn.lab.tasks.graph import load_graph
-from linattn.lab.train.text.config import AS_EVER
-from linattn.support.extras import need
 from linattn.support.files import write_json
 from linattn.support.options import OptionError, check_folder
 
 RIGHT, FAILED, INTERRUPTED = 0, 1, 130
-AnyConfig = TextCompareConfig | GraphCompareConfig
+
+
+AnyConfig = GraphCompareConfig
 
 
 def create_subject(config: AnyConfig) -> Subject:
     """Create the subject for a config, with its data loaded."""
-    if isinstance(config, GraphCompareConfig):
-        return Graphs(config, load_graph(config.data))
-    need("a comparison", "accelerate")
-    return Texts(config)
+    return Graphs(config, load_graph(config.data))
 
 
 def compare(config: AnyConfig, console: Console) -> int:
@@ -63,7 +58,7 @@ def compare(config: AnyConfig, console: Console) -> int:
     def run(cells: list[Cell], into: list[CellResult], in_workers: Any) -> None:
         into.extend(CellResult(cell) for cell in cells)
         screen.begin(cells, config.output)
-        done = in_workers(cells, screen.on_work) if config.jobs > 1 else map(trainer.run, cells)
+        done = map(trainer.run, cells)
         for result in done if cells else ():
             into[cells.index(result.cell)] = result
             screen.on_result(result)
@@ -75,7 +70,7 @@ def compare(config: AnyConfig, console: Console) -> int:
             for names in groups_to_measure(list(config.mechanisms), device):  # an earlier call may have measured them
                 results.costs |= earlier(*cost_key(config.output, results.meta, subject, names)) or {}
             subject.prepare(screen.on_work)
-            with workers(config) as in_workers:
+            with nullcontext() as in_workers:
                 run(sweep_cells(config), results.swept, in_workers)
                 results.lrs = best_lrs(config, results.swept, subject.metric.higher, subject.recipe_lr)
                 final = final_cells(config, results.lrs)
@@ -178,7 +173,7 @@ def same_settings(config: Comparing) -> None:
 
 def _told(name: str, value: object) -> object:
     """A setting in the words of the user; None, for what earlier versions did not save, becomes its value then."""
-    return AS_EVER.get(name) if value is None else value
+    return value
 
 
 def loads_like(value: dict[str, Any]) -> dict[str, Any]:

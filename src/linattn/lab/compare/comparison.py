@@ -13,7 +13,7 @@ are more cases, so that they can be added to the same folder later.
 
 import json
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from math import isfinite
@@ -111,7 +111,7 @@ class Comparison(Experiment):
     sweep_seeds: ClassVar[int] = 1
     sweep_is_final: ClassVar[bool] = False
     """Whether runs that choose a point train on all training data: the best is then the run of the first seed, too.
-    Their result has ``validation_score`` beside ``score``."""
+    Their result has ``validation``, too, which is then a score."""
 
     # What a kind of comparison defines.
 
@@ -149,6 +149,10 @@ class Comparison(Experiment):
     def contenders(self) -> tuple[str, ...]:
         return self.mechanisms
 
+    def owners(self) -> Collection[str]:
+        """The mechanisms that may have options of their own."""
+        return self.contenders()
+
     def usual_lr(self, name: str) -> float:
         """The learning rate of a contender if none is given."""
         raise NotImplementedError
@@ -170,7 +174,7 @@ class Comparison(Experiment):
             raise OptionError("mechanisms", f"name at least one of {', '.join(list_mechanisms())}")
         if len(set(names)) < len(names):
             raise OptionError("mechanisms", f"each may be named once, got {', '.join(names)}")
-        check_owners(self.option, names)
+        check_owners(self.option, self.owners())
 
     def common(self) -> dict[str, Any]:
         """What the results of all cases depend on; of the device only its kind."""
@@ -203,7 +207,7 @@ class Comparison(Experiment):
     def choose(self, swept: Sequence[Outcome]) -> dict[str, Point]:
         """For each contender the point with the best mean validation score; among equals the first."""
         chosen = {name: self.points(name)[0] for name in self.contenders()}
-        key = "validation_score" if self.sweep_is_final else "score"
+        key = "validation" if self.sweep_is_final else "score"
         for name in chosen:
             scores: dict[int, float] = {}
             for number, point in enumerate(self.points(name)):
@@ -345,7 +349,7 @@ class Comparison(Experiment):
                 for number, image in enumerate(shown[0]["images"])
             ]
             write_json(self.folder / "examples.json", {"layer": shown[0]["layer"], "images": images})
-        screen.table(self.name, *findings.short_table())
+        screen.table(self.name, *self.table(rows))
         for sentence in findings.sentences:
             screen.say(sentence)
         screen.result({"meta": meta, "rows": rows})
@@ -361,6 +365,11 @@ class Comparison(Experiment):
         path = self.folder / "examples.json"
         examples = json.loads(path.read_text()) if path.exists() else None
         return write_comparison(self.folder, meta, rows, examples, self.sections(meta, rows))
+
+    def table(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[object]]]:
+        from linattn.lab.compare.findings import Findings
+
+        return Findings({"metric": asdict(self.metric())}, rows).short_table()
 
     def sections(self, meta: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> "list[Section]":
         """What a kind of comparison adds to the page."""

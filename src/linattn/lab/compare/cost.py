@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from linattn.lab.bench.model_cost import model_cost, throughput_in_turns, train_peak_bytes
+from linattn.lab.bench.cost import model_cost, throughput_in_turns, train_peak_bytes
 from linattn.lab.cases import Tell
 from linattn.lab.train.accelerator import matrix_products
 from linattn.support.compiling import compile_blocks

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from linattn.analysis.heat_map import token_heat_map
-from linattn.analysis.statistics import model_statistics
+from linattn.analysis.statistics import model_statistics, token_heat_map
 from linattn.lab.cases import Work
 from linattn.lab.compare.comparison import Comparison
 from linattn.lab.compare.cost import model_costs

@@ -147,8 +147,10 @@ def _runs(findings: Findings) -> list[Section]:
         if not rows:
             continue
         number = Unit(decimals=metric.decimals)
+        # A run that chooses a rate and is final has both scores.
+        both = [row["validation"] if kind == "sweep" else None for row in rows]
         scores = [
-            row.get("validation_score", row.get("score")) if kind == "sweep" else row.get("score") for row in rows
+            found if isinstance(found, float) else row.get("score") for found, row in zip(both, rows, strict=True)
         ]
         columns = {
             "mechanism": [row["mechanism"] for row in rows],

@@ -98,13 +98,14 @@ class ImageTraining(Machine):
             >>> config.epochs, config.lr, config.warmup_epochs, config.clip_norm
             (1, 0.005, 1.0, None)
         """
-        given = {name: value for name, value in texts.items() if value is not None or name not in RECIPES["deit"]}
+        none = ("clip_norm", "ema_decay", "rand_augment")  # of which None is a value
+        given = {name: value for name, value in texts.items() if value is not None or name in none}
         name = given.get("recipe") or default_recipe(str(given.get("data", "digits")))
         check_option("recipe", name, RECIPES)
         on_gpu = Machine(device=str(given.get("device") or "")).place().type == "cuda"
         made: dict[str, Any] = {"precision": "bf16" if on_gpu else "fp32", "compile": on_gpu, **RECIPES[name]}
         made |= {"lr": str(made["lr"])} | given | {"recipe": name}
-        for off in ("clip_norm", "ema_decay", "rand_augment"):
+        for off in none:
             if str(made.get(off, "on")) in ("0", "0.0", "", "None"):
                 made[off] = None
         if "warmup_epochs" not in given:

@@ -7,7 +7,7 @@ o_t = (sum_exact e^{s_ti - m_t} v_i + g_t * sum_rest (phi_t . psi_i) v_i)
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -20,13 +20,10 @@ from linattn.ops.hybrid.decoding_step import StepToken, decoding_step
 from linattn.ops.hybrid.layout import packing
 from linattn.ops.hybrid.recurrent import Token, hybrid_step
 from linattn.ops.hybrid.reference import hybrid_sums as reference
-from linattn.ops.hybrid.rows import build_rows
-from linattn.ops.hybrid.state import empty_cache, empty_state, final_state
+from linattn.ops.hybrid.rows import build_rows, empty_cache, empty_state, final_state
 from linattn.ops.hybrid.types import HybridOutput, HybridState, HybridSums, Layout, Rows, SalientBudget, Units
-from linattn.ops.shared.checks import autocast_dtype, check_tensor
-from linattn.ops.shared.choice import Choice, choose
-from linattn.ops.shared.packing import compute_dtype
-from linattn.ops.shared.prepare import hide, without_autocast
+from linattn.ops.shared.call import Choice, choose, compute_dtype, hide, output_dtype, without_autocast
+from linattn.ops.shared.checks import check_tensor, check_token
 
 FORMS: dict[str, Callable[[Rows], HybridSums]] = {"reference": reference, "chunked": chunked}
 LARGEST_EXPONENT = 80.0  # e^80 is finite in fp32; a unit below e^-80 means that both parts together are next to 0
@@ -172,8 +169,7 @@ def hybrid_attention_step(
         >>> output.shape, state.length.tolist()
         (torch.Size([1, 2, 4]), [5])
     """
-    for name, x, shape in (("q_t", q_t, "(B, H, K)"), ("k_t", k_t, "(B, H_kv, K)"), ("v_t", v_t, "(B, H_kv, V)")):
-        check_tensor(name, x, shape, 3)
+    check_token(q_t, k_t, v_t)
     pair = features
     if isinstance(features, tuple) and len(features) == 2:
         for name, x in (("features[0]", features[0]), ("features[1]", features[1])):
@@ -218,27 +214,20 @@ def hybrid_attention_decode(
     return out.view(B, H, 1, v.shape[3]).to(v.dtype), state
 
 
-def explain_hybrid(q: Tensor, k: Tensor, v: Tensor, *, impl: str = "auto", **options: Any) -> Choice:
-    """Which implementation ``hybrid_attention(q, k, v, **options)`` takes, and why."""
-    call = HybridCall(q, k, v, **options)
+def checked_choice(call: HybridCall, impl: str) -> Choice:
+    """Check the call and choose its form."""
     call.check()
-    return _choose(call, impl)
-
-
-def _choose(call: HybridCall, impl: str) -> Choice:
     return choose(impl, call.q, lambda: kernels.against(call), one_token=call.is_step)
 
 
 def _run(call: HybridCall, impl: str) -> HybridOutput:
-    call.check()
-    chosen = _choose(call, impl).impl
+    chosen, out_dtype = checked_choice(call, impl).impl, output_dtype(call.v)
     if call.cu_seqlens is not None:
         return _packed(call, chosen)
-    out_dtype = call.v.dtype if call.v.dtype == torch.float64 else autocast_dtype(call.q) or call.v.dtype
     with without_autocast(call.q):
         if chosen == "triton":
-            found, state = kernels.attend(call, out_dtype)
-            return HybridOutput(hide(found, call.key_mask), state)
+            output, state = kernels.attend(call, out_dtype)
+            return HybridOutput(hide(output, call.key_mask), state)
         dtype = compute_dtype(call.q, call.k, call.v)
         if chosen == "recurrent" or call.k.shape[2] == 0:
             sums, state = _token_by_token(call, dtype)
@@ -306,17 +295,9 @@ def _packed(call: HybridCall, impl: str) -> HybridOutput:
     mask = rows.mask if call.key_mask is None else rows.mask & call.key_mask[0][rows.tokens]
     scores, gate = (None if x is None else rows.unpack(x) for x in (call.scores, call.gate))
     salient = None if call.salient is None else rows.unpack(call.salient_mask())
-    call = replace(
-        call,
-        q=q,
-        k=k,
-        v=v,
-        features=(phi, psi),
-        salient=salient,
-        scores=scores,
-        gate=gate,
-        key_mask=mask,
+    alone = replace(
+        call, q=q, k=k, v=v, features=(phi, psi), salient=salient, scores=scores, gate=gate, key_mask=mask,
         cu_seqlens=None,
-    )
-    out = _run(call, impl)
+    )  # fmt: skip
+    out = _run(alone, impl)
     return HybridOutput(rows.pack(out.output), out.state)

@@ -3,7 +3,10 @@
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from linattn.ops.shared.types import LinearState
 
 
 class Places:
@@ -79,6 +82,20 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 def first_true(flags: Tensor, count: int) -> Tensor:
     """Indices of the first ``count`` True entries of the last axis, in order; if there are fewer, False ones follow."""
     return (~flags).to(torch.uint8).argsort(dim=-1, stable=True)[..., :count]
+
+
+def whole_chunks(x: Tensor, chunk: int) -> Tensor:
+    """``x (B, H, S, ...)`` with zeros appended up to a multiple of chunk."""
+    more = -x.shape[2] % chunk
+    if more == 0:  # padding by nothing is a copy
+        return x
+    return F.pad(x, (0, more) if x.ndim == 3 else (0, 0, 0, more))
+
+
+def add(state: LinearState, features: Tensor, v: Tensor, where: Tensor) -> LinearState:
+    """The sums with the tokens added that ``where (B, H_kv, N)`` marks."""
+    features = features * where.unsqueeze(-1)
+    return LinearState(state.kv + features.mT @ v, state.k + features.sum(2))
 
 
 class Packing(NamedTuple):

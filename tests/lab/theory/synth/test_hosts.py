@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from linattn.lab.theory.synth.budgets import GPU_HOST
+from linattn.lab.train.text.network import TextNetwork
 from tests.lab.train.test_captured_hosts import HostAsks
 
 from linattn.lab.tasks.text import Sequences, text_task
-from linattn.lab.theory.synth.budgets import GPU_HOST
 from linattn.lab.train.text.hosts import HostOptions, create_host
-from linattn.lab.train.text.network import TextNetwork
 
 
 @pytest.mark.parametrize("canon", [None, "ABCD"])

@@ -7,6 +7,14 @@ from io import StringIO
 
 import pytest
 import torch
+from linattn.lab.compare.text.settings import TextCompareConfig
+from linattn.lab.theory.synth.budgets import LAB_TASKS, SCALES, budget, shown_metrics
+from linattn.lab.theory.synth.merge import merged
+from linattn.lab.theory.synth.plan import Plan, make_plan
+from linattn.lab.theory.synth.run import run
+from linattn.lab.theory.synth.settings import SynthConfig
+from linattn.lab.theory.synth.table import paper_table
+from linattn.lab.theory.synth.written import share_right
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -15,17 +23,9 @@ from linattn.lab.compare import cells
 from linattn.lab.compare import compare as compare_module
 from linattn.lab.compare.text import costs
 from linattn.lab.compare.text import subject as text_subject
-from linattn.lab.compare.text.settings import TextCompareConfig
 from linattn.lab.tasks.text import text_task
 from linattn.lab.theory.synth import plan, pool
 from linattn.lab.theory.synth import run as lab_run
-from linattn.lab.theory.synth.budgets import LAB_TASKS, SCALES, budget, shown_metrics
-from linattn.lab.theory.synth.merge import merged
-from linattn.lab.theory.synth.plan import Plan, make_plan
-from linattn.lab.theory.synth.run import run
-from linattn.lab.theory.synth.settings import SynthConfig
-from linattn.lab.theory.synth.table import paper_table
-from linattn.lab.theory.synth.written import share_right
 from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.hosts import HostOptions, count_parameters, create_host
 from linattn.lab.train.text.recipes import create_task

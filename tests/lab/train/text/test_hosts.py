@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from linattn.lab.train.text.ahead import ahead
+from linattn.lab.train.text.pattern import layer_names
+from linattn.lab.train.text.start import take_weights
 from tests.lab.train.text.small_text import HOST, TASK
 
 from linattn.lab.tasks.text import text_task
 from linattn.lab.train.mechanism_options import parse_options
-from linattn.lab.train.text.ahead import ahead
 from linattn.lab.train.text.hosts import HostOptions, count_parameters, create_host, with_parameters
-from linattn.lab.train.text.pattern import layer_names
-from linattn.lab.train.text.start import take_weights
 from linattn.support.options import OptionError
 
 

@@ -5,11 +5,11 @@ import json
 
 import numpy as np
 import pytest
+from linattn.lab.tasks.text.settings import STANDARDS
 from tests.lab.train.text.small_text import TASK
 
 from linattn.lab.tasks.text import text_task
 from linattn.lab.tasks.text.registry import task_class
-from linattn.lab.tasks.text.settings import STANDARDS
 from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.hosts import HostOptions, create_host
 from linattn.lab.train.text.recipes import (

@@ -6,6 +6,8 @@ from math import log
 import pytest
 import torch
 import torch.nn.functional as F
+from linattn.lab.train.text.network import TextNetwork
+from linattn.lab.train.text.records import TextDivergedError
 from tests.lab.train.text.small_text import CONFIG, HOST, TASK, run
 from torch.optim import AdamW
 
@@ -15,8 +17,6 @@ from linattn.lab.train.optimizer import split_by_decay
 from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.feed import Feed
 from linattn.lab.train.text.hosts import HostOptions, create_host
-from linattn.lab.train.text.network import TextNetwork
-from linattn.lab.train.text.records import TextDivergedError
 from linattn.models.language import LinearAttentionForCausalLM
 from linattn.support.options import OptionError
 from linattn.support.schedule import warmed_cosine, warmed_line

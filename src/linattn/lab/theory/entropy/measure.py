@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from linattn.analysis.attention_map import attention_map
-from linattn.analysis.correlation import entropy_norm_correlation
-from linattn.analysis.entropy import entropy, positive_sequence_entropy
+from linattn.analysis.entropy import entropy, entropy_norm_correlation, positive_sequence_entropy
 from linattn.lab.theory.entropy.activations import Activations
 from linattn.mechanisms.base import Mechanism
 from linattn.mechanisms.registry import create_mechanism
