@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from linattn.lab.train.recorder import RecordError
+from linattn.lab.train.captured_step import RecordError
 
 from linattn.lab.cases import Outcome
 from linattn.lab.compare import text as text_module

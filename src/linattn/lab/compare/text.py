@@ -157,10 +157,11 @@ class CompareText(OnTask, Comparison):
 
     def check_hosts(self) -> None:
         need("a comparison of language models", "accelerate", "transformers", "safetensors")
+        task = self.made
         for name in self.of_name:
             host = self.host_named(name)
             with options_of_many(name):
-                create_host(host, self.made, 0)
+                create_host(host, task, 0)
         if len(self.lr) > 1:
             _ = self.validation
         _ = self.hosts  # raises if numbers of parameters cannot be made equal
