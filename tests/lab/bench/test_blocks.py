@@ -5,19 +5,19 @@ from io import StringIO
 
 import pytest
 import torch
-from rich.console import Console
-from torch import nn
-
-from linattn.lab.bench.blocks import limits as blocks_limits
-from linattn.lab.bench.blocks import run as blocks
 from linattn.lab.bench.blocks.check import check_block
 from linattn.lab.bench.blocks.rows import BlocksResult
 from linattn.lab.bench.blocks.run import number_of_block_rows, outcome, run_blocks
 from linattn.lab.bench.blocks.screen import memory
 from linattn.lab.bench.blocks.settings import BlocksConfig
 from linattn.lab.bench.blocks.subjects import draw_tokens, make_block_contenders, near_square, training_pass
-from linattn.lab.bench.memory import peak_bytes
 from linattn.lab.bench.screen import Files
+from rich.console import Console
+from torch import nn
+
+from linattn.lab.bench.blocks import limits as blocks_limits
+from linattn.lab.bench.blocks import run as blocks
+from linattn.lab.bench.memory import peak_bytes
 from linattn.support.options import OptionError
 
 CPU = torch.device("cpu")

@@ -2,8 +2,6 @@ import time
 
 import pytest
 import torch
-
-from lab.bench import fake_children as fake
 from linattn.lab.bench.children import in_parallel, supervise
 from linattn.lab.bench.choices import watch_choices
 from linattn.lab.bench.kernels.cases import OURS
@@ -12,6 +10,8 @@ from linattn.lab.bench.kernels.run import open_run
 from linattn.lab.bench.kernels.settings import KernelsConfig
 from linattn.lab.bench.kernels.start import run_apart
 from linattn.lab.bench.kernels.warm import warm, warm_tasks
+
+from lab.bench import fake_children as fake
 from linattn.mechanisms.registry import create_mechanism
 
 QUICK = KernelsConfig(device="cpu", dtype="float32", cases=("causal-4096",), quick=True, rivals=("torch", "fla"))

@@ -4,11 +4,6 @@ from io import StringIO
 
 import pytest
 import torch
-from rich.console import Console
-
-from lab.bench import fake_language as fake
-from linattn.lab.bench.decoding import decoder as decoder_module
-from linattn.lab.bench.decoding import run as run_module
 from linattn.lab.bench.decoding.cache import use_static_cache
 from linattn.lab.bench.decoding.check import CHECKED_TOKENS, DecodingTruth
 from linattn.lab.bench.decoding.decoder import Decoder
@@ -20,6 +15,11 @@ from linattn.lab.bench.decoding.settings import DecodingConfig
 from linattn.lab.bench.language.apart import run_apart
 from linattn.lab.bench.language.model import create_model, draw_text
 from linattn.lab.bench.language.sizes import FULL, TINY
+from rich.console import Console
+
+from lab.bench import fake_language as fake
+from linattn.lab.bench.decoding import decoder as decoder_module
+from linattn.lab.bench.decoding import run as run_module
 from linattn.support.options import OptionError
 
 CPU = torch.device("cpu")

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-
 from linattn.lab.bench.decoding.rows import DecodingResult
 from linattn.lab.bench.decoding.run import run_decoding
 from linattn.lab.bench.decoding.settings import DecodingConfig

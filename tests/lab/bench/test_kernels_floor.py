@@ -1,6 +1,5 @@
 import pytest
 import torch
-
 from linattn.lab.bench.kernels.cases import CASES, OURS, Case, Goal, select
 from linattn.lab.bench.kernels.floor import (
     Ceilings,
@@ -12,6 +11,7 @@ from linattn.lab.bench.kernels.floor import (
     qkvo_bytes,
 )
 from linattn.lab.bench.kernels.problems import draw
+
 from linattn.support.options import OptionError
 
 CPU = torch.device("cpu")

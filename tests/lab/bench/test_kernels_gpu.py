@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-
-from linattn.lab.bench.kernels import clock
 from linattn.lab.bench.kernels.clock import (
     CALLS,
     GRAPH,
@@ -15,13 +13,15 @@ from linattn.lab.bench.kernels.clock import (
     time_call,
 )
 from linattn.lab.bench.kernels.floor import measure_ceilings
-from linattn.lab.bench.memory import peak_bytes
 from linattn.lab.bench.models.beforehand import check_one
 from linattn.lab.bench.models.hosts import create_host, draw_batch
 from linattn.lab.bench.models.profiling import profile_step
 from linattn.lab.bench.models.settings import ModelsConfig
 from linattn.lab.bench.models.steps import EAGER_GRAPH, make_step, run_aside, side_stream
 from linattn.lab.bench.models.subject import Subject
+
+from linattn.lab.bench.kernels import clock
+from linattn.lab.bench.memory import peak_bytes
 
 pytestmark = [
     pytest.mark.gpu,

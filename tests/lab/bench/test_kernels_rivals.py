@@ -6,12 +6,12 @@ from types import ModuleType
 import pytest
 import torch
 import torch.nn.functional as F
-
 from linattn.lab.bench.kernels.bound import Contender, values
 from linattn.lab.bench.kernels.cases import CASES
 from linattn.lab.bench.kernels.check import Truth
 from linattn.lab.bench.kernels.contenders import make_contenders
 from linattn.lab.bench.kernels.problems import bind_form, draw
+
 from linattn.ops.exponential.api import exponential_attention
 from linattn.ops.linear.api import linear_attention, linear_attention_with_state
 from linattn.ops.shared.types import LinearState

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
-
-from linattn.lab.bench.kernels import run
 from linattn.lab.bench.kernels.bound import Bound, Contender
 from linattn.lab.bench.kernels.cases import FLOOR, OURS, Goal, select
 from linattn.lab.bench.kernels.chart import goal_over_floor
@@ -20,6 +17,9 @@ from linattn.lab.bench.kernels.run import open_run, run_kernels
 from linattn.lab.bench.kernels.screen import kernels
 from linattn.lab.bench.kernels.settings import KernelsConfig
 from linattn.lab.bench.screen import Files
+from rich.console import Console
+
+from linattn.lab.bench.kernels import run
 from linattn.support.options import OptionError
 
 CPU = torch.device("cpu")

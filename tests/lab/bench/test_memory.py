@@ -1,11 +1,11 @@
 import pytest
 import torch
-
-from linattn.lab.bench.contenders import make_contenders
 from linattn.lab.bench.inputs import make_inputs
-from linattn.lab.bench.memory import free_bytes, peak_bytes
 from linattn.lab.bench.passes import FORWARD, TRAINING, make_fresh_call
 from linattn.lab.bench.settings import BenchConfig
+
+from linattn.lab.bench.contenders import make_contenders
+from linattn.lab.bench.memory import free_bytes, peak_bytes
 
 CPU = torch.device("cpu")
 

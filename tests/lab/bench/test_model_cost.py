@@ -1,9 +1,9 @@
 import pytest
 import torch
+from linattn.lab.bench.model_cost import model_cost, throughput, throughput_in_turns, train_peak_bytes
 from torch import nn
 
 from linattn.lab.bench import model_cost as module
-from linattn.lab.bench.model_cost import model_cost, throughput, throughput_in_turns, train_peak_bytes
 from linattn.lab.bench.timing import Timing
 from linattn.models.vision import VisionTransformer, create_vit
 

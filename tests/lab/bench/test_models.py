@@ -5,10 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
-
-from lab.bench import fake_children as fake
-from linattn.lab.bench.models import subject as subject_module
 from linattn.lab.bench.models.beforehand import prepare
 from linattn.lab.bench.models.cases import CASES, select
 from linattn.lab.bench.models.check import ModelTruth, by_kind, checked_part, distances
@@ -22,6 +18,10 @@ from linattn.lab.bench.models.settings import ModelsConfig
 from linattn.lab.bench.models.start import run_apart
 from linattn.lab.bench.models.steps import make_step
 from linattn.lab.bench.models.subject import judge
+from rich.console import Console
+
+from lab.bench import fake_children as fake
+from linattn.lab.bench.models import subject as subject_module
 from linattn.support.options import OptionError
 
 CPU = torch.device("cpu")

@@ -6,9 +6,6 @@ from io import StringIO
 
 import pytest
 import torch
-from rich.console import Console
-
-from linattn.lab.bench.models import subject as subject_module
 from linattn.lab.bench.models.cases import CASES, GROUP_MODELS, PIXELS, backbone_case, select
 from linattn.lab.bench.models.chart import draw_sweep, sweep_points
 from linattn.lab.bench.models.check import ModelTruth
@@ -18,6 +15,9 @@ from linattn.lab.bench.models.rows import ModelRow, ModelsResult
 from linattn.lab.bench.models.screen import models
 from linattn.lab.bench.models.settings import ModelsConfig
 from linattn.lab.bench.models.steps import make_step
+from rich.console import Console
+
+from linattn.lab.bench.models import subject as subject_module
 from linattn.mechanisms.base import Mechanism
 from linattn.models.vision.catalog import TIMM_MODELS
 from linattn.support.options import OptionError

@@ -4,11 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-from lab.bench import fake_children as fake
 from linattn.lab.bench.kernels.clock import LEAST_CALLS, time_few
-from linattn.lab.bench.models import beforehand, run, start
-from linattn.lab.bench.models import subject as subject_module
 from linattn.lab.bench.models.beforehand import check_one, prepare, prepare_one, prepare_tasks
 from linattn.lab.bench.models.cases import select, softmax_model
 from linattn.lab.bench.models.rows import ModelRow, ModelsResult
@@ -16,6 +12,10 @@ from linattn.lab.bench.models.run import new_row, plan_of, run_models
 from linattn.lab.bench.models.settings import ModelsConfig
 from linattn.lab.bench.models.start import run_apart
 from linattn.lab.bench.models.subject import Subject
+
+from lab.bench import fake_children as fake
+from linattn.lab.bench.models import beforehand, run, start
+from linattn.lab.bench.models import subject as subject_module
 
 EAGER = "eager-graph"
 CONFIG = ModelsConfig(

@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-
-from linattn.lab.bench.models import beforehand, run, screen, settings
-from linattn.lab.bench.models import subject as subject_module
 from linattn.lab.bench.models.beforehand import check_one, prepare, prepare_tasks
 from linattn.lab.bench.models.rows import ModelRow, ModelsResult
 from linattn.lab.bench.models.run import as_checked, new_row, plan_of, run_models
 from linattn.lab.bench.models.screen import measure_models, take_up
 from linattn.lab.bench.models.settings import ModelsConfig
 from linattn.lab.bench.models.subject import Subject
+
+from linattn.lab.bench.models import beforehand, run, screen, settings
+from linattn.lab.bench.models import subject as subject_module
 from linattn.support.files import write_json
 from linattn.support.options import OptionError
 

@@ -6,11 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 import typer
-from torch._dynamo.utils import counters
-from typer.testing import CliRunner
-
-from linattn.lab.bench.models import run
-from linattn.lab.bench.models import subject as subject_module
 from linattn.lab.bench.models.beforehand import check_one, prepare_tasks, warm_one
 from linattn.lab.bench.models.cases import CASES, GROUP_MODELS, GROUPS, backbone_case, select, softmax_model
 from linattn.lab.bench.models.chart import MOST_LINES, shown_points, sweep_figure, sweep_points
@@ -23,6 +18,11 @@ from linattn.lab.bench.models.steps import make_step
 from linattn.lab.bench.models.subject import Subject
 from linattn.lab.bench.models.table import backbones_table
 from linattn.lab.cli.bench_models import models
+from torch._dynamo.utils import counters
+from typer.testing import CliRunner
+
+from linattn.lab.bench.models import run
+from linattn.lab.bench.models import subject as subject_module
 from linattn.mechanisms.base import LinearBase
 from linattn.models.vision.catalog import TIMM_MODELS
 

@@ -2,14 +2,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-from linattn.lab.bench import oracle as oracle_module
-from linattn.lab.bench.contenders import make_contenders
 from linattn.lab.bench.inputs import make_inputs
-from linattn.lab.bench.oracle import Oracle
 from linattn.lab.bench.passes import grad_like
 from linattn.lab.bench.settings import DECAYS, BenchConfig
 from linattn.lab.bench.token_loop import token_loop
+
+from linattn.lab.bench import oracle as oracle_module
+from linattn.lab.bench.contenders import make_contenders
+from linattn.lab.bench.oracle import Oracle
 
 
 def setup(length=96, **options):

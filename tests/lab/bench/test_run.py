@@ -4,15 +4,15 @@ from io import StringIO
 
 import pytest
 import torch
-from rich.console import Console
-
-from linattn.lab.bench import limits, run
-from linattn.lab.bench.contenders import make_contenders
 from linattn.lab.bench.rows import Result
 from linattn.lab.bench.run import number_of_rows, run_bench
 from linattn.lab.bench.screen import Files, bench
 from linattn.lab.bench.settings import BenchConfig
 from linattn.lab.bench.store import describe_run
+from rich.console import Console
+
+from linattn.lab.bench import limits, run
+from linattn.lab.bench.contenders import make_contenders
 from linattn.lab.bench.timing import Timing, measure_in_turns
 from linattn.support.options import OptionError
 

@@ -4,14 +4,14 @@ from io import StringIO
 
 import pytest
 import torch
-from rich.console import Console
-
-from linattn.lab.bench.throughput import run as run_module
 from linattn.lab.bench.throughput.chart import draw_throughput_chart, throughput_figure
 from linattn.lab.bench.throughput.rows import ThroughputResult, ThroughputRow
 from linattn.lab.bench.throughput.run import TrainingSubject, draw_batch, run_throughput
 from linattn.lab.bench.throughput.screen import throughput
 from linattn.lab.bench.throughput.settings import ThroughputConfig
+from rich.console import Console
+
+from linattn.lab.bench.throughput import run as run_module
 from linattn.support.options import OptionError
 
 SMALL = ThroughputConfig(

@@ -1,13 +1,13 @@
 from io import StringIO
 
 import pytest
+from linattn.lab.bench.agreement import compare_all_forms, compare_forms, compare_hand_over
+from linattn.lab.bench.catalog import mechanism_table
+from linattn.lab.bench.rows import Result, Row
 from rich.console import Console
 
 from linattn.lab.bench import contenders
 from linattn.lab.bench import tour as tour_module
-from linattn.lab.bench.agreement import compare_all_forms, compare_forms, compare_hand_over
-from linattn.lab.bench.catalog import mechanism_table
-from linattn.lab.bench.rows import Result, Row
 from linattn.lab.bench.tour import agreement_table, crossover_sentence, tour
 from linattn.mechanisms.registry import list_mechanisms
 

@@ -2,10 +2,9 @@ import json
 
 import pytest
 import typer
-from typer.testing import CliRunner
-
 from linattn.lab.cli.bench_kernels import kernels
 from linattn.lab.cli.bench_models import models
+from typer.testing import CliRunner
 
 
 def call(command, *arguments):

@@ -1,11 +1,11 @@
 import json
 
 import typer
+from linattn.lab.cli.decoding import decoding
+from linattn.lab.cli.throughput import throughput
 from typer.testing import CliRunner
 
 from linattn.lab.bench.throughput import run as throughput_run
-from linattn.lab.cli.decoding import decoding
-from linattn.lab.cli.throughput import throughput
 
 
 def call(command, *arguments):

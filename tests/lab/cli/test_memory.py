@@ -3,10 +3,10 @@ from inspect import signature
 
 import pytest
 import typer
-from typer.testing import CliRunner
-
 from linattn.lab.bench.blocks.settings import BlocksConfig
 from linattn.lab.cli.memory import memory
+from typer.testing import CliRunner
+
 from linattn.support import extras
 
 SMALL = ["--tokens", "49,100", "--dim", "16", "--heads", "2"]
