@@ -62,9 +62,8 @@ ERRORS = {
 }
 READING = (
     "Geometric means over heads and seeds. Dashed: the bound for leverage scores, which holds with the probability of "
-    "the settings. For z ~ N(0, I) the theory has no finite bound: its leverage scores have no largest one. An error of "
-    "1 is that of estimating zero. Attention rows are those of the estimated kernel divided by their sums; of them the "
-    "theory says nothing."
+    "the settings. For z ~ N(0, I) the theory has none: its leverage scores have no largest one. An error of 1 is that "
+    "of estimating zero. Rows are those of the estimated kernel divided by their sums; of them the theory says nothing."
 )
 
 Row = Mapping[str, Any]
