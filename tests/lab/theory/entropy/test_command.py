@@ -6,9 +6,9 @@ import re
 import pytest
 import torch
 import typer
+from tests.lab.page.html_page import parse
 from typer.testing import CliRunner
 
-from lab.pages.html_page import parse
 from linattn.lab.cli.lab_entropy import entropy
 from linattn.lab.tasks import load_images
 from linattn.lab.theory.entropy import hosts
