@@ -283,10 +283,12 @@ class CompareText(OnTask, Comparison):
         """Rows of runs and costs say what contender they are of."""
         found = []
         for row in super().rows(done):
-            contender, given = self.of_name.get(row["mechanism"]), (row.pop("options", None) or {}).get("option")
+            contender, host = self.of_name.get(row["mechanism"]), dict(row.pop("options", None) or {})
+            given = host.pop("option", None)
             named = {} if contender is None else {"pattern": contender.pattern, "series": contender.series}
             width = {} if contender is None or contender.width is None else {"width": contender.width}
-            found.append(row | named | width | ({"options": given} if given else {}))
+            more = {name: value for name, value in (("host", host), ("options", given)) if value}
+            found.append(row | named | width | more)
         return found
 
 
