@@ -16,6 +16,14 @@ COMPARE = "Compare mechanisms or models that are trained alike."
 LABORATORIES = "Experiments with known answers: a formula, a theorem or a bound stands beside every number."
 
 COMMANDS: dict[str, Entry] = {
+    "compare": Entry(
+        "linattn.lab.compare.images:CompareImages", "Train mechanisms in one host on images, and compare."
+    ),
+    "compare conversion": Entry(
+        "linattn.lab.compare.conversion:CompareConversion", "Convert a trained softmax model to each mechanism."
+    ),
+    "train images": Entry("linattn.lab.train.command:TrainImages", "Train one mechanism on images.", TRAIN),
+    "report": Entry("linattn.lab.report:Report", "Draw the page of a comparison again."),
     "bench": Entry("linattn.lab.bench.attention:Attention", "Time and memory of linear attention beside softmax."),
     "compare text": Entry("linattn.lab.compare.text:CompareText", "Train mechanisms on text or a task.", COMPARE),
     "decoding": Entry("linattn.lab.bench.decoding:Decoding", "Time and memory of a decoded token by context."),

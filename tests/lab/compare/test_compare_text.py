@@ -6,19 +6,20 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
+from linattn.lab.train.captured_step import RecordError
 
 from linattn.lab.cases import Outcome
 from linattn.lab.compare import text as text_module
 from linattn.lab.compare import text_costs as costs
+from linattn.lab.compare.findings import Findings
 from linattn.lab.compare.text import CompareText
 from linattn.lab.screen import Screen
 from linattn.lab.tasks.text import text_task
-from linattn.lab.train.recorder import RecordError
 from linattn.lab.train.text import run as text_run
 from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.hosts import Host
@@ -36,7 +37,7 @@ QUIET = Screen(quiet=True)
 NAMES = [f"{series} {width}" for width in (16, 32) for series in ("softmax", "softmax+B", "elu", "elu+B")]
 KILLED = """
 import os, signal, sys, torch
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from linattn.lab.compare import text
 from linattn.lab.screen import Screen
@@ -215,10 +216,12 @@ def test_where_less_is_better_the_lowest_wins(tmp_path):
                      canon=("none",), widths=(16,))  # fmt: skip
     swept = [Outcome(case, {"validation": value}) for case, value in zip(config.sweep_cases(), (1.5, 1.2), strict=True)]
     assert config.choose(swept) == {"elu 16": {"lr": 1e-2}}
-    rows = [{**config.final_cases(config.choose(swept))[0], "kind": "run", "score": 1.2, "seconds": 3.0}]
-    (found,) = config.summary(rows)
-    assert found["Bits per byte"] == "1.2000"
-    assert found["learning rate"] == "0.01 ↑"  # the highest that was tried: a better one may lie beyond
+    final = Outcome(config.final_cases(config.choose(swept))[0], {"score": 1.2, "seconds": 3.0})
+    tried = [Outcome({**swept[0].case, "lr": lr}, swept[0].result) for lr in (1e-4, 1e-3, 1e-2)]
+    rows = config.rows([*(("sweep", one) for one in tried), ("run", final)])
+    found = Findings({"metric": asdict(config.metric())}, rows)
+    assert found.columns()[0].texts == {"elu 16": "1.2000"}
+    assert "elu 16 (highest, 0.01)" in found.edges(), "a better one may lie beyond"
 
 
 def test_a_state_is_weighed_at_the_longest_sequence(monkeypatch):
@@ -227,7 +230,9 @@ def test_a_state_is_weighed_at_the_longest_sequence(monkeypatch):
     assert costs.longest_sequence(task).shape == (1, 32)
     config = TextConfig(steps=2, batch_size=4, warmup_steps=0)
     found = costs.measure_costs({"softmax": Host(size="mqar", width=16)}, task, config, lambda _: None)
-    assert found["softmax"]["state_bytes"] == 2 * 2 * 32 * 16 * 4  # layers, keys and values, tokens, channels, fp32
+    assert (
+        found["costs"]["softmax"]["state_bytes"] == 2 * 2 * 32 * 16 * 4
+    )  # layers, keys and values, tokens, channels, fp32
 
 
 class FakeRecorder:

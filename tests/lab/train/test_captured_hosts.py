@@ -13,7 +13,7 @@ from linattn.lab.tasks.text import text_task
 from linattn.lab.train import loop
 from linattn.lab.train.batches import create_batches
 from linattn.lab.train.config import TrainConfig
-from linattn.lab.train.loss import training_loss
+from linattn.lab.train.loop import training_loss
 from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.hosts import Host, create_host
 from linattn.lab.train.text.loop import train_text

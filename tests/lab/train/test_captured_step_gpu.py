@@ -12,9 +12,9 @@ import torch
 from tests.lab.train.text import small_text
 
 from linattn.lab.train import captured_step
+from linattn.lab.train.captured_step import Recorder
 from linattn.lab.train.config import TrainConfig
 from linattn.lab.train.loop import train
-from linattn.lab.train.recorder import Recorder
 from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.hosts import Host
 from linattn.models.vision import create_vit

@@ -6,16 +6,15 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from json import dumps, loads
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from linattn.lab.cases import Work
-from linattn.lab.compare.comparison import OF_CASES, Comparison, Metric, scores_of
+from linattn.lab.cases import Outcome, Work
+from linattn.lab.compare.comparison import OF_CASES, Comparison, Metric
 from linattn.lab.compare.text_costs import measure_costs
 from linattn.lab.kept import Case
-from linattn.lab.page.numbers import binary, counted, short
+from linattn.lab.page.numbers import counted
 from linattn.lab.screen import Screen
 from linattn.lab.tasks.text import SequenceTask
 from linattn.lab.tasks.text.task import once
@@ -27,11 +26,6 @@ from linattn.mechanisms.registry import list_mechanisms
 from linattn.support.config import option
 from linattn.support.extras import need
 from linattn.support.options import OptionError, check_option
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-    from linattn.lab.page import Section
 
 VALIDATION_SHARE = 0.1  # of labelled training data, held out while learning rates are chosen
 PERCENT = ("accuracy", "exact_match", "legal", "pearson", "share")
@@ -252,8 +246,9 @@ class CompareText(OnTask, Comparison):
         more = {} if found.validation is None else {
             "validation": found.validation[task.metric], "validation_metrics": found.validation
         }  # fmt: skip
+        records = [{"round": record.step, **asdict(record)} for record in found.records]
         return {"score": found.score, "metrics": found.records[-1].metrics, "seconds": found.seconds,
-                "graphs": found.graphs, "records": [asdict(record) for record in found.records], **more}  # fmt: skip
+                "graphs": found.graphs, "records": records, **more}  # fmt: skip
 
     def keeps_weights(self) -> bool:
         return self.weights
@@ -264,7 +259,7 @@ class CompareText(OnTask, Comparison):
             start_compiling(names[0])
         hosts = {name: self.hosts[name] for name in names}
         config = self.training(self.usual_lr(names[0]), 0)
-        return {"costs": measure_costs(hosts, self.made, config, lambda words: work.tell(0.0, words))}
+        return measure_costs(hosts, self.made, config, lambda words: work.tell(0.0, words))
 
     def in_this_process(self) -> "CompareText":
         """This config, with the data that earlier cases of a worker have made."""
@@ -284,85 +279,15 @@ class CompareText(OnTask, Comparison):
                 "tokens": self.made.length}  # fmt: skip
         return {"kind": "text", "data": self.made.identity() | {"kind": self.made.kind}, "host": host, "about": about}
 
-    def summary(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """A row for each contender: its scores, rate and costs."""
-        metric, costs = self.metric(), {row["mechanism"]: row for row in rows if row["kind"] == "cost"}
+    def rows(self, done: Sequence[tuple[str, Outcome]]) -> list[dict[str, Any]]:
+        """Rows of runs and costs say what contender they are of."""
         found = []
-        for name, scores in scores_of(rows).items():
-            values, cost = list(scores.values()), costs.get(name, {})
-            runs = [row for row in rows if row["kind"] == "run" and row["mechanism"] == name and "seconds" in row]
-            lrs = sorted(set(self.lr))
-            lr = next((row["lr"] for row in runs), self.usual_lr(name))
-            # The highest and the lowest rate that was tried: a better one may lie beyond.
-            mark = "" if len(lrs) < 2 else " ↑" if lr == lrs[-1] else " ↓" if lr == lrs[0] else ""
-            spread = f" ± {metric.number(stdev(values))}" if len(values) > 1 else ""
-            state, speed = cost.get("state_bytes"), cost.get("tokens_per_second_train")
-            found.append({
-                "mechanism": name,
-                metric.title: f"{metric.number(fmean(values))}{spread}" if values else "",
-                "learning rate": f"{lr:g}{mark}",
-                "parameters": f"{cost['parameters']:,}" if cost else "",
-                "state": binary(state) if state else "",
-                "tokens/s, training": short(speed) if speed else "",
-                "seconds a run": f"{fmean(row['seconds'] for row in runs):.0f}" if runs else "",
-            })  # fmt: skip
+        for row in super().rows(done):
+            contender, given = self.of_name.get(row["mechanism"]), (row.pop("options", None) or {}).get("option")
+            named = {} if contender is None else {"pattern": contender.pattern, "series": contender.series}
+            width = {} if contender is None or contender.width is None else {"width": contender.width}
+            found.append(row | named | width | ({"options": given} if given else {}))
         return found
-
-    def table(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[object]]]:
-        found = self.summary(rows)
-        return list(found[0]) if found else [], [list(row.values()) for row in found]
-
-    def figures(self, frame: "DataFrame", meta: Mapping[str, Any]) -> "list[Section]":
-        """The table, scores against the size of the state, and scores in the course of training."""
-        import pandas
-
-        from linattn.lab.page import Section
-
-        rows = [{key: value for key, value in row.items() if value is not None and value == value}
-                for row in frame.to_dict("records")]  # fmt: skip
-        found = [Section("Results", meta["about"], pandas.DataFrame(self.summary(rows)))]
-        charts = {
-            "state": ("Score against state", "bytes of state", self.points_of_state(rows)),
-            "course": ("Score in the course of training", "steps", self.points_of_course(rows)),
-        }
-        for name, (title, label, lines) in charts.items():
-            if lines:
-                found.append(Section(title, chart=self.chart(name, title, label, lines)))
-        return found
-
-    def points_of_state(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-        costs = {row["mechanism"]: row.get("state_bytes") for row in rows if row["kind"] == "cost"}
-        found: dict[str, list[tuple[float, float]]] = {}
-        for name, scores in scores_of(rows).items():
-            if costs.get(name) and scores:
-                found.setdefault(self.of_name[name].series, []).append((costs[name], fmean(scores.values())))  # type: ignore[arg-type]
-        return found
-
-    def points_of_course(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-        """Means over seeds of evaluations; nothing if runs are evaluated at their end alone."""
-        found: dict[str, dict[int, list[float]]] = {}
-        for row in rows:
-            for record in row["records"] if row["kind"] == "run" and "records" in row and self.rounds > 1 else ():
-                found.setdefault(row["mechanism"], {}).setdefault(record["step"], []).append(record["score"])
-        return {name: [(step, fmean(values)) for step, values in lines.items()] for name, lines in found.items()}
-
-    def chart(self, name: str, title: str, label: str, lines: Mapping[str, list[tuple[float, float]]]) -> Any:
-        from linattn.lab.page.plots import Chart, Panel, plot_line
-        from linattn.lab.page.style import styles
-
-        looks = styles(list(lines))
-
-        def draw(axes: Any) -> None:
-            for series, points in lines.items():
-                plot_line(axes, *map(list, zip(*sorted(points), strict=True)), looks[series])
-            axes.set_xlabel(label)
-            if name == "state":
-                axes.set_xscale("log", base=2)
-                axes.xaxis.set_major_formatter(lambda value, _: binary(value))
-
-        words = ", ".join(f"{series} {self.metric().text(points[-1][1])}" for series, points in lines.items())
-        better = "higher" if self.metric().higher else "lower"
-        return Chart(name, title, f"{self.metric().title}: {better} is better.", [Panel(draw, words)], looks)
 
 
 @lru_cache(maxsize=2)

@@ -13,8 +13,8 @@ from linattn.lab.tasks.load import load_images
 from linattn.lab.theory.entropy.activations import Activations, captured_activations
 from linattn.lab.theory.entropy.settings import EntropyConfig
 from linattn.lab.train.batches import create_batches
+from linattn.lab.train.config import TrainConfig
 from linattn.lab.train.loop import train
-from linattn.lab.train.recipes import configure, default_recipe
 from linattn.models.vision import VisionTransformer, create_vit
 from linattn.support.options import OptionError
 
@@ -24,8 +24,8 @@ OnWork = Callable[[str], None]
 def host_activations(config: EntropyConfig, on_work: OnWork) -> list[list[Activations]]:
     """The layers of each host, on the first test images."""
     data = load_images(config.data)
-    changes = {"epochs": config.epochs, "seed": config.seed, "device": config.device, "precision": "fp32"}
-    recipe = configure(default_recipe(data), changes | {"compile": False})
+    given = {"epochs": config.epochs, "seed": config.seed, "device": config.device, "precision": "fp32"}
+    recipe = TrainConfig.parse({"data": config.data, "compile": False, **given})
     batches = create_batches(data, recipe, torch.device(config.device))
     images = next(iter(batches.test()))[0][: config.images]
     found = []

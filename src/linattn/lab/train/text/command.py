@@ -12,7 +12,7 @@ from linattn.lab.screen import Screen
 from linattn.lab.tasks.text import SequenceTask
 from linattn.lab.tasks.text.task import once
 from linattn.lab.train.accelerator import create_accelerator
-from linattn.lab.train.records import DivergedError
+from linattn.lab.train.rounds import DivergedError
 from linattn.lab.train.text.config import BY_RECIPE, Budget, TextConfig, part_of
 from linattn.lab.train.text.hosts import Host, HostShape, count_parameters, create_host, take_weights
 from linattn.lab.train.text.loop import train_text

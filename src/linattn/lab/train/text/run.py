@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from linattn.lab.tasks.text import Sequences, SequenceTask
 from linattn.lab.train.meter import Reading
-from linattn.lab.train.records import DivergedError
-from linattn.lab.train.rounds import Rounds
+from linattn.lab.train.rounds import DivergedError, Rounds
 from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.feed import Feed, Part, Step
 from linattn.support.schedule import SCHEDULES
