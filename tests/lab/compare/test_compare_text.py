@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from linattn.lab.train.captured_step import RecordError
 
 from linattn.lab.cases import Outcome
 from linattn.lab.compare import text as text_module
@@ -20,6 +19,7 @@ from linattn.lab.compare.findings import Findings
 from linattn.lab.compare.text import CompareText
 from linattn.lab.screen import Screen
 from linattn.lab.tasks.text import text_task
+from linattn.lab.train.captured_step import RecordError
 from linattn.lab.train.text import run as text_run
 from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.hosts import Host

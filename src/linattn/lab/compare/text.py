@@ -22,6 +22,8 @@ from linattn.lab.train.text.command import SETTINGS, OnTask, settings_named
 from linattn.lab.train.text.config import TextConfig, part_of
 from linattn.lab.train.text.hosts import Host, count_parameters, create_host, with_parameters
 from linattn.lab.train.text.loop import train_text
+from linattn.lab.train.text.recipes import host_of_recipe
+from linattn.lab.train.text.run import StepRecord
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.support.config import option
 from linattn.support.extras import need
@@ -57,7 +59,7 @@ class CompareText(OnTask, Comparison):
     Exit code: 0 all right, 1 a run failed, 2 a bad option, 130 interrupted (finished runs are kept).
     """
 
-    name: ClassVar[str] = "compare-text"
+    name: ClassVar[str] = "compare text"
     of_cases: ClassVar[tuple[str, ...]] = (
         *OF_CASES, *SETTINGS, "task", "set", "recipe", "tokens", "canon", "widths", "equal_parameters", "rate"
     )  # fmt: skip
@@ -83,19 +85,11 @@ class CompareText(OnTask, Comparison):
     @classmethod
     def by_recipe(cls, task: SequenceTask, given: Mapping[str, Any], recipe: str) -> dict[str, Any]:
         rates = given.get("lr") or ()
-        one = {key: value for key, value in given.items() if key != "lr"} | (
-            {"lr": rates[0]} if len(rates) == 1 else {}
-        )
-        found = super().by_recipe(task, one, recipe)
+        one = {key: value for key, value in given.items() if key != "lr"}
+        found = super().by_recipe(task, one | ({"lr": rates[0]} if len(rates) == 1 else {}), recipe)
         found["rate"], found["lr"] = found["lr"], tuple(rates)
-        width = None if "size" in given else cls._published_width(recipe)
+        width = None if "size" in given else host_of_recipe(recipe).get("width")
         return ({} if width is None else {"widths": (width,)}) | found
-
-    @staticmethod
-    def _published_width(recipe: str) -> int | None:
-        from linattn.lab.train.text.recipes import host_of_recipe
-
-        return host_of_recipe(recipe).get("width")
 
     def check(self) -> None:
         for name, values in (("mechanisms", self.mechanisms), ("canon", self.canon), ("widths", self.widths)):
@@ -216,8 +210,6 @@ class CompareText(OnTask, Comparison):
         return part_of(self, TextConfig, lr=lr, seed=seed, min_lr=min(self.min_lr, lr), device=device)
 
     def run_case(self, case: Case, work: Work) -> Mapping[str, Any]:
-        from linattn.lab.train.text.run import StepRecord
-
         one, config = self.in_this_process(), self.training(case["lr"], case["seed"])
         if config.compile:
             start_compiling(case["mechanism"])

@@ -97,7 +97,7 @@ class Synth(CompareText):
     Exit code: 0 all right, 1 a run failed, 2 a bad option, 130 interrupted (finished runs are kept).
     """
 
-    name: ClassVar[str] = "lab-synth"
+    name: ClassVar[str] = "lab synth"
     of_cases: ClassVar[tuple[str, ...]] = (*CompareText.of_cases, "scale", "positions", "rotary")
     task: str = option(help="depo, brevo, capo, mano or lano.", argument=True, choices=METRICS)
     scale: str = option(
