@@ -84,7 +84,7 @@ class CompareText(OnTask, Comparison):
 
     @classmethod
     def by_recipe(cls, task: SequenceTask, given: Mapping[str, Any], recipe: str) -> dict[str, Any]:
-        rates = given.get("lr") or ()
+        rates: tuple[float, ...] = given.get("lr") or ()
         one = {key: value for key, value in given.items() if key != "lr"}
         found = super().by_recipe(task, one | ({"lr": rates[0]} if len(rates) == 1 else {}), recipe)
         found["rate"], found["lr"] = found["lr"], tuple(rates)
@@ -111,6 +111,10 @@ class CompareText(OnTask, Comparison):
         canons = [None if letters in ("", "none") else letters for letters in self.canon] or [None]
         found = [Contender(p, c, w) for w in self.widths or (None,) for p in self.mechanisms for c in canons]
         return {contender.name: contender for contender in found}
+
+    def series(self, name: str) -> str:
+        """The name of a contender without its width: a line of charts joins these."""
+        return self.of_name[name].series
 
     def contenders(self) -> tuple[str, ...]:
         return tuple(self.of_name)
@@ -255,7 +259,8 @@ class CompareText(OnTask, Comparison):
 
     def in_this_process(self) -> "CompareText":
         """This config, with the data that earlier cases of a worker have made."""
-        return self if "made" in vars(self) else _with_data(type(self), dumps(self.values()))
+        kind: Any = type(self)
+        return self if "made" in vars(self) else _with_data(kind, dumps(self.values()))
 
     # What is shown.
 
@@ -276,7 +281,7 @@ class CompareText(OnTask, Comparison):
         found = []
         for row in super().rows(done):
             contender, given = self.of_name.get(row["mechanism"]), (row.pop("options", None) or {}).get("option")
-            named = {} if contender is None else {"pattern": contender.pattern, "series": contender.series}
+            named = {} if contender is None else {"pattern": contender.pattern, "series": self.series(row["mechanism"])}
             width = {} if contender is None or contender.width is None else {"width": contender.width}
             found.append(row | named | width | ({"options": given} if given else {}))
         return found
