@@ -12,11 +12,11 @@ import torch
 from tests.lab.train.text import small_text
 
 from linattn.lab.train import captured_step
+from linattn.lab.train.captured_step import Recorder
 from linattn.lab.train.config import TrainConfig
 from linattn.lab.train.loop import train
-from linattn.lab.train.recorder import Recorder
 from linattn.lab.train.text.config import TextConfig
-from linattn.lab.train.text.hosts import HostOptions
+from linattn.lab.train.text.hosts import Host
 from linattn.models.vision import create_vit
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")]
@@ -86,7 +86,7 @@ def on_images(folder, mechanism, batches=None, **changes):
 
 def on_text(folder, mechanism, dropout=0.0, **changes):
     torch._dynamo.reset()
-    host = HostOptions("pico", mechanism, canon="B", width=64, depth=2, dropout=dropout)
+    host = Host(size="pico", mechanism=mechanism, canon="B", width=64, depth=2, dropout=dropout)
     start = small_text.create_host(host, small_text.TASK, 0)
     model, _ = small_text.run(folder, replace(TEXT, **changes), host)
     pairs = zip(model.parameters(), start.parameters(), strict=True)
