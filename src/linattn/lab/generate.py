@@ -10,7 +10,7 @@ from linattn.lab.train.config import Precision
 from linattn.support.bars import without_bars
 from linattn.support.config import Config, option
 from linattn.support.extras import need
-from linattn.support.options import check_device
+from linattn.support.options import OptionError, check_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Generate(Config):
     Exit code: 0 all right, 2 a bad option or a package that is missing.
     """
 
-    model_dir: Path = option(help="Folder of a language model, as save_pretrained writes it.", argument=True)
+    checkpoint: Path = option(help="Folder of a language model, as save_pretrained writes it.", argument=True)
     prompt: tuple[str, ...] = option(
         help="Text to go on from; may be given again: all are continued in one batch.", repeated=True
     )
@@ -49,9 +49,13 @@ class Generate(Config):
             self.max_new_tokens, self.temperature, self.top_k, self.top_p, self.beams, self.prefill_chunk, self.seed
         )
         sampling.check()
-        read = load_linearized_text if is_linearized(self.model_dir) else load_text_model
-        with without_bars():
-            model = read(self.model_dir, device, self.precision or ("bf16" if device.startswith("cuda") else "fp32"))
+        precision = self.precision or ("bf16" if device.startswith("cuda") else "fp32")
+        try:
+            read = load_linearized_text if is_linearized(self.checkpoint) else load_text_model
+            with without_bars():
+                model = read(self.checkpoint, device, precision)
+        except OptionError as error:
+            raise OptionError("checkpoint" if error.option == "model" else error.option, error.message) from error
         answers = model.complete(list(self.prompt), sampling)
         for text, answer in zip(self.prompt, answers, strict=True):
             screen.say(text + answer)

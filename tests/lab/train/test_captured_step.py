@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from linattn.lab.train.text.network import TextNetwork
 from tests.lab.train.small_run import CONFIG, STEPS, SmallBatches, log_without_seconds, run
 from tests.lab.train.stand_ins import Keeps, Refuses, recorded_with, wrong_replay
 from tests.lab.train.text import small_text
 
 from linattn.lab.tasks.text import IGNORED
 from linattn.lab.train.captured_step import MOST_GRAPHS, CapturedStep, Graph
-from linattn.lab.train.run import Run
+from linattn.lab.train.loop import Run
 from linattn.lab.train.text.feed import rounded_up
+from linattn.lab.train.text.run import TextNetwork
 
 SHORT = replace(CONFIG, epochs=1)
 EPOCHS, LAST = CONFIG.epochs, (CONFIG.epochs - 1, STEPS - 2)

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from linattn.convert.layer.features import FeaturePair, HedgehogMap, NPMap, RandomFeatures, SeparateMaps, T2RMap
 from linattn.convert.plan import LayerPlan, LayerShape
 from linattn.mechanisms.registry import create_mechanism
-from linattn.ops.hybrid.api import hybrid_attention, hybrid_attention_decode, hybrid_attention_with_state
+from linattn.ops.hybrid.api import hybrid_attention, hybrid_attention_with_state
 from linattn.ops.hybrid.decoding import DecodingState, Setting, begin, usable, whole
+from linattn.ops.hybrid.decoding_step import hybrid_attention_decode
 from linattn.ops.hybrid.types import HybridState, SalientBudget, Window
 from linattn.ops.linear.api import linear_attention, linear_attention_with_state
 from linattn.ops.shared.call import hide

@@ -3,11 +3,7 @@
 import typer
 
 from linattn._version import __version__
-from linattn.lab.cli.compare import app as compare
 from linattn.lab.cli.graph import app as graph
-from linattn.lab.cli.lab import app as lab
-from linattn.lab.cli.report import report
-from linattn.lab.cli.train import app as train
 
 app = typer.Typer(
     help="Linear attention for PyTorch.",
@@ -30,12 +26,7 @@ def options(
     """Linear attention for PyTorch."""
 
 
-app.add_typer(compare, name="compare")
-app.add_typer(train, name="train")
 app.add_typer(graph, name="graph")
-app.add_typer(lab, name="lab")
-for command in (report,):
-    app.command()(command)
 
 
 if __name__ == "__main__":

@@ -6,16 +6,15 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from json import dumps, loads
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from linattn.lab.cases import Work
-from linattn.lab.compare.comparison import OF_CASES, Comparison, Metric, scores_of
+from linattn.lab.cases import Outcome, Work
+from linattn.lab.compare.comparison import OF_CASES, Comparison, Metric
 from linattn.lab.compare.text_costs import measure_costs
 from linattn.lab.kept import Case
-from linattn.lab.page.numbers import binary, counted, short
+from linattn.lab.page.numbers import counted
 from linattn.lab.screen import Screen
 from linattn.lab.tasks.text import SequenceTask
 from linattn.lab.tasks.text.task import once
@@ -23,15 +22,12 @@ from linattn.lab.train.text.command import SETTINGS, OnTask, settings_named
 from linattn.lab.train.text.config import TextConfig, part_of
 from linattn.lab.train.text.hosts import Host, count_parameters, create_host, with_parameters
 from linattn.lab.train.text.loop import train_text
+from linattn.lab.train.text.recipes import host_of_recipe
+from linattn.lab.train.text.run import StepRecord
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.support.config import option
 from linattn.support.extras import need
 from linattn.support.options import OptionError, check_option
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-    from linattn.lab.page import Section
 
 VALIDATION_SHARE = 0.1  # of labelled training data, held out while learning rates are chosen
 PERCENT = ("accuracy", "exact_match", "legal", "pearson", "share")
@@ -63,7 +59,7 @@ class CompareText(OnTask, Comparison):
     Exit code: 0 all right, 1 a run failed, 2 a bad option, 130 interrupted (finished runs are kept).
     """
 
-    name: ClassVar[str] = "compare-text"
+    name: ClassVar[str] = "compare text"
     of_cases: ClassVar[tuple[str, ...]] = (
         *OF_CASES, *SETTINGS, "task", "set", "recipe", "tokens", "canon", "widths", "equal_parameters", "rate"
     )  # fmt: skip
@@ -88,20 +84,12 @@ class CompareText(OnTask, Comparison):
 
     @classmethod
     def by_recipe(cls, task: SequenceTask, given: Mapping[str, Any], recipe: str) -> dict[str, Any]:
-        rates = given.get("lr") or ()
-        one = {key: value for key, value in given.items() if key != "lr"} | (
-            {"lr": rates[0]} if len(rates) == 1 else {}
-        )
-        found = super().by_recipe(task, one, recipe)
+        rates: tuple[float, ...] = given.get("lr") or ()
+        one = {key: value for key, value in given.items() if key != "lr"}
+        found = super().by_recipe(task, one | ({"lr": rates[0]} if len(rates) == 1 else {}), recipe)
         found["rate"], found["lr"] = found["lr"], tuple(rates)
-        width = None if "size" in given else cls._published_width(recipe)
+        width = None if "size" in given else host_of_recipe(recipe).get("width")
         return ({} if width is None else {"widths": (width,)}) | found
-
-    @staticmethod
-    def _published_width(recipe: str) -> int | None:
-        from linattn.lab.train.text.recipes import host_of_recipe
-
-        return host_of_recipe(recipe).get("width")
 
     def check(self) -> None:
         for name, values in (("mechanisms", self.mechanisms), ("canon", self.canon), ("widths", self.widths)):
@@ -123,6 +111,10 @@ class CompareText(OnTask, Comparison):
         canons = [None if letters in ("", "none") else letters for letters in self.canon] or [None]
         found = [Contender(p, c, w) for w in self.widths or (None,) for p in self.mechanisms for c in canons]
         return {contender.name: contender for contender in found}
+
+    def series(self, name: str) -> str:
+        """The name of a contender without its width: a line of charts joins these."""
+        return self.of_name[name].series
 
     def contenders(self) -> tuple[str, ...]:
         return tuple(self.of_name)
@@ -163,10 +155,11 @@ class CompareText(OnTask, Comparison):
 
     def check_hosts(self) -> None:
         need("a comparison of language models", "accelerate", "transformers", "safetensors")
+        task = self.made
         for name in self.of_name:
             host = self.host_named(name)
             with options_of_many(name):
-                create_host(host, self.made, 0)
+                create_host(host, task, 0)
         if len(self.lr) > 1:
             _ = self.validation
         _ = self.hosts  # raises if numbers of parameters cannot be made equal
@@ -221,8 +214,6 @@ class CompareText(OnTask, Comparison):
         return part_of(self, TextConfig, lr=lr, seed=seed, min_lr=min(self.min_lr, lr), device=device)
 
     def run_case(self, case: Case, work: Work) -> Mapping[str, Any]:
-        from linattn.lab.train.text.run import StepRecord
-
         one, config = self.in_this_process(), self.training(case["lr"], case["seed"])
         if config.compile:
             start_compiling(case["mechanism"])
@@ -251,8 +242,9 @@ class CompareText(OnTask, Comparison):
         more = {} if found.validation is None else {
             "validation": found.validation[task.metric], "validation_metrics": found.validation
         }  # fmt: skip
+        records = [{"round": record.step, **asdict(record)} for record in found.records]
         return {"score": found.score, "metrics": found.records[-1].metrics, "seconds": found.seconds,
-                "graphs": found.graphs, "records": [asdict(record) for record in found.records], **more}  # fmt: skip
+                "graphs": found.graphs, "records": records, **more}  # fmt: skip
 
     def keeps_weights(self) -> bool:
         return self.weights
@@ -263,11 +255,12 @@ class CompareText(OnTask, Comparison):
             start_compiling(names[0])
         hosts = {name: self.hosts[name] for name in names}
         config = self.training(self.usual_lr(names[0]), 0)
-        return {"costs": measure_costs(hosts, self.made, config, lambda words: work.tell(0.0, words))}
+        return measure_costs(hosts, self.made, config, lambda words: work.tell(0.0, words))
 
     def in_this_process(self) -> "CompareText":
         """This config, with the data that earlier cases of a worker have made."""
-        return self if "made" in vars(self) else _with_data(type(self), dumps(self.values()))
+        kind: Any = type(self)
+        return self if "made" in vars(self) else _with_data(kind, dumps(self.values()))
 
     # What is shown.
 
@@ -283,85 +276,17 @@ class CompareText(OnTask, Comparison):
                 "tokens": self.made.length}  # fmt: skip
         return {"kind": "text", "data": self.made.identity() | {"kind": self.made.kind}, "host": host, "about": about}
 
-    def summary(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """A row for each contender: its scores, rate and costs."""
-        metric, costs = self.metric(), {row["mechanism"]: row for row in rows if row["kind"] == "cost"}
+    def rows(self, done: Sequence[tuple[str, Outcome]]) -> list[dict[str, Any]]:
+        """Rows of runs and costs say what contender they are of."""
         found = []
-        for name, scores in scores_of(rows).items():
-            values, cost = list(scores.values()), costs.get(name, {})
-            runs = [row for row in rows if row["kind"] == "run" and row["mechanism"] == name and "seconds" in row]
-            lrs = sorted(set(self.lr))
-            lr = next((row["lr"] for row in runs), self.usual_lr(name))
-            # The highest and the lowest rate that was tried: a better one may lie beyond.
-            mark = "" if len(lrs) < 2 else " ↑" if lr == lrs[-1] else " ↓" if lr == lrs[0] else ""
-            spread = f" ± {metric.number(stdev(values))}" if len(values) > 1 else ""
-            state, speed = cost.get("state_bytes"), cost.get("tokens_per_second_train")
-            found.append({
-                "mechanism": name,
-                metric.title: f"{metric.number(fmean(values))}{spread}" if values else "",
-                "learning rate": f"{lr:g}{mark}",
-                "parameters": f"{cost['parameters']:,}" if cost else "",
-                "state": binary(state) if state else "",
-                "tokens/s, training": short(speed) if speed else "",
-                "seconds a run": f"{fmean(row['seconds'] for row in runs):.0f}" if runs else "",
-            })  # fmt: skip
+        for row in super().rows(done):
+            contender, host = self.of_name.get(row["mechanism"]), dict(row.pop("options", None) or {})
+            given = host.pop("option", None)
+            named = {} if contender is None else {"pattern": contender.pattern, "series": self.series(row["mechanism"])}
+            width = {} if contender is None or contender.width is None else {"width": contender.width}
+            more = {name: value for name, value in (("host", host), ("options", given)) if value}
+            found.append(row | named | width | more)
         return found
-
-    def table(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[object]]]:
-        found = self.summary(rows)
-        return list(found[0]) if found else [], [list(row.values()) for row in found]
-
-    def figures(self, frame: "DataFrame", meta: Mapping[str, Any]) -> "list[Section]":
-        """The table, scores against the size of the state, and scores in the course of training."""
-        import pandas
-
-        from linattn.lab.page import Section
-
-        rows = [{key: value for key, value in row.items() if value is not None and value == value}
-                for row in frame.to_dict("records")]  # fmt: skip
-        found = [Section("Results", meta["about"], pandas.DataFrame(self.summary(rows)))]
-        charts = {
-            "state": ("Score against state", "bytes of state", self.points_of_state(rows)),
-            "course": ("Score in the course of training", "steps", self.points_of_course(rows)),
-        }
-        for name, (title, label, lines) in charts.items():
-            if lines:
-                found.append(Section(title, chart=self.chart(name, title, label, lines)))
-        return found
-
-    def points_of_state(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-        costs = {row["mechanism"]: row.get("state_bytes") for row in rows if row["kind"] == "cost"}
-        found: dict[str, list[tuple[float, float]]] = {}
-        for name, scores in scores_of(rows).items():
-            if costs.get(name) and scores:
-                found.setdefault(self.of_name[name].series, []).append((costs[name], fmean(scores.values())))  # type: ignore[arg-type]
-        return found
-
-    def points_of_course(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-        """Means over seeds of evaluations; nothing if runs are evaluated at their end alone."""
-        found: dict[str, dict[int, list[float]]] = {}
-        for row in rows:
-            for record in row["records"] if row["kind"] == "run" and "records" in row and self.rounds > 1 else ():
-                found.setdefault(row["mechanism"], {}).setdefault(record["step"], []).append(record["score"])
-        return {name: [(step, fmean(values)) for step, values in lines.items()] for name, lines in found.items()}
-
-    def chart(self, name: str, title: str, label: str, lines: Mapping[str, list[tuple[float, float]]]) -> Any:
-        from linattn.lab.page.plots import Chart, Panel, plot_line
-        from linattn.lab.page.style import styles
-
-        looks = styles(list(lines))
-
-        def draw(axes: Any) -> None:
-            for series, points in lines.items():
-                plot_line(axes, *map(list, zip(*sorted(points), strict=True)), looks[series])
-            axes.set_xlabel(label)
-            if name == "state":
-                axes.set_xscale("log", base=2)
-                axes.xaxis.set_major_formatter(lambda value, _: binary(value))
-
-        words = ", ".join(f"{series} {self.metric().text(points[-1][1])}" for series, points in lines.items())
-        better = "higher" if self.metric().higher else "lower"
-        return Chart(name, title, f"{self.metric().title}: {better} is better.", [Panel(draw, words)], looks)
 
 
 @lru_cache(maxsize=2)

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from linattn.lab.bench.memory import peak_bytes
 from linattn.lab.bench.timing import measure_in_turns
+from linattn.lab.compare.cost import REPEATS, busy_share
 from linattn.lab.tasks.text import SequenceTask
 from linattn.lab.train.accelerator import matrix_products
-from linattn.lab.train.recorder import Recorder, RecordError
+from linattn.lab.train.captured_step import Recorder, RecordError
 from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.feed import Feed, Part
 from linattn.lab.train.text.hosts import Host, count_parameters, create_host
@@ -20,13 +21,12 @@ from linattn.mechanisms.base import Mechanism
 from linattn.support.compiling import compile_blocks
 from linattn.support.telling import OnWork
 
-MIN_SECONDS, MIN_REPEATS = 0.5, 3
+MIN_SECONDS, MIN_REPEATS = 0.2, 3
 
 
-def measure_costs(
-    hosts: Mapping[str, Host], task: SequenceTask, config: TextConfig, on_work: OnWork
-) -> dict[str, dict[str, Any]]:
-    """The costs of each host by name; speeds are measured in turns."""
+def measure_costs(hosts: Mapping[str, Host], task: SequenceTask, config: TextConfig, on_work: OnWork) -> dict[str, Any]:
+    """The costs of each host by name, and how busy the machine was; speeds are lists, measured in turns."""
+    busy = busy_share()
     device = torch.device(config.device)
     part = next(iter(Feed(task, config, device).train())).parts[0]
     costs: dict[str, dict[str, Any]] = {}
@@ -49,10 +49,11 @@ def measure_costs(
         with matrix_products(config.precision):
             if device.type == "cuda" and config.graphs is not False:
                 calls = {name: replayed(call, Recorder(device)) for name, call in calls.items()}
-            timings = measure_in_turns(calls, device, min_seconds=MIN_SECONDS, min_repeats=MIN_REPEATS)
-        for name, timing in timings.items():
-            costs[name][key] = tokens / timing.median
-    return costs
+            for _ in range(REPEATS):
+                timings = measure_in_turns(calls, device, min_seconds=MIN_SECONDS, min_repeats=MIN_REPEATS)
+                for name, timing in timings.items():
+                    costs[name].setdefault(key, []).append(tokens / timing.median)
+    return {"costs": costs, "busy": max(busy, busy_share())}
 
 
 def longest_sequence(task: SequenceTask) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from linattn.convert.adapters import find_adapter
 from linattn.convert.evaluate.embeddings import Labelled
 from linattn.convert.files import PLAN, load_linearized
+from linattn.support.bars import without_bars
 from linattn.support.config import Config, option
 from linattn.support.documents import as_text, read_documents, read_jsonl, row_text
 from linattn.support.options import OptionError, check_device
@@ -29,7 +30,9 @@ class Pretrained(Config):
     """A pretrained model, the text that it reads, and where it runs."""
 
     model: Path = option(help="Folder of a pretrained model of transformers.", argument=True)
-    text: tuple[str, ...] = option((), "Text to read: a file, a folder of .txt files, .jsonl; may be given again.")
+    text: tuple[str, ...] = option(
+        (), "Text to read: a file, a folder of .txt files, .jsonl; may be given again.", repeated=True
+    )
     device: str = option("", "cpu, cuda or cuda:N.", default_text="cuda where there is one", affects=False)
     precision: Literal["", "fp32", "bf16"] = option(
         "", "Type of the weights: fp32 or bf16.", default_text="bf16 on cuda", rare=True
@@ -82,7 +85,7 @@ def sketch(folder: Path) -> Any:
         raise OptionError("model", f"{folder / 'config.json'} has no model_type: it is no model of transformers")
     from transformers import AutoConfig
 
-    with quiet_transformers():
+    with without_bars(warnings=False):
         try:
             loaded = AutoConfig.from_pretrained(folder)
         except ValueError as error:
@@ -98,7 +101,7 @@ def sketch(folder: Path) -> Any:
 
 def load(folder: Path, device: str, precision: str) -> Any:
     """Load the model of a folder, converted or not, onto a device."""
-    with quiet_transformers():
+    with without_bars(warnings=False):
         if is_linearized(folder):
             model = load_linearized(folder, dtype=DTYPES[precision])
         else:
@@ -134,22 +137,6 @@ def _class_of(config: dict[str, Any]) -> Any:
     if cls is None:
         raise OptionError("model", f"has the architecture {names or 'none'}, which this transformers does not have")
     return cls
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Silence the progress bars and warnings of transformers."""
-    from transformers.utils import logging
-
-    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def documents(name: str, source: str) -> list[str]:

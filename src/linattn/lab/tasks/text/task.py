@@ -180,9 +180,9 @@ class SequenceTask(Config, ABC):
         return content_digest(places) if places else None
 
     def identity(self) -> dict[str, Any]:
-        """What the sequences depend on, as JSON: the name, the settings but for places of caches, and files."""
+        """What the sequences depend on, as JSON: the name, the settings, and what files hold, wherever these are."""
         known = {"name": self.name, "content": self.content, "length": self.length, "vocabulary": self.vocabulary}
-        return known | self.values(affecting=True)
+        return known | {key: value for key, value in self.values(affecting=True).items() if key not in FILES}
 
     def prepare(self, on_work: OnWork = in_silence, *, train: bool = True, test: bool = True) -> None:
         """Make training and test data that takes long, which the first batches would otherwise make silently.

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from linattn.lab.tasks.text import SequenceTask
 from linattn.lab.train.accelerator import check_accelerator, create_accelerator, matrix_products
-from linattn.lab.train.loop import go_through
-from linattn.lab.train.rounds import OnStep
+from linattn.lab.train.rounds import OnStep, go_through
 from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.feed import Feed
 from linattn.lab.train.text.hosts import WEIGHTS

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from linattn.lab.tasks.text import Sequences, SequenceTask
 from linattn.lab.train.meter import Reading
-from linattn.lab.train.records import DivergedError
-from linattn.lab.train.rounds import Rounds
+from linattn.lab.train.rounds import DivergedError, Rounds
 from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.feed import Feed, Part, Step
 from linattn.support.schedule import SCHEDULES
@@ -123,7 +122,7 @@ class TextNetwork(nn.Module):
 
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator  # type: ignore[import-untyped]
+    from accelerate import Accelerator
 
 
 @torch.no_grad()
@@ -158,7 +157,7 @@ def _over_processes(sums: dict[str, torch.Tensor], accelerator: "Accelerator") -
 
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator  # type: ignore[import-untyped]
+    from accelerate import Accelerator
 
 
 class TextRun(Rounds[StepRecord]):
