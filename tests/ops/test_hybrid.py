@@ -182,19 +182,6 @@ def test_gradcheck(form):
     assert torch.autograd.gradcheck(run, [x.requires_grad_() for x in leaves])
 
 
-def test_a_cap_bounds_the_state():
-    sizes = {}
-    for name in ("cap", "ratio"):
-        for T in (24, 88):
-            inputs = make(T, B=1)
-            _, by_steps = steps(inputs, **SETTINGS[name])
-            at_once = call(inputs, True, **SETTINGS[name]).state
-            sizes[name, T] = numbers_in(by_steps), numbers_in(at_once)
-    assert sizes["cap", 24] == sizes["cap", 88]
-    assert sizes["cap", 24][0] == sizes["cap", 24][1]
-    assert sizes["ratio", 88][1] > sizes["ratio", 24][1]
-
-
 def test_rows_of_a_state_can_be_reordered():
     inputs, options, beams = make(20), SETTINGS["cap"], torch.tensor([1, 1, 0])
     state = call(change(inputs, lambda x: x[:, :, :13]), True, **options).state.rows(beams)

@@ -1,4 +1,4 @@
-"""Wrong calls of the linear attention family and of the registry: each error says what is wrong and what is allowed."""
+"""Wrong calls of linear attention: each error says what is wrong and what is allowed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,6 @@ import torch
 
 import linattn
 from linattn import linear_attention, linear_attention_step, linear_attention_with_state
-from linattn.mechanisms.elu import Elu
 from linattn.ops.maps import EluPlusOne, SoftmaxPair
 from linattn.ops.shared.types import LinearState
 
@@ -34,14 +33,6 @@ def start(state: Any, **changes: Any) -> Callable[[], Any]:
 def step(**changes: Any) -> Callable[[], Any]:
     token = {"q_t": Q[:, :, 0], "k_t": KEYS[:, :, 0], "v_t": VALUES[:, :, 0], "state": None}
     return lambda: linear_attention_step(**{**token, **changes})
-
-
-def create(name: str = "elu", **options: Any) -> Callable[[], Any]:
-    return lambda: linattn.create_mechanism(name, **{"num_heads": 4, "head_dim": 8, **options})
-
-
-def register(name: str = "mine", cls: Any = Elu, **declared: Any) -> Callable[[], Any]:
-    return lambda: linattn.register_mechanism(name, **{"paper": "none", "year": 2026, **declared})(cls)
 
 
 SHAPES = {
@@ -126,6 +117,7 @@ STATES = {
     "one per row, not per sequence": (
         start(STATE, q=Q[:1], k=KEYS[:1], v=VALUES[:1], cu_seqlens=torch.tensor([0, 1, 2, T])),
         ValueError, r"initial_state\.kv must have shape \(3, 2, 8, 5\)"),
+    "rotated": (start(None, rotate=lambda q, k: (q, k)), ValueError, "rotate .* does not go with a state"),
     "decay both ways": (
         start(None, causal=False, log_decay=-torch.rand(2)), ValueError, "a bidirectional log_decay has no state"),
 }  # fmt: skip
@@ -141,31 +133,18 @@ STEPS = {
     "state is a number": (step(state=1.0), TypeError, r"state must be LinearState\(kv, k\) or None, got float"),
 }  # fmt: skip
 
-REGISTRY = {
-    "explain: unknown impl": (lambda: linattn.explain(Q, KEYS, VALUES, impl="gpu"), ValueError, "impl must be one of"),
-    "explain: unknown option": (lambda: linattn.explain(Q, KEYS, VALUES, scale=1.0), TypeError, "argument 'scale'"),
-    "explain: wrong call": (lambda: linattn.explain(Q, KEYS, VALUES[:1]), ValueError, "v has batch size 1, but q"),
-    "create: unknown name": (create("elus"), ValueError, "mechanism must be one of .*elu.* got 'elus'"),
-    "create: unknown option": (create(heads=3), TypeError, "'elu' has no option 'heads'; it takes num_heads, head_dim"),
-    "create: no heads": (create(num_heads=0), ValueError, "num_heads must be an integer >= 1, got 0"),
-    "create: fractional width": (create(head_dim=2.5), ValueError, "head_dim must be an integer >= 1, got 2.5"),
-    "create: key heads": (create(num_kv_heads=3), ValueError, r"heads of q \(4\) must be a multiple of .* \(3\)"),
-    "create: unknown impl": (create(impl="gpu"), ValueError, "impl must be one of 'auto', .* got 'gpu'"),
-    "create: causal is text": (create(causal="yes"), TypeError, "causal must be True or False, got 'yes'"),
-    "size of -1 tokens": (lambda: create()().state_size(-1), ValueError, "length must be an integer >= 0, got -1"),
-    "flops of half a token": (lambda: create()().flops(0.5), ValueError, "length must be an integer >= 0, got 0.5"),
-    "state, both ways": (
-        lambda: create()().with_state(*torch.rand(3, 1, 4, 6, 8).unbind()), ValueError, "a state needs causal=True"),
-    "register: odd name": (register("my mechanism"), ValueError, "name must be letters, digits and underscores"),
-    "register: neither way": (register(causal=False, bidirectional=False), ValueError, "must declare causal, bidirect"),
-    "register: taken": (register("elu", type("Elu", (Elu,), {})), ValueError, "'elu' is registered already, by"),
+EXPLAIN = {
+    "unknown impl": (lambda: linattn.explain(Q, KEYS, VALUES, impl="gpu"), ValueError, "impl must be one of"),
+    "unknown option": (lambda: linattn.explain(Q, KEYS, VALUES, scale=1.0), TypeError, "argument 'scale'"),
+    "wrong call": (lambda: linattn.explain(Q, KEYS, VALUES[:1]), ValueError, "v has batch size 1, but q"),
+    "unknown op": (lambda: linattn.explain(Q, KEYS, VALUES, op=len), ValueError, "op must be one of the functions"),
 }  # fmt: skip
 
 ALL = {
     f"{group}: {case}": wrong
     for group, cases in {
         "shapes": SHAPES, "types": TYPES, "options": OPTIONS, "masks and decays": MASKS_AND_DECAYS,
-        "packing": PACKING, "states": STATES, "steps": STEPS, "registry": REGISTRY,
+        "packing": PACKING, "states": STATES, "steps": STEPS, "explain": EXPLAIN,
     }.items()
     for case, wrong in cases.items()
 }  # fmt: skip
@@ -184,7 +163,6 @@ def test_the_calls_are_right_when_nothing_is_changed() -> None:
     assert packed(torch.tensor([0, 2, T]))().shape == (1, H, T, V)
     assert start(STATE)().output.shape == (B, H, T, V)
     assert step(state=STATE)().output.shape == (B, H, V)
-    assert create()().num_heads == 4
 
 
 def test_values_are_not_checked_when_told_so() -> None:

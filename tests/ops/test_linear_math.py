@@ -168,22 +168,6 @@ def test_bidirectional_state_collects_keys_in_pieces(impl: str) -> None:
     assert (both.output - linear_attention(q, k, v, impl=impl)).abs().max() < EXACT
 
 
-def test_step_by_step_equals_the_whole_for_both_indices() -> None:
-    q, k, v = inputs()
-    a = -torch.rand(2, 2, 9, 4, dtype=torch.float64)
-    for index in ("key", "query"):
-        whole = linear_attention_with_state(q, k, v, causal=True, log_decay=a, decay_index=index)
-        state = None
-        for t in range(9):
-            out, state = linear_attention_step(
-                q[:, :, t], k[:, :, t], v[:, :, t], state, log_decay=a[:, :, t], decay_index=index
-            )
-            assert (out - whole.output[:, :, t]).abs().max() < EXACT
-        assert state is not None
-        assert (state.kv - whole.state.kv).abs().max() < EXACT
-        assert (state.k - whole.state.k).abs().max() < EXACT
-
-
 def test_feature_map_is_applied_to_q_and_k() -> None:
     q, k, v = (x - 0.5 for x in inputs())
     mapped = linear_attention(q, k, v, feature_map=(Relu(), EluPlusOne()))

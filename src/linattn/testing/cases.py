@@ -123,6 +123,12 @@ class Subject:
                     raise
         return found
 
+    def each_form(self) -> Iterator[tuple[str, str, Mechanism]]:
+        """Words for a case, the form, and an instance, for every form in every mode."""
+        for causal in self.modes:
+            for impl, built in self.forms(causal).items():
+                yield f"{'causal' if causal else 'bidirectional'}, {impl}", impl, built
+
     def plain(self, like: Mechanism, impls: tuple[str, ...] = ("reference", "chunked")) -> list[Mechanism]:
         """Copies of ``like`` in forms of plain PyTorch, the definition first."""
         grouped = like.num_heads != like.num_kv_heads

@@ -5,10 +5,9 @@ import torch
 from tests.convert.tiny import Counted, llama
 
 from linattn.convert.convert import convert, plan_model
-from linattn.convert.degrees import degrees_of_freedom, install_features, kernel_degrees
-from linattn.convert.degrees.kernel import log_estimate, scaled
+from linattn.convert.degrees.kernel import kernel_degrees, log_estimate, scaled
+from linattn.convert.degrees.measure import degrees_of_freedom, install_features, start_features
 from linattn.convert.degrees.measure import measured as measured_at_first
-from linattn.convert.degrees.measure import start_features
 from linattn.convert.degrees.observe import watch
 from linattn.convert.layer.attention import linearized_layers
 from linattn.support.options import OptionError

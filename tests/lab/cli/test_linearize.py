@@ -10,7 +10,7 @@ from tests.convert.tiny_folder import model_folder, text_file
 from tests.lab.page.html_page import parse, table_of
 
 from linattn.convert.evaluate.evaluator import EvaluationOptions
-from linattn.convert.training.text import TokenText
+from linattn.convert.training.data import TokenText
 from linattn.lab.command import main
 from linattn.lab.convert.folder import load_linearized_text
 from linattn.lab.convert.linearize import Linearize, held_out_pieces
@@ -96,7 +96,7 @@ def test_a_model_is_converted_reported_written_with_and_not_done_twice(folder, t
     [
         (["--method", "magic"], "--method"),
         (["--option", "window=-1"], "--option"),
-        (["--option", "gate=maybe"], "True or False"),
+        (["--option", "gate=maybe"], "true or false"),
         (["--option", "gate=true", "--loss", "cross_entropy"], "--loss"),
         (["--method", "dof", "--option", "cost=0"], "--option"),
         (["--method", "dof", "--option", "clip=0"], "--option"),

@@ -24,9 +24,13 @@ def cases_of(**options):
     return Dof(**SMALL | options).cases()
 
 
+def head(case):
+    return head_of(case["config"], case["head"])
+
+
 @pytest.fixture(scope="module")
 def points():
-    return head_of(cases_of()[0])[1]
+    return head(cases_of()[0])[1]
 
 
 def test_errors_are_norms_of_the_difference_of_operators(points):
@@ -96,7 +100,8 @@ def test_rows_have_every_way_of_drawing_and_bounds_for_one(tmp_path):
 
 def test_numbers_stay_those_of_published_results(tmp_path):
     published = json.loads((Path(__file__).parents[3] / "results" / "cpu" / "lab-dof.json").read_text())["rows"]
-    case = Dof(counts=(16, 1024), seeds=2).cases()[1] | {"counts": [16]}
+    case = Dof(counts=(16, 1024), seeds=2).cases()[1]
+    case["config"]["counts"] = [16]
     for row in Dof.measure(case, Work(tmp_path))["rows"]:
         expected = next(
             each for each in published if all(each[key] == row[key] for key in ("head", "sampling", "count"))
@@ -108,7 +113,7 @@ def test_numbers_stay_those_of_published_results(tmp_path):
 
 
 def test_random_activations_have_the_norm_that_was_asked_for():
-    _, points = head_of(cases_of(points=20_000, norm=2.0)[0])
+    _, points = head(cases_of(points=20_000, norm=2.0)[0])
     assert float(scaled(points).square().sum(-1).mean()) == pytest.approx(2.0, rel=0.03)
 
 
@@ -124,7 +129,7 @@ def test_activations_are_read_from_files(tmp_path, suffix):
         from safetensors.torch import save_file
 
         save_file({"q": q, "k": k}, path)
-    heads = [head_of(case) for case in cases_of(activations=path, heads=3, points=1000)[3:]]
+    heads = [head(case) for case in cases_of(activations=path, heads=3, points=1000)[3:]]
     assert [name for name, _ in heads] == ["layer 0, head 0", "layer 0, head 1", ""]
     both = torch.cat((q[:, 2:].reshape(-1, 6), k[:, 1].reshape(-1, 6)))
     assert torch.equal(heads[1][1].sort(0).values, both.sort(0).values)
@@ -140,13 +145,13 @@ def test_settings_and_files_that_make_no_sense_are_refused(tmp_path):
             Dof(**SMALL | change)
     torch.save({"q": torch.zeros(3)}, tmp_path / "a.pt")
     with pytest.raises(OptionError, match=r"must hold q \(B, H, T, D\)"):
-        head_of(cases_of(activations=tmp_path / "a.pt")[1])
+        head(cases_of(activations=tmp_path / "a.pt")[1])
 
 
 def test_what_is_given_wins_over_a_preset():
-    assert [(made.seeds, made.points) for made in (
-        Dof.parse({"quick": "yes", "seeds": "3"}), Dof.parse({"large": "yes", "seeds": "3"}), Dof.parse({"seeds": "3"})
-    )] == [(3, 48), (3, 1024), (3, 384)]  # fmt: skip
+    for preset, points in (("quick", 48), ("large", 1024), ("", 384)):
+        config = Dof.parse({"seeds": "3"} | ({preset: "yes"} if preset else {})).cases()[0]["config"]
+        assert (config["seeds"], config["points"]) == (3, points)
 
 
 def test_the_command_measures_random_activations_and_a_model(tmp_path, capsys):
@@ -157,8 +162,7 @@ def test_the_command_measures_random_activations_and_a_model(tmp_path, capsys):
     assert main(arguments) == 0
     shown = " ".join(capsys.readouterr().out.split())
     results = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert results["meta"]["config"]["points"] == 48
-    rows = [row for each in results["rows"] for row in each["rows"]]
+    rows = results["rows"]
     assert {row["source"] for row in rows} == {"random", "tiny"}
     assert all(error > 0 for row in rows for error in row["kernel_error"])
     said = "of 16 errors lie within the bound."
@@ -187,6 +191,6 @@ def test_curves_are_geometric_means_with_the_lowest_and_the_highest():
 def test_a_bound_that_fails_too_often_is_told_by_the_exit_code(tmp_path, monkeypatch):
     normal, bad = row("normal", 16, [9.0], None), row("leverage", 16, [0.1] * 8 + [2.0], 1.0)
     assert within([normal, bad]) == (16, 18)
-    measured = [each | {"source": "random", "head": "draw 0", "degrees": 3.0} for each in (normal, bad)]
+    measured = [each | {"head": "draw 0", "degrees": 3.0} for each in (normal, bad)]
     monkeypatch.setattr(Dof, "measure", staticmethod(lambda case, work: {"rows": measured}))
     assert main(["lab", "dof", "--quick", "--output", str(tmp_path), "--where", "here"]) == 1

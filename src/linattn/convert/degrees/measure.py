@@ -18,7 +18,7 @@ from linattn.convert.degrees.kernel import (
 from linattn.convert.degrees.observe import Batch, Reservoir, watch
 from linattn.convert.layer.attention import Observation, linearized_layers
 from linattn.convert.layer.features import RandomFeatures
-from linattn.convert.training.setting import Batches
+from linattn.convert.training.loop import Batches
 from linattn.support.checks import check_integer
 from linattn.support.options import check_option
 

@@ -11,7 +11,7 @@ from linattn.convert.adapters import find_adapter
 from linattn.convert.adapters.base import Site
 from linattn.convert.evaluate.quiet import quiet
 from linattn.convert.layer.attention import Observation, exact_attention, linearized_layers, observing
-from linattn.convert.training.setting import call
+from linattn.convert.training.loop import call
 
 Batch = Tensor | Mapping[str, Tensor]
 

@@ -49,7 +49,7 @@ class EvaluationOptions(Config):
         default_text="the model's own, up to 1024",
     )  # fmt: skip
     windows: int = option(1, "Windows of each text, at most.", least=1, group=FIGURES, rare=True)
-    texts: int = option(20, "Texts to measure on, at most.", least=1, group=FIGURES)
+    texts: int = option(20, "Texts to measure on, at most.", least=1, group=FIGURES, rare=True)
     needle_lengths: tuple[int, ...] | None = option(
         None, "Lengths of texts that hide a number, with commas, or none.", least=LEAST_NEEDLE, group=FIGURES,
         default_text="half of the model's own, and all",

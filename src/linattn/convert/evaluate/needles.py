@@ -31,7 +31,6 @@ NOUNS = ("anchor", "bridge", "candle", "desert", "engine", "forest", "garden", "
 NOISE, TEXT = "noise", "text"
 HAYSTACKS = (NOISE, TEXT)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-GUESSES = 6  # tries to guess a number of sentences; after these the interval is halved
 LONGEST = 400  # characters of a sentence; text without end marks is cut, so that needles find places near their depth
 WORD = re.compile(rf"\S{{1,{LONGEST}}}\s*")
 END = re.compile(r"[.!?…][\"'”’)\]]*\s+$|\n\s*\n")
@@ -163,55 +162,16 @@ def make_needle(
         prompt = _prompt("".join(turn[:place]), "".join(turn[place:]), key, number)
         return prompt, encode(f"{prompt} {number}")
 
-    turn = haystack.turn(first, min(len(haystack.sentences), length))
-    most = length if haystack.repeats else len(turn)
-    prompt, whole = made(most_sentences(lambda n: len(made(n)[1]), length, list(map(len, turn)), most))
+    least = len(made(0)[1])
+    if least > length:
+        raise ValueError(f"length must be at least {least}, the needle and the question, got {length}")
+    most = length - least  # as every sentence has at least one token
+    counts = range(1, 1 + (most if haystack.repeats else min(most, len(haystack.sentences))))
+    prompt, whole = made(bisect_right(counts, length, key=lambda count: len(made(count)[1])))
     # A tokenizer may join the end of the prompt with the answer: the prompt is what both encodings share.
     start = encode(prompt)
     given = next((i for i, (a, b) in enumerate(zip(start, whole, strict=False)) if a != b), len(start))
     return Needle(whole, len(whole) - given, depth, haystack.name)
-
-
-def most_sentences(size: Callable[[int], int], length: int, letters: Sequence[int], most: int) -> int:
-    """The largest number of sentences, up to ``most``, whose text has at most ``length`` tokens.
-
-    Long texts take long to encode: the number is guessed from characters, which is nearly right whether or not the
-    sentences have equal lengths.
-
-    Args:
-        size: function that counts the tokens of a text with so many sentences.
-        letters: characters of each sentence; after the last sentence comes the first one again.
-    """
-    before = [0, *accumulate(letters)]
-    turn = before[-1]  # characters of one turn through all sentences
-    least = size(0)
-    if least > length:
-        raise ValueError(f"length must be at least {least}, the needle and the question, got {length}")
-
-    def characters(sentences: int) -> int:
-        return sentences // len(letters) * turn + before[sentences % len(letters)]
-
-    # Search between a number that fits and one that does not; every sentence has at least one token.
-    low, low_size = 0, least
-    high, high_size = min(most, length - least) + 1, 0
-    tries = 0
-    while high - low > 1:
-        guess = (low + high) // 2
-        if tries < GUESSES:
-            rate = 1.0
-            if high_size:
-                rate = (high_size - low_size) / (characters(high) - characters(low))
-            elif low:
-                rate = max((low_size - least) / characters(low), 0.01)
-            target = int(characters(low) + (length - low_size) / rate)
-            guess = target // turn * len(letters) + bisect_right(before, target % turn) - 1
-        guess = min(max(guess, low + 1), high - 1)
-        tries, tokens = tries + 1, size(guess)
-        if tokens <= length:
-            low, low_size = guess, tokens
-        else:
-            high, high_size = guess, tokens
-    return low
 
 
 def needle_texts(

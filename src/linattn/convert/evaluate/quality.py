@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from linattn.convert.adapters import find_adapter
 from linattn.convert.evaluate.perplexity import token_losses
 from linattn.convert.evaluate.quiet import quiet
+from linattn.convert.training.loop import Batch, call, shared
 from linattn.convert.training.losses import answer_of
-from linattn.convert.training.setting import Batch, call, shared
 
 
 class Quality:

@@ -17,8 +17,9 @@ from linattn.convert.degrees.observe import Reservoir, watch
 from linattn.convert.inspect.fit import CANDIDATES, Fitter, choose
 from linattn.convert.layer.attention import Observation
 from linattn.convert.plan import LayerShape
-from linattn.convert.training.setting import Batch, Batches, Report
+from linattn.convert.training.loop import Batch, Batches
 from linattn.support.config import Config, option
+from linattn.support.progress import Report
 
 SINKS = 4  # first tokens, which many models attend to when nothing else matters
 DRAWS = 2

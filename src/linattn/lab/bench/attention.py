@@ -27,7 +27,7 @@ from linattn.lab.kept import Case
 from linattn.lab.page.plots import Chart
 from linattn.lab.page.style import styles
 from linattn.mechanisms.registry import list_mechanisms, mechanism_info
-from linattn.ops.shared.choice import IMPLEMENTATIONS
+from linattn.ops.shared.call import IMPLEMENTATIONS
 from linattn.support.config import option
 from linattn.support.options import OptionError
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from linattn.ops.shared import choice
-from linattn.ops.shared.choice import Choice
+from linattn.ops.shared import call as choice
+from linattn.ops.shared.call import Choice
 
 Named = Mapping[str, Tensor]
 LEAST_SHARE = 1e-2  # of a whole gradient: below this a part's own norm is mostly rounding, and no measure

@@ -3,9 +3,7 @@
 import typer
 
 from linattn._version import __version__
-from linattn.lab.cli.compare import app as compare
 from linattn.lab.cli.graph import app as graph
-from linattn.lab.cli.lab import app as lab
 
 app = typer.Typer(
     help="Linear attention for PyTorch.",
@@ -28,9 +26,7 @@ def options(
     """Linear attention for PyTorch."""
 
 
-app.add_typer(compare, name="compare")
 app.add_typer(graph, name="graph")
-app.add_typer(lab, name="lab")
 
 
 if __name__ == "__main__":

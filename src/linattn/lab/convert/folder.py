@@ -29,7 +29,9 @@ class Pretrained(Config):
     """A pretrained model, the text that it reads, and where it runs."""
 
     model: Path = option(help="Folder of a pretrained model of transformers.", argument=True)
-    text: tuple[str, ...] = option((), "Text to read: a file, a folder of .txt files, .jsonl; may be given again.")
+    text: tuple[str, ...] = option(
+        (), "Text to read: a file, a folder of .txt files, .jsonl; may be given again.", repeated=True
+    )
     device: str = option("", "cpu, cuda or cuda:N.", default_text="cuda where there is one", affects=False)
     precision: Literal["", "fp32", "bf16"] = option(
         "", "Type of the weights: fp32 or bf16.", default_text="bf16 on cuda", rare=True

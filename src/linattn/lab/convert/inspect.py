@@ -9,9 +9,8 @@ from typing import Any
 from linattn.convert.inspect import InspectOptions, inspect
 from linattn.convert.inspect.diagnosis import convertible_sites
 from linattn.convert.inspect.fit import STATE_LENGTH
-from linattn.convert.training.data import check_positions, suited_length
-from linattn.convert.training.setting import Batch
-from linattn.convert.training.text import batched, read_text
+from linattn.convert.training.data import batched, check_positions, read_text, suited_length
+from linattn.convert.training.loop import Batch
 from linattn.lab.convert.folder import Pretrained, documents, load_tokenizer, sketch
 from linattn.lab.screen import Screen
 from linattn.support.config import as_json, option

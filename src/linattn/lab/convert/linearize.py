@@ -3,12 +3,12 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, make_dataclass, replace
+from dataclasses import field as dataclass_field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_type_hints
 
 from linattn.convert.adapters import find_adapter
-from linattn.convert.arguments import check_loss, check_objective, check_targets
 from linattn.convert.convert import check_model, plan_model
 from linattn.convert.degrees.allocate import taken
 from linattn.convert.evaluate.evaluator import FIGURES, EvaluationOptions, Evaluator
@@ -18,15 +18,15 @@ from linattn.convert.finetune import FinetuneOptions
 from linattn.convert.layer.core import build_core
 from linattn.convert.plan import METHODS
 from linattn.convert.recipes import with_recipe
-from linattn.convert.run import linearize
-from linattn.convert.training.setting import StageOptions, UnstableError
-from linattn.convert.training.text import TokenText, read_text
+from linattn.convert.run import check_loss, check_objective, check_targets, linearize
+from linattn.convert.training.data import TokenText, read_text
+from linattn.convert.training.loop import StageOptions, UnstableError
 from linattn.convert.transfer import TransferOptions
 from linattn.lab.convert.folder import Pretrained, documents, labelled, load_tokenizer, quiet_transformers, sketch
 from linattn.lab.kept import kept
 from linattn.lab.screen import Screen
 from linattn.support.checkpoint import ResumeError
-from linattn.support.config import as_json
+from linattn.support.config import Config, as_json, option_of
 from linattn.support.config import option as field
 from linattn.support.extras import need
 from linattn.support.files import write_json
@@ -36,14 +36,37 @@ from linattn.support.options import OptionError
 RIGHT, DIVERGED = 0, 1
 TRAINING, TUNING = "Attention transfer", "Fine-tuning"
 BOTH = ("steps", "tokens", "batch_size", "length", "recall_share", "lr")  # options of both stages
-FIRST = (*BOTH, "loss", "layers_per_round", "seed")
-SECOND = ("rank", "alpha", "objective", "targets", "pooled_weight", "hidden_weight", "train_cores", "scale_factor",
-          "accumulation", "seed")  # fmt: skip
+# The name of an option in the command -> its name in the options of the stage.
+FIRST = {name: name for name in (*BOTH, "loss", "layers_per_round")}
+SECOND = {f"finetune_{name}": name for name in BOTH} | {
+    name: name for name in ("rank", "alpha", "objective", "targets", "pooled_weight", "hidden_weight", "train_cores",
+                            "scale_factor", "accumulation")
+}  # fmt: skip
+SHOWN = ("steps", "tokens", "length", "lr", "finetune_steps", "finetune_lr", "rank")  # on the first page of the help
+ALIKE = ("length", "recall_share")  # which the second stage has from the first, unless it is told otherwise
 SETTINGS = "settings.json"  # in the folder of the run: what a run that goes on must share with it
 
 
+def of_stage(kind: type[StageOptions], names: Mapping[str, str], group: str) -> list[tuple[str, Any, Any]]:
+    """Fields of the command for options of a stage: None stands for the stage's own default, or a recipe's."""
+    hints, made = get_type_hints(kind), []
+    for name, own in names.items():
+        default, rule = kind.__dataclass_fields__[own].default, option_of(kind.__dataclass_fields__[own])
+        words = "as above" if own in ALIKE and name != own else rule.default_text or str(default or "")
+        rule = replace(rule, group=group, rare=name not in SHOWN, default_text=words)
+        made.append((name, hints[own] | None, dataclass_field(default=None, metadata={"option": rule})))
+    return made
+
+
+Stages: Any = make_dataclass(
+    "Stages",
+    [*of_stage(TransferOptions, FIRST, TRAINING), *of_stage(FinetuneOptions, SECOND, TUNING)],
+    bases=(Config,), frozen=True, kw_only=True,
+)  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
-class Linearize(EvaluationOptions, Pretrained):
+class Linearize(EvaluationOptions, Stages, Pretrained):
     """Make a pretrained model linear: convert its attention, train what is new on text, and report what was lost.
 
     The result is a model of transformers: `linattn generate` writes with it, and linattn.convert.files loads it.
@@ -53,57 +76,23 @@ class Linearize(EvaluationOptions, Pretrained):
 
     out: Path = field(help="Folder of the result; started again with the same options, it goes on.", affects=False)
     method: str = field("still", "What the attention becomes.", choices=METHODS)
-    layers: tuple[int, ...] | None = field(None, "Numbers of the layers to convert, with commas.", default_text="all")
+    layers: tuple[int, ...] | None = field(
+        None, "Numbers of the layers to convert, with commas.", default_text="all", rare=True
+    )
 
     recipe: str = field(
         "", "paper: both stages as the paper of still, lolcats or dof trains them, but for options that are given.",
         group=TRAINING,
     )  # fmt: skip
-    steps: int | None = field(None, "Updates of the weights.", group=TRAINING, default_text="300")
-    tokens: int | None = field(None, "Tokens to read, in the place of steps.", group=TRAINING)
-    batch_size: int | None = field(None, "Sequences of a step.", group=TRAINING, rare=True)
-    length: int | None = field(None, "Tokens of a sequence.", group=TRAINING, default_text="up to 1024")
-    recall_share: float | None = field(
-        None, "Share of sequences that end with passages of their own text.", group=TRAINING, rare=True
-    )
-    lr: float | None = field(None, "Highest learning rate.", group=TRAINING)
-    loss: str | None = field(None, "Loss of a layer: mse or cross_entropy.", group=TRAINING, rare=True)
-    layers_per_round: int | None = field(
-        None, "Layers that learn at a time.", group=TRAINING, rare=True, default_text="all"
-    )
     transfer: bool = field(True, "Do this stage.", group=TRAINING)
-
-    finetune_steps: int | None = field(None, "Updates of the weights.", group=TUNING, default_text="100")
-    finetune_tokens: int | None = field(None, "Tokens to read, in the place of steps.", group=TUNING, rare=True)
-    finetune_batch_size: int | None = field(None, "Sequences of a step.", group=TUNING, rare=True)
-    finetune_length: int | None = field(None, "Tokens of a sequence.", group=TUNING, rare=True, default_text="as above")
-    finetune_recall_share: float | None = field(
-        None, "Share of sequences that end with passages of their own text.", group=TUNING, rare=True,
-        default_text="as above",
-    )  # fmt: skip
-    finetune_lr: float | None = field(None, "Highest learning rate.", group=TUNING)
-    rank: int | None = field(None, "Rank of the low-rank updates.", group=TUNING)
-    alpha: float | None = field(None, "Low-rank updates count alpha / rank times.", group=TUNING, rare=True)
-    objective: str | None = field(None, "What is learnt: distill, next_token or mix.", group=TUNING, rare=True)
-    targets: tuple[str, ...] | None = field(
-        None, "Projections that get low-rank updates, by name, with commas.", group=TUNING, rare=True,
-        default_text="those of the attention",
-    )  # fmt: skip
-    pooled_weight: float | None = field(
-        None, "Encoders: weight of the loss on the mean over tokens.", group=TUNING, rare=True
-    )
-    hidden_weight: float | None = field(
-        None, "Weight of the loss on hidden states after every layer.", group=TUNING, rare=True
-    )
-    train_cores: bool = field(False, "Go on training what stage 1 has trained.", group=TUNING, rare=True)
-    scale_factor: float | None = field(
-        None, "With --train-cores: of the learning rate of the linear part's scale.", group=TUNING, rare=True
-    )
-    accumulation: int | None = field(None, "Parts that a step is computed in.", group=TUNING, rare=True)
     finetune: bool = field(True, "Do this stage.", group=TUNING)
-
     eval_text: tuple[str, ...] = field(
-        (), "Texts to measure on.", group=FIGURES, affects=False, default_text="what is held out of --text"
+        (),
+        "Texts to measure on.",
+        group=FIGURES,
+        affects=False,
+        default_text="what is held out of --text",
+        repeated=True,
     )
     probe: Path | None = field(
         None, "Encoders: folder with labelled train.jsonl and test.jsonl.", group=FIGURES, affects=False, rare=True
@@ -132,17 +121,15 @@ class Linearize(EvaluationOptions, Pretrained):
         def on_stage(name: str, model: Any) -> None:
             write_json(self.out / "run" / SETTINGS, settings)  # not before: everything was checked by now
             screen.say(name)
-            for curve in model.linearize_report.curves if name == "transfer" else ():
-                screen.say(
-                    f"  layer {curve.layer} misses {curve.before:.4f} of its output before, {curve.after:.4f} after"
-                )
+            for row in model.linearize_report.curves if name == "transfer" else ():
+                screen.say(f"  layer {row.layer} misses {row.before:.4f} of its output before, {row.after:.4f} after")
             if evaluator is not None:
                 evaluator.stage(name, model, full=name in ("teacher", *last))
 
         try:
             converted = linearize(
                 self.load(), self.method, text=list(self.text) or None, tokenizer=tokenizer, folder=self.out / "run",
-                layers=self.layers, progress=screen.err.is_terminal and not screen.quiet, on_stage=on_stage, **stages,
+                layers=self.layers, progress=not screen.quiet, on_stage=on_stage, **stages,
                 **self.method_options(),
             )  # fmt: skip
         except ResumeError as error:
@@ -162,7 +149,7 @@ class Linearize(EvaluationOptions, Pretrained):
         self, settings: Mapping[str, Any], made: Mapping[str, Any], evaluator: Evaluator | None,
         ablation: Mapping[str, Any] | None, screen: Screen,
     ) -> None:  # fmt: skip
-        """Write ``report.json``, and ``report.html`` with the charts in ``charts``."""
+        """Write ``report.json``, and ``report.html`` with its charts."""
         name, seconds = self.model.resolve().name, {stage["name"]: stage["seconds"] for stage in made["stages"]}
         config = {**settings, "model": name, "evaluation": None if evaluator is None else evaluator.options.values()}
         meta = describe_run(self.place()) | {
@@ -189,17 +176,13 @@ class Linearize(EvaluationOptions, Pretrained):
 
     def stages(self) -> dict[str, Any]:
         """The options of both stages by the name of the stage, checked; None for one that is left out."""
-        first = {name: getattr(self, name) for name in FIRST}
-        second = {name: getattr(self, name) for name in SECOND} | {
-            name: getattr(self, f"finetune_{name}") for name in BOTH
-        }
-        for name in ("length", "recall_share"):
-            second[name] = first[name] if second[name] is None else second[name]
+        first, second = ({own: getattr(self, name) for name, own in names.items()} for names in (FIRST, SECOND))
+        second |= {name: first[name] for name in ALIKE if second[name] is None}
         given = [{name: value for name, value in each.items() if value is not None} for each in (first, second)]
-        first, second = with_recipe(self.recipe, self.method, *given)
+        first, second = (stage | {"seed": self.seed} for stage in with_recipe(self.recipe, self.method, *given))
         return {
-            "transfer": make_stage(TransferOptions, first, "") if self.transfer else None,
-            "finetune": make_stage(FinetuneOptions, second, "finetune_") if self.finetune else None,
+            "transfer": TransferOptions(**first) if self.transfer else None,
+            "finetune": FinetuneOptions(**second) if self.finetune else None,
         }
 
     def method_options(self) -> dict[str, Any]:
@@ -208,7 +191,7 @@ class Linearize(EvaluationOptions, Pretrained):
 
     def settings(self, stages: Mapping[str, Any]) -> dict[str, Any]:
         """The settings that a run must share with the one that it goes on with."""
-        prints = {name: None if stage is None else stage.fingerprint() for name, stage in stages.items()}
+        prints = {name: None if stage is None else stage.values(affecting=True) for name, stage in stages.items()}
         own = {"model": self.model.resolve(), "method": self.method, "option": self.method_options(),
                "layers": self.layers, "text": self.text, "precision": self.type_of_weights()}  # fmt: skip
         settings: dict[str, Any] = as_json({**own, **prints})
@@ -282,17 +265,6 @@ class Linearize(EvaluationOptions, Pretrained):
             tell=lambda line: screen.say(f"  {line}"),
             keep=lambda case, measure: kept(self.out / "run" / "figures", {**case, "run": settings}, measure),
         )  # fmt: skip
-
-
-def make_stage(kind: Any, given: Mapping[str, Any], prefix: str) -> Any:
-    """The options of a stage, checked; errors name them as the command does, those of both stages with a prefix."""
-    try:
-        stage = kind(**given)
-        stage.check()
-    except OptionError as error:
-        shared = error.option in StageOptions.__dataclass_fields__
-        raise OptionError(prefix * shared + error.option, error.message) from error
-    return stage
 
 
 def check_out(out: Path, settings: Mapping[str, Any]) -> None:

@@ -18,11 +18,11 @@ with ``p = s_1 / (s_1 + lambda)``, from which the two statements of arXiv 2507.0
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -36,10 +36,10 @@ from linattn.convert.degrees.kernel import (
     spectrum,
 )
 from linattn.convert.degrees.observe import Reservoir, watch
+from linattn.convert.layer.attention import Observation
 from linattn.lab.cases import Work
-from linattn.lab.experiment import FAILED, RIGHT, Experiment
+from linattn.lab.experiment import Experiment
 from linattn.lab.kept import Case
-from linattn.lab.screen import Screen
 from linattn.support.config import option
 from linattn.support.extras import need
 from linattn.support.options import OptionError
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 
     from linattn.lab.page import Section
 
-COUNTS = (16, 32, 64, 128, 256, 512, 1024)
+USUAL: dict[str, Any] = {"counts": (16, 32, 64, 128, 256, 512, 1024), "seeds": 5, "points": 384, "heads": 4, "dim": 32}
 QUICK: dict[str, Any] = {"counts": (16, 64), "seeds": 2, "points": 48, "heads": 1, "dim": 8}
-LARGE: dict[str, Any] = {"counts": (*COUNTS, 2048, 4096), "seeds": 10, "points": 1024, "heads": 12}
+LARGE: dict[str, Any] = USUAL | {"counts": (*USUAL["counts"], 2048, 4096), "seeds": 10, "points": 1024, "heads": 12}
 FILES = (".npz", ".pt", ".safetensors")
 SEQUENCES, LENGTH = 16, 256  # what a model reads
 SAMPLINGS = {"normal": "z ~ N(0, I)", "leverage": "leverage scores"}
@@ -71,9 +71,15 @@ Row = Mapping[str, Any]
 """One head, sampling and number of features: the errors of each seed, and their bounds, None where there is none."""
 
 
+def usual(name: str) -> str:
+    """The defaults of an option, in words."""
+    words = [",".join(map(str, made[name])) if name == "counts" else str(made[name]) for made in (USUAL, QUICK, LARGE)]
+    return f"{words[0]}, with --quick {words[1]}, with --large {words[2]}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dof(Experiment):
-    """How well random features approximate softmax attention, drawn from N(0, I) and by leverage scores.
+    """Random features of the attention kernel, drawn from N(0, I) and by leverage scores.
 
     The error of the kernel and of attention-weighted sums against the number of features, with the bound that the
     degrees of freedom of the activations give. Runs on the CPU, in fp64.
@@ -83,14 +89,18 @@ class Dof(Experiment):
 
     name: ClassVar[str] = "lab-dof"
     device: str = option("cpu", hidden=True)
-    counts: tuple[int, ...] = option(COUNTS, "Numbers of features, with commas.", least=1)
-    seeds: int = option(5, "Draws of the features for each number.", least=2)
-    points: int = option(384, "Queries and keys that the kernel is looked at on.", least=8)
+    quick: bool = option(False, "Small: shows in seconds that everything runs.")
+    large: bool = option(False, "More heads, points, seeds and features.")
+    counts: tuple[int, ...] = option((), "Numbers of features.", least=1, default_text=usual("counts"))
+    seeds: int | None = option(None, "Draws of the features for each number.", least=2, default_text=usual("seeds"))
+    points: int | None = option(
+        None, "Queries and keys that the kernel is looked at on.", least=8, default_text=usual("points")
+    )
     tolerance: float = option(
         2**-4, "Tolerance of the degrees of freedom, in units of the kernel's largest eigenvalue.", above=0
     )
-    heads: int = option(4, "Heads looked at of each source.", least=1)
-    dim: int = option(32, "Width of random activations.", least=1)
+    heads: int | None = option(None, "Heads looked at of each source.", least=1, default_text=usual("heads"))
+    dim: int | None = option(None, "Width of random activations.", least=1, default_text=usual("dim"))
     norm: float = option(1.5, "Size of random activations: the mean of |x|^2 / sqrt(dim).", above=0)
     activations: Path | None = option(
         None, "Real ones: a file with q and k (.npz, .pt, .safetensors), or a folder of a language model."
@@ -98,21 +108,12 @@ class Dof(Experiment):
     text: Path | None = option(None, "File that the model reads.", default_text="what it writes itself")
     delta: float = option(0.05, "The bound holds with probability 1 - 2 delta.", above=0, below=0.5)
     seed: int = option(0, "Seed of activations and features.", least=0)
-    quick: bool = option(False, "Small: shows in seconds that everything runs.", affects=False)
-    large: bool = option(False, "More heads, points, seeds and features.", affects=False)
-
-    @classmethod
-    def parse(cls, texts: Mapping[str, Any]) -> Self:
-        """What is given wins over a preset."""
-        given = super().parse(texts)
-        preset = QUICK if given.quick else LARGE if given.large else {}
-        return super().parse(preset | dict(texts)) if preset else given
 
     def check(self) -> None:
-        if len(set(self.counts)) < 2:
-            raise OptionError("counts", f"must be at least two different numbers, got {self.counts}")
         if self.quick and self.large:
             raise OptionError("large", "cannot be given together with --quick")
+        if len(set(self.chosen("counts"))) < 2:
+            raise OptionError("counts", f"must be at least two different numbers, got {self.counts}")
         real = self.activations
         if real is not None and not ((real.is_file() and real.suffix in FILES) or (real / "config.json").is_file()):
             raise OptionError(
@@ -121,60 +122,75 @@ class Dof(Experiment):
         if self.text is not None and not self.text.is_file():
             raise OptionError("text", f"must be a file, got {self.text}")
 
+    def chosen(self, name: str) -> Any:
+        """The value of an option, by ``quick`` or ``large`` where it was not given."""
+        return getattr(self, name) or (QUICK if self.quick else LARGE if self.large else USUAL)[name]
+
     def cases(self) -> list[dict[str, Any]]:
-        names = ("seeds", "points", "tolerance", "heads", "delta", "seed")
-        shared = {name: getattr(self, name) for name in names} | {"counts": sorted(set(self.counts))}
-        sources: list[dict[str, Any]] = [{"source": "random", "dim": self.dim, "norm": self.norm}]
+        names = ("seeds", "points", "heads", "tolerance", "delta", "seed")
+        shared = {name: self.chosen(name) if name in USUAL else getattr(self, name) for name in names}
+        shared["counts"] = sorted(set(self.chosen("counts")))
+        sources = {"random": {"dim": self.chosen("dim"), "norm": self.norm}}
         if self.activations is not None:
             text = None if self.text is None else str(self.text)
-            sources.append({"source": self.activations.stem, "activations": str(self.activations), "text": text})
-        return [source | shared | {"head": head} for source in sources for head in range(self.heads)]
+            sources[self.activations.stem] = {"activations": str(self.activations), "text": text}
+        return [{"source": source, "head": head, "config": shared | own} for source, own in sources.items()
+                for head in range(shared["heads"])]  # fmt: skip
 
     def title(self, case: Case) -> str:
-        return f"{case['source']}, head {case['head'] + 1} of {case['heads']}"
+        return f"{case['source']}, head {case['head'] + 1} of {case['config']['heads']}"
 
     @staticmethod
     def measure(case: Case, work: Work) -> dict[str, Any]:
         """``rows`` of all samplings and numbers of features on one head; none where a source has fewer heads."""
-        name, points = head_of(case)
+        config = case["config"]
+        name, points = head_of(config, case["head"])
         if points is None:
             return {"rows": []}
         y = scaled(points.double())
         scores, eigenvalues = y @ y.mT, spectrum(points).values
-        density = LeverageDensity(points, case["tolerance"])
+        density = LeverageDensity(points, config["tolerance"])
         rows: list[dict[str, Any]] = []
         for sampling in SAMPLINGS:
-            for count in case["counts"]:
-                work.tell(len(rows) / (len(SAMPLINGS) * len(case["counts"])), f"{SAMPLINGS[sampling]}, M = {count}")
+            for count in config["counts"]:
+                work.tell(len(rows) / (len(SAMPLINGS) * len(config["counts"])), f"{SAMPLINGS[sampling]}, M = {count}")
                 errors, by_leverage = [], sampling == "leverage"
-                for seed in range(case["seeds"]):
-                    draw = Generator().manual_seed(1_000_003 * case["seed"] + 10_007 * seed + count)
-                    dim = y.shape[-1]
+                for seed in range(config["seeds"]):
+                    draw, dim = Generator().manual_seed(1_000_003 * config["seed"] + 10_007 * seed + count), y.shape[-1]
                     drawn = density.draw(count, draw) if by_leverage else normal_features(1, count, dim, draw)
                     errors.append(errors_of(y, scores, drawn))
-                t = deviation(density.limit, count, case["tolerance"], case["delta"])
-                bounds = error_bounds(eigenvalues, t, case["tolerance"], case["delta"]) if by_leverage else (None, None)
-                kernel, weighted, row = (list(column) for column in zip(*errors, strict=True))
-                rows.append({
-                    "source": case["source"], "head": name, "sampling": sampling, "count": count,
-                    "degrees": density.degrees, "kernel_error": kernel, "sum_error": weighted, "row_error": row,
-                    "kernel_bound": bounds[0], "sum_bound": bounds[1],
-                })  # fmt: skip
+                t = deviation(density.limit, count, config["tolerance"], config["delta"])
+                bounds = error_bounds(eigenvalues, t, config["tolerance"], config["delta"])
+                row: dict[str, Any] = dict(
+                    zip([f"{name}_error" for name in ERRORS], map(list, zip(*errors, strict=True)), strict=True)
+                )
+                row |= {f"{name}_bound": b if by_leverage else None for name, b in zip(ERRORS, bounds, strict=False)}
+                rows.append({"head": name, "sampling": sampling, "count": count, "degrees": density.degrees, **row})
         return {"rows": rows}
 
-    def run(self, screen: Screen) -> int:
-        code = super().run(screen)
-        if code != RIGHT:
-            return code
-        rows = rows_of(outcome.row() for outcome in self.outcomes(Screen(quiet=True)))
-        screen.say(summary(rows))
+    def sentences(self, rows: Sequence[Row]) -> list[str]:
+        words = []
+        for source in dict.fromkeys(row["source"] for row in rows):
+            own = [row for row in rows if row["source"] == source]
+            errors = [f"{curve(own, sampling, 'kernel')[-1][1]:.2g} by {name}" for sampling, name in SAMPLINGS.items()]
+            degrees, most = [row["degrees"] for row in own], max(row["count"] for row in own)
+            between = f"{min(degrees):.1f} to {max(degrees):.1f} degrees of freedom"
+            left = f"{most} features leave a kernel error of {' and '.join(errors)}"
+            words.append(f"On {source} activations ({between}) {left}.")
         right, checked = within(rows)
-        return RIGHT if right >= (1 - 2 * self.delta) * checked else FAILED
+        return [*words, f"{right} of {checked} errors lie within the bound."]
+
+    def wrong(self, rows: Sequence[Row]) -> list[str]:
+        right, checked = within(rows)
+        least = (1 - 2 * self.delta) * checked
+        return (
+            [] if right >= least else [f"the bound holds for {right} of {checked} errors, at least {least:g} expected"]
+        )
 
     def table(self, rows: Sequence[Row]) -> tuple[list[str], list[list[object]]]:
-        measured, shown = rows_of(rows), []
-        for source, count in dict.fromkeys((row["source"], row["count"]) for row in measured):
-            alike = [row for row in measured if (row["source"], row["count"]) == (source, count)]
+        shown: list[list[object]] = []
+        for source, count in dict.fromkeys((row["source"], row["count"]) for row in rows):
+            alike = [row for row in rows if (row["source"], row["count"]) == (source, count)]
             ends = [curve(alike, sampling, name)[0] for name in ERRORS for sampling in SAMPLINGS]
             shown.append([source, count, *(f"{mean:.2g} ({low:.2g}, {high:.2g})" for _, mean, low, high in ends)])
         return ["source", "features", *(f"{name}, {words}" for name in ERRORS for words in SAMPLINGS.values())], shown
@@ -184,19 +200,14 @@ class Dof(Experiment):
 
         from linattn.lab.page import Section
 
-        rows = rows_of(frame.to_dict("records"))
-        sources = dict.fromkeys(row["source"] for row in rows)
-        charts = [draw([row for row in rows if row["source"] == source], source) for source in sources]
+        rows = frame.to_dict("records")
+        parts = [Section(f"Activations: {source}", chart=draw([row for row in rows if row["source"] == source], source))
+                 for source in dict.fromkeys(row["source"] for row in rows)]  # fmt: skip
         names = ("source", "head", "sampling", "count", "degrees", "kernel_bound", "sum_bound")
         means = [{f"{name} error": fmean(row[f"{name}_error"]) for name in ERRORS} for row in rows]
         errors = [{name: row[name] for name in names} | mean for row, mean in zip(rows, means, strict=True)]
-        reading = f"{summary(rows)} Means over seeds of each head; a bound is of leverage scores alone."
-        parts = [Section(each.title, chart=each) for each in charts]
+        reading = "Means over seeds of each head; a bound is of leverage scores alone."
         return [*parts, Section("Errors, head by head", reading, pandas.DataFrame(errors))]
-
-
-def rows_of(results: Iterable[Row]) -> list[Row]:
-    return [row for result in results for row in result["rows"]]
 
 
 def errors_of(y: Tensor, scores: Tensor, features: PositiveFeatures) -> tuple[float, float, float]:
@@ -223,38 +234,41 @@ def error_bounds(eigenvalues: Tensor, t: float, tolerance: float, delta: float) 
     return min(first, second) / float(eigenvalues.norm()), t * (1 + tolerance)
 
 
-def head_of(case: Case) -> tuple[str, Tensor | None]:
-    """The name and the points ``(J, D)``, queries and keys together, of a case's head."""
-    if "activations" not in case:
+def head_of(config: Row, head: int) -> tuple[str, Tensor | None]:
+    """The name and the points ``(J, D)``, queries and keys together, of a head; None where there are fewer heads."""
+    if "activations" not in config:
         # Normal vectors whose channels have variances that fall as 1 / i, like those of trained heads.
-        variance = 1 / torch.arange(1, case["dim"] + 1, dtype=torch.float64)
-        variance *= case["norm"] * case["dim"] ** 0.5 / variance.sum()
-        shape, generator = (case["heads"], case["points"], case["dim"]), Generator().manual_seed(case["seed"])
-        drawn = torch.randn(shape, generator=generator, dtype=torch.float64) * variance.sqrt()
-        return f"draw {case['head']}", drawn[case["head"]]
-    layers = activations_of(case)
-    heads = [(f"layer {layer}, head {head}", points) for layer, sample in sorted(layers.items())
-             for head, points in enumerate(sample.points())]  # fmt: skip
-    count = min(case["heads"], len(heads))  # spread over the layers
-    return heads[(2 * case["head"] + 1) * len(heads) // (2 * count)] if case["head"] < count else ("", None)
+        variance = 1 / torch.arange(1, config["dim"] + 1, dtype=torch.float64)
+        variance *= config["norm"] * config["dim"] ** 0.5 / variance.sum()
+        shape, generator = (config["heads"], config["points"], config["dim"]), Generator().manual_seed(config["seed"])
+        return f"draw {head}", (torch.randn(shape, generator=generator, dtype=torch.float64) * variance.sqrt())[head]
+    layers = activations_of(config)
+    heads = [(f"layer {layer}, head {number}", points) for layer, sample in sorted(layers.items())
+             for number, points in enumerate(sample.points())]  # fmt: skip
+    count = min(config["heads"], len(heads))  # spread over the layers
+    return heads[(2 * head + 1) * len(heads) // (2 * count)] if head < count else ("", None)
 
 
-def activations_of(case: Case) -> dict[int, Reservoir]:
+def activations_of(config: Row) -> dict[int, Reservoir]:
     """A sample of queries and keys for each layer of a file or of a model."""
-    path, samples = Path(case["activations"]), dict[int, Reservoir]()
+    path, samples = Path(config["activations"]), dict[int, Reservoir]()
     if path.is_dir():
         need("a pretrained model", "transformers", "safetensors")
         from transformers import AutoModelForCausalLM
 
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-        batches: Any = _tokens(model, case).split(4)
-        watch(model, batches, lambda seen: samples.setdefault(
-            seen.layer_idx, Reservoir(case["points"], case["seed"])).add(seen.q, seen.k, seen.key_mask))  # fmt: skip
+        batches: Any = _tokens(model, config).split(4)
+
+        def see(seen: Observation) -> None:
+            sample = samples.setdefault(seen.layer_idx, Reservoir(config["points"], config["seed"]))
+            sample.add(seen.q, seen.k, seen.key_mask)
+
+        watch(model, batches, see)
         return samples
     arrays = _arrays(path)
     if not {"q", "k"} <= arrays.keys() or any(arrays[name].dim() != 4 for name in "qk"):
         raise OptionError("activations", f"must hold q (B, H, T, D) and k (B, H_kv, T, D), {path} has {sorted(arrays)}")
-    samples[0] = Reservoir(case["points"], case["seed"])
+    samples[0] = Reservoir(config["points"], config["seed"])
     try:
         samples[0].add(arrays["q"].float(), arrays["k"].float())
     except ValueError as error:
@@ -276,43 +290,29 @@ def _arrays(path: Path) -> dict[str, Tensor]:
     return dict(torch.load(path, weights_only=True))
 
 
-def _tokens(model: Any, case: Case) -> Tensor:
+def _tokens(model: Any, config: Row) -> Tensor:
     length = min(LENGTH, int(getattr(model.config, "max_position_embeddings", LENGTH)))
-    if case["text"] is None:
-        torch.manual_seed(case["seed"])
+    if config["text"] is None:
+        torch.manual_seed(config["seed"])
         first = torch.full((SEQUENCES, 1), model.config.bos_token_id or 0)
         options = {"do_sample": True, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": length - 1}
         tokens: Tensor = model.generate(first, attention_mask=torch.ones_like(first), **options)
         return tokens
     from transformers import AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(case["activations"])
-    ids = torch.tensor(tokenizer(Path(case["text"]).read_text(encoding="utf-8"), verbose=False)["input_ids"])
+    tokenizer: Any = AutoTokenizer.from_pretrained(config["activations"])
+    ids = torch.tensor(tokenizer(Path(config["text"]).read_text(encoding="utf-8"), verbose=False)["input_ids"])
     rows = min(len(ids) // length, SEQUENCES)
     if not rows:
-        raise OptionError("text", f"must have at least {length} tokens, {case['text']} has {len(ids)}")
+        raise OptionError("text", f"must have at least {length} tokens, {config['text']} has {len(ids)}")
     return ids[: rows * length].view(rows, length)
 
 
 def within(rows: Sequence[Row]) -> tuple[int, int]:
     """How many errors lie within their bound, and how many have a bound."""
-    checked = [error <= row[f"{name}_bound"] for row in rows for name in ("kernel", "sum")
-               if row[f"{name}_bound"] is not None for error in row[f"{name}_error"]]  # fmt: skip
+    checked = [error <= row[f"{name}_bound"] for row in rows if row["sampling"] == "leverage"
+               for name in ("kernel", "sum") for error in row[f"{name}_error"]]  # fmt: skip
     return sum(checked), len(checked)
-
-
-def summary(rows: Sequence[Row]) -> str:
-    words = []
-    for source in dict.fromkeys(row["source"] for row in rows):
-        own = [row for row in rows if row["source"] == source]
-        errors = [f"{curve(own, sampling, 'kernel')[-1][1]:.2g} by {name}" for sampling, name in SAMPLINGS.items()]
-        degrees, most = [row["degrees"] for row in own], max(row["count"] for row in own)
-        words.append(
-            f"On {source} activations ({min(degrees):.1f} to {max(degrees):.1f} degrees of freedom) {most} features "
-            f"leave a kernel error of {' and '.join(errors)}."
-        )
-    right, checked = within(rows)
-    return " ".join([*words, f"{right} of {checked} errors lie within the bound."])
 
 
 def curve(rows: Sequence[Row], sampling: str, name: str) -> list[tuple[int, float, float, float]]:
@@ -335,9 +335,8 @@ def draw(rows: Sequence[Row], source: str) -> Any:
 
     def panel(name: str, title: str) -> Panel:
         curves = {sampling: curve(rows, sampling, name) for sampling in SAMPLINGS}
-        bounds: list[tuple[int, float]] = [
-            (row["count"], row[f"{name}_bound"]) for row in rows if row.get(f"{name}_bound") is not None
-        ]
+        drawn = [row for row in rows if row["sampling"] == "leverage" and name != "row"]
+        bounds: list[tuple[int, float]] = [(row["count"], row[f"{name}_bound"]) for row in drawn]
 
         def axes_of(axes: Any) -> None:
             from matplotlib.ticker import FuncFormatter, LogLocator

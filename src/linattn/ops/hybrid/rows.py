@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.ops.hybrid.call import HybridCall
-from linattn.ops.hybrid.layout import Places, add, first_true, take, whole_chunks
+from linattn.ops.hybrid.layout import Places, add, blank, first_true, take, whole_chunks
 from linattn.ops.hybrid.saliency import list_from_mask, list_from_scores, window_scores
 from linattn.ops.hybrid.types import (
     HybridState,
@@ -64,9 +64,9 @@ def _scores(call: HybridCall, q: Tensor, rows: Rows, places: Places, dtype: torc
         return scores
     with torch.no_grad():
         budget = call.budget
-        own = window_scores(q, rows.k.to(dtype), rows.real, budget.chunk, budget.score, budget.reduce)
+        itself = window_scores(q, rows.k.to(dtype), rows.real, budget.chunk, budget.score, budget.reduce)
     old = places.is_old()
-    return own if old is None else torch.where(whole_chunks(old[:, None], rows.chunk), scores, own)
+    return itself if old is None else torch.where(whole_chunks(old[:, None], rows.chunk), scores, itself)
 
 
 def _choose(call: HybridCall, rows: Rows, places: Places) -> SalientList:
@@ -146,8 +146,7 @@ def final_state(call: HybridCall, rows: Rows, places: Places) -> HybridState:
     index = (held - rows.start[:, None]).clamp(0, S - 1)[:, None].expand(-1, H_kv, -1)
 
     def ring(x: Tensor) -> Tensor:
-        found = take(x, index)
-        return found.masked_fill(empty if found.ndim == 3 else empty.unsqueeze(-1), 0)
+        return blank(take(x, index), empty)
 
     chosen = rows.salient
     scores = rows.k.new_zeros(rows.k.shape[:3]) if rows.scores is None else rows.scores
@@ -175,11 +174,10 @@ def _cache(call: HybridCall, chosen: SalientList, end: Tensor, ring: int) -> Sal
     index = first_true(keep, M)
     alive = keep.gather(2, index)
     features = chosen.features if cap is not None else chosen.features[..., :0]
-    found = (take(x, index) for x in (chosen.k, chosen.v, features, chosen.scores, chosen.position))
+    table = (chosen.k, chosen.v, features, chosen.scores, chosen.position)
     k, v, features, scores, position = (
-        x.masked_fill(~alive if x.ndim == 3 else ~alive.unsqueeze(-1), -1 if x.dtype == torch.int64 else 0)
-        for x in found
-    )
+        blank(take(x, index), ~alive, -1 if x is chosen.position else 0) for x in table
+    )  # fmt: skip
     more = M - index.shape[2]
     k, v, features = (F.pad(x, (0, 0, 0, more)) for x in (k, v, features))
     return SalientCache(

@@ -104,8 +104,8 @@ def window_scores(
     logits = (q @ keys).unflatten(3, (-1, window))  # (B, H_kv, n, G, W, 2W)
     itself = logits[..., window:].diagonal(dim1=-2, dim2=-1)
     others = logits.masked_fill(hidden, -torch.inf)
-    found = of_group(score_of(itself, others, kind, eps), reduce, 3).flatten(2)[..., :S]
-    return found.masked_fill(~real[:, None], 0)
+    scores = of_group(score_of(itself, others, kind, eps), reduce, 3).flatten(2)[..., :S]
+    return scores.masked_fill(~real[:, None], 0)
 
 
 def score_of(itself: Tensor, others: Tensor, kind: Score, eps: float = PUBLISHED_EPS) -> Tensor:
@@ -250,10 +250,10 @@ def list_from_scores(
         slots = first_true(chosen, budget.most_per_chunk)  # (B, H_kv, n, most)
         until = torch.where(chosen.gather(3, slots), FOREVER, 0).flatten(2)
     index = (slots + (torch.arange(n, device=slots.device) * L)[:, None]).flatten(2)
-    found = _join(table, index, until, cache, slots.shape[3], budget.cap)
+    chosen_list = _join(table, index, until, cache, slots.shape[3], budget.cap)
     if budget.cap is None or n == 0:
-        return replace(found, steady=True)  # nothing ends
-    return _with_cap(found, border, budget)
+        return replace(chosen_list, steady=True)  # nothing ends
+    return _with_cap(chosen_list, border, budget)
 
 
 def _with_cap(chosen: SalientList, border: Tensor, budget: SalientBudget) -> SalientList:
@@ -271,21 +271,18 @@ def _with_cap(chosen: SalientList, border: Tensor, budget: SalientBudget) -> Sal
     crowded = chunk[_comes_last(rank.masked_fill(~alive, rank.shape[2]), budget.cap)]  # n: never
     ends = torch.cat([border, border.new_full((border.shape[0], 1), FOREVER)], 1)[:, None].expand(-1, rank.shape[1], -1)
     until = torch.minimum(chosen.until, ends.gather(2, torch.maximum(chunk[:-1], crowded)))
-    return SalientList(
-        chosen.k, chosen.v, chosen.features, chosen.scores, chosen.position, until, chosen.index, chosen.head,
-        chosen.per_chunk, budget.cap, budget.sinks > 0,
-    )  # fmt: skip
+    return replace(chosen, until=until, cap=budget.cap, steady=budget.sinks > 0)
 
 
 def _comes_last(rank: Tensor, cap: int) -> Tensor:
     """For each entry of ``rank (..., N)``, the place of the ``cap``-th entry with a lower rank; N if there is none."""
     N = rank.shape[-1]
     rows = max(MOST_PAIRS // max(rank.numel(), 1), 1)
-    found = [
-        ((rank.unsqueeze(-2) < own.unsqueeze(-1)).cumsum(-1, dtype=torch.int32) < cap).sum(-1)
-        for own in rank.split(rows, -1)
+    places = [
+        ((rank.unsqueeze(-2) < part.unsqueeze(-1)).cumsum(-1, dtype=torch.int32) < cap).sum(-1)
+        for part in rank.split(rows, -1)
     ]
-    return torch.cat(found, -1) if N else rank
+    return torch.cat(places, -1) if N else rank
 
 
 def _join(

@@ -2,7 +2,7 @@
 
 import numbers
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -14,10 +14,7 @@ Layout = Literal["sliding", "chunks"]
 Units = Literal["row_max", "one"]
 Score = Literal["log_prob", "kl"]
 Reduce = Literal["mean", "max"]
-LAYOUTS = ("sliding", "chunks")
-UNITS = ("row_max", "one")
-SCORES = ("log_prob", "kl")
-REDUCTIONS = ("mean", "max")
+LAYOUTS, UNITS, SCORES, REDUCTIONS = map(get_args, (Layout, Units, Score, Reduce))
 # A position that no sequence reaches: a token that is exact until this position stays exact for good.
 FOREVER = torch.iinfo(torch.int64).max
 
@@ -108,8 +105,8 @@ class SalientBudget:
     def chosen_of(self, chunks: int) -> int:
         """How many tokens of the first ``chunks`` chunks are chosen, before the cap."""
         mixed = min(chunks, -(-self.sinks // self.chunk))  # chunks with sinks
-        found = sum(max(self.per_chunk, min(self.sinks - i * self.chunk, self.chunk)) for i in range(mixed))
-        return found + (chunks - mixed) * self.per_chunk
+        first = sum(max(self.per_chunk, min(self.sinks - i * self.chunk, self.chunk)) for i in range(mixed))
+        return first + (chunks - mixed) * self.per_chunk
 
 
 class WindowRing(NamedTuple):
@@ -226,5 +223,5 @@ class SalientList:
 
     def until_of_rows(self, length: int) -> Tensor:
         """``(B, H_kv, S)``: ``until`` of every token of the rows, 0 of those never chosen."""
-        own = self.until[..., self.head :]
-        return own.new_zeros(*own.shape[:2], length).scatter_reduce(2, self.index, own, "amax")
+        until = self.until[..., self.head :]
+        return until.new_zeros(*until.shape[:2], length).scatter_reduce(2, self.index, until, "amax")

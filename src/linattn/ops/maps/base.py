@@ -84,10 +84,8 @@ class Scaled(WideMap):
         return self.map.num_features(head_dim)
 
     def twin(self) -> Twin | None:
-        own = self.map.twin()
-        if own is None or own.token is not None:
-            return None
-        return own._replace(token=self.token.float())
+        twin = self.map.twin()
+        return None if twin is None or twin.token is not None else twin._replace(token=self.token.float())
 
 
 def rows(a: Tensor, b: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ import json
 
 import numpy as np
 import pytest
-from linattn.lab.tasks.text.settings import STANDARDS
 from tests.lab.train.text.small_text import TASK
 
 from linattn.lab.tasks.text import STANDARDS, text_task

@@ -144,9 +144,8 @@ def _remember_scan(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 def _scan_gradients(ctx, d_num, d_den, d_kv, d_z):  # type: ignore[no-untyped-def]
     saved = ctx.saved_tensors  # read once: gradient checkpointing returns them only once
-    *found, da = chunk_scan_backward(d_num, d_den, d_kv, d_z, *saved, *ctx.options)
-    has_decay = saved[5] is not None
-    return *found, da if has_decay else None, None, None, None, None
+    *gradients, da = chunk_scan_backward(d_num, d_den, d_kv, d_z, *saved, *ctx.options)
+    return *gradients, None if saved[5] is None else da, None, None, None, None
 
 
 def _remember_total(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
