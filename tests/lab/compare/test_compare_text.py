@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from linattn.lab.cases import Outcome
+from linattn.lab.command import main
 from linattn.lab.compare import text as text_module
 from linattn.lab.compare import text_costs as costs
 from linattn.lab.compare.findings import Findings
@@ -104,6 +105,9 @@ def test_it_writes_what_it_found(whole):
     assert {"results.csv", "accuracy-state.png", "learning-curves.png"} <= {
         path.name for path in whole.folder.iterdir()
     }
+    (whole.folder / "report.html").unlink()
+    assert main(["report", str(whole.folder), "--quiet"]) == 0
+    assert (whole.folder / "report.html").read_text() == page
 
 
 def test_a_run_that_chose_a_rate_is_the_final_run(whole, tmp_path):

@@ -22,9 +22,10 @@ from linattn.convert.run import check_loss, check_objective, check_targets, line
 from linattn.convert.training.data import TokenText, read_text
 from linattn.convert.training.loop import StageOptions, UnstableError
 from linattn.convert.transfer import TransferOptions
-from linattn.lab.convert.folder import Pretrained, documents, labelled, load_tokenizer, quiet_transformers, sketch
+from linattn.lab.convert.folder import Pretrained, documents, labelled, load_tokenizer, sketch
 from linattn.lab.kept import kept
 from linattn.lab.screen import Screen
+from linattn.support.bars import without_bars
 from linattn.support.checkpoint import ResumeError
 from linattn.support.config import Config, as_json, option_of
 from linattn.support.config import option as field
@@ -138,7 +139,7 @@ class Linearize(EvaluationOptions, Stages, Pretrained):
             screen.warn(str(error))
             return DIVERGED
         ablation = None if evaluator is None else evaluator.ablation(converted, last[0])
-        with quiet_transformers():
+        with without_bars(warnings=False):
             save_linearized(converted, self.out)
             if tokenizer is not None:
                 tokenizer.save_pretrained(self.out)
