@@ -328,15 +328,13 @@ def curve(rows: Sequence[Row], sampling: str, name: str) -> list[tuple[int, floa
 
 def chart_of(rows: Sequence[Row], source: str) -> Any:
     """Errors of one source against the number of features, with the largest bound over all heads."""
-    from linattn.lab.convert.curves import chart
+    from linattn.lab.convert.curves import Curves, chart
 
-    panels: list[Any] = []
+    panels: list[tuple[str, str, Curves, dict[str, Any]]] = []
     for name, title in ERRORS.items():
-        curves: dict[str, list[tuple[float, float]]] = {
-            words: [(count, error) for count, error, _, _ in curve(rows, sampling, name)]
-            for sampling, words in SAMPLINGS.items()
-        }
-        bounds: dict[float, float] = {}
+        curves: Curves = {words: [(count, error) for count, error, _, _ in curve(rows, sampling, name)]
+                  for sampling, words in SAMPLINGS.items()}  # fmt: skip
+        bounds: dict[int, float] = {}
         for row in rows:
             if row["sampling"] == "leverage" and name != "row":
                 bounds[row["count"]] = max(bounds.get(row["count"], 0.0), row[f"{name}_bound"])
