@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, distribution, requires, ver
 
 import torch
 
-from linattn import explain
+from linattn.ops.explain import explain
 from linattn._version import __version__
 from linattn.lab.screen import Screen
 from linattn.support.config import Config
