@@ -139,7 +139,8 @@ def _function(config: type[Config], everything: bool) -> Any:
         return int(made.run(Screen(quiet=quiet, as_json=as_json)))
 
     hints = get_type_hints(config)
-    repeated = {name for name, hint in hints.items() if get_origin(alternatives(hint)[0][0]) is tuple}
+    whole = {own.name for own in fields(config) if option_of(own).repeated}  # their texts may have commas
+    repeated = {name for name, hint in hints.items() if get_origin(alternatives(hint)[0][0]) is tuple} - whole
     parameters, arguments = [], []
     panels: dict[str, Any] = {}
     for own in fields(config):

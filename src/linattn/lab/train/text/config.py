@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from linattn.lab.train.config import Precision
+from linattn.lab.train.computing import Computing
 from linattn.support.checks import check_graphs
 from linattn.support.config import Config, option
 from linattn.support.options import OptionError, check_device
@@ -14,7 +14,7 @@ AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget(Config):
+class Budget(Computing):
     """How long and how language models are trained, whatever the learning rate and the seed."""
 
     steps: int = option(1000, "Updates of the weights.", least=1, group="Training", default_text=BY_RECIPE)
@@ -42,18 +42,6 @@ class Budget(Config):
     eval_batch_size: int | None = option(
         None, "Sequences evaluated at a time.", least=1, group="Training", default_text="--batch-size"
     )
-    precision: Precision = option(
-        "fp32", "fp32, or bf16: in autocast; weights and optimiser stay fp32.", group="Machine",
-        default_text="bf16 on cuda",
-    )  # fmt: skip
-    compile: bool = option(False, "Compile the blocks.", group="Machine", default_text="on cuda alone")
-    graphs: bool | None = option(
-        False, "Replay steps as CUDA graphs, which saves the host most of its work.", group="Machine", affects=False
-    )
-    checkpoint_seconds: float = option(
-        300.0, "Longest time between two checkpoints; an evaluation ends in one.", above=0, group="Machine",
-        affects=False, rare=True,
-    )  # fmt: skip
 
     @property
     def round_steps(self) -> int:
