@@ -1,7 +1,6 @@
 """Runs a comparison: trains, measures, and writes tables, files and a report."""
 
 from contextlib import nullcontext
-from importlib.util import find_spec
 from json import dumps, loads
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from linattn.lab.compare.results import Results
 from linattn.lab.compare.screen import Screen, final_table
 from linattn.lab.compare.subject import Comparing, Subject
 from linattn.lab.page.numbers import counted
-from linattn.lab.pages import edge_sentence, ranking_sentence, write_csv, write_report
+from linattn.lab.pages.csv_files import write_csv
 from linattn.lab.tasks.graph import load_graph
 from linattn.support.files import write_json
 from linattn.support.options import OptionError, check_folder
@@ -92,7 +91,7 @@ def compare(config: AnyConfig, console: Console) -> int:
     results.save()
     if examples is not None:
         write_json(config.output / "examples.json", examples)
-    finish(config.output, console, subject.has_report)
+    finish(config.output, console)
     return RIGHT if all(result.status == "done" for result in results.final) else FAILED
 
 
@@ -132,24 +131,15 @@ def announce(config: Comparing, results: Results, console: Console) -> None:
     )
 
 
-def finish(folder: Path, console: Console, has_report: bool = True) -> None:
-    """Print tables, write CSV files and, if the subject has one and charts can be drawn, the report."""
+def finish(folder: Path, console: Console) -> None:
+    """Print tables and write CSV files."""
     results: dict[str, Any] = loads((folder / "results.json").read_text())
     write_csv(results, folder / "results.csv")
     console.print(final_table(results))
-    if has_report:
-        for sentence in filter(None, (ranking_sentence(results), edge_sentence(results))):
-            console.print(sentence, soft_wrap=True)
     for row in results["rows"]:
         if row["status"] == "failed":
             console.print(f"failed: {row['mechanism']}, seed {row['seed']}: {row['reason']}", soft_wrap=True)
-    if not has_report:
-        console.print(f"results: {folder / 'results.json'}", soft_wrap=True)
-        return
-    if find_spec("matplotlib") is None:
-        console.print("No report: its charts need matplotlib, pip install 'linattn[report]', then linattn report")
-        return
-    console.print(f"report: {write_report(folder)}", soft_wrap=True)
+    console.print(f"results: {folder / 'results.json'}", soft_wrap=True)
 
 
 def same_settings(config: Comparing) -> None:
