@@ -36,10 +36,6 @@ class Turned(LinearMechanism):
         common = {"num_kv_heads": self.num_kv_heads, "causal": self.causal, "impl": self.impl}
         return type(self)(self.num_heads, self.head_dim, turned=False, **common)
 
-    @property
-    def num_features(self):
-        return self.head_dim
-
 
 @pytest.fixture
 def turned():
@@ -99,8 +95,9 @@ def test_the_matrix_of_mirror_is_folded_the_right_way_round(causal, options):
 def test_what_stands_between_is_named(turned):
     with pytest.raises(ValueError, match="mechanism 'elu' has no reflection that could be folded"):
         build("elu").fold()
-    with pytest.raises(ValueError, match="qk_norm='rms' stands between the projections and the reflection"):
-        build(turned, qk_norm="rms").fold()
+    for part, value in {"qk_norm": "rms", "canon": "b", "rotary": 0.5}.items():
+        with pytest.raises(ValueError, match=f"{part}={value!r} stands between the projections and the reflection"):
+            build(turned, **{part: value}).fold()
 
 
 def test_a_refused_layer_is_left_as_it_was(turned, monkeypatch):

@@ -64,21 +64,9 @@ def test_open_gates_are_plain_linear_attention(causal, gate):
     torch.testing.assert_close(mechanism(q, k, v, x=draw_x()), expected, **TOLERANCE)
 
 
-def test_reset_parameters_draws_anew():
-    mechanism = build()
-    before = [p.clone() for p in mechanism.parameters()]
-    mechanism.reset_parameters()
-    assert all(bool((p != b).any()) for p, b in zip(mechanism.parameters(), before, strict=True))
-
-
 def test_needs_x():
     q, k, v = draw()
     with pytest.raises(ValueError, match=r"takes its gates from x \(2, 11, 10\), but x is None"):
         build()(q, k, v)
     with pytest.raises(ValueError, match=r"x must have shape \(2, 11, 10\)"):
         build()(q, k, v, x=draw_x(3))
-
-
-def test_bad_gate():
-    with pytest.raises(ValueError, match="gate must be one of 'channel', 'head', got 'token'"):
-        build(gate="token")

@@ -92,22 +92,3 @@ def test_half_precision_holds_large_keys_and_small_features(causal):
     out = mechanism(q, k, v)
     assert out.dtype == torch.float16
     assert (out.double() - exact).abs().max() < 2**-11 * exact.abs().max() * 1.01  # the rounding of the result alone
-
-
-@pytest.mark.parametrize("name", ["power", "tau"])
-@pytest.mark.parametrize("value", [0, -1.0, math.inf, math.nan, "3", True])
-def test_bad_numbers(name, value):
-    with pytest.raises(ValueError, match=f"{name} must be a number > 0"):
-        build(**{name: value})
-
-
-def test_bad_angle():
-    with pytest.raises(ValueError, match="angle must be one of 'hard', 'direction', 'raw', 'scaled', got 'soft'"):
-        build(angle="soft")
-
-
-def test_accounting():
-    mechanism = build(causal=True)
-    assert mechanism.num_parameters == 0
-    assert mechanism.state_size(9) == 2 * 12 * 7
-    assert mechanism.flops(9) == 9 * 6 * 2 * 12 * 7

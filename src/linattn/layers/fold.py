@@ -26,10 +26,11 @@ def fold_reflection(layer: "Attention") -> None:
     name = layer.mechanism.info.name
     if not hasattr(layer.mechanism, "reflection_matrix"):
         raise ValueError(f"mechanism {name!r} has no reflection that could be folded into the projections")
-    if layer.options.qk_norm is not None:
+    between = {"qk_norm": layer.options.qk_norm, "canon": layer.options.canon, "rotary": layer.rotary_width or None}
+    for part in (part for part, value in between.items() if value is not None):
         raise ValueError(
-            f"qk_norm={layer.options.qk_norm!r} stands between the projections and the reflection, which cannot be "
-            "moved past it"
+            f"{part}={getattr(layer.options, part)!r} stands between the projections and the reflection, which cannot "
+            "be moved past it"
         )
     mechanism = cast(Reflecting, layer.mechanism)
     with torch.no_grad():

@@ -16,7 +16,7 @@ from linattn.lab.compare.settings import CompareConfig, HostConfig
 from linattn.lab.tasks import load_images
 from linattn.lab.train.config import TrainConfig
 from linattn.mechanisms.base import Mechanism
-from linattn.models.vision.pyramid_sizes import PYRAMID_SIZES
+from linattn.models.vision.pyramid import PYRAMID_SIZES
 from linattn.support.options import OptionError
 
 HOST = HostConfig("xt", family="pyramid")

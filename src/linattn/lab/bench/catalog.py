@@ -4,7 +4,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from linattn.mechanisms.table import COLUMNS, mechanism_rows
+from linattn.mechanisms.registry import COLUMNS, mechanism_rows
 
 TITLE = "registered mechanisms (c: causal, b: bidirectional, state: what decoding keeps)"
 

@@ -10,7 +10,7 @@ from linattn.lab.tasks.images import ImageData, ImageFolders
 from linattn.lab.train.mechanism_options import option_or, own_options
 from linattn.models.vision import Pyramid, VisionTransformer, create_pyramid, create_vit
 from linattn.models.vision.backbone import stage_grid
-from linattn.models.vision.stems import STEM_STRIDES
+from linattn.models.vision.patches import STEM_STRIDES
 
 Host = VisionTransformer | Pyramid
 DEFAULT_PRESET = "nala"  # for pyramids

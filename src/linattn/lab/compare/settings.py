@@ -8,13 +8,12 @@ from typing import Any
 from linattn.lab.train.config import TrainConfig
 from linattn.lab.train.energy import check_energy
 from linattn.lab.train.mechanism_options import check_compared, own_options
-from linattn.layers.local import KERNELS
+from linattn.layers.attention_parts import KERNELS
 from linattn.layers.presets import list_presets
 from linattn.mechanisms.registry import list_mechanisms, mechanism_info
-from linattn.models.vision.pyramid_sizes import PYRAMID_SIZES
-from linattn.models.vision.sizes import SIZES
-from linattn.models.vision.stems import STEM_STRIDES
-from linattn.models.vision.vit import POOLS
+from linattn.models.vision.patches import STEM_STRIDES
+from linattn.models.vision.pyramid import PYRAMID_SIZES
+from linattn.models.vision.vit import POOLS, SIZES
 from linattn.support.options import OptionError, check_option
 
 REFERENCE = "softmax"  # the mechanism whose entropies are the reference

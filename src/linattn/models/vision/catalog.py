@@ -9,9 +9,9 @@ from torch import nn
 from linattn.layers.presets import preset as find_preset
 from linattn.models.vision.efficientvit import EFFICIENTVIT_SIZES, create_efficientvit
 from linattn.models.vision.pvt import create_pvt
-from linattn.models.vision.pyramid_sizes import create_pyramid
-from linattn.models.vision.sizes import create_deit_lion
+from linattn.models.vision.pyramid import create_pyramid
 from linattn.models.vision.swin import create_swin
+from linattn.models.vision.vit import create_deit_lion
 
 _WORDS = {"xt": "xtiny", "xt_paper": "xtiny_paper", "t": "tiny", "s": "small", "m": "medium", "b": "base", "l": "large"}
 

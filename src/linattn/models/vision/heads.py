@@ -5,16 +5,23 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from linattn.models.vision.channels import PlaneLinear
-from linattn.ops.shared.checks import check_choice
+from linattn.models.vision.patches import PlaneLinear
+from linattn.ops.shared.checks import check_choice, check_integer
 
 POOLS = ("avg", "")
 
 
+def start_small(module: nn.Module) -> None:
+    """Initialise a linear map or a convolution as truncated normal with std 0.02, and its bias as 0."""
+    assert isinstance(module, nn.Linear | nn.Conv2d)
+    nn.init.trunc_normal_(module.weight, std=0.02)
+    if module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
 def check_pool(pool: str, allowed: Sequence[str], num_classes: int) -> None:
     """Raise unless ``pool`` is allowed and gives what a classifier with so many classes can read."""
-    if not isinstance(num_classes, int) or isinstance(num_classes, bool) or num_classes < 0:
-        raise ValueError(f"num_classes must be an integer >= 0, got {num_classes!r}")
+    check_integer("num_classes", num_classes, 0)
     check_choice("global_pool", pool, allowed)
     if num_classes and not pool:
         raise ValueError(f"global_pool='' leaves nothing to classify and needs num_classes=0, got {num_classes}")
@@ -58,8 +65,7 @@ class Head(nn.Module):
         self.fc = nn.Identity()
         if num_classes:
             fc = nn.Linear(self.num_features, num_classes)
-            nn.init.trunc_normal_(fc.weight, std=0.02)
-            nn.init.zeros_(fc.bias)
+            start_small(fc)
             self.fc = fc if like is None else fc.to(like)
         self.fc.train(self.training)
 

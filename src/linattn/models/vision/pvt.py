@@ -10,9 +10,8 @@ from linattn.mechanisms.registry import mechanism_info
 from linattn.models.vision.backbone import Backbone, stage_grid
 from linattn.models.vision.block import Block
 from linattn.models.vision.heads import Head
-from linattn.models.vision.patch import pair
+from linattn.models.vision.patches import PatchStep, pair
 from linattn.models.vision.stage import Stage, check_stages, fitting_parts, stage_attentions, stage_rates
-from linattn.models.vision.stems import PatchStep
 from linattn.ops.shared.checks import check_choice
 
 PVT_SIZES: dict[str, dict[str, Any]] = {
@@ -82,11 +81,9 @@ class PyramidVisionTransformer(Backbone):
         for i, (own, rates) in enumerate(zip(attentions, stage_rates(drop_path_rate, depths), strict=True)):
             grid = stage_grid(size, i)
             info = mechanism_info(own.mechanism)
-            if info.cost == "linear" or info.uses_input:
-                options = fitting_parts(parts.attention_options(grid), own, embed_dims[i], num_heads[i])
-            else:
-                options = {"spatial_reduction": reductions[i]}
-            options |= dict(attention or {}) | own.options
+            sees_all = info.cost == "linear" or info.uses_input
+            wanted = parts.attention_options(grid) if sees_all else {"spatial_reduction": reductions[i]}
+            options = fitting_parts(wanted, own, embed_dims[i], num_heads[i], attention)
             blocks = [
                 Block(
                     embed_dims[i],

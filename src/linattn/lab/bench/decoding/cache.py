@@ -14,10 +14,10 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from linattn.lab.bench.language.model import TextModel
+from linattn.layers.attention import Attention
 from linattn.mechanisms.base import Call, MechanismOutput
 from linattn.mechanisms.softmax import Softmax
-from linattn.models.language.attention import SequenceAttention
-from linattn.models.language.tokens import BlockState
+from linattn.models.language.block import BlockState
 
 
 class StaticCache(NamedTuple):
@@ -74,8 +74,8 @@ def empty_states(model: TextModel, batch: int, room: int) -> list[BlockState | N
     return states
 
 
-def _attentions(model: TextModel) -> list[SequenceAttention]:
-    return [module for module in model.modules() if isinstance(module, SequenceAttention)]
+def _attentions(model: TextModel) -> list[Attention]:
+    return [module for module in model.modules() if isinstance(module, Attention)]
 
 
 def spread(states: list[BlockState], batch: int, room: int) -> list[BlockState]:

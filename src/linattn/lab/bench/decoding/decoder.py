@@ -11,7 +11,7 @@ from linattn.lab.bench.decoding.cache import StaticCache, overwrite, spread
 from linattn.lab.bench.kernels.clock import capture
 from linattn.lab.bench.language.model import TextModel
 from linattn.lab.bench.models.steps import ANY_SOFTMAX
-from linattn.models.language.tokens import BlockState
+from linattn.models.language.block import BlockState
 
 
 def any_softmax() -> AbstractContextManager[object]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from linattn.lab.bench.decoding.cache import empty_states
 from linattn.lab.bench.decoding.decoder import any_softmax
 from linattn.lab.bench.language.model import TextModel
-from linattn.models.language.tokens import BlockState
+from linattn.models.language.block import BlockState
 
 
 class Prefix:

@@ -10,11 +10,9 @@ from linattn.lab.bench.language.sizes import ModelSize
 from linattn.lab.bench.models.cases import SOFTMAX, variant
 from linattn.lab.bench.models.hosts import Host
 from linattn.layers.norms import create_norm
-from linattn.models.language.block import Block
-from linattn.models.language.options import BlockOptions
-from linattn.models.language.output_norm import norm_behind
-from linattn.models.language.rotary import rotations
-from linattn.models.language.tokens import BlockState, Tokens
+from linattn.layers.rotary import rotations
+from linattn.models.language.block import Block, BlockState, Tokens
+from linattn.models.language.options import BlockOptions, norm_behind
 
 ROTARY_BASE = 10000.0
 

@@ -11,7 +11,7 @@ from linattn.lab.tasks.text import SequenceTask
 from linattn.lab.train.mechanism_options import layer_options
 from linattn.lab.train.text.pattern import layer_names
 from linattn.lab.train.text.sizes import SIZES
-from linattn.models.language.output_norm import norm_behind
+from linattn.models.language.options import norm_behind
 from linattn.support.options import OptionError, check_option
 
 AUTOMATIC = "auto"
