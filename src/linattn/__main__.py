@@ -1,6 +1,23 @@
 """``python -m linattn``, and the command ``linattn``."""
 
-from linattn.lab.cli.main import app
+import sys
+from importlib.util import find_spec
+
+NEEDED = ("cyclopts", "rich", "matplotlib", "pandas", "jinja2")
+
+
+def app() -> None:
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        sys.exit(f"The command needs {', '.join(missing)}: pip install 'linattn[lab]'")
+    from linattn.lab.command import command_name, main
+
+    if command_name(sys.argv[1:]):
+        sys.exit(main())
+    from linattn.lab.cli.main import app as others
+
+    others()
+
 
 if __name__ == "__main__":
     app()

@@ -21,6 +21,8 @@ from linattn.support.processes import end_with_parent
 
 Where = Literal["here", "processes", "ray"]
 Tell = Callable[[float, str], None]
+Told = Callable[[int, float, str], None]
+Like = Callable[[Case], object]
 SECONDS_BETWEEN_LOOKS = 0.5
 
 
@@ -46,6 +48,14 @@ class Outcome:
     result: dict[str, Any] | None = None
     error: str = ""
 
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of a frame: the case without its ``config``, which all cases share, beside its result, or beside
+        each of the result's ``rows``."""
+        case = {name: value for name, value in self.case.items() if name != "config"}
+        result = dict(self.result or {"error": self.error})
+        rows = result.pop("rows", None)
+        return [{**case, **result}] if rows is None else [{**case, **result, **row} for row in rows]
+
     def row(self) -> dict[str, Any]:
         """The case and its result as one row of a frame."""
         return {**self.case, **(self.result or {}), **({"error": self.error} if self.error else {})}
@@ -60,15 +70,20 @@ def run_cases(
     jobs: int = 1,
     fresh: bool = False,
     title: Callable[[Case], str] = str,
+    said: Callable[[Outcome], str] = lambda outcome: "",
+    like: Like = lambda case: None,
     screen: Screen | None = None,
 ) -> list[Outcome]:
     """Measure every case that has no result in ``folder`` yet; outcomes are in the order of ``cases``.
 
     Args:
-        measure: a function of a module, so that other processes find it. What it raises concerns its case alone,
-            but for an OptionError, which ends all.
+        measure: a function of a module, or a method of a config, so that other processes find it. What it raises
+            concerns its case alone, but for an OptionError, which ends all.
         jobs: cases at a time, where they run in processes, each of which has one thread.
         fresh: a process for each case, for measurements that must not disturb one another.
+        said: words on a result, which are shown when a case is finished.
+        like: a process that has measured a case goes on with one for which this is the same, if there is one, so that
+            code compiled for the first serves both.
     """
     screen = screen or Screen(quiet=True)
     remove_halves(folder)
@@ -85,20 +100,28 @@ def run_cases(
             bar.show(len(cases) - len(shares) + sum(shares.values()), text)
 
         start = {"here": _here, "processes": _in_processes, "ray": _on_ray}[where]
-        for number, outcome in start(cases, left, measure, folder, told, jobs, fresh):
+        for number, outcome in start(cases, left, measure, folder, told, jobs, fresh, like):
             done[number] = outcome
             del shares[number]
             if outcome.error:
                 screen.warn(f"failed: {title(outcome.case)}: {outcome.error}")
+            elif words := said(outcome):
+                screen.note(words)
     return [done[number] for number in range(len(cases))]
 
 
-Told = Callable[[int, float, str], None]
 Outcomes = Iterator[tuple[int, Outcome]]
 
 
 def _here(
-    cases: Sequence[Case], left: list[int], measure: Measure, folder: Path, told: Told, jobs: int, fresh: bool
+    cases: Sequence[Case],
+    left: list[int],
+    measure: Measure,
+    folder: Path,
+    told: Told,
+    jobs: int,
+    fresh: bool,
+    like: Like,
 ) -> Outcomes:
     for number in left:
         told(number, 0.0, "")
@@ -117,12 +140,20 @@ def attempt(case: Case, measure: Measure, folder: Path, tell: Tell) -> Outcome:
 
 
 def _in_processes(
-    cases: Sequence[Case], left: list[int], measure: Measure, folder: Path, told: Told, jobs: int, fresh: bool
+    cases: Sequence[Case],
+    left: list[int],
+    measure: Measure,
+    folder: Path,
+    told: Told,
+    jobs: int,
+    fresh: bool,
+    like: Like,
 ) -> Outcomes:
     waiting, workers = deque(left), dict[Any, tuple[Any, int]]()
 
-    def give(process: Any, line: Connection) -> None:
-        number = waiting.popleft()
+    def give(process: Any, line: Connection, last: object = None) -> None:
+        number = next((n for n in waiting if last is not None and like(cases[n]) == last), waiting[0])
+        waiting.remove(number)
         workers[line] = process, number
         line.send((number, cases[number], measure, folder))
         told(number, 0.0, "")
@@ -149,7 +180,7 @@ def _in_processes(
                     raise value
                 yield number, value
                 if waiting and not fresh:
-                    give(process, line)
+                    give(process, line, like(cases[number]))
                 else:
                     line.send(None)
                     process.join()
@@ -181,12 +212,15 @@ def _serve(line: Connection, parent: int) -> None:
             said = time.monotonic()
             line.send(("told", (share, words)))
 
-    while (task := line.recv()) is not None:
-        _, case, measure, folder = task
-        try:
-            line.send(("done", attempt(case, measure, folder, tell)))
-        except OptionError as error:
-            line.send(("wrong", error))
+    try:
+        while (task := line.recv()) is not None:
+            _, case, measure, folder = task
+            try:
+                line.send(("done", attempt(case, measure, folder, tell)))
+            except OptionError as error:
+                line.send(("wrong", error))
+    except (EOFError, BrokenPipeError):
+        pass  # the parent is gone: what is finished is on disk
 
 
 def _how_it_ended(code: int) -> str:
@@ -198,7 +232,14 @@ def _how_it_ended(code: int) -> str:
 
 
 def _on_ray(
-    cases: Sequence[Case], left: list[int], measure: Measure, folder: Path, told: Told, jobs: int, fresh: bool
+    cases: Sequence[Case],
+    left: list[int],
+    measure: Measure,
+    folder: Path,
+    told: Told,
+    jobs: int,
+    fresh: bool,
+    like: Like,
 ) -> Outcomes:
     """One task of Ray a case; the folder must be one that all nodes see."""
     import ray  # type: ignore[import-not-found]

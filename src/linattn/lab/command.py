@@ -21,6 +21,7 @@ from linattn.support.extras import MissingExtraError
 from linattn.support.options import OptionError
 
 BAD_OPTION, INTERRUPTED = 2, 130
+LAST = {"Machine": 98, "Output": 99}  # panels that all commands have stand below those of their own
 
 
 class Command(Protocol):
@@ -117,7 +118,8 @@ def _stub(title: str) -> Any:
 
 
 def _help(config: type[Config], everything: bool) -> str:
-    text = inspect.cleandoc(config.__doc__ or "").partition("\n\nExample:")[0]
+    parts = inspect.cleandoc(config.__doc__ or "").partition("\n\nExample:")[0].split("\n\n")
+    text = "\n\n".join(" ".join(part.split()) for part in parts)
     rare = any(option_of(own).rare for own in fields(config))
     return text + ("\n\n--help-all shows all options." if rare and not everything else "")
 
@@ -142,7 +144,7 @@ def _function(config: type[Config], everything: bool) -> Any:
             continue
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if rule.argument else inspect.Parameter.KEYWORD_ONLY
         panel = rule.group or "Options"
-        panels.setdefault(panel, Group(panel, sort_key=len(panels)))
+        panels.setdefault(panel, Group(panel, sort_key=LAST.get(panel, len(panels))))
         default = _shown_default(own, rule)
         annotation: Any = Annotated[
             _typed(hints[own.name]),
@@ -165,7 +167,9 @@ def _function(config: type[Config], everything: bool) -> Any:
         "quiet": (bool, False, "Print nothing but errors."),
     }
     for key, (kind_of, default, text) in common.items():
-        shown = Parameter(name=f"--{key}", help=text, group="Output", negative=(), show_default=False)
+        shown = Parameter(
+            name=f"--{key}", help=text, group=Group("Output", sort_key=LAST["Output"]), negative=(), show_default=False
+        )
         parameters.append(
             inspect.Parameter(
                 key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind_of, shown]

@@ -11,4 +11,10 @@ class Entry(NamedTuple):
     group: str = ""
 
 
-COMMANDS: dict[str, Entry] = {}
+LABORATORIES = "Experiments with known answers: a formula, a theorem or a bound stands beside every number."
+
+COMMANDS: dict[str, Entry] = {
+    "lab icl": Entry(
+        "linattn.lab.theory.icl.experiment:Icl", "In-context estimation beside closed forms.", LABORATORIES
+    ),
+}

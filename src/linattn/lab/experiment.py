@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from linattn.lab.cases import Measure, Outcome, Where, run_cases
+from linattn.lab.cases import Outcome, Where, Work, run_cases
 from linattn.lab.kept import Case
 from linattn.lab.screen import Screen
 from linattn.support.config import Config, as_json, option
@@ -61,8 +62,10 @@ class Experiment(Machine):
         """What is to be measured, each with all that its result depends on."""
         raise NotImplementedError
 
-    measure: ClassVar[Measure]
-    """``measure(case, work)``: the result of a case as values of JSON. Needs torch, numpy and matplotlib at most."""
+    @staticmethod
+    def measure(case: Case, work: Work) -> Mapping[str, Any]:
+        """The result of a case as values of JSON. Needs torch, numpy and matplotlib at most."""
+        raise NotImplementedError
 
     def figures(self, frame: "DataFrame", meta: Mapping[str, Any]) -> "list[Section]":
         """The sections of the page, from one row a case."""
@@ -72,6 +75,14 @@ class Experiment(Machine):
         """The columns and rows that are printed at the end; by default all values that are no lists."""
         names = list(dict.fromkeys(k for row in rows for k, v in row.items() if not isinstance(v, list | dict)))
         return names, [[row.get(name) for name in names] for row in rows]
+
+    def sentences(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        """What the rows show, printed and at the head of the page."""
+        return []
+
+    def wrong(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        """What contradicts a formula or a bound that the experiment is about; then the exit code is 1."""
+        return []
 
     def title(self, case: Case) -> str:
         """A case in a few words, for progress."""
@@ -100,13 +111,18 @@ class Experiment(Machine):
         check_folder("output", self.folder)
         outcomes = self.outcomes(screen)
         meta = describe_run(self.place()) | {"experiment": self.name, "config": self.values(affecting=True)}
-        rows = [outcome.row() for outcome in outcomes]
+        rows = [row for outcome in outcomes for row in outcome.rows()]
         save_results(self.folder / "results.json", meta, rows)
-        screen.table(self.name, *self.table([outcome.row() for outcome in outcomes if not outcome.error]))
+        right = [row for row in rows if not row.get("error")]
+        screen.table(self.name, *self.table(right))
+        for sentence in self.sentences(right):
+            screen.say(sentence)
         screen.result({"meta": meta, "rows": rows})
-        page = self.write_page(meta, rows)
+        page = self.write_page(meta, right)
         screen.say(f"page: {page}" if page else f"results: {self.folder / 'results.json'}")
-        return FAILED if any(outcome.error for outcome in outcomes) else RIGHT
+        for sentence in self.wrong(right):
+            screen.warn(sentence)
+        return FAILED if len(right) < len(rows) or self.wrong(right) else RIGHT
 
     def write_page(self, meta: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Path | None:
         """The page of results, where what draws it is installed."""
@@ -116,8 +132,9 @@ class Experiment(Machine):
 
         from linattn.lab.page import write_page
 
-        frame = pandas.DataFrame([row for row in rows if not row.get("error")])
-        return write_page(self.folder / "report.html", self.name, self.figures(frame, meta), meta)
+        title = (inspect.getdoc(type(self)) or self.name).split("\n", 1)[0].rstrip(".")
+        sections = self.figures(pandas.DataFrame(rows), meta)
+        return write_page(self.folder / "report.html", title, sections, meta, " ".join(self.sentences(rows)))
 
 
 def save_results(path: Path, meta: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:

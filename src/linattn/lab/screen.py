@@ -61,6 +61,11 @@ class Screen:
         """Words that are shown in any case, beside the results."""
         self.err.print(text, markup=False, soft_wrap=True)
 
+    def note(self, text: str) -> None:
+        """Words on the way, above the progress."""
+        if not self.quiet:
+            self.err.print(text, markup=False, soft_wrap=True)
+
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """A table of texts and numbers; the first column has names."""
         if self.quiet:

@@ -15,6 +15,9 @@ class OptionError(ValueError):
         super().__init__(f"{option}: {message}")
         self.option, self.message = option, message
 
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.option, self.message)  # else it could not come back from a worker process
+
 
 class SettingError(OptionError):
     """A wrong setting of a task, which may be given by another option (``--set``) and share its name with others."""

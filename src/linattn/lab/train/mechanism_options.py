@@ -53,6 +53,25 @@ def check_compared(options: Mapping[str, Mapping[str, Any]], names: Container[st
             raise OptionError("option", f"{name}.* is given, but {name} is not compared")
 
 
+def options_of(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of ``name`` among those given as ``key=value``, for all, and ``name.key=value``, for one.
+
+    Example:
+        >>> options_of("pola", {"pola.alpha": 4, "mirror.modulation": "none", "gate": "head"})
+        {'alpha': 4, 'gate': 'head'}
+    """
+    parts = [(*key.rpartition("."), value) for key, value in options.items()]
+    return {key: value for owner, _, key, value in parts if owner in ("", name)}
+
+
+def check_owners(options: Mapping[str, Any], names: Container[str]) -> None:
+    """Raise for an option of a mechanism that is not one of ``names``."""
+    for key in options:
+        owner = key.rpartition(".")[0]
+        if owner and owner not in names:
+            raise OptionError("option", f"{key} is given, but {owner} is not compared")
+
+
 def option_or(other: str, error: Exception, name: str, own: Mapping[str, Any], model: str = "host") -> OptionError:
     """Turn an ``error`` in creating a ``model`` with mechanism ``name`` into one of a command line option.
 

@@ -3,25 +3,22 @@
 import pytest
 import torch
 
-from linattn.lab.theory.icl.case import Case
-from linattn.lab.theory.icl.data.alignment import Aligned
-from linattn.lab.theory.icl.data.drift import Drift
-from linattn.lab.theory.icl.data.gaussian import Gaussian, equicorrelated, power_law, root
-from linattn.lab.theory.icl.data.retrieval import Retrieval
+from linattn.lab.theory.icl.data import Aligned, Drift, Gaussian, Retrieval, equicorrelated, power_law, root
+from linattn.lab.theory.icl.experiment import Curve
 
 D, N, TASKS = 4, 6, 400_000
 
 ANY = Gaussian(D, 0.7, task_covariance=power_law(D, 1.5, seed=1), feature_covariance=equicorrelated(D, 0.4))
 SOURCE = Gaussian(D, task_covariance=power_law(D, 1.0, seed=2), feature_covariance=equicorrelated(D, 0.4))
 CASES = {
-    "covariances": (Case("", ANY), "uniform"),
-    "low rank": (Case("", ANY, rank=2), "uniform"),
-    "update": (Case("", ANY, rank=1, source=SOURCE), "uniform"),
-    "retrieval": (Case("", Retrieval(D, 0.5, alignment=0.6)), "uniform"),
-    "alignment": (Case("", Aligned(D, 0.5, alignment=0.5)), "uniform"),
-    "drift, free": (Case("", Drift(D, 0.3, memory=0.7)), "free"),
-    "drift, equal": (Case("", Drift(D, 0.3, memory=0.7)), "uniform"),
-    "drift, gate": (Case("", Drift(D, 0.3, memory=0.7)), "geometric"),
+    "covariances": (Curve("", ANY), "uniform"),
+    "low rank": (Curve("", ANY, rank=2), "uniform"),
+    "update": (Curve("", ANY, rank=1, source=SOURCE), "uniform"),
+    "retrieval": (Curve("", Retrieval(D, 0.5, alignment=0.6)), "uniform"),
+    "alignment": (Curve("", Aligned(D, 0.5, alignment=0.5)), "uniform"),
+    "drift, free": (Curve("", Drift(D, 0.3, memory=0.7)), "free"),
+    "drift, equal": (Curve("", Drift(D, 0.3, memory=0.7)), "uniform"),
+    "drift, gate": (Curve("", Drift(D, 0.3, memory=0.7)), "geometric"),
 }
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from linattn.mechanisms.registry import create_mechanism
 from linattn.ops.convolution.api import short_convolution, short_convolution_step
 from linattn.ops.convolution.call import ConvolutionState
 from linattn.ops.linear.api import linear_attention
@@ -17,6 +18,7 @@ OPEN_GATE = 3.0  # sigmoid(3) = 0.95: at first the last examples count nearly al
 CANON_WIDTH = 4
 # These rows are tens of tokens long and one value wide: too small for kernels that are made for long sequences.
 IMPL = "chunked"
+MULTIPLE = 8  # multiple of head widths that every mechanism accepts
 
 
 class LinearStack(nn.Module):
@@ -120,6 +122,38 @@ class CanonStack(LinearStack):
         return super().forward(mixed.view(B, T, M, C).permute(2, 0, 1, 3))
 
 
+class MechanismStack(nn.Module):
+    """``f = n r^T attend(Z Wq, Z Wk, Z Wv)`` at the last token, with one head of a causal mechanism.
+
+    Mechanisms run one after the other, each on the tasks of its model, so that nothing leaks between models; this is
+    slower than the other stacks. Tokens that are zero are padding and are masked. Most mechanisms return a mean over
+    the examples, which times n is the sum that the other stacks return.
+    """
+
+    def __init__(self, name: str, models: int, width: int, generator: torch.Generator) -> None:
+        super().__init__()
+        head = -(-width // MULTIPLE) * MULTIPLE
+        self.query, self.key, self.value = (
+            nn.Parameter(draw((models, width, head), width, generator)) for _ in range(3)
+        )
+        self.read_out = nn.Parameter(draw((models, 1, head), head, generator))
+        with torch.random.fork_rng():
+            torch.manual_seed(generator.initial_seed())
+            made = [
+                create_mechanism(name, num_heads=1, head_dim=head, causal=True, input_dim=width) for _ in range(models)
+            ]
+        self.mechanisms = nn.ModuleList(made).to(generator.device)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        q, k, v = (project(tokens, weight).unsqueeze(2) for weight in (self.query, self.key, self.value))
+        real = tokens.detach().abs().sum(-1) > 0  # (M, B, T)
+        outputs = [
+            mechanism(q[i], k[i], v[i], key_mask=real[i], x=tokens[i])[:, 0, -1]
+            for i, mechanism in enumerate(self.mechanisms)
+        ]
+        return (torch.stack(outputs) * self.read_out).sum(-1) * (real.sum(-1) - 1)
+
+
 def project(tokens: Tensor, weight: Tensor) -> Tensor:
     """Multiply by each model's own matrix: ``(M, B, T, C)`` and ``(M, C, K)`` to ``(M, B, T, K)``."""
     M, B, T, _ = tokens.shape
@@ -127,9 +161,11 @@ def project(tokens: Tensor, weight: Tensor) -> Tensor:
 
 
 def make_stack(model: str, models: int, width: int, tokens: int, generator: torch.Generator) -> nn.Module:
+    """A stack by the name of its model: linear, h3, gated, canon, or a registered mechanism."""
     if model == "h3":
         return H3Stack(models, width, generator, tokens)
-    return {"linear": LinearStack, "gated": GatedStack, "canon": CanonStack}[model](models, width, generator)
+    kinds = {"linear": LinearStack, "gated": GatedStack, "canon": CanonStack}
+    return kinds[model](models, width, generator) if model in kinds else MechanismStack(model, models, width, generator)
 
 
 def near_label(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
