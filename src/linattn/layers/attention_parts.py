@@ -29,9 +29,6 @@ class KeyPosition(nn.Module):
         embedding = grid.flatten(2).transpose(1, 2).unflatten(2, (k.shape[1], k.shape[3])).transpose(1, 2)
         return k + F.pad(embedding, (0, 0, num_prefix_tokens, 0)).to(k.dtype)
 
-    def extra_repr(self) -> str:
-        return f"grid={tuple(self.weight.shape[2:])}"
-
 
 class LocalBranch(nn.Module):
     """Local branch: a depthwise convolution of v over the plane, 0 at prefix tokens.
@@ -116,6 +113,3 @@ class OutputGate(nn.Module):
     def forward(self, o: Tensor, x: Tensor) -> Tensor:
         gate = self.proj(x)
         return o * (F.silu(gate) if self.activation == "silu" else gate)
-
-    def extra_repr(self) -> str:
-        return f"activation={self.activation!r}"

@@ -36,38 +36,27 @@ def makes_pairs(channels: int, width: int) -> bool:
     return channels % width == 0 and width % 4 == 0
 
 
-def plane_positions(
-    spatial_shape: tuple[int, int], num_prefix_tokens: int, stride: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Row and column of every token ``(T,)``; prefix tokens are at (0, 0), where nothing is turned.
-
-    A token that stands for ``stride x stride`` others is at their centre.
-    """
-    rows, columns = (torch.arange(n, device=device) * stride + (stride - 1) / 2 for n in spatial_shape)
-    height, width = spatial_shape
-    both = rows.repeat_interleave(width), columns.repeat(height)
-    return F.pad(both[0], (num_prefix_tokens, 0)), F.pad(both[1], (num_prefix_tokens, 0))
-
-
-def angles(rows: Tensor, columns: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """Angles ``(T, width / 2)``, one per pair of channels: ``width / 4`` for rows, then as many for columns.
-
-    ``angle_i = position 10000^(-i / (width / 4 - 1))``, i = 0, 1, ..., as in RALA's and NaLaFormer's code.
-    """
-    frequencies = BASE ** -torch.linspace(0, 1, width // 4, dtype=dtype, device=rows.device)
-    return torch.cat([p.to(dtype)[:, None] * frequencies for p in (rows, columns)], dim=-1)
-
-
 @dataclass(frozen=True)
 class Plane:
-    """A plane of tokens after prefix tokens; each of its tokens stands for ``stride x stride`` others."""
+    """A plane of tokens after prefix tokens, which are at (0, 0).
+
+    Each token of the plane stands for ``stride x stride`` others, and is at their centre.
+    """
 
     shape: tuple[int, int]
     num_prefix_tokens: int
     stride: int
 
     def turns(self, width: int, device: torch.device, dtype: torch.dtype) -> Turns:
-        table = angles(*plane_positions(self.shape, self.num_prefix_tokens, self.stride, device), width, dtype)
+        """Of angles ``(T, width / 2)``, one per pair of channels: ``width / 4`` for rows, then as many for columns.
+
+        ``angle_i = position 10000^(-i / (width / 4 - 1))``, i = 0, 1, ..., as in RALA's and NaLaFormer's code.
+        """
+        frequencies = BASE ** -torch.linspace(0, 1, width // 4, dtype=dtype, device=device)
+        rows, columns = (torch.arange(n, device=device) * self.stride + (self.stride - 1) / 2 for n in self.shape)
+        places = (rows.repeat_interleave(self.shape[1]), columns.repeat(self.shape[0]))
+        padded = (F.pad(place, (self.num_prefix_tokens, 0)).to(dtype) for place in places)
+        table = torch.cat([place[:, None] * frequencies for place in padded], dim=-1)
         return Turns(table.cos(), table.sin())
 
 

@@ -103,7 +103,9 @@ class Mirror(LinearBase):
                 nn.init.constant_(parameter, start)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
-        if len(self.angles) and not self._angles_per_token(call):
+        # Angles that differ from token to token, by itself or by its packed sequence, are no parameters of a map.
+        per_token = self.modulation == "token" or (self.modulation == "sequence" and call.cu_seqlens is not None)
+        if len(self.angles) and not per_token:
             over_sequence = self.modulation == "sequence"
             crossed = reflect_heads(q, k, self.normals, variance=over_sequence, key_mask=call.key_mask, impl=call.impl)
             own, other = pair_matrices(self.angles, crossed.variance, self._modulation, impl=call.impl)
@@ -179,10 +181,6 @@ class Mirror(LinearBase):
             return None
         return Modulation(self.amplitude, self.gain, self.bias)
 
-    def _angles_per_token(self, call: Call) -> bool:
-        """Whether angles differ from token to token, by the token itself or by the packed sequence it belongs to."""
-        return self.modulation == "token" or (self.modulation == "sequence" and call.cu_seqlens is not None)
-
     def _reflect(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor]:
         over_rows = self.modulation == "sequence" and call.cu_seqlens is None
         q, k, variance = reflect_heads(
@@ -192,8 +190,9 @@ class Mirror(LinearBase):
             variance = variance_within_token(q, k, call)
         elif self.modulation == "sequence" and not over_rows:
             variance = variance_over_packed(q, k, call)
-        angles = turned(self.angles, variance, self._modulation)
-        return reflect_by(q, angles), reflect_by(k, angles)
+        for angle in turned(self.angles, variance, self._modulation):
+            q, k = reflect_pairs(q, angle), reflect_pairs(k, angle)
+        return q, k
 
     def flops(self, length: int) -> int:
         """Includes the reflections: 2 x 2 matrices in pairs, and across heads a product with w and a multiple of w."""
@@ -210,13 +209,6 @@ def reflect_pairs(x: Tensor, angle: Tensor) -> Tensor:
     a, b = x.unflatten(1, (angle.shape[-3], -1)).unflatten(-1, (-1, 2)).unbind(-1)  # (B, H_kv, group, T, D/2)
     cos, sin = (2 * angle).cos().unsqueeze(-3), (2 * angle).sin().unsqueeze(-3)
     return torch.stack([-(cos * a + sin * b), cos * b - sin * a], dim=-1).flatten(-2).flatten(1, 2)
-
-
-def reflect_by(x: Tensor, angles: list[Tensor]) -> Tensor:
-    """Apply ``reflect_pairs`` with one angle after the other."""
-    for angle in angles:
-        x = reflect_pairs(x, angle)
-    return x
 
 
 def variance_within_token(q: Tensor, k: Tensor, call: Call) -> Tensor:

@@ -7,6 +7,7 @@ mechanism is one file in this folder (or an entry point ``linattn.mechanisms`` o
 import importlib
 import inspect
 import pkgutil
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -207,7 +208,8 @@ def mechanism_rows() -> list[tuple[str, ...]]:
     for info in map(mechanism_info, list_mechanisms()):
         summary = info.summary + (" (needs x)" if info.uses_input else "")
         paper = f"{info.paper} ({info.year})"
-        rows.append((info.name, summary, paper, _mark(info.causal), _mark(info.bidirectional), info.state, info.cost))
+        marks = ("yes" if supported else "no" for supported in (info.causal, info.bidirectional))
+        rows.append((info.name, summary, paper, *marks, info.state, info.cost))
     return rows
 
 
@@ -215,17 +217,7 @@ def markdown_table() -> str:
     """The table in Markdown, with links to the papers."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     for name, summary, paper, *rest in mechanism_rows():
-        cells = (f"`{name}`", summary.replace("``", "`").replace("|", "\\|"), _link(paper), *rest)
+        link = re.sub(r"^arXiv:(\S+)", r"[arXiv:\1](https://arxiv.org/abs/\1)", paper)
+        cells = (f"`{name}`", summary.replace("``", "`").replace("|", "\\|"), link, *rest)
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
-
-
-def _mark(supported: bool) -> str:
-    return "yes" if supported else "no"
-
-
-def _link(paper: str) -> str:
-    source, _, year = paper.partition(" ")
-    if not source.startswith("arXiv:"):
-        return paper
-    return f"[{source}](https://arxiv.org/abs/{source.removeprefix('arXiv:')}) {year}"

@@ -129,7 +129,12 @@ class ZerosSoftmax(Mechanism):
 
         The mean score is q times the mean key; the state's ``k`` holds the sum of the keys and their number.
         """
-        dtype, start = compute_dtype(q, k, v), self._start(k, call)
+        dtype, start = compute_dtype(q, k, v), None
+        if call.state is not None:
+            shape = (num_sequences(k, call.cu_seqlens), self.num_kv_heads, self.head_dim + 1)
+            checks.check_shape("state.kv", call.state.kv, (*shape, self.head_dim))
+            checks.check_shape("state.k", call.state.k, shape)
+            start = LinearState(call.state.kv.to(dtype), call.state.k.to(dtype))
         q, k, v = q.to(dtype) * self.head_dim**-0.5, k.to(dtype), v.to(dtype)
         psi = torch.cat([k, torch.ones_like(k[..., :1])], dim=-1)
         sums = sum_over_tokens(psi, call, causal=self.causal, initial=None if start is None else start.k)
@@ -140,14 +145,6 @@ class ZerosSoftmax(Mechanism):
         options: dict[str, Any] = {"causal": self.causal, "key_mask": call.key_mask, "cu_seqlens": call.cu_seqlens}
         options |= {"impl": call.impl, "initial_state": start, "normalizer": None}
         return MechanismOutput(*linear_attention_with_state(phi, psi, v, **options))
-
-    def _start(self, k: Tensor, call: Call) -> LinearState | None:
-        if call.state is None:
-            return None
-        shape = (num_sequences(k, call.cu_seqlens), self.num_kv_heads, self.head_dim + 1)
-        checks.check_shape("state.kv", call.state.kv, (*shape, self.head_dim))
-        checks.check_shape("state.k", call.state.k, shape)
-        return LinearState(*(part.to(compute_dtype(k)) for part in (call.state.kv, call.state.k)))
 
     def state_size(self, length: int) -> int:
         return self.softmax.state_size(length) + self.num_kv_heads * (self.head_dim + 1) ** 2

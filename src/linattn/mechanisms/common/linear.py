@@ -87,7 +87,11 @@ class Centred(WideLinear):
         phi = phi * self.head_dim**-0.5
         one = torch.ones_like(psi[..., :1])
         psi = torch.cat([psi, one], dim=-1)
-        sums = sum_over_tokens(psi, call, causal=self.causal, initial=self._summed(k, call))
+        initial = None
+        if call.state is not None:
+            initial = call.state.k.to(dtype)
+            check_shape("state.k", initial, (num_sequences(k, call.cu_seqlens), self.num_kv_heads, self.num_features))
+        sums = sum_over_tokens(psi, call, causal=self.causal, initial=initial)
         count = sums[..., -1:].clamp(min=1)
         mean = sums[..., :-1] / count
         group = self.num_heads // self.num_kv_heads
@@ -103,13 +107,6 @@ class Centred(WideLinear):
         psi = torch.cat([keys, one], dim=-1)
         phi = torch.cat([gain * phi, total.expand(*phi.shape[:3], 1)], dim=-1) / count.repeat_interleave(group, dim=1)
         return self.linear(replace(call, rotate=None), {"q": phi, "k": psi, "v": v, "normalizer": None})
-
-    def _summed(self, k: Tensor, call: Call) -> Tensor | None:
-        if call.state is None:
-            return None
-        shape = (num_sequences(k, call.cu_seqlens), self.num_kv_heads, self.num_features)
-        check_shape("state.k", call.state.k, shape)
-        return call.state.k.to(compute_dtype(k))
 
     @property
     def num_features(self) -> int:

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -83,18 +84,11 @@ def projected_head(dim: int, width: int, num_classes: int, *, drop_rate: float, 
 
 
 def two_widths_head(
-    dim: int,
-    widths: tuple[int, int],
-    num_classes: int,
-    *,
-    act: type[nn.Module],
-    eps: float,
-    drop_rate: float,
-    global_pool: str,
+    dim: int, widths: tuple[int, int], num_classes: int, *, act: type[nn.Module], eps: float, **options: Any
 ) -> Head:
     """A head with ``act(batch_norm(W x))`` before the mean and ``act(layer_norm(W x))`` after it (EfficientViT)."""
     conv = nn.Conv2d(dim, widths[0], 1, bias=False)
     before = nn.Sequential(OrderedDict(conv=conv, norm=nn.BatchNorm2d(widths[0], eps=eps), act=act()))
     proj = nn.Linear(*widths, bias=False)
     after = nn.Sequential(OrderedDict(proj=proj, norm=nn.LayerNorm(widths[1], eps=eps), act=act()))
-    return Head(widths[1], num_classes, drop_rate=drop_rate, global_pool=global_pool, before=before, after=after)
+    return Head(widths[1], num_classes, before=before, after=after, **options)

@@ -84,18 +84,9 @@ class PyramidVisionTransformer(Backbone):
             sees_all = info.cost == "linear" or info.uses_input
             wanted = parts.attention_options(grid) if sees_all else {"spatial_reduction": reductions[i]}
             options = fitting_parts(wanted, own, embed_dims[i], num_heads[i], attention)
-            blocks = [
-                Block(
-                    embed_dims[i],
-                    num_heads[i],
-                    own.mechanism,
-                    attention=options,
-                    mlp_ratio=mlp_ratios[i],
-                    drop_path=rate,
-                    **parts.block,
-                )
-                for rate in rates
-            ]
+            shape: dict[str, Any] = {"mlp_ratio": mlp_ratios[i]} | parts.block
+            kind = (embed_dims[i], num_heads[i], own.mechanism)
+            blocks = [Block(*kind, attention=options, drop_path=rate, **shape) for rate in rates]
             built.append(Stage(PatchStep(embed_dims[i - 1], embed_dims[i], 2, grid) if i else nn.Identity(), blocks))
         head = Head(embed_dims[-1], num_classes, drop_rate=drop_rate, global_pool=global_pool)
         super().__init__(stem, built, head, dims=embed_dims, in_chans=in_chans, num_classes=num_classes)

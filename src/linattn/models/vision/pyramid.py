@@ -87,19 +87,9 @@ class Pyramid(Backbone):
         for i, (own, rates) in enumerate(zip(attentions, stage_rates(drop_path_rate, depths), strict=True)):
             wanted = parts.attention_options(stage_grid(size, i, stem_stride))
             options = fitting_parts(wanted, own, embed_dims[i], num_heads[i], attention)
-            blocks = [
-                Block(
-                    embed_dims[i],
-                    num_heads[i],
-                    own.mechanism,
-                    attention=options,
-                    mlp_ratio=mlp_ratio,
-                    drop_path=rate,
-                    init_values=scales[i],
-                    **parts.block,
-                )
-                for rate in rates
-            ]
+            shape: dict[str, Any] = {"mlp_ratio": mlp_ratio, "init_values": scales[i]} | parts.block
+            kind = (embed_dims[i], num_heads[i], own.mechanism)
+            blocks = [Block(*kind, attention=options, drop_path=rate, **shape) for rate in rates]
             built.append(Stage(ConvMerge(embed_dims[i - 1], embed_dims[i]) if i else nn.Identity(), blocks))
         head = projected_head(embed_dims[-1], head_width, num_classes, drop_rate=drop_rate, global_pool=global_pool)
         stem = ConvStem(in_chans, embed_dims[0], stem_stride)

@@ -50,13 +50,12 @@ def stage_attentions(
         names = list(mechanism)
         if len(names) != len(pattern):
             raise ValueError(f"mechanism must be one name or {len(pattern)}, one per stage, got {len(names)}: {names}")
-    infos = [mechanism_info(name) for name in names]
-    for name in mechanism_options or {}:
+    infos, options, listed = [mechanism_info(name) for name in names], mechanism_options or {}, dict.fromkeys(names)
+    for name in options:
         if name not in names:
-            raise ValueError(f"mechanism_options has {name!r}, but the stages have {', '.join(dict.fromkeys(names))}")
+            raise ValueError(f"mechanism_options has {name!r}, but the stages have {', '.join(listed)}")
     if not any(impl in info.cls.impls for info in infos):
-        raise ValueError(f"impl={impl!r} is no form of {', '.join(dict.fromkeys(names))}")
-    options = mechanism_options or {}
+        raise ValueError(f"impl={impl!r} is no form of {', '.join(listed)}")
     return [
         StageAttention(info.name, {"mechanism_options": dict(options.get(info.name, {})), "impl": form})
         for info, form in ((info, impl if impl in info.cls.impls else "auto") for info in infos)

@@ -91,21 +91,10 @@ class VisionTransformer(ImageModel):
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim)) if prefix else None
         tokens = prefix + self.grid[0] * self.grid[1]
         self.pos_embed = nn.Parameter(torch.empty(1, tokens, embed_dim)) if pos_embed == "learned" else None
-        self.blocks = nn.ModuleList(
-            Block(
-                embed_dim,
-                num_heads,
-                mechanism,
-                attention=attention,
-                mlp_ratio=mlp_ratio,
-                init_values=init_values,
-                drop_path=drop_path_rate * i / max(depth - 1, 1),
-                cpe=cpe,
-                mlp_conv=mlp_conv,
-                num_prefix_tokens=prefix,
-            )
-            for i in range(depth)
-        )
+        shape: dict[str, Any] = {"attention": attention, "mlp_ratio": mlp_ratio, "init_values": init_values, "cpe": cpe,
+                                 "mlp_conv": mlp_conv, "num_prefix_tokens": prefix}  # fmt: skip
+        rates = [drop_path_rate * i / max(depth - 1, 1) for i in range(depth)]
+        self.blocks = nn.ModuleList(Block(embed_dim, num_heads, mechanism, drop_path=rate, **shape) for rate in rates)
         # timm's order: a mean of patches is taken before the norm, a class token is read after it.
         self.norm = nn.LayerNorm(embed_dim, eps=EPS) if prefix else nn.Identity()
         self.fc_norm = nn.Identity() if prefix else nn.LayerNorm(embed_dim, eps=EPS)
