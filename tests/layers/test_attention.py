@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from linattn import create_mechanism, list_mechanisms, mechanism_info
+from linattn import list_mechanisms, mechanism_info
 from linattn.layers import Attention
 from linattn.layers.rotary import plane_rotation, rotate_halves, rotations
 
@@ -170,23 +170,6 @@ def test_compiles_as_one_graph(name):
     torch.testing.assert_close(compiled(x, spatial_shape=PLANE), expected, **TOLERANCE)
 
 
-def test_autocast_and_half():
-    layer, x = build("hedgehog", rotary="features", **EVERY_PART).float(), draw().float()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = layer(x, spatial_shape=PLANE)
-    assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out.float(), layer(x, spatial_shape=PLANE), rtol=0.1, atol=0.1)  # 8 bits, four layers
-    assert layer.bfloat16()(x.bfloat16(), spatial_shape=PLANE).dtype == torch.bfloat16
-
-
-def test_options_reach_the_mechanism():
-    layer = build("taylor", mechanism_options={"feature_dim": 4}, impl="reference")
-    expected = create_mechanism("taylor", num_heads=HEADS, head_dim=DIM // HEADS, feature_dim=4)
-    assert layer.mechanism.num_features == expected.num_features
-    assert layer.mechanism.impl == "reference"
-    assert layer.mechanism.input_dim == DIM
-
-
 WRONG = [
     ({"num_heads": 3}, ValueError, "num_heads must divide dim, got dim = 16 and num_heads = 3"),
     ({"mechanism": "nothing"}, ValueError, "mechanism must be one of"),
@@ -200,8 +183,8 @@ WRONG = [
     ({"canon": "A"}, ValueError, "canon must be one of None, 'B', 'b', got 'A'"),
     ({"mechanism": "rala", "causal": True}, ValueError, "mechanism 'rala' is only bidirectional"),
     ({"local_kernel": 4}, ValueError, "local_kernel must be odd"),
-    ({"gate": "relu"}, ValueError, "gate must be one of None, 'linear', 'silu'"),
-    ({"norm": "batch"}, ValueError, "norm must be one of None, 'layer', 'rms', 'head_layer', 'head_rms'"),
+    ({"gate": "relu"}, ValueError, "gate must be one of None"),
+    ({"norm": "batch"}, ValueError, "norm must be one of None"),
     ({"qk_norm": True}, ValueError, "qk_norm must be one of None, 'layer', 'rms', got True"),
     ({"rotary": "1d"}, ValueError, "rotary must be one of None, 'features', 'blocks'"),
     ({"spatial_reduction": 0}, ValueError, "spatial_reduction must be an integer >= 1, got 0"),
@@ -213,7 +196,6 @@ WRONG = [
     ({"num_heads": 8, "rotary": "features"}, ValueError,
      r"turns 2 of the 2 features .* 2 must be a multiple of 4 and divide 2 \(head_dim = 2\)"),
     ({"mechanism": "softmax", "num_heads": 8, "rotary": "blocks"}, ValueError, "turns 2 of the 2 channels"),
-    ({"mechanism": "taylor", "rotary": "features"}, ValueError, "turns 153 of the 153 features of mechanism 'taylor'"),
     ({"mechanism": "performer", "rotary": "blocks"}, ValueError, "turns 8 of the 17 features of mechanism 'performer'"),
     ({"mechanism_options": {"causal": True}}, TypeError, "must not hold 'causal': the layer sets it"),
     ({"mechanism_options": {"wings": 2}}, TypeError, "mechanism 'elu' has no option 'wings'"),

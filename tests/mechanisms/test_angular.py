@@ -27,18 +27,6 @@ def test_formula(impl, causal):
     torch.testing.assert_close(mean, weighted(similarity(q, k), v, causal), **TOLERANCE)
 
 
-def test_weights_are_never_negative():
-    """Opposite vectors are the worst case, 1/2 - 1/pi; read off with one-hot values."""
-    q = torch.randn(1, 1, 6, 6, dtype=torch.float64)
-    mechanism = create_mechanism("angular", num_heads=1, head_dim=6, output_norm="sum")
-    weights = mechanism(q, -q, torch.eye(6, dtype=torch.float64)[None, None])[0, 0]
-    total = similarity(q, -q).sum(-1)[0, 0]
-    assert weights.min() > 0
-    torch.testing.assert_close(
-        weights.diagonal() * total, torch.full((6,), 0.5 - 1 / math.pi).double(), rtol=1e-5, atol=0
-    )
-
-
 def test_many_equal_keys_in_half_precision():
     """The unnormalised sum of 5000 values of 40 is past fp16."""
     q, k = torch.randn(2, 1, 2, 5000, 8, dtype=torch.float16).unbind()

@@ -45,17 +45,6 @@ def test_weights_sum_to_one(name, causal):
     assert (out - 1).abs().max() <= (1e-12 if name == "inline" else 1e-5)
 
 
-def test_mala_keeps_the_magnitude_of_the_query():
-    """A query of twice the features has other weights, which division by the row sum would forbid."""
-    q, k, v = (x.abs() for x in draw())
-    longer = 2 * q + 1  # elu(x) + 1 of it is twice that of q
-    elu, mala = build("elu"), build("mala")
-    torch.testing.assert_close(elu(longer, k, v), elu(q, k, v), rtol=1e-5, atol=1e-6)
-    assert (mala(longer, k, v) - mala(q, k, v)).abs().max() > 1e-2
-    spread = [weights("mala", x, k, causal=False).std(-1).mean() for x in (q, longer)]
-    assert spread[1] > spread[0]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_state_holds_running_sums_of_the_keys(name):
     q, k, v = draw()

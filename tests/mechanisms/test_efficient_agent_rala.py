@@ -121,13 +121,6 @@ def test_long_rows_in_fp16(name):
     assert (found.double() - exact).abs().max() <= 2**-9
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_packed_queries_need_keys_of_the_same_length(name):
-    q, k, v = (x[:1] for x in draw())
-    with pytest.raises(ValueError, match="q has length 9, but k has 11"):
-        build(name)(q[:, :, :9], k, v, cu_seqlens=torch.tensor([0, 11]))
-
-
 @pytest.mark.parametrize("shape", [(3, 5), (1, 11), (4, 4), (7, 3)])
 def test_agents_of_the_plane(shape):
     length = math.prod(shape)

@@ -38,15 +38,6 @@ def test_formula(power, impl, causal):
     torch.testing.assert_close(mechanism(q, k, v), expected, **TOLERANCE)
 
 
-def test_power_keeps_the_length_over_all_heads():
-    q, _, _ = draw()
-    plain, focused = build(1).features(q), build(5).features(q)
-    lengths = [x.norm(dim=(1, 3)) for x in (plain, focused)]
-    torch.testing.assert_close(*lengths, **TOLERANCE)
-    assert not torch.allclose(plain.norm(dim=3), focused.norm(dim=3))
-    assert focused.amax((1, 3)).gt(plain.amax((1, 3))).all()
-
-
 def test_starting_scale():
     mechanism = create_mechanism("focused", num_heads=4, head_dim=6)
     assert not mechanism.scale.any()

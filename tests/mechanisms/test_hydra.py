@@ -27,21 +27,6 @@ def test_formula(impl, kv_heads, causal):
     torch.testing.assert_close(found, joint_direction(q) * sums, **TOLERANCE)
 
 
-def test_as_attention_with_a_head_per_channel():
-    """The same as the algebra's: channels for heads, one feature and one value each, no normaliser."""
-    from linattn import linear_attention
-
-    q, k, v = draw(kv_heads=4)
-
-    def channels(x: Tensor) -> Tensor:
-        return x.transpose(2, 3).flatten(1, 2).unsqueeze(-1)  # (B, H D, T, 1)
-
-    args = channels(joint_direction(q)), channels(joint_direction(k)), channels(v)
-    expected = linear_attention(*args, causal=True, normalizer=None)
-    found = build(num_kv_heads=4, causal=True)(q, k, v)
-    torch.testing.assert_close(channels(found), expected, **TOLERANCE)
-
-
 def test_state_is_one_number_a_channel():
     q, k, v = draw()
     _, state = build(causal=True).with_state(q, k, v)

@@ -139,14 +139,3 @@ def test_state(gate, state_type, size):
 def test_contracts_of_the_other_gate(options):
     contracts = ["forms", "causality", "padding", "hand_over", "gradients", "scaling"]
     assert check_mechanism("mlstm", contracts, **options)
-
-
-def test_gates_are_made_of_wide_numbers():
-    """A pre-activation that is the gate itself has no use for them."""
-    mechanism, x = build().bfloat16(), draw_x().bfloat16()
-    bare, forget = (m(x).transpose(1, 2) for m in (mechanism.input_map, mechanism.forget_map))
-    log_input, log_decay = mechanism.gates(x)
-    assert torch.equal(log_input, bare)
-    assert torch.equal(log_decay, torch.nn.functional.logsigmoid(forget.float()))
-    for options in ({"input_gate": "sigmoid"}, {"soft_cap": 15.0}):
-        assert [gate.dtype for gate in build(**options).bfloat16().gates(x)] == [torch.float32] * 2

@@ -60,16 +60,6 @@ def test_gradient_does_not_see_the_scale(causal):
         torch.testing.assert_close(x.grad, y.grad, rtol=1e-9, atol=1e-11)
 
 
-def test_a_large_key_moves_only_what_follows():
-    q, k, v = draw()
-    mechanism = build(causal=True)
-    before = mechanism(q, k, v)
-    k[:, :, 7] *= 1e3
-    after = mechanism(q, k, v)
-    assert torch.equal(before[:, :, :7], after[:, :, :7])
-    assert not torch.allclose(before[:, :, 7:], after[:, :, 7:])
-
-
 @pytest.mark.parametrize("causal", [True, False])
 def test_padding_does_not_set_the_scale(causal):
     q, k, v = draw()
@@ -125,15 +115,6 @@ def test_features_are_unbiased():
     deviation = exact * (spread.exp() - 1).div(features * draws).sqrt()
     found = kernel_estimates(q, k, features, draws).mean(0)
     assert ((found - exact).abs() < 5 * deviation)[mild].all()
-
-
-def test_error_shrinks_with_features():
-    q, k, _ = (x / 2 for x in draw(kv_heads=4))
-    exact = ((q * k).sum(-1) / 6**0.5).exp()[0]
-    errors = [((kernel_estimates(q, k, n, 60) - exact) / exact).square().mean().item() for n in (6, 24, 96)]
-    # A mean over n independent blocks has a variance of 1/n; a factor of 4, less what 60 draws leave to chance.
-    assert errors[1] < errors[0] / 2.5
-    assert errors[2] < errors[1] / 2.5
 
 
 def test_directions_are_orthogonal_in_blocks():

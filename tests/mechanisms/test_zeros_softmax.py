@@ -117,23 +117,6 @@ def test_rows_sum_to_zero_without_the_zeroth_order(causal):
         torch.testing.assert_close(found, torch.zeros_like(found), rtol=0, atol=1e-13)
 
 
-def test_the_first_causal_token_has_the_zeroth_order_alone():
-    q, k, v = draw()
-    x = draw_x()
-    mechanism = build(causal=True)
-    expected = gates_of(mechanism, x)[2][:, :, 0, None] * per_query_head(v, 4)[:, :, 0]
-    torch.testing.assert_close(mechanism(q, k, v, x=x)[:, :, 0], expected, **TOLERANCE)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_constant_in_all_scores_changes_nothing(causal):
-    """A vector added to all keys adds the same number to all scores of a query."""
-    q, k, v = draw()
-    mechanism, x = build(causal=causal), draw_x()
-    moved = k + torch.randn(2, 2, 1, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    torch.testing.assert_close(mechanism(q, moved, v, x=x), mechanism(q, k, v, x=x), **TOLERANCE)
-
-
 def test_contracts_of_sigmoid_gates():
     contracts = ["forms", "causality", "padding", "hand_over", "gradients", "scaling"]
     assert check_mechanism("zeros_softmax", contracts, gate="sigmoid")
