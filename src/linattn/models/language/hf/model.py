@@ -28,7 +28,7 @@ from linattn.models.language.hf.inputs import (
     offsets_of_positions,
     positions_of,
 )
-from linattn.support.offloading import is_offloaded, weights_here
+from linattn.support.offloading import HOOK, weights_here
 
 LOSS_OPTIONS = ("num_items_in_batch", "shift_labels", "ignore_index")  # of transformers; Trainer passes the first
 
@@ -93,7 +93,7 @@ class CachedBlock(GradientCheckpointingLayer, Block):
     """A block that reads its state from a layer of the cache and writes the next one back."""
 
     def forward(self, x: Tensor, tokens: Tokens, past: StateLayer | None = None) -> Tensor:
-        if is_offloaded(self.norm1):
+        if HOOK in vars(self.norm1):  # accelerate brings weights for the forward call of each part alone
             with weights_here(*self.children()):
                 return self._forward(x, tokens, past)
         return self._forward(x, tokens, past)
