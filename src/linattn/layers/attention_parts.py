@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from linattn.layers.norms import create_norm
 from linattn.layers.plane import to_plane, wipe
-from linattn.ops.shared.prepare import hide
+from linattn.ops.shared.call import hide
 
 KERNELS = ("shared", "channel")
 ACTIVATIONS = ("linear", "silu")

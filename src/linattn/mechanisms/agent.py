@@ -12,9 +12,9 @@ from linattn.mechanisms.common.tokens import plane_of, query_mask, softmax_featu
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.linear.api import linear_attention_with_state
 from linattn.ops.shared.checks import check_integer
-from linattn.ops.shared.packing import num_sequences
-from linattn.ops.shared.positions import sequence_of_tokens
-from linattn.ops.shared.prepare import hide, without_autocast
+from linattn.ops.shared.call import num_sequences
+from linattn.ops.shared.packing import sequence_of_tokens
+from linattn.ops.shared.call import hide, without_autocast
 from linattn.ops.shared.types import LinearState
 
 

@@ -8,7 +8,7 @@ from linattn.mechanisms.base import Call, LinearBase, MechanismOutput
 from linattn.mechanisms.common.linear import wide
 from linattn.mechanisms.common.tokens import query_mask, softmax_features
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops.shared.prepare import hide
+from linattn.ops.shared.call import hide
 
 
 @register_mechanism("efficient", paper="arXiv:1812.01243", year=2018, causal=False, state="none")

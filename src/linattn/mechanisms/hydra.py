@@ -9,10 +9,9 @@ from torch import Tensor
 from linattn.mechanisms.base import Call, LinearBase, MechanismOutput, check_length
 from linattn.mechanisms.common.linear import output_dtype
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops.maps.directions import direction_of
+from linattn.ops.maps.powers import direction_of
 from linattn.ops.shared import checks
-from linattn.ops.shared.packing import compute_dtype, num_sequences
-from linattn.ops.shared.prepare import without_autocast
+from linattn.ops.shared.call import compute_dtype, num_sequences, without_autocast
 from linattn.ops.shared.types import LinearState
 
 

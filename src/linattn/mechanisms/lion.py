@@ -14,8 +14,9 @@ from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.linear.api import linear_attention
 from linattn.ops.maps import EluPlusOne, FeatureMap, UnitSilu
 from linattn.ops.shared.checks import autocast_dtype, check_choice, check_integer
-from linattn.ops.shared.packing import compute_dtype, num_sequences
-from linattn.ops.shared.prepare import hide, log_decay_for
+from linattn.ops.shared.call import compute_dtype, num_sequences
+from linattn.ops.shared.call import hide
+from linattn.ops.linear.call import log_decay_for
 from linattn.ops.shared.types import DecayIndex, Normalizer
 
 DECAYS = ("none", "fixed", "selective")

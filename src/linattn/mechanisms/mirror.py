@@ -14,10 +14,11 @@ from linattn.mechanisms.common.tokens import count_tokens, mean_eps, query_mask,
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.linear.call import FeatureMaps
 from linattn.ops.maps import PairRelu, Relu
-from linattn.ops.reflection.api import Modulation, pair_matrices, reflect_heads
-from linattn.ops.reflection.plain import pooled_variance, turned
+from linattn.ops.reflection.types import Modulation
+from linattn.ops.reflection.api import pair_matrices, reflect_heads
+from linattn.ops.reflection.api import pooled_variance, modulated_angles
 from linattn.ops.shared import checks
-from linattn.ops.shared.prepare import hide
+from linattn.ops.shared.call import hide
 
 MODULATIONS = ("sequence", "token", "none")
 
@@ -190,7 +191,7 @@ class Mirror(LinearBase):
             variance = variance_within_token(q, k, call)
         elif self.modulation == "sequence" and not over_rows:
             variance = variance_over_packed(q, k, call)
-        for angle in turned(self.angles, variance, self._modulation):
+        for angle in modulated_angles(self.angles, variance, self._modulation):
             q, k = reflect_pairs(q, angle), reflect_pairs(k, angle)
         return q, k
 

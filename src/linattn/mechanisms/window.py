@@ -10,7 +10,7 @@ from linattn.mechanisms.base import Call, CommonOptions, MechanismOutput, check_
 from linattn.mechanisms.common.exact import Exact
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.shared import checks
-from linattn.ops.shared.positions import sequence_of_tokens
+from linattn.ops.shared.packing import sequence_of_tokens
 
 
 class WindowState(NamedTuple):

@@ -14,11 +14,11 @@ from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.exponential.stabilizer import stabilize
 from linattn.ops.linear.api import run
 from linattn.ops.linear.call import LinearCall
-from linattn.ops.maps.directions import direction_of
+from linattn.ops.maps.powers import direction_of
 from linattn.ops.shared import checks
-from linattn.ops.shared.packing import compute_dtype, num_sequences
-from linattn.ops.shared.positions import sequence_of_tokens
-from linattn.ops.shared.prepare import without_autocast
+from linattn.ops.shared.call import compute_dtype, num_sequences
+from linattn.ops.shared.packing import sequence_of_tokens
+from linattn.ops.shared.call import without_autocast
 from linattn.ops.shared.types import LinearState
 
 LOGITS = ("deviation", "quadratic", "mean", "l1", "rms")

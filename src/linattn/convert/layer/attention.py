@@ -1,4 +1,4 @@
-"""The module that replaces an attention module in a converted model."""
+"""The module that replaces an attention module in a converted model, and what it shows to those that learn."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,23 +40,35 @@ class Observation(NamedTuple):
 Observer = Callable[[Observation], None]
 
 
-class LinearizedAttention(nn.Module):
-    """An attention module with the old one's projections, under their names, and ``core`` in place of softmax.
+class ReplacedAttention(nn.Module):
+    """An attention module with the old one's projections and attributes, under their names.
+
+    A subclass adds what takes the place of softmax.
+    """
+
+    adapter: Adapter
+
+    def __init__(self, old: nn.Module, adapter: Adapter) -> None:
+        super().__init__()
+        passing = old._non_persistent_buffers_set
+        for name, value in adapter.children(old).items():
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+                self.register_buffer(name, value, persistent=name not in passing)
+            else:
+                setattr(self, name, value)
+        self.adapter, self.training = adapter, old.training
+
+
+class LinearizedAttention(ReplacedAttention):
+    """An attention module whose ``core`` takes the place of softmax; its projections are as they were.
 
     ``mode`` is ``"student"``, the converted layer; ``"teacher"``, exact softmax as before the conversion; or
     ``"transfer"``, as teacher but without gradients, where ``observe`` is called with an :class:`Observation`.
     """
 
     def __init__(self, module: nn.Module, core: Core, adapter: Adapter, site: Site) -> None:
-        super().__init__()
-        passing = module._non_persistent_buffers_set
-        for name, value in adapter.children(module).items():
-            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-                self.register_buffer(name, value, persistent=name not in passing)
-            else:
-                setattr(self, name, value)
-        self.core = core
-        self.adapter, self.shape, self.layer_idx = adapter, site.shape, site.layer_idx
+        super().__init__(module, adapter)
+        self.core, self.shape, self.layer_idx = core.train(module.training), site.shape, site.layer_idx
         self.mode: Mode = "student"
         self.observe: Observer | None = None
 
@@ -154,7 +166,6 @@ def observing(model: nn.Module, observe: Observer, mode: Mode = "transfer") -> I
     """Put all converted layers into ``mode`` with the callback ``observe``; on exit they are as they were.
 
     Example:
-        >>> from linattn.convert.layer.attention import observing
         >>> def show(seen):
         ...     print(seen.layer_idx, seen.q.shape)
         >>> # with observing(model, show): model(ids)

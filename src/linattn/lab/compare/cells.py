@@ -102,3 +102,8 @@ def best_lrs(
 def train_config(config: "Comparing", cell: Cell) -> Any:
     """The config of one run: the common one with the seed and learning rate of the cell."""
     return replace(config.train, seed=cell.seed, lr=cell.lr, min_lr=min(config.train.min_lr, cell.lr))
+
+
+def groups_to_measure(names: list[str], device: Any) -> list[list[str]]:
+    """Groups of mechanisms that are timed in turns."""
+    return [[name] for name in names] if device.type == "cuda" else [names]

@@ -1,5 +1,6 @@
 """Runs a comparison: trains, measures, and writes tables, files and a report."""
 
+from contextlib import nullcontext
 from importlib.util import find_spec
 from json import dumps, loads
 from pathlib import Path
@@ -8,42 +9,36 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from linattn.lab.compare.cells import Cell, CellResult, best_lrs, final_cells, folder_name, runs_to_train, sweep_cells
-from linattn.lab.compare.conversion.settings import ConversionConfig
-from linattn.lab.compare.conversion.subject import Conversions
+from linattn.lab.compare.cells import (
+    Cell,
+    CellResult,
+    best_lrs,
+    final_cells,
+    folder_name,
+    groups_to_measure,
+    runs_to_train,
+    sweep_cells,
+)
 from linattn.lab.compare.graph.settings import GraphCompareConfig
 from linattn.lab.compare.graph.subject import Graphs
-from linattn.lab.compare.images import Images
-from linattn.lab.compare.measure import groups_to_measure
 from linattn.lab.compare.results import Results
 from linattn.lab.compare.screen import Screen, final_table
-from linattn.lab.compare.settings import CompareConfig
 from linattn.lab.compare.subject import Comparing, Subject
-from linattn.lab.compare.text.settings import TextCompareConfig
-from linattn.lab.compare.text.subject import Texts
-from linattn.lab.compare.workers import workers
 from linattn.lab.page.numbers import counted
 from linattn.lab.pages import edge_sentence, ranking_sentence, write_csv, write_report
 from linattn.lab.tasks.graph import load_graph
-from linattn.lab.tasks.load import load_images
-from linattn.lab.train.text.config import AS_EVER
-from linattn.support.extras import need
 from linattn.support.files import write_json
 from linattn.support.options import OptionError, check_folder
 
 RIGHT, FAILED, INTERRUPTED = 0, 1, 130
-AnyConfig = CompareConfig | ConversionConfig | TextCompareConfig | GraphCompareConfig
+
+
+AnyConfig = GraphCompareConfig
 
 
 def create_subject(config: AnyConfig) -> Subject:
     """Create the subject for a config, with its data loaded."""
-    if isinstance(config, GraphCompareConfig):
-        return Graphs(config, load_graph(config.data))
-    need("a comparison", "accelerate")
-    if isinstance(config, TextCompareConfig):
-        return Texts(config)
-    data = load_images(config.data, image_size=config.image_size)
-    return Conversions(config, data) if isinstance(config, ConversionConfig) else Images(config, data)
+    return Graphs(config, load_graph(config.data))
 
 
 def compare(config: AnyConfig, console: Console) -> int:
@@ -63,7 +58,7 @@ def compare(config: AnyConfig, console: Console) -> int:
     def run(cells: list[Cell], into: list[CellResult], in_workers: Any) -> None:
         into.extend(CellResult(cell) for cell in cells)
         screen.begin(cells, config.output)
-        done = in_workers(cells, screen.on_work) if config.jobs > 1 else map(trainer.run, cells)
+        done = map(trainer.run, cells)
         for result in done if cells else ():
             into[cells.index(result.cell)] = result
             screen.on_result(result)
@@ -75,7 +70,7 @@ def compare(config: AnyConfig, console: Console) -> int:
             for names in groups_to_measure(list(config.mechanisms), device):  # an earlier call may have measured them
                 results.costs |= earlier(*cost_key(config.output, results.meta, subject, names)) or {}
             subject.prepare(screen.on_work)
-            with workers(config) as in_workers:
+            with nullcontext() as in_workers:
                 run(sweep_cells(config), results.swept, in_workers)
                 results.lrs = best_lrs(config, results.swept, subject.metric.higher, subject.recipe_lr)
                 final = final_cells(config, results.lrs)
@@ -171,32 +166,14 @@ def same_settings(config: Comparing) -> None:
     different = [name for name in wanted if stored.get(name) != wanted[name]]
     if "content" in different:
         raise OptionError("output", f"{config.output} holds a comparison on other data: the files have changed since")
-    joined = None
-    if "options" in different and isinstance(config, CompareConfig | ConversionConfig):
-        joined = joined_options(config, stored.get("options") or {}, wanted["options"] or {})
-        different = [name for name in different if name != "options" or joined is None]
     if different:
         words = ", ".join(f"{n} was {_told(n, stored.get(n))}, now {_told(n, wanted[n])}" for n in different)
         raise OptionError("output", f"{config.output} holds a comparison with other settings ({words}): name another")
-    if joined is not None:
-        write_json(path, stored | {"options": joined or None})
 
 
 def _told(name: str, value: object) -> object:
     """A setting in the words of the user; None, for what earlier versions did not save, becomes its value then."""
-    return AS_EVER.get(name) if value is None else value
-
-
-def joined_options(
-    config: CompareConfig | ConversionConfig, stored: dict[str, Any], wanted: dict[str, Any]
-) -> dict[str, Any] | None:
-    """Options of all mechanisms in a folder; None if a mechanism with runs in the folder is now given others."""
-    for name in config.mechanisms:
-        folders = (Cell(name, 0, 0.0, validation).folder(config.output).parent for validation in (False, True))
-        if stored.get(name) != wanted.get(name) and any(folder.exists() for folder in folders):
-            return None
-    others = {name: own for name, own in stored.items() if name not in config.mechanisms}
-    return others | {name: own for name, own in wanted.items() if name in config.mechanisms}
+    return value
 
 
 def loads_like(value: dict[str, Any]) -> dict[str, Any]:

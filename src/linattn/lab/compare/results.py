@@ -5,8 +5,8 @@ from statistics import mean, stdev
 from typing import Any
 
 from linattn.lab.compare.cells import CellResult
-from linattn.lab.compare.settings import REFERENCE
 from linattn.lab.compare.subject import Comparing, Subject
+from linattn.lab.page.style import REFERENCE
 from linattn.support.files import write_json
 
 

@@ -10,7 +10,7 @@ from torch.autograd import Function
 
 from linattn.mechanisms.base import Call
 from linattn.mechanisms.common.tokens import plane_of
-from linattn.ops.shared.packing import compute_dtype
+from linattn.ops.shared.call import compute_dtype
 
 SHORTEST_STEP, LONGEST_STEP = 0.001, 0.1
 

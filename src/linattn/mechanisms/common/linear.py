@@ -11,7 +11,7 @@ from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOu
 from linattn.mechanisms.common.tokens import sum_over_tokens, with_mean_eps
 from linattn.ops.maps import WideMap
 from linattn.ops.shared.checks import autocast_dtype, check_shape
-from linattn.ops.shared.packing import compute_dtype, num_sequences
+from linattn.ops.shared.call import compute_dtype, num_sequences
 
 
 def wide(x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from linattn.models.language.hf.cache import StateLayer
 from linattn.ops.shared.checks import check_values
-from linattn.ops.shared.positions import sequence_of_tokens
+from linattn.ops.shared.packing import sequence_of_tokens
 
 OFFSETS = ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k")
 LENGTHS = ("max_length_q", "max_length_k")  # redundant: they follow from the offsets
