@@ -14,9 +14,9 @@ from linattn.layers.norms import create_norm
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.models.language.block import Block
 from linattn.models.language.options import BlockOptions
-from linattn.models.language.output_norm import norm_behind
-from linattn.models.language.rotary import rotations
-from linattn.models.language.tokens import BlockState, Tokens
+from linattn.models.language.options import norm_behind
+from linattn.layers.rotary import rotations
+from linattn.models.language.block import BlockState, Tokens
 from linattn.support.config import option
 from linattn.support.options import OptionError
 
