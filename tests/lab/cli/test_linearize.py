@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 from tests.convert.tiny_folder import model_folder, text_file
-from tests.lab.pages.html_page import parse, table_of
+from tests.lab.page.html_page import parse, table_of
 
 from linattn.convert.evaluate.evaluator import EvaluationOptions
 from linattn.convert.training.data import TokenText

@@ -154,7 +154,7 @@ def select(names: Sequence[str]) -> list[Problem]:
     for name in names:
         matching = [own for own in BY_NAME if own == name or (name[-1:] == "*" and own.startswith(name[:-1]))]
         if not matching:
-            check_option("cases", name, BY_NAME)
+            check_option("only", name, BY_NAME)
         found.update(matching)
     return [problem for problem in PROBLEMS if not names or problem.name in found]
 

@@ -19,6 +19,7 @@ from linattn.lab.bench.steps import (
     GRAPH,
     MODES,
     REDUCED,
+    Loss,
     Step,
     StepTruth,
     compile_host,
@@ -117,7 +118,8 @@ class Models(Benchmark):
         """Run one block of the model, whose graphs all of its blocks share."""
         if case["mode"] != REDUCED:
             subject = _Subject(case, work)
-            subject.step(case["mode"], depth=subject.model.checked_depth or 1)[1]()
+            host, loss_of = subject.compiled(case["mode"], depth=subject.model.checked_depth or 1)
+            make_step(host, loss_of, *subject.batch, subject.config.autocast)()
         return {}
 
     def derived(self, rows: list[Row]) -> list[Row]:
@@ -191,7 +193,7 @@ class _Subject:
             self.batch = draw_images(self.model, self.device, self.config.seed)
         self.truth: StepTruth | None = None
         self.forms: Row = {}
-        self.steps: dict[str, tuple[Host, Step, float]] = {}
+        self.steps: dict[str, tuple[Host, Loss, Step, float]] = {}
 
     def create(self, impl: str = "auto", depth: int | None = None) -> Host:
         where = self.device, self.config.seed
@@ -199,19 +201,19 @@ class _Subject:
             return create_model(self.size, self.mechanism, *where, impl=impl, depth=depth)
         return create_image_host(self.model, self.mechanism, *where, impl=impl, depth=depth)
 
-    def step(self, mode: str, depth: int | None = None) -> tuple[Host, Step]:
+    def compiled(self, mode: str, depth: int | None = None) -> tuple[Host, Loss]:
         host = self.create(depth=depth)
-        loss_of = compile_host(host, mode, self.config.backend)
-        return host, make_step(host, loss_of, *self.batch, self.config.autocast, marked=mode == REDUCED)
+        return host, compile_host(host, mode, self.config.backend)
 
-    def started(self, mode: str) -> tuple[Host, Step, float]:
+    def started(self, mode: str) -> tuple[Host, Loss, Step, float]:
         """A step that has run once, and the seconds that took; a captured step uses the compiled one."""
         code = COMPILED if mode == GRAPH else mode
         if code not in self.steps:
             self.steps.clear()  # compiled code and graphs of the other mode keep memory
             torch.compiler.reset()
-            host, step = self.step(code)
-            self.steps[code] = host, step, first_call(step, self.device, FIRST_SECONDS)
+            host, loss_of = self.compiled(code)
+            step = make_step(host, loss_of, *self.batch, self.config.autocast, marked=mode == REDUCED)
+            self.steps[code] = host, loss_of, step, first_call(step, self.device, FIRST_SECONDS)
         return self.steps[code]
 
 
@@ -230,7 +232,7 @@ def _measure(case: Case, work: Work, row: Row) -> None:
             subject.forms = forms(subject.create(depth=checked), mechanism, *subject.batch, config.autocast)
         row |= subject.forms
         work.tell(0.1, "first step" if mode == EAGER_GRAPH else "compiling")
-        host, step, row["first_seconds"] = subject.started(mode)
+        host, loss_of, step, row["first_seconds"] = subject.started(mode)
         row["parameters"] = sum(p.numel() for p in host.parameters())
         work.tell(0.4, "checking")
         if subject.truth is None:
@@ -241,7 +243,7 @@ def _measure(case: Case, work: Work, row: Row) -> None:
                 lambda impl: subject.create(impl, checked), mechanism, *subject.batch, config.autocast, blocks=blocks,
                 piece=piece, words=model.shape + part,
             )  # fmt: skip
-        right = note(row, subject.truth.check(*(subject.step(mode, checked) if checked else (host, step))))
+        right = note(row, subject.truth.check(*(subject.compiled(mode, checked) if checked else (host, loss_of))))
         work.tell(0.7, "timing")
         row["peak_bytes"] = peak_bytes(step, device)
         timing = time_step(step, mode, device, config.milliseconds)

@@ -22,9 +22,10 @@ BACKENDS = ("", "inductor", "aot_eager", "eager")
 ANY_SOFTMAX = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 Step = Callable[[], tuple[Tensor | None, ...]]
 Create = Callable[[str], Host]
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def compile_host(host: Host, mode: str, backend: str) -> Callable[[Tensor, Tensor], Tensor]:
+def compile_host(host: Host, mode: str, backend: str) -> Loss:
     """The function that gives the loss: compiled part by part, as a whole with PyTorch's CUDA graphs, or eager."""
     if mode == EAGER_GRAPH:
         return host
@@ -40,7 +41,7 @@ def compile_host(host: Host, mode: str, backend: str) -> Callable[[Tensor, Tenso
 
 
 def make_step(
-    host: Host, loss_of: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, targets: Tensor, autocast: bool,
+    host: Host, loss_of: Loss, inputs: Tensor, targets: Tensor, autocast: bool,
     marked: bool = False,
 ) -> Step:  # fmt: skip
     """Forward, loss and backward; loss and gradients of all parameters are returned, not stored.
@@ -133,9 +134,10 @@ class StepTruth:
         dtype = torch.bfloat16 if autocast else torch.float32
         self.budgets = budgets_of(distances(plain, self.exact), dtype)
 
-    def check(self, host: Host, step: Step) -> Verdict:
-        """Check a step of a host, of its first blocks alone."""
+    def check(self, host: Host, loss_of: Loss) -> Verdict:
+        """Check a step of a host, of its first blocks alone; ``loss_of`` is what :func:`compile_host` made of it."""
         with shortened(host, self.blocks):
+            step = make_step(host, loss_of, self.inputs, self.targets, self.autocast, marked=loss_of is not host)
             return judge(distances(by_kind(host, step()), self.exact), self.budgets, self.against)
 
     def _gradients(self, host: Host, autocast: bool) -> list[Tensor | None]:

@@ -12,7 +12,7 @@ from linattn.lab.bench.charts import lines
 from linattn.lab.bench.fit import crossovers, times_by
 from linattn.lab.bench.language import LanguageBenchmark, TextModel, create_model, draw_text
 from linattn.lab.bench.memory import peak_bytes
-from linattn.lab.bench.steps import COMPILED, StepTruth, compile_host, flash_only, forms, make_step
+from linattn.lab.bench.steps import COMPILED, StepTruth, compile_host, flash_only, forms
 from linattn.lab.bench.timing import Timing, first_call, seconds_of
 from linattn.lab.cases import Work
 from linattn.lab.kept import Case
@@ -138,7 +138,7 @@ def _measure(case: Case, work: Work, row: Row) -> None:
             words=f"plain PyTorch, {CHECKED_LAYERS} layers",
         )  # fmt: skip
         compile_host(model, COMPILED, config.backend)
-        if not note(row, truth.check(model, make_step(model, model, inputs, targets, config.autocast))):
+        if not note(row, truth.check(model, model)):
             return
         del truth
         clean()

@@ -1,9 +1,9 @@
 import pytest
 import torch
-from linattn.lab.bench.model_cost import model_cost, throughput, throughput_in_turns, train_peak_bytes
 from torch import nn
 
-from linattn.lab.bench import model_cost as module
+from linattn.lab.bench import cost as module
+from linattn.lab.bench.cost import model_cost, throughput_in_turns, train_peak_bytes
 from linattn.lab.bench.timing import Timing
 from linattn.models.vision import VisionTransformer, create_vit
 
@@ -125,7 +125,7 @@ def test_training_runs_backward_and_leaves_the_model_as_it_was():
     model.head.weight.grad = torch.ones(3, 6)
     model.head.weight.register_hook(gradients.append)
     before, numbers = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
-    throughput(model, torch.randn(4, 6), training=True, min_seconds=0)
+    throughput_in_turns({"": model}, torch.randn(4, 6), training=True, min_seconds=0)
     train_peak_bytes(model, torch.randn(4, 6))
     after = model.state_dict()
     assert len(gradients) == 6
@@ -139,7 +139,7 @@ def test_training_runs_backward_and_leaves_the_model_as_it_was():
 def test_measuring_draws_no_random_numbers():
     model, images = Recorder("a", []), torch.randn(4, 6)
     before = torch.get_rng_state()
-    throughput(model, images, training=True, min_seconds=0)
+    throughput_in_turns({"": model}, images, training=True, min_seconds=0)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -149,7 +149,7 @@ def test_images_per_second_from_the_median(monkeypatch):
         return {name: Timing(0.5, 0.1, 9.0, 5) for name in calls}
 
     monkeypatch.setattr(module, "measure_in_turns", measured)
-    assert throughput(Recorder("a", []), torch.randn(4, 6), training=False, min_seconds=0.25) == 8
+    assert throughput_in_turns({"": Recorder("a", [])}, torch.randn(4, 6), training=False, min_seconds=0.25) == {"": 8}
 
 
 def test_gradients_count_in_the_peak_and_weights_do_not():
@@ -168,4 +168,4 @@ def test_the_peak_grows_with_the_batch_by_what_is_kept():
 
 def test_a_wrong_precision_is_named():
     with pytest.raises(ValueError, match="precision must be one of 'fp32', 'bf16', got 'fp8'"):
-        throughput(Recorder("a", []), torch.randn(4, 6), training=False, precision="fp8")
+        throughput_in_turns({"": Recorder("a", [])}, torch.randn(4, 6), training=False, precision="fp8")
