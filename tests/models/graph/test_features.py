@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from linattn.models.graph import Graph, create_graph_model
-from linattn.models.graph.features import Nonzero, apply_linear, find_nonzero
-from linattn.models.graph.split_blocks import Bounded
+from linattn.models.graph.graph import Nonzero, apply_linear, find_nonzero
+from linattn.models.graph.split_layers import Bounded
 from models.graph.graphs import CHANNELS, close, dense_adjacency, random_graph
 
 WORDS, NODES = 40, 12

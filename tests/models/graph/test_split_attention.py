@@ -5,7 +5,7 @@ import torch
 
 import linattn
 from linattn.models.graph import SplitAttention, read_graph
-from linattn.models.graph.split import Split
+from linattn.models.graph.manifold import Split
 from linattn.models.graph.split_attention import NOT_FOR_CENTROIDS
 from linattn.models.graph.split_layers import Signature
 from models.graph.graphs import close, random_graph, random_points

@@ -8,10 +8,12 @@ from torch import nn
 
 import linattn
 from linattn.models.graph import SplitAttention, read_graph
-from linattn.models.graph.split import midpoint
-from linattn.models.graph.split_blocks import ConvolutionBlock, InputMap, TransformerBlock
+from linattn.models.graph.manifold import midpoint
+from linattn.models.graph.split_attention import TransformerBlock
 from linattn.models.graph.split_layers import (
+    ConvolutionBlock,
     Curvature,
+    InputMap,
     Signature,
     SplitActivation,
     SplitDropout,
