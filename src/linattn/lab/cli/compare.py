@@ -1,4 +1,4 @@
-"""``linattn compare``: images, conversions, tasks of sequences, and graphs."""
+"""``linattn compare``: images, conversions, tasks of sequences."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,7 +8,6 @@ from rich.console import Console
 
 from linattn.lab.cli.compare_conversion import conversion
 from linattn.lab.cli.compare_text import text
-from linattn.lab.cli.graph import compare as graph
 from linattn.lab.cli.image_options import ImageData, ImageOptions, ImageRecipe, ImageSize, recipe_or_default
 from linattn.lab.cli.options import DefaultGroup, Jobs, MechanismOptions, names, numbers, option_errors
 from linattn.lab.cli.shared_options import MachineOptions, takes_shared_options
@@ -39,7 +38,6 @@ app = typer.Typer(
 )
 app.command()(text)
 app.command()(conversion)
-app.command(name="graph")(graph)
 
 
 @app.command()

@@ -10,7 +10,6 @@ from linattn.lab.cli.compare import app as compare
 from linattn.lab.cli.decoding import decoding
 from linattn.lab.cli.doctor import doctor
 from linattn.lab.cli.generate import generate
-from linattn.lab.cli.graph import app as graph
 from linattn.lab.cli.inspect import inspect
 from linattn.lab.cli.lab import app as lab
 from linattn.lab.cli.linearize import linearize
@@ -44,7 +43,6 @@ def options(
 
 app.add_typer(compare, name="compare")
 app.add_typer(train, name="train")
-app.add_typer(graph, name="graph")
 app.add_typer(lab, name="lab")
 for command in (generate, linearize, inspect, report, mechanisms, tour, doctor):
     app.command()(command)

@@ -9,19 +9,16 @@ import typer
 def report(
     folder: Annotated[Path, typer.Argument(help="Folder of a comparison: results.json, and examples.json if any.")],
 ) -> None:
-    """Draw the charts and write the page of a comparison again, from its results: of mechanisms, or of graph models.
+    """Draw the charts and write the page of a comparison again, from its results.
 
     Exit code: 0 all right, 2 a folder without results or a package that is missing.
     """
-    from linattn.lab.compare.graph.report import write_graph_report
-    from linattn.lab.pages.read import load_results
     from linattn.lab.pages.write import write_report
     from linattn.support.extras import MissingExtraError
     from linattn.support.options import OptionError
 
     try:
-        of_graphs = load_results(folder)["meta"].get("kind") == "graph"
-        path = write_graph_report(folder) if of_graphs else write_report(folder)
+        path = write_report(folder)
     except OptionError as error:
         raise typer.BadParameter(error.message, param_hint="FOLDER") from error
     except MissingExtraError as error:

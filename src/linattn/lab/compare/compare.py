@@ -11,8 +11,6 @@ from rich.console import Console
 from linattn.lab.compare.cells import Cell, CellResult, best_lrs, final_cells, folder_name, runs_to_train, sweep_cells
 from linattn.lab.compare.conversion.settings import ConversionConfig
 from linattn.lab.compare.conversion.subject import Conversions
-from linattn.lab.compare.graph.settings import GraphCompareConfig
-from linattn.lab.compare.graph.subject import Graphs
 from linattn.lab.compare.images import Images
 from linattn.lab.compare.measure import groups_to_measure
 from linattn.lab.compare.results import Results
@@ -24,7 +22,6 @@ from linattn.lab.compare.text.subject import Texts
 from linattn.lab.compare.workers import workers
 from linattn.lab.page.numbers import counted
 from linattn.lab.pages import edge_sentence, ranking_sentence, write_csv, write_report
-from linattn.lab.tasks.graph import load_graph
 from linattn.lab.tasks.load import load_images
 from linattn.lab.train.text.config import AS_EVER
 from linattn.support.extras import need
@@ -32,13 +29,11 @@ from linattn.support.files import write_json
 from linattn.support.options import OptionError, check_folder
 
 RIGHT, FAILED, INTERRUPTED = 0, 1, 130
-AnyConfig = CompareConfig | ConversionConfig | TextCompareConfig | GraphCompareConfig
+AnyConfig = CompareConfig | ConversionConfig | TextCompareConfig
 
 
 def create_subject(config: AnyConfig) -> Subject:
     """Create the subject for a config, with its data loaded."""
-    if isinstance(config, GraphCompareConfig):
-        return Graphs(config, load_graph(config.data))
     need("a comparison", "accelerate")
     if isinstance(config, TextCompareConfig):
         return Texts(config)

@@ -12,7 +12,7 @@ are more cases, so that they can be added to the same folder later.
 """
 
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
@@ -149,6 +149,10 @@ class Comparison(Experiment):
     def contenders(self) -> tuple[str, ...]:
         return self.mechanisms
 
+    def owners(self) -> Collection[str]:
+        """The mechanisms that may have options of their own."""
+        return self.contenders()
+
     def usual_lr(self, name: str) -> float:
         """The learning rate of a contender if none is given."""
         raise NotImplementedError
@@ -170,7 +174,7 @@ class Comparison(Experiment):
             raise OptionError("mechanisms", f"name at least one of {', '.join(list_mechanisms())}")
         if len(set(names)) < len(names):
             raise OptionError("mechanisms", f"each may be named once, got {', '.join(names)}")
-        check_owners(self.option, names)
+        check_owners(self.option, self.owners())
 
     def common(self) -> dict[str, Any]:
         """What the results of all cases depend on; of the device only its kind."""
