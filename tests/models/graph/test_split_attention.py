@@ -84,9 +84,3 @@ def test_far_points_do_not_vanish_in_rounding():
         length = layer(same, read_graph(data)).space.norm(dim=1)
         assert length.isfinite().all()
         assert length.min() > 1
-
-
-def test_a_centroid_is_a_mean_of_points():
-    for options in ({"combine": "concat"}, {"value_path": True}):
-        with pytest.raises(ValueError, match="needs combine='mean' and value_path=False"):
-            SplitAttention(Signature(2, 2), centroid=True, **options)
