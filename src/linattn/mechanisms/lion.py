@@ -12,11 +12,10 @@ from linattn.mechanisms.common.linear import output_dtype
 from linattn.mechanisms.common.tokens import token_positions
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.linear.api import linear_attention
-from linattn.ops.maps import EluPlusOne, FeatureMap, UnitSilu
-from linattn.ops.shared.checks import autocast_dtype, check_choice, check_integer
-from linattn.ops.shared.call import compute_dtype, num_sequences
-from linattn.ops.shared.call import hide
 from linattn.ops.linear.call import log_decay_for
+from linattn.ops.maps import EluPlusOne, FeatureMap, UnitSilu
+from linattn.ops.shared.call import compute_dtype, hide, num_sequences
+from linattn.ops.shared.checks import autocast_dtype, check_choice, check_integer
 from linattn.ops.shared.types import DecayIndex, Normalizer
 
 DECAYS = ("none", "fixed", "selective")

@@ -11,12 +11,11 @@ from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOu
 from linattn.mechanisms.common.linear import output_dtype, wide
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.exponential.api import EXPONENT_BOUND, exponential_attention, exponential_attention_with_state
-from linattn.ops.exponential.stabilizer import stabilize
 from linattn.ops.exponential.call import ExponentialState
+from linattn.ops.exponential.stabilizer import stabilize
 from linattn.ops.linear.api import linear_attention
+from linattn.ops.shared.call import compute_dtype, hide, widen, without_autocast
 from linattn.ops.shared.checks import check_choice, check_flag, check_number
-from linattn.ops.shared.call import compute_dtype
-from linattn.ops.shared.call import hide, widen, without_autocast
 from linattn.ops.shared.types import LinearState
 
 FORGET_BIAS = (3.0, 6.0)  # of the first and the last head

@@ -16,9 +16,8 @@ from linattn.ops.linear.api import run
 from linattn.ops.linear.call import LinearCall
 from linattn.ops.maps.powers import direction_of
 from linattn.ops.shared import checks
-from linattn.ops.shared.call import compute_dtype, num_sequences
+from linattn.ops.shared.call import compute_dtype, num_sequences, without_autocast
 from linattn.ops.shared.packing import sequence_of_tokens
-from linattn.ops.shared.call import without_autocast
 from linattn.ops.shared.types import LinearState
 
 LOGITS = ("deviation", "quadratic", "mean", "l1", "rms")

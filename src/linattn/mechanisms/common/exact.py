@@ -8,9 +8,8 @@ from torch import Tensor
 
 from linattn.mechanisms.base import Call, CommonOptions, Mechanism, MechanismOutput
 from linattn.mechanisms.common.linear import output_dtype
+from linattn.ops.shared.call import compute_dtype, hide, without_autocast
 from linattn.ops.shared.checks import check_number
-from linattn.ops.shared.call import compute_dtype
-from linattn.ops.shared.call import hide, without_autocast
 
 
 class Exact(Mechanism):
