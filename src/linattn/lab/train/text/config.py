@@ -21,26 +21,30 @@ class Budget(Computing):
     batch_size: int = option(
         32, "Sequences of a step, over all processes.", least=1, group="Training", default_text=BY_RECIPE
     )
-    accumulation: int = option(1, "Compute a step in so many parts, to save memory.", least=1, group="Training")
-    min_lr: float = option(1e-5, "Learning rate of the last step.", least=0, group="Training", default_text=BY_RECIPE)
+    accumulation: int = option(
+        1, "Compute a step in so many parts, to save memory.", least=1, group="Training", rare=True
+    )
+    min_lr: float = option(
+        1e-5, "Learning rate of the last step.", least=0, group="Training", rare=True, default_text=BY_RECIPE
+    )
     warmup_steps: int = option(
-        100, "Steps in which the learning rate rises.", least=0, group="Training", default_text=BY_RECIPE
+        100, "Steps in which the learning rate rises.", least=0, group="Training", rare=True, default_text=BY_RECIPE
     )
     schedule: Schedule = option(
-        "cosine", "How the learning rate falls: cosine or linear.", group="Training", default_text=BY_RECIPE
+        "cosine", "How the learning rate falls: cosine or linear.", group="Training", rare=True, default_text=BY_RECIPE
     )
     weight_decay: float = option(
         0.1, "Weight decay of matrices; embeddings, norms, biases and a mechanism's own parameters do not decay.",
-        least=0, group="Training", default_text=BY_RECIPE,
+        least=0, group="Training", rare=True, default_text=BY_RECIPE,
     )  # fmt: skip
     betas: tuple[float, float] = option((0.9, 0.95), "Betas of AdamW.", least=0, below=1, hidden=True)
     eps: float = option(1e-8, "Added to the denominator of AdamW's step.", above=0, hidden=True)
     clip_norm: float | None = option(
-        1.0, "Gradients longer than this are scaled down; none: not clipped.", least=0, group="Training"
+        1.0, "Gradients longer than this are scaled down; none: not clipped.", least=0, group="Training", rare=True
     )
-    eval_every: int = option(0, "Steps between evaluations; 0: one at the end.", least=0, group="Training")
+    eval_every: int = option(0, "Steps between evaluations; 0: one at the end.", least=0, group="Training", rare=True)
     eval_batch_size: int | None = option(
-        None, "Sequences evaluated at a time.", least=1, group="Training", default_text="--batch-size"
+        None, "Sequences evaluated at a time.", least=1, group="Training", rare=True, default_text="--batch-size"
     )
 
     @property
