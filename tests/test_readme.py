@@ -1,22 +1,28 @@
-"""The README says what is: its tables are current, its example runs, its commands exist."""
+"""The README and the pages say what is: tables are current, examples run, commands exist with their options."""
 
 import importlib.util
 import json
+import os
 import re
-from dataclasses import asdict
+import shlex
+import subprocess
+import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
-import typer.main
+import torch
 
-from linattn.lab.bench.rows import Result, Row
-from linattn.lab.bench.settings import BenchConfig
-from linattn.lab.bench.store import describe_run, save_result
-from linattn.lab.cli.main import app
+from linattn.lab.command import command_name, flag, load
+from linattn.lab.commands import COMMANDS
+from linattn.support.config import option_of
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 CODE = re.compile(r"^```\w*\n(.*?)^```|`([^`\n]+)`", re.S | re.M)
+PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.S | re.M)
+SHELL_BLOCK = re.compile(r"^```bash\n(.*?)^```", re.S | re.M)
+OF_ALL = {"--help", "--help-all", "--config", "--json", "--quiet"}
 
 
 def load_tool():
@@ -29,25 +35,19 @@ def load_tool():
 tool = load_tool()
 
 
-def code_of(text: str) -> list[str]:
-    """What stands in code blocks and between backticks."""
-    return [block or span for block, span in CODE.findall(text)]
+@pytest.mark.parametrize("page", tool.PARTS)
+def test_generated_parts_are_current(page):
+    text = (ROOT / page).read_text()
+    for name, part in tool.parts_of(page).items():
+        stale = f"the part {name!r} of {page} is stale: run `make readme` and commit the change"
+        assert tool.fill(text, {name: part}) == text, stale
 
 
-PAGES = {
-    "README.md": (tool.README, tool.generated_parts),
-    "docs/speed.md": (tool.SPEED, tool.speed_parts),
-    "docs/backbones.md": (tool.BACKBONES, tool.backbone_parts),
-}
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_generated_parts_are_current(name):
-    path, parts = PAGES[name]
-    page = path.read_text()
-    for part, text in parts().items():
-        stale = f"the part {part!r} of {name} is stale: run `make readme` and commit the change"
-        assert tool.fill(page, {part: text}) == page, stale
+@pytest.mark.parametrize("page", tool.PARTS)
+def test_what_is_not_measured_is_said(page, tmp_path):
+    for name, part in tool.parts_of(page, tmp_path).items():
+        assert name == "mechanisms" or "linattn" in part.splitlines()[0]
+        assert "|" not in part or name == "mechanisms"
 
 
 def test_the_selection_is_of_measured_cases():
@@ -57,41 +57,27 @@ def test_the_selection_is_of_measured_cases():
     shown = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")]
     assert len(shown) == 12
     assert set(shown) <= cases
-    row = next(line for line in tool.kernels_text(path).splitlines() if line.startswith("| `lion-16384`"))
-    assert [cell.strip() for cell in row.split("|")[7:9]] == [
-        cell.strip() for line in text.splitlines() if "lion-16384" in line for cell in line.split("|")[3:5]
-    ]
 
 
-def test_a_conversion_shows_what_it_cost():
-    """Accuracy before, right after and at the end, and how long each was trained."""
-    path = tool.RESULTS / "h200" / "backbones-cifar10-conversion.json"
-    text, result = tool.comparison_text(path), json.loads(path.read_text())
-    relu = next(row for row in result["mechanisms"] if row["mechanism"] == "relu")
-    fields = ("top1_before", "top1_converted", "top1")
-    cells = [f"{relu[f'{field}_mean']:.2f} ± {relu[f'{field}_std']:.2f}" for field in fields]
-    assert f"| `relu` | {' | '.join(cells)} |" in text
-    assert "30 epochs on softmax, converted, 3 more" in text
+def test_a_stale_or_missing_part_is_caught():
+    text = "a\n<!-- x:begin -->\nold\n<!-- x:end -->\nb"
+    assert tool.fill(text, {"x": "new\n"}) == text.replace("old", "new")
+    with pytest.raises(ValueError, match="'y' once"):
+        tool.fill(text, {"y": "new\n"})
 
 
 def test_the_example_runs():
-    (example,) = re.findall(r"^```python\n(.*?)^```", README, re.S | re.M)
+    (example,) = PYTHON_BLOCK.findall(README)
     assert len(example.splitlines()) <= 15
     exec(compile(example, "README.md", "exec"), {})
 
 
 def test_make_targets_exist():
-    named = {name for code in code_of(README) for name in re.findall(r"\bmake ([a-z-]+)", code)}
+    code = [block or span for block, span in CODE.findall(README)]
+    named = {name for text in code for name in re.findall(r"\bmake ([a-z-]+)", text)}
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     assert {"demo", "test"} <= named
     assert not named - targets, f"README.md names targets that the Makefile lacks: {sorted(named - targets)}"
-
-
-def test_commands_exist():
-    named = {name for code in code_of(README) for name in re.findall(r"^linattn ([a-z]+)", code, re.M)}
-    commands = set(typer.main.get_command(app).commands)
-    assert named
-    assert not named - commands, f"README.md names commands that linattn lacks: {sorted(named - commands)}"
 
 
 def test_linked_files_exist():
@@ -100,154 +86,104 @@ def test_linked_files_exist():
     assert all((ROOT / link).exists() for link in linked)
 
 
-def test_results_become_tables(tmp_path):
-    config = BenchConfig(lengths=(1024, 2048))
-    result = Result(describe_run(config, ["linattn", "bench"]))
-    times = {("sdpa", 1024): 10.0, ("chunked", 1024): 5.0, ("sdpa", 2048): 40.0, ("chunked", 2048): 1234.5}
-    for (name, length), ms in times.items():
-        result.add(Row(name, length, "forward", "ok", median_ms=ms, peak_bytes=2**21, error=1e-7, budget=4e-7))
-    result.add(Row("reference", 2048, "forward", "left out", "would need too much"))
-    folder = tmp_path / "results" / "cpu"
-    save_result(result, folder / "attention-causal.json")
-    (folder / "attention-causal.png").write_bytes(b"")
-    text = tool.speed_parts(tmp_path / "results")["attention"]
-    assert "| forward, T | sdpa | chunked | reference |" in text
-    assert "| 1024 | 10.0 ms, 2.00 MiB | 5.00 ms, 2.00 MiB |  |" in text
-    assert "| 2048 | 40.0 ms, 2.00 MiB | 1,234 ms, 2.00 MiB | left out |" in text
-    assert "T^2.00" in text
-    assert "4 rows were checked in the same run and used at most 25% of their error budget" in text
-    assert "](../results/cpu/attention-causal.png)" in text
-    assert json.loads((folder / "attention-causal.json").read_text())["rows"][0] == asdict(result.rows[0])
+def documented_commands():
+    """``linattn ...`` of every shell block and span of code, by page."""
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for block in SHELL_BLOCK.findall(page.read_text()):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                if words[:1] == ["linattn"]:
+                    yield f"{page.name}: {line}", words[1:]
 
 
-def test_a_wrong_kernel_is_told_with_its_reason():
-    results = json.loads((ROOT / "results/h200/kernels.json").read_text())
-    noted = {row["note"] for row in results["rows"] if row["status"] == "WRONG"}
-    assert all(f"({note})" in (ROOT / "docs/speed.md").read_text() for note in noted)
+def test_documented_commands_have_the_options_they_are_written_with():
+    seen = 0
+    for where, words in documented_commands():
+        if words[0] == "compare" and any(word.partition("=")[0] == "--task" for word in words):
+            words = ["compare", "text", *[word for word in words[1:] if word != "text"]]
+        name = command_name(words)
+        assert name, where
+        known = {flag(own.name) for own in fields(load(name)) if not option_of(own).hidden} | OF_ALL
+        known |= {f"--no-{name.removeprefix('--')}" for name in known}
+        given = {word.partition("=")[0] for word in words if word.startswith("--")}
+        assert given <= known, f"{where}: {sorted(given - known)}"
+        seen += 1
+    assert seen > 10
 
 
-def test_no_results_is_said(tmp_path):
-    parts = tool.generated_parts(tmp_path) | tool.speed_parts(tmp_path)
-    commands = {
-        "comparison": "compare",
-        "speed": "kernels",
-        "kernels": "kernels",
-        "memory": "memory",
-        "models": "models",
-        "attention": "bench",
-    }
-    for part, command in commands.items():
-        assert parts[part] == f"No results of `linattn {command}` are recorded yet.\n"
+def test_the_first_page_of_help_is_short():
+    """No command shows more than 25 options of its own before --help-all."""
+    for name in COMMANDS:
+        shown = [own.name for own in fields(load(name)) if not (option_of(own).rare or option_of(own).hidden)]
+        assert len(shown) <= 25, f"{name}: {len(shown)} options: {shown}"
 
 
-def test_a_comparison_becomes_a_table(tmp_path):
-    runs = {"relu": (90.0, 91.0), "softmax": (93.0, 93.5)}
-    meta = {
-        "host": {"tokens": 196, "width": 192, "depth": 4},
-        "data": {"name": "clothes", "train": 60000, "test": 10000},
-    }
-    meta |= {
-        "train": {"epochs": 16},
-        "seeds": [0, 1],
-        "device": "GPU",
-        "versions": {"torch": "2"},
-        "date": "2026-01-01T",
-    }
-    costs = {
-        "parameters": 1234,
-        "images_per_second_forward": 2000.4,
-        "images_per_second_train": 1000,
-        "entropy_gap": 0.5,
-    }
-    entries = [
-        {"mechanism": name, "top1_mean": sum(top1) / 2, "top1_std": 0.7, "top1_min": top1[0], "top1_max": top1[1],
-         "peak_bytes_train": 2**21, **costs}
-        for name, top1 in runs.items()
-    ]  # fmt: skip
-    rows = [{"mechanism": name, "status": "done", "top1": x} for name, top1 in runs.items() for x in top1]
-    result = {"meta": meta | {"command": "linattn compare", "finished": True}, "mechanisms": entries, "rows": rows}
-    (tmp_path / "gpu").mkdir()
-    (tmp_path / "gpu" / "compare-clothes.json").write_text(json.dumps(result))
-    text = tool.generated_parts(tmp_path)["comparison"]
-    assert "| `relu` | 90.50 ± 0.70 | 90.00 to 91.00 | 1,234 | 2,000 | 1,000 | 2 MiB | +0.50 |" in text
-    assert "60,000 training and 10,000 test images, 196 tokens, width 192, depth 4, 16 epochs, 2 seeds." in text
-    assert "every run is above those of relu" in text
+def run(*command: str, cwd: Path) -> str:
+    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=600, cwd=cwd, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
-def test_a_comparison_on_sequences_becomes_a_table(tmp_path):
-    """Bits per byte, where less is better, with rates that were chosen; one mechanism has no result yet."""
-    metric = {"field": "score", "name": "bits per byte", "unit": "", "decimals": 4, "higher": False}
-    meta = {
-        "kind": "text", "metric": metric, "data": {"name": "text", "data": "some/where/enwik8.gz"},
-        "host": {"tokens": 1024, "width": [256, 384], "depth": 8, "equal_parameters": True},
-        "train": {"steps": 2000, "batch_size": 32}, "seeds": [0, 1], "lrs": [0.001, 0.003], "device": "GPU",
-        "versions": {"torch": "2"}, "date": "2026-01-01T", "command": "linattn compare --task text", "finished": True,
-    }  # fmt: skip
-    runs = {"gated+AbCD": (1.5, 1.6), "softmax": (1.25, 1.75), "elu": ()}
-    entries = [
-        {"mechanism": name, "score_mean": sum(found) / 2 if found else None, "score_std": 0.05 if found else None,
-         "score_min": min(found, default=None), "score_max": max(found, default=None), "lr": 0.003,
-         "parameters": 10_500_000, "state_bytes": 1536, "tokens_per_second_train": 2e6, "peak_bytes_train": 2**21}
-        for name, found in runs.items()
-    ]  # fmt: skip
-    rows = [{"mechanism": name, "status": "done", "score": x} for name, found in runs.items() for x in found]
-    (tmp_path / "gpu").mkdir()
-    (tmp_path / "gpu" / "compare-enwik8.json").write_text(
-        json.dumps({"meta": meta, "mechanisms": entries, "rows": rows})
+def test_the_site_builds_without_warnings(tmp_path):
+    pytest.importorskip("mkdocs")
+    run("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path), cwd=ROOT)
+    mechanisms = (tmp_path / "mechanisms.html").read_text()
+    assert "elu(x) + 1" in mechanisms
+    assert "<!-- mechanisms -->" not in mechanisms
+    assert "decay_index" in (tmp_path / "algebra.html").read_text()
+    outside = re.compile(r'<(?:script|link|img)[^>]+(?:src|href)="?(https?:[^"\s>]+)')
+    fetched = [url for page in tmp_path.glob("*.html") for url in outside.findall(page.read_text())]
+    assert not fetched, f"pages must not load anything from elsewhere: {fetched}"
+
+
+def run_page(name: str) -> dict:
+    """Run the examples of a page one after the other, and return what they have made."""
+    names: dict = {}
+    for number, block in enumerate(PYTHON_BLOCK.findall((ROOT / "docs" / f"{name}.md").read_text())):
+        exec(compile(block, f"docs/{name}.md, example {number + 1}", "exec"), names)
+    return names
+
+
+def test_first_page_runs():
+    assert run_page("index")["report"].counts["causality"] > 0
+
+
+def test_the_page_on_comparisons_runs():
+    names = run_page("compare")
+    assert names["heat"].shape == (4, 4)
+    assert len(names["result"].epochs) == 1
+
+
+def test_the_page_on_pretrained_models_runs(tmp_path, monkeypatch):
+    pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
+    names = run_page("linearize")
+    assert [stage.name for stage in names["report"].stages] == ["teacher", "converted", "transfer", "finetune"]
+    assert names["written"].shape == (2, 52)
+    assert names["plain"].config._attn_implementation == "linattn_elu"
+
+
+def test_the_page_on_language_models_runs(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    names = run_page("language")
+    assert names["same"], "a padded row is written as if it were alone"
+    plain = names["model"].eval()
+    assert names["continued"].shape == (1, 18)
+    ids = names["whole"]
+    torch.testing.assert_close(names["again"].eval()(ids).logits, plain(ids).logits)
+
+
+def test_the_mechanism_of_the_guide_keeps_the_contracts(tmp_path):
+    """In a process of its own: it must not stay in this one's registry."""
+    (example,) = PYTHON_BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text())
+    (tmp_path / "mine.py").write_text(example)
+    script = (
+        "import doctest, linattn.testing, mine\n"
+        "assert doctest.testmod(mine) == (0, 5)\n"
+        "contracts = [name for name in linattn.testing.CONTRACTS if name != 'compile']\n"
+        "print(linattn.testing.check_mechanism(mine.SquaredRelu, contracts))"
     )
-    assert tool.generated_parts(tmp_path)["comparison"] == "No results of `linattn compare` are recorded yet.\n"
-    text = tool.comparison_text(tmp_path / "gpu" / "compare-enwik8.json")
-    assert text.startswith("**text, enwik8.gz**, 1,024 tokens a sequence, width 256, 384, depth 8, equal parameters, ")
-    assert "2,000 steps of 32 sequences, 2 seeds, learning rate of each the best of 0.001, 0.003 on held-out" in text
-    columns = "| mechanism | bits per byte, mean ± std | least to greatest | learning rate | parameters | state | "
-    assert columns + "tokens/s training | peak memory |" in text
-    cells = "1.5500 ± 0.0500 | 1.5000 to 1.6000 | 0.003 | 10,500,000 | 1.5 KiB | 2,000,000 | 2 MiB |"
-    assert f"| `gated+AbCD` | {cells}" in text
-    assert "| `elu` |  |  | 0.003 |" in text
-    assert "The mean bits per byte of gated+AbCD is 1.5500 (1.5000 to 1.6000 over 2 seeds)" in text
-    assert "top-1" not in text
-    assert "images" not in text
-
-
-def test_a_comparison_that_still_chooses_its_rates_shows_what_it_chooses_by(tmp_path):
-    """In brackets, and only where no run that is tested is done."""
-    metric = {"field": "score", "name": "accuracy", "unit": "%", "decimals": 2, "higher": True}
-    meta = {
-        "kind": "text", "metric": metric, "data": {"name": "mqar-mix"},
-        "host": {"tokens": 128, "width": [64], "depth": 2, "equal_parameters": False},
-        "train": {"steps": 10, "batch_size": 4}, "seeds": [0], "lrs": [0.001, 0.003], "device": "GPU",
-        "versions": {"torch": "2"}, "date": "2026-01-01T", "command": "linattn compare", "finished": False,
-    }  # fmt: skip
-    scores = {"elu": (7.0, 8.25), "zeros": (76.5, None), "gated": (None, None)}
-    entries = [
-        {"mechanism": name, "pattern": name, "canon": None, "width": 64, "lr": None, "score_mean": None,
-         "sweep": [{"lr": lr, "score": x} for lr, x in zip(meta["lrs"], found, strict=True)]}
-        for name, found in scores.items()
-    ]  # fmt: skip
-    waiting = [{"mechanism": name, "status": "waiting", "score": None, "epochs": None} for name in scores]
-    path = tmp_path / "compare-mqar.json"
-
-    def written(entries, rows):
-        path.write_text(json.dumps({"meta": meta, "mechanisms": entries, "rows": rows}))
-        return tool.canon_text(path)
-
-    text = written(entries, waiting)
-    assert [line.split("|")[2].strip() for line in text.splitlines() if line.startswith("| `")] == [
-        "(8.25)",
-        "(76.50)",
-        "",
-    ]
-    assert "In brackets: of runs that choose a learning rate" in text
-    assert "3 of 6 runs that choose are done." in text
-    assert "No linear mechanism has a result yet" not in text, "nothing is ranked by what rates are chosen by"
-    tested = [entry | {"score_mean": 50.0, "score_std": None} for entry in entries]
-    text = written(tested, [row | {"status": "done", "score": 50.0} for row in waiting])
-    assert "| 50.00 |" in text
-    assert "brackets" not in text
-
-
-def test_a_stale_or_missing_part_is_caught():
-    text = "a\n<!-- x:begin -->\nold\n<!-- x:end -->\nb"
-    assert tool.fill(text, {"x": "new\n"}) == text.replace("old", "new")
-    with pytest.raises(ValueError, match="'y' once"):
-        tool.fill(text, {"y": "new\n"})
+    assert "squared_relu keeps" in run("-c", script, cwd=tmp_path)

@@ -22,7 +22,7 @@ from linattn import (
 from linattn.ops import maps
 from linattn.ops.convolution.api import short_convolution_with_state
 from linattn.ops.convolution.call import ConvolutionState
-from linattn.ops.exponential.types import ExponentialState
+from linattn.ops.exponential.call import ExponentialState
 from linattn.ops.hybrid.types import SalientBudget
 from linattn.ops.shared.types import LinearState
 from linattn.testing.cases import random_like

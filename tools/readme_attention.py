@@ -6,6 +6,8 @@ from typing import Any
 
 from readme_parts import chart_line, three_digits
 
+from linattn.lab.bench.attention import growth
+
 
 def memory_text(path: Path) -> str:
     """Peak memory of one block, tokens down, contenders across."""
@@ -39,17 +41,16 @@ def attention_text(path: Path) -> str:
     kind = "causal" if settings["causal"] else "bidirectional"
     decay = "" if settings["decay"] == "none" else f", decay per {settings['decay']}"
     shape = f"B = {settings['batch']}, H = {settings['heads']}, D = {settings['head_dim']}, {settings['dtype']}"
-    interrupted = " The run was interrupted." if meta.get("interrupted") else ""
     threads = f"{meta['threads']} thread" + ("" if meta["threads"] == 1 else "s")
     lines = [
         f"**{kind.capitalize()} attention{decay}**, {shape}.",
         "Median time of one call, and peak memory with inputs and outputs.",
         f"{meta['device']}, {threads}, torch {versions['torch']}, {meta['date'][:10]}, seed {meta['seed']}:",
-        f"`{meta['command']}`.{interrupted}",
+        f"`{meta['command']}`.",
         "",
     ]
     for pass_name in dict.fromkeys(row["pass_name"] for row in rows):
-        lines += [*_pass_table(pass_name, rows, result.get("growth", [])), ""]
+        lines += [*_pass_table(pass_name, rows, growth(rows)), ""]
     return "\n".join([*lines, _how_right(rows), *chart_line(path, "time and memory against length"), ""])
 
 
@@ -70,12 +71,12 @@ def _pass_table(pass_name: str, rows: list[dict[str, Any]], growth: list[dict[st
 def _cell(row: dict[str, Any]) -> str:
     if row["status"] != "ok":
         return str(row["status"])
-    memory = row["peak_bytes"]
+    memory = row.get("peak_bytes")
     return f"{three_digits(row['median_ms'])} ms" + ("" if memory is None else f", {three_digits(memory / 2**20)} MiB")
 
 
 def _how_right(rows: list[dict[str, Any]]) -> str:
-    checked = [row for row in rows if row["status"] == "ok" and row["error"] is not None and row["budget"]]
+    checked = [row for row in rows if row["status"] == "ok" and row.get("budget")]
     if not checked:
         return "No row was checked."
     worst = max(row["error"] / row["budget"] for row in checked)

@@ -1,95 +1,154 @@
-"""The part of the README that shows results of `linattn compare`: on images, and on text and tasks of sequences."""
+"""Tables of `linattn compare`: on images, and on text and tasks of sequences."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from linattn.lab.pages.metric import Metric, Words
-from linattn.lab.pages.summary import edge_sentence, ranking_sentence
+from readme_parts import chart_line, markdown, three_digits, where
 
-ARROWS = {"highest": " ↑", "lowest": " ↓", None: ""}  # beside a learning rate at the edge of those tried
+from linattn.lab.statistics import Verdicts, compare_runs
+
+REFERENCE = "softmax"
+EDGES = "↑ and ↓: the highest and the lowest learning rate that was tried, so that a better one may lie beyond."
+COSTS: dict[str, tuple[str, Callable[[float], str]]] = {  # column -> the cost it shows
+    "parameters": ("parameters", "{:,.0f}".format),
+    "state, KiB": ("state_bytes", lambda value: three_digits(value / 2**10)),
+    "images/s forward": ("images_per_second_forward", "{:,.0f}".format),
+    "images/s training": ("images_per_second_train", "{:,.0f}".format),
+    "million tokens/s, training": ("tokens_per_second_train", lambda value: three_digits(value / 1e6)),
+    "peak memory, MiB": ("peak_bytes_train", lambda value: f"{value / 2**20:,.0f}"),
+}
+
+
+class Table:
+    """The rows of a comparison by mechanism, and the cells that are made of them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, result = path, json.loads(path.read_text())
+        self.meta, self.rows = result["meta"], result["rows"]
+        self.metric = self.meta["metric"]
+        self.names = list(dict.fromkeys(row["mechanism"] for row in self.rows if row["kind"] == "run"))
+
+    def of(self, kind: str, name: str) -> list[dict[str, Any]]:
+        return [row for row in self.rows if (row["kind"], row.get("mechanism")) == (kind, name)]
+
+    def scores(self, key: str = "score") -> dict[str, dict[int, float]]:
+        """The scores of each mechanism by seed."""
+        found = {name: {row["seed"]: row.get(key) for row in self.of("run", name)} for name in self.names}
+        return {name: {seed: x for seed, x in runs.items() if x is not None} for name, runs in found.items()}
+
+    def verdicts(self) -> Verdicts:
+        unit = f" {self.metric['unit']}".rstrip()
+        return compare_runs(self.scores(), REFERENCE, self.metric["higher"], unit=unit)
+
+    def number(self, value: float) -> str:
+        return f"{value:.{self.metric['decimals']}f}"
+
+    def spread(self, name: str, key: str = "score") -> str:
+        scores = {name: self.scores(key)[name]}
+        if not scores[name]:
+            return ""
+        (row,) = compare_runs(scores).rows
+        return self.number(row.mean) + ("" if row.std is None else f" ± {self.number(row.std)}")
+
+    def rate(self, name: str) -> str:
+        """The learning rate, with an arrow where it is an end of three or more that were tried."""
+        tried = sorted({row["lr"] for row in self.of("sweep", name)})
+        lr = self.of("run", name)[0]["lr"]
+        edge = {tried[0]: " ↓", tried[-1]: " ↑"}.get(lr, "") if len(tried) > 2 else ""
+        return f"{lr:g}{edge}" if tried else ""
+
+    def cost(self, name: str, column: str) -> str:
+        key, shown = COSTS[column]
+        found = [row[key] for row in self.of("cost", name) if row.get(key) is not None]
+        return shown(found[0]) if found else ""
+
+    def seconds(self, name: str) -> str:
+        """Seconds of a run, where runs are comparable: those on sequences."""
+        found = [row["seconds"] for row in self.of("run", name) if row.get("seconds")]
+        return f"{sum(found) / len(found):.0f}" if found and self.metric["counted"] == "token" else ""
+
+    @property
+    def title(self) -> str:
+        return f"{self.metric['name']}{', ' + self.metric['unit'] if self.metric['unit'] else ''}"
+
+    def page(self, head: list[str], lines: list[list[str]], *more: str) -> str:
+        """The table without columns that are empty, under what it is of, and what it shows."""
+        kept = [number for number in range(len(head)) if any(line[number] for line in lines)]
+        shown = markdown([head[number] for number in kept], [[line[number] for number in kept] for line in lines])
+        name, _, about = self.meta["about"].partition(", ")
+        remark = [self.meta["remark"]] if "remark" in self.meta else []
+        edges = [EDGES] if any(arrow in cell for line in lines for cell in line for arrow in "↑↓") else []
+        said = [" ".join(self.verdicts().sentences), *edges]
+        chart = chart_line(self.path, self.title)
+        return "\n".join([f"**{name}**, {about}", where(self.meta), *remark, "", *shown, "", *more, *said, *chart, ""])
 
 
 def comparison_text(path: Path) -> str:
-    """The metric with its spread, and what it costs where that was measured."""
-    result = json.loads(path.read_text())
-    meta = result["meta"]
-    table = [_columns(row, meta) for row in result["mechanisms"]]
-    names = [name for name in table[0] if any(row[name] for row in table)]
+    """A line a mechanism: scores, how far from the reference, and costs. With and without Canon layers side by side."""
+    table = Table(path)
+    if any("+" in name for name in table.names):
+        return canon_text(table)
+    head = ["mechanism", "before", "right after", f"{table.title}, mean ± std", "least to greatest"]
+    head += [f"less {REFERENCE}, all intervals at once", "learning rate", *COSTS, "seconds a run"]
+    lines = []
+    for row in table.verdicts().rows:
+        found = row.to_reference
+        distance = "" if found is None else f"{found.mean:+.2f} ({found.low:+.1f} to {found.high:+.1f})"
+        least, greatest = table.number(row.least), table.number(row.greatest)
+        lines.append([
+            f"`{row.name}`", table.spread(row.name, "before"), table.spread(row.name, "converted"),
+            table.spread(row.name), f"{least} to {greatest}", distance, table.rate(row.name),
+            *(table.cost(row.name, column) for column in COSTS), table.seconds(row.name),
+        ])  # fmt: skip
+    return table.page(head, lines)
+
+
+def canon_text(table: Table) -> str:
+    """A line a mechanism and width, without and with Canon layers side by side; then accuracies by kind of sequence."""
+    hosts: dict[tuple[str, str], list[str]] = {}  # pattern and width -> its names by Canon layers
+    canons = list(dict.fromkeys(_parts(name)[1] for name in table.names))
+    for name in table.names:
+        pattern, _, width = _parts(name)
+        hosts.setdefault((pattern, width), []).append(name)
+    columns = [column for column in COSTS if column != "peak memory, MiB"]
+    head = ["mechanism", "width", *(f"{table.title}: {canon}" for canon in canons), "learning rate", *columns]
+    lines = []
+    for (pattern, width), names in hosts.items():
+        costs = [_joined([table.cost(name, column) for name in names]) for column in columns]
+        rates = _joined([table.rate(name) for name in names])
+        seconds = _joined([table.seconds(name) for name in names])
+        lines.append([f"`{pattern}`", width, *map(table.spread, names), rates, *costs, seconds])
+    return table.page([*head, "seconds a run"], lines, *_kinds(table, hosts, canons))
+
+
+def _kinds(table: Table, hosts: dict[tuple[str, str], list[str]], canons: list[str]) -> list[str]:
+    """Where a test has sequences of several kinds, ``accuracy_64x4`` and so on: one column a kind."""
+    kinds = list(dict.fromkeys(kind for row in table.rows for kind in row.get("metrics", ())))
+    if not kinds:
+        return []
+
+    def mean(name: str, kind: str) -> str:
+        values = [row["metrics"][kind] for row in table.of("run", name) if kind in row.get("metrics", ())]
+        return f"{sum(values) / len(values):.1f}" if values else ""
+
+    titles = [f"{kind.removeprefix('accuracy_').replace('x', ' tokens, ')} pairs" for kind in kinds]
     lines = [
-        on_sequences(meta) if meta.get("kind") == "text" else _on_images(meta),
-        f"{meta['device']}, torch {meta['versions']['torch']}, {meta['date'][:10]}: `{meta['command']}`.",
-        *([meta["remark"]] if "remark" in meta else []),
-        "",
-        "| " + " | ".join(names) + " |",
-        "|---" + "|---:" * (len(names) - 1) + "|",
-        *("| " + " | ".join(row[name] for name in names) + " |" for row in table),
+        [f"`{pattern}`", width, *(_joined([mean(name, kind) for name in names]) for kind in kinds)]
+        for (pattern, width), names in hosts.items()
     ]
-    said = filter(None, (ranking_sentence(result), edge_sentence(result)))
-    return "\n".join([*lines, "", *said, ""])
+    said = f"By length and number of pairs, accuracy in %: {' / '.join(canons)}."
+    return [said, "", *markdown(["mechanism", "width", *titles], lines), ""]
 
 
-def _on_images(meta: dict[str, Any]) -> str:
-    host, data, train = meta["host"], meta["data"], meta["train"]
-    tokens, width, depth = (_listed(host[name]) for name in ("tokens", "width", "depth"))
-    after = train.get("epochs_after_conversion")
-    epochs = f"{train['epochs']} epochs" + (f" on softmax, converted, {after} more" if after else "")
-    return (
-        f"**{data['name']}**, {data['train']:,} training and {data['test']:,} test images, {tokens} tokens, "
-        f"width {width}, depth {depth}, {epochs}, {len(meta['seeds'])} seeds."
-    )
+def _parts(name: str) -> tuple[str, str, str]:
+    """Pattern, Canon layers and width of a contender such as ``gated+ABCD 64``."""
+    series, _, width = name.partition(" ")
+    pattern, plus, canon = series.partition("+")
+    return pattern, f"Canon {canon}" if plus else "no Canon", width
 
 
-def _listed(value: Any) -> str:
-    """A pyramid has a number a stage."""
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def on_sequences(meta: dict[str, Any]) -> str:
-    """The task with its file, if it has one, the host, the budget, and how learning rates came about."""
-    host, data, train = meta["host"], meta["data"], meta["train"]
-    name = data["name"] if "data" not in data else f"{data['name']}, {Path(data['data']).name}"
-    width = _listed(host["width"])
-    equal = ", equal parameters" if host["equal_parameters"] else ""
-    seeds, rates = len(meta["seeds"]), meta["lrs"]
-    rate = f"learning rate {rates[0]:g}"
-    if len(rates) > 1:
-        rate = f"learning rate of each the best of {', '.join(f'{rate:g}' for rate in rates)} on held-out data"
-    return (
-        f"**{name}**, {host['tokens']:,} tokens a sequence, width {width}, depth {host['depth']}{equal}, "
-        f"{train['steps']:,} steps of {train['batch_size']} sequences, {seeds} seed{'' if seeds == 1 else 's'}, {rate}."
-    )
-
-
-def _with_spread(row: dict[str, Any], field: str, number: str) -> str:
-    """Of a conversion; empty where there was none."""
-    mean, std = row.get(f"{field}_mean"), row.get(f"{field}_std")
-    return "" if mean is None else number.format(mean) + ("" if std is None else f" ± {number.format(std)}")
-
-
-def _columns(row: dict[str, Any], meta: dict[str, Any]) -> dict[str, str]:
-    """Each cell by the name of its column; empty where nothing was measured."""
-    metric, words = Metric.of(meta), Words.of(meta)
-    number, unit = f"{{:.{metric.decimals}f}}", metric.unit if "metric" in meta else ""
-
-    def cell(field: str, form: str, size: float = 1) -> str:
-        return "" if row.get(field) is None else form.format(row[field] / size)
-
-    least, greatest = cell(f"{metric.field}_min", number), cell(f"{metric.field}_max", number)
-    rate = cell("lr", "{:g}") + ARROWS[row.get("lr_edge")] if len(meta.get("lrs", ())) > 1 else ""
-    return {
-        "mechanism": f"`{row['mechanism']}`",
-        "before": _with_spread(row, f"{metric.field}_before", number),
-        "right after": _with_spread(row, f"{metric.field}_converted", number),
-        f"{metric.name}{f' ({unit})' if unit else ''}, mean ± std": cell(f"{metric.field}_mean", number)
-        + cell(f"{metric.field}_std", f" ± {number}"),
-        "least to greatest": f"{least} to {greatest}" if row.get(f"{metric.field}_std") is not None else "",
-        "learning rate": rate if meta.get("kind") == "text" else "",
-        "parameters": cell("parameters", "{:,.0f}"),
-        "state": cell("state_bytes", "{:,.1f} KiB", 2**10),
-        f"{words.unit}/s forward": cell(words.speed(training=False), "{:,.0f}"),
-        f"{words.unit}/s training": cell(words.speed(training=True), "{:,.0f}"),
-        "peak memory": cell("peak_bytes_train", "{:,.0f} MiB", 2**20),
-        "entropy gap": cell("entropy_gap", "{:+.2f}"),
-        "seconds a run": cell("train_seconds_mean", "{:,.0f}") if meta.get("kind") == "text" else "",
-    }
+def _joined(cells: list[str]) -> str:
+    """Side by side; once where all are the same."""
+    return cells[0] if len(set(cells)) == 1 else " / ".join(cells)

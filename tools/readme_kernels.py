@@ -6,7 +6,8 @@ from typing import Any
 
 from readme_parts import chart_line, three_digits
 
-OURS = "linattn triton"
+from linattn.lab.bench.kernel_cases import OURS, outcomes
+
 PASSES = ("forward", "forward+backward")
 
 
@@ -20,7 +21,8 @@ SELECTED = (
 def selection_text(path: Path) -> str:
     """Some cases: time, over the floor, the fastest other way and flash softmax, each of forward and backward."""
     result = json.loads(path.read_text())
-    meta, rows, goals = result["meta"], result["rows"], result["goals"]
+    meta, rows = result["meta"], result["rows"]
+    goals = outcomes(rows)
     lines = [
         f"{meta['device']}, {meta['settings']['dtype']}, torch {meta['versions']['torch']}, {meta['date'][:10]}, "
         "`linattn kernels`: forward and backward together, in ms.",
@@ -38,7 +40,8 @@ def selection_text(path: Path) -> str:
 def kernels_text(path: Path) -> str:
     """Cases down; for each pass the time, over the floor, the fastest other linear attention, and flash softmax."""
     result = json.loads(path.read_text())
-    meta, rows, goals = result["meta"], result["rows"], result["goals"]
+    meta, rows = result["meta"], result["rows"]
+    goals = outcomes(rows)
     copy, matmul = meta["copy_bytes_per_second"] / 1e12, meta["matmul_per_second"] / 1e12
     versions = meta["versions"]
     rivals = ", ".join(f"{name} {versions[name]}" for name in ("fla-core", "mlstm_kernels") if name in versions)
@@ -54,7 +57,7 @@ def kernels_text(path: Path) -> str:
         f"| case | shape | {head} | goals |",
         "|---|---|" + "---:|" * 8 + "---|",
     ]
-    for case in dict.fromkeys(row["case"] for row in rows):
+    for case in dict.fromkeys(row["case"] for row in rows if row["pass_name"] in PASSES):
         own = [row for row in rows if row["case"] == case]
         cells = [cell for name in PASSES for cell in _pass_cells([r for r in own if r["pass_name"] == name])]
         reached = [g["reached"] for g in goals if g["case"] == case]
@@ -64,7 +67,7 @@ def kernels_text(path: Path) -> str:
 
 
 def _pass_cells(rows: list[dict[str, Any]]) -> list[str]:
-    times = {row["contender"]: row["median_ms"] for row in rows if row["status"] == "ok" and row["median_ms"]}
+    times = {row["contender"]: row["median_ms"] for row in rows if row["status"] == "ok" and row.get("median_ms")}
     ours = next((row for row in rows if row["contender"] == OURS), None)
     others = {name: ms for name, ms in times.items() if not name.startswith(("linattn", "SDPA"))}
     best = min(others, key=lambda name: others[name], default=None)
@@ -91,13 +94,13 @@ def _goals(goals: list[dict[str, Any]]) -> list[str]:
 
 
 def _checked(rows: list[dict[str, Any]]) -> str:
-    ours = [row for row in rows if row["contender"].startswith("linattn") and row["error"] is not None]
+    ours = [row for row in rows if row["contender"].startswith("linattn") and row.get("error") is not None]
     right = [row for row in ours if row["status"] == "ok"]
     worst = max((row["error"] / row["budget"] for row in right), default=0)
     wrong: dict[tuple[str, str], list[str]] = {}  # the cases of a contender, with what is known of it
     for row in rows:
         if row["status"] == "WRONG":
-            cases = wrong.setdefault((row["contender"], row["note"]), [])
+            cases = wrong.setdefault((row["contender"], row.get("note", "")), [])
             cases += [row["case"]] if row["case"] not in cases else []
     texts = [f"{name} in {', '.join(cases)}{f' ({note})' if note else ''}" for (name, note), cases in wrong.items()]
     said = f" Wrong: {'; '.join(texts)}." if texts else ""

@@ -6,8 +6,8 @@ from typing import Any
 
 from readme_parts import chart_line, three_digits
 
-from linattn.lab.bench.models.rows import ModelsResult
-from linattn.lab.bench.models.table import backbones_table
+from linattn.lab.bench.hosts import backbone_case
+from linattn.lab.bench.models import goals
 
 SOFTMAX = "softmax"
 
@@ -15,7 +15,7 @@ SOFTMAX = "softmax"
 def models_text(path: Path) -> str:
     """Models down; for each mode the time and how it compares with softmax, then memory and where the map is."""
     result = json.loads(path.read_text())
-    meta, rows, goals = result["meta"], result["rows"], result["goals"]
+    meta, rows = result["meta"], result["rows"]
     modes = list(dict.fromkeys(row["mode"] for row in rows))
     head = " | ".join(f"{mode}, ms | of softmax" for mode in modes)
     lines = [
@@ -32,7 +32,7 @@ def models_text(path: Path) -> str:
         own = {row["mode"]: row for row in rows if (row["case"], row["mechanism"]) == (case, mechanism)}
         cells = [cell for mode in modes for cell in _time_cells(own.get(mode))]
         lines.append(f"| {shapes[case]} | `{mechanism}` | " + " | ".join([*cells, *_other_cells(own)]) + " |")
-    lines += ["", *_beaten(goals), _checked(rows), ""]
+    lines += ["", *_beaten(goals(rows)), _checked(rows), ""]
     return "\n".join(lines)
 
 
@@ -44,34 +44,34 @@ def backbones_text(path: Path) -> str:
         f"{meta['device']}, torch {meta['versions']['torch']}, Triton {meta['versions']['triton']}, "
         f"{meta['date'][:10]}: `{meta['command']}`.",
         "",
-        backbones_table(ModelsResult.from_json(result), rows[0]["mode"] if rows else ""),
+        backbones_table(rows, rows[0]["mode"] if rows else ""),
         _checked(rows),
     ]
     return "\n".join([*lines, *chart_line(path, "time and memory over softmax"), ""])
 
 
 def _time_cells(row: dict[str, Any] | None) -> list[str]:
-    if row is None or row["median_ms"] is None:
+    if row is None or row.get("median_ms") is None:
         return ["" if row is None else row["status"], ""]
-    over = "" if row["mechanism"] == SOFTMAX or row["over_softmax"] is None else f"{row['over_softmax']:.2f}"
+    over = "" if row["mechanism"] == SOFTMAX or row.get("over_softmax") is None else f"{row['over_softmax']:.2f}"
     status = "" if row["status"] == "ok" else f" ({row['status']})"
     return [three_digits(row["median_ms"]) + status, over]
 
 
 def _other_cells(rows: dict[str, dict[str, Any]]) -> list[str]:
-    timed = [row for row in rows.values() if row["median_ms"] is not None]
+    timed = [row for row in rows.values() if row.get("median_ms") is not None]
     if not timed:
         return ["", "", ""]
     best = min(timed, key=lambda row: row["median_ms"])
-    peak = next((row["peak_bytes"] for row in timed if row["peak_bytes"]), None)
-    where = next((row["feature_map"] for row in timed if row["profile"] is not None), "")
+    peak = next((row["peak_bytes"] for row in timed if row.get("peak_bytes")), None)
+    where = next((row["feature_map"] for row in timed if row.get("feature_map")), "")
     size = "" if peak is None else f"{peak / 2**30:.1f}"
     return [f"{best['per_second']:,.0f} {best['unit']}", size, where]
 
 
-def _beaten(goals: list[dict[str, Any]]) -> list[str]:
+def _beaten(found: list[dict[str, Any]]) -> list[str]:
     """Which do not beat softmax, and by how much."""
-    measured = [goal for goal in goals if goal["reached"] is not None]
+    measured = [goal for goal in found if goal["reached"] is not None]
     if not measured:
         return []
     slower = [g for g in measured if not g["reached"]]
@@ -83,16 +83,56 @@ def _beaten(goals: list[dict[str, Any]]) -> list[str]:
 
 
 def _checked(rows: list[dict[str, Any]]) -> str:
-    checked = [row for row in rows if row["error"] is not None]
+    checked = [row for row in rows if row.get("error") is not None]
     worst = max((row["error"] / row["budget"] for row in checked if row["status"] != "WRONG"), default=0)
     wrong = [f"{row['mechanism']} in {row['case']}, {row['mode']}" for row in rows if row["status"] == "WRONG"]
-    others = [row for row in rows if row["on_kernels"] is not None]
+    others = [row for row in rows if row.get("on_kernels") is not None]
     served = sum(row["on_kernels"] for row in others)
-    again = any(row.get("checked_run") not in (None, row.get("run")) for row in checked)
-    when = "by the same code in the same run or an earlier one" if again else "in the same run"
     said = f" Wrong: {', '.join(wrong)}." if wrong else ""
     return (
-        f"Loss and gradients of {len(checked)} rows were checked against plain PyTorch {when} and used at "
+        f"Loss and gradients of {len(checked)} rows were checked against plain PyTorch in the same run and used at "
         f"most {worst:.0%} of their error budget; in {served} of {len(others)} rows of linear attention every call "
         f"took kernels.{said}"
     )
+
+
+def backbones_table(rows: list[dict[str, Any]], mode: str) -> str:
+    """Models as rows, sizes as columns; a cell has images per second and peak GiB, each also relative to softmax.
+
+    Parameters are counted at the smallest images, as learned positions grow with the plane.
+    """
+    softmax = {row["case"]: row for row in rows if (row["mechanism"], row["mode"]) == (SOFTMAX, mode)}
+    cells: dict[tuple[str, str], dict[int, str]] = {}
+    parameters: dict[tuple[str, str], dict[int, int]] = {}
+    for row in rows:
+        case = backbone_case(row["case"])
+        if case is None or row["mode"] != mode or row["mechanism"] == SOFTMAX:
+            continue
+        key = (case.size, row["mechanism"])
+        cells.setdefault(key, {})[case.pixels] = _backbone_cell(row, softmax.get(row["case"], {}))
+        if row.get("parameters") is not None:
+            parameters.setdefault(key, {})[case.pixels] = row["parameters"]
+    sizes = sorted({pixels for own in cells.values() for pixels in own})
+    lines = ["| " + " | ".join(["model", "mechanism", "parameters", *map(str, sizes)]) + " |"]
+    lines.append("|---|---|---:|" + "---:|" * len(sizes))
+    for key, own in cells.items():
+        counts = parameters.get(key)
+        count = f"{counts[min(counts)] / 1e6:.1f} M" if counts else ""
+        names = [f"`{name}`" for name in key]
+        lines.append("| " + " | ".join([*names, count, *(own.get(pixels, "") for pixels in sizes)]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _backbone_cell(row: dict[str, Any], softmax: dict[str, Any]) -> str:
+    """``1,240/s (1.30x), 2.1 GiB (0.52x)``, or why there are no such numbers."""
+    if row["status"] != "ok" or row.get("per_second") is None:
+        return str(row["status"])
+    speed = softmax["median_ms"] / row["median_ms"] if softmax.get("median_ms") else None
+    memory = row["peak_bytes"] / softmax["peak_bytes"] if row.get("peak_bytes") and softmax.get("peak_bytes") else None
+    text = f"{row['per_second']:,.0f}/s{_times(speed)}"
+    text += f", {row['peak_bytes'] / 2**30:.1f} GiB{_times(memory)}" if row.get("peak_bytes") else ""
+    return text + (f"; softmax: {softmax['status']}" if softmax.get("status", "ok") != "ok" else "")
+
+
+def _times(share: float | None) -> str:
+    return "" if share is None else f" ({share:.2f}x)"

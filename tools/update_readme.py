@@ -1,17 +1,10 @@
 """Rewrite the generated parts of the README and of pages: ``python tools/update_readme.py``; ``--check`` only compares.
 
 A part lies between ``<!-- name:begin -->`` and ``<!-- name:end -->``. The mechanisms come from the registry, the
-measurements from ``results/<device>/*.json``:
-
-README          ``compare-*`` of `linattn compare`, those of images; a selection of ``kernels`` of `linattn kernels`
-speed           all of the latter, ``models`` of `linattn models`, ``block-memory`` of `linattn memory`,
-                ``attention-*`` of `linattn bench`
-backbones       ``backbones-*`` of `linattn compare`, ``backbones`` of `linattn models`
-sequences       ``compare-*`` of sequences, with charts that are drawn here, ``decoding``, ``throughput``
+measurements from ``results/<device>/*.json``.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,14 +16,37 @@ from readme_attention import attention_text, memory_text
 from readme_comparison import comparison_text
 from readme_kernels import kernels_text, selection_text
 from readme_models import backbones_text, models_text
-from readme_sequences import canon_text, decoding_text, draw_charts, throughput_text
+from readme_sequences import decoding_text, throughput_text
 
 ROOT = Path(__file__).parents[1]
-README, BACKBONES = ROOT / "README.md", ROOT / "docs" / "backbones.md"
-SEQUENCES, SPEED = ROOT / "docs" / "sequences.md", ROOT / "docs" / "speed.md"
 RESULTS = ROOT / "results"
 NO_RESULTS = "No results of `{}` are recorded yet.\n"
-NOT_MEASURED = "Not measured yet: `{}` has not been run.\n"
+Part = tuple[str, Callable[[Path], str], str]  # files of results, what makes text of one, and the command
+
+PARTS: dict[str, dict[str, Part]] = {
+    "README.md": {
+        "comparison": ("compare-fashion-mnist.json", comparison_text, "linattn compare"),
+        "speed": ("kernels.json", selection_text, "linattn kernels"),
+    },
+    "docs/speed.md": {
+        "kernels": ("kernels.json", kernels_text, "linattn kernels"),
+        "models": ("models.json", models_text, "linattn models"),
+        "memory": ("block-memory.json", memory_text, "linattn memory"),
+        "attention": ("attention-*.json", attention_text, "linattn bench"),
+    },
+    "docs/backbones.md": {
+        "training": ("backbones-*.json", comparison_text, "linattn compare"),
+        "speed": ("backbones.json", backbones_text, "linattn models --cases presets"),
+    },
+    "docs/sequences.md": {
+        "mqar": ("compare-mqar.json", comparison_text, "linattn compare --task mqar-mix"),
+        "enwik8": ("compare-enwik8.json", comparison_text, "linattn compare --task text"),
+        "listops": ("compare-listops.json", comparison_text, "linattn compare --task listops"),
+        "imdb": ("compare-imdb.json", comparison_text, "linattn compare --task lra-text"),
+        "decoding": ("decoding.json", decoding_text, "linattn decoding"),
+        "throughput": ("throughput.json", throughput_text, "linattn throughput"),
+    },
+}
 
 
 def fill(text: str, parts: dict[str, str]) -> str:
@@ -44,73 +60,26 @@ def fill(text: str, parts: dict[str, str]) -> str:
     return text
 
 
-def generated_parts(results: Path = RESULTS) -> dict[str, str]:
-    return {
-        "mechanisms": markdown_table(),
-        "comparison": texts(results, "compare-*.json", images_text, "linattn compare"),
-        "speed": texts(results, "kernels.json", selection_text, "linattn kernels"),
-    }
-
-
-def speed_parts(results: Path = RESULTS) -> dict[str, str]:
-    return {
-        "kernels": texts(results, "kernels.json", kernels_text, "linattn kernels"),
-        "models": texts(results, "models.json", models_text, "linattn models"),
-        "memory": texts(results, "block-memory.json", memory_text, "linattn memory"),
-        "attention": texts(results, "attention-*.json", attention_text, "linattn bench"),
-    }
-
-
-def backbone_parts(results: Path = RESULTS) -> dict[str, str]:
-    return {
-        "training": texts(results, "backbones-*.json", comparison_text, "linattn compare"),
-        "speed": texts(results, "backbones.json", backbones_text, "linattn models --cases presets"),
-    }
-
-
-def sequence_parts(results: Path = RESULTS) -> dict[str, str]:
-    asked = {
-        "mqar": ("compare-mqar.json", canon_text, "linattn compare --task mqar-mix"),
-        "enwik8": ("compare-enwik8.json", canon_text, "linattn compare --task text"),
-        "listops": ("compare-listops.json", comparison_text, "linattn compare --task listops"),
-        "imdb": ("compare-imdb.json", comparison_text, "linattn compare --task lra-text"),
-        "decoding": ("decoding.json", decoding_text, "linattn decoding"),
-        "throughput": ("throughput.json", throughput_text, "linattn throughput"),
-    }
-    return {name: texts(results, *part, nothing=NOT_MEASURED) for name, part in asked.items()}
-
-
-def texts(
-    folder: Path, pattern: str, text_of: Callable[[Path], str], command: str, *, nothing: str = NO_RESULTS
-) -> str:
-    """One part per result file, in the order of their names; ``nothing`` is said where there is none."""
-    found = [text_of(path) for path in sorted(folder.glob(f"*/{pattern}"))]
-    return "\n".join(filter(None, found)) or nothing.format(command)
-
-
-def images_text(path: Path) -> str:
-    """Comparisons on sequences have a page of their own."""
-    return "" if json.loads(path.read_text())["meta"].get("kind") == "text" else comparison_text(path)
+def parts_of(page: str, results: Path = RESULTS) -> dict[str, str]:
+    """The generated parts of a page: one text per result file, in the order of their names."""
+    made = {"mechanisms": markdown_table()} if page == "README.md" else {}
+    for name, (pattern, text_of, command) in PARTS[page].items():
+        texts = [text_of(path) for path in sorted(results.glob(f"*/{pattern}"))]
+        made[name] = "\n".join(texts) or NO_RESULTS.format(command)
+    return made
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Rewrite the generated parts of the README and of pages.")
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if it is stale")
     check = parser.parse_args().check
-    if not check:
-        draw_charts(RESULTS)
     stale = []
-    for page, parts in (
-        (README, generated_parts()),
-        (SPEED, speed_parts()),
-        (BACKBONES, backbone_parts()),
-        (SEQUENCES, sequence_parts()),
-    ):
-        old = page.read_text()
-        new = fill(old, parts)
-        stale += [page.name] if old != new else []
+    for page in PARTS:
+        old = (ROOT / page).read_text()
+        new = fill(old, parts_of(page))
+        stale += [page] if old != new else []
         if not check:
-            page.write_text(new)
+            (ROOT / page).write_text(new)
     if check:
         print(f"stale: {', '.join(stale)}; run `make readme`" if stale else "the README and pages are up to date")
     return int(check and bool(stale))

@@ -5,15 +5,15 @@ from typing import Any
 
 from linattn._version import __version__
 from linattn.mechanisms.registry import create_mechanism, list_mechanisms, mechanism_info, register_mechanism
-from linattn.ops.convolution.api import short_convolution, short_convolution_step, short_convolution_with_state
+from linattn.ops.convolution import short_convolution, short_convolution_step, short_convolution_with_state
 from linattn.ops.explain import explain
-from linattn.ops.exponential.api import (
+from linattn.ops.exponential import (
     exponential_attention,
     exponential_attention_step,
     exponential_attention_with_state,
 )
-from linattn.ops.hybrid.api import hybrid_attention, hybrid_attention_step, hybrid_attention_with_state
-from linattn.ops.linear.api import linear_attention, linear_attention_step, linear_attention_with_state
+from linattn.ops.hybrid import hybrid_attention, hybrid_attention_step, hybrid_attention_with_state
+from linattn.ops.linear import linear_attention, linear_attention_step, linear_attention_with_state
 
 __all__ = [
     "__version__",

@@ -10,13 +10,9 @@ def app() -> None:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         sys.exit(f"The command needs {', '.join(missing)}: pip install 'linattn[lab]'")
-    from linattn.lab.command import command_name, main
+    from linattn.lab.command import main
 
-    if command_name(sys.argv[1:]):
-        sys.exit(main())
-    from linattn.lab.cli.main import app as others
-
-    others()
+    sys.exit(main())
 
 
 if __name__ == "__main__":

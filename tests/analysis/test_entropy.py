@@ -7,8 +7,7 @@ import torch
 
 from linattn import create_mechanism
 from linattn.analysis.attention_map import attention_map
-from linattn.analysis.correlation import entropy_norm_correlation
-from linattn.analysis.entropy import entropy, positive_sequence_entropy
+from linattn.analysis.entropy import entropy, entropy_norm_correlation, positive_sequence_entropy
 
 EXACT = {"rtol": 0, "atol": 1e-10}
 

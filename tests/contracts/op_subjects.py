@@ -1,6 +1,6 @@
 """``linear_attention`` with every combination of its options, dressed as mechanisms: the same contracts hold."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from linattn.mechanisms.base import LinearMechanism
 from linattn.mechanisms.registry import MechanismInfo
 from linattn.ops.maps import EluPlusOne, FeatureMap
-from linattn.ops.shared.choice import FORMS
+from linattn.ops.shared.call import FORMS
 from linattn.testing import subject_of
 from linattn.testing.cases import Subject
 
@@ -58,9 +58,6 @@ COVERING = [
     for i, decay in enumerate(DECAYS)
     for j, normalizer in enumerate(NORMALIZERS)
 ]
-# All but the grouped ones: for the contract of forms, which groups heads by itself.
-UNGROUPED = [variant for variant in VARIANTS if not variant.grouped]
-COVERING_UNGROUPED = [replace(variant, grouped=False) for variant in COVERING]
 # Every decay in both directions: for the contracts that depend on the form alone.
 DIRECTIONS = [
     Variant(causal, *decay, "sum", norm_features=i % 2 == 0, grouped=i % 3 == 0)

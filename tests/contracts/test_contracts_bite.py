@@ -84,3 +84,12 @@ def test_what_does_not_apply_is_said() -> None:
     report = check_mechanism(broken.Sound, ["causality", "scaling"], declares={"causal": False})
     assert report.counts["causality"] == 0
     assert "causality   does not apply" in str(report)
+
+
+def test_wrong_calls_of_the_contracts() -> None:
+    with pytest.raises(ValueError, match=r"contracts must be of forms, causality, .* got 'speed'"):
+        check_mechanism("elu", ["speed"])
+    with pytest.raises(TypeError, match="mechanism must be a registered name or a subclass of Mechanism, got 3"):
+        check_mechanism(3)
+    with pytest.raises(TypeError, match="colour"):
+        check_mechanism("elu", declares={"colour": "blue"})

@@ -1,9 +1,9 @@
 """The list that stands for all combinations of options leaves out no pair of values."""
 
-from dataclasses import astuple, fields, replace
+from dataclasses import astuple, fields
 from itertools import combinations
 
-from contracts.op_subjects import COVERING, DIRECTIONS, KINDS, UNGROUPED, VARIANTS, Variant
+from contracts.op_subjects import COVERING, DIRECTIONS, KINDS, VARIANTS, Variant
 
 
 def _pairs(variants: list[Variant]) -> set[tuple[int, int, object, object]]:
@@ -24,10 +24,6 @@ def test_kinds_are_every_kind_of_decay_both_ways_and_every_value_of_the_rest() -
     assert {(v.causal, v.decay) for v in KINDS} == {(v.causal, v.decay) for v in VARIANTS}
     for option in fields(Variant):
         assert {getattr(v, option.name) for v in KINDS} == {getattr(v, option.name) for v in VARIANTS}
-
-
-def test_ungrouped_are_half_of_all() -> None:
-    assert {replace(v, grouped=True) for v in UNGROUPED} | set(UNGROUPED) == set(VARIANTS)
 
 
 def test_no_variant_is_listed_twice() -> None:

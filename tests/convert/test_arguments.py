@@ -7,6 +7,7 @@ from tests.convert.tiny import Counted, Letters, llama
 import linattn
 from linattn.convert.finetune import FinetuneOptions
 from linattn.convert.transfer import TransferOptions
+from linattn.support.options import OptionError
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +32,14 @@ def model():
         ({"layers": 0}, "layers must be a list of different numbers from 0 to 1"),
         ({"layers": [True]}, "layers must be a list"),
         ({"cost": 16}, "cost is no option of method 'still'"),
-        ({"method": "dof", "cost": 0}, "cost: must be an integer of at least 1"),
+        ({"method": "dof", "cost": 0}, "cost: must be at least 1"),
         ({"method": "dof", "cost": 16, "feature_dim": 8}, "cost: .*feature_dim"),
         ({"method": "dof", "clip": 16, "feature_dim": 8}, "clip: .*feature_dim"),
-        ({"method": "dof", "clip": 0}, "clip: must be an integer of at least 1"),
-        ({"method": "dof", "tolerance": 0}, "tolerance: must be a number above 0"),
+        ({"method": "dof", "clip": 0}, "clip: must be at least 1"),
+        ({"method": "dof", "tolerance": 0}, "tolerance: must be above 0"),
         ({"method": "hedgehog", "clip": 8}, "clip is no option of method 'hedgehog'"),
         ({"method": "dof", "colour": 8}, "it takes .*cost, clip, tolerance"),
-        ({"batches": Counted(), "finetune": FinetuneOptions(targets="q_proj")}, "targets: must be names in a tuple"),
         ({"batches": Counted(), "finetune": FinetuneOptions(targets=("magic",))}, "targets: .*q_proj.*got 'magic'"),
-        ({"batches": Counted(), "finetune": FinetuneOptions(train_cores="no")}, "train_cores: must be True or False"),
-        ({"batches": Counted(), "transfer": TransferOptions(recall_share=1.5)}, "recall_share: .*0 and at most 1"),
         ({"batches": Counted(), "finetune": FinetuneOptions(recall_share=0.5)}, "recall_share: needs a text"),
         ({"batches": Counted(), "transfer": TransferOptions(tokens=100)}, "tokens: needs a length"),
         ({"batches": Counted(), "transfer": TransferOptions(loss="cross_entropy"), "gate": True}, "loss: must be mse"),
@@ -54,6 +52,34 @@ def test_it_is_named_before_any_work(model, arguments, named):
         linattn.linearize(model, **arguments)
     assert list(model.state_dict()) == names
     assert all(torch.equal(*pair) for pair in zip(model.parameters(), weights, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "value", "rule"),
+    [
+        (TransferOptions, "lr", 0, "above 0"),
+        (TransferOptions, "clip_norm", float("nan"), "above 0"),
+        (TransferOptions, "steps", 2.5, "an integer"),
+        (TransferOptions, "length", 1, "at least 2"),
+        (TransferOptions, "recall_share", 1.5, "at least 0 and at most 1"),
+        (TransferOptions, "loss", "l1", "one of mse, cross_entropy"),
+        (TransferOptions, "layers_per_round", 0, "at least 1"),
+        (FinetuneOptions, "rank", 0, "at least 1"),
+        (FinetuneOptions, "scale_factor", 0, "above 0"),
+        (FinetuneOptions, "train_cores", "no", "true or false"),
+        (FinetuneOptions, "targets", "q_proj", "a tuple"),
+        (FinetuneOptions, "targets", (), "names in a tuple"),
+        (FinetuneOptions, "accumulation", 3, "must divide batch_size = 8"),
+        (FinetuneOptions, "objective", "copy", "one of distill, next_token, mix"),
+        (FinetuneOptions, "distill_weight", 1.1, "at most 1"),
+    ],
+)
+def test_options_of_stages_are_checked_when_they_are_made(kind, option, value, rule):
+    with pytest.raises(OptionError, match=f"^{option}: .*{rule}"):
+        kind(**{option: value})
+    if kind is FinetuneOptions:
+        with pytest.raises(OptionError, match="hidden_weight: needs a teacher"):
+            FinetuneOptions(hidden_weight=1.0, objective="next_token")
 
 
 def test_sequences_are_no_longer_than_learned_positions(tmp_path):

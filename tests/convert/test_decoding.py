@@ -1,32 +1,17 @@
-"""Steps of a converted model: few operations, the host asks nothing, and a copy of the cache is a copy."""
+"""Steps of a converted model: the host asks nothing of the device, and a copy of the cache is a copy."""
 
 import copy
-from collections import Counter
 
 import pytest
 import torch
 from tests.convert.causal import CLOSE, converted, logits, padded
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from linattn.convert.layer.attention import linearized_layers
 from linattn.ops.hybrid.decoding import DecodingState
 from linattn.ops.hybrid.types import HybridState
 
 STILL = {"window": 4, "ratio": 1 / 2, "cap": 5, "sinks": 1}
-
-
-class Operations(TorchDispatchMode):
-    """Those that compute: which views there are between them is another matter in every version of PyTorch."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = Counter()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if not function.is_view and function is not torch.ops.aten._unsafe_view.default:
-            self.seen[str(function)] += 1
-        return function(*args, **(kwargs or {}))
 
 
 def step(model, ids, mask, cache, t):
@@ -47,25 +32,16 @@ def test_steps_of_a_padded_batch_ask_nothing_and_copies_go_their_own_way(method,
     model, (ids, mask) = converted(method, **options), padded(31, 21)
     wanted = logits(model, ids, mask)
     cache = model(ids[:, :14], attention_mask=mask[:, :14], use_cache=True).past_key_values
-    counts, copies, asked, tolist = [], {}, [], torch.Tensor.tolist
+    copies, asked, tolist = {}, [], torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda x: asked.append(x) or tolist(x))
     for t in range(14, 31):
         asked.clear()
-        with Operations() as operations:
-            found = step(model, ids, mask, cache, t)
-        assert_close(found, wanted[:, t : t + 1], **CLOSE)
-        counts.append(sum(operations.seen.values()))
-        if t > 14:
-            assert len(asked) == 1  # for the model's mask
-            assert operations.seen["aten._local_scalar_dense.default"] == operations.seen["aten.nonzero.default"] == 0
+        assert_close(step(model, ids, mask, cache, t), wanted[:, t : t + 1], **CLOSE)
+        assert t == 14 or len(asked) == 1  # for the model's mask
         if t in (17, 22):
             copies[t] = copy.deepcopy(cache)
     assert isinstance(cache.layers[0].held, DecodingState)
     assert isinstance(cache.layers[0].state, HybridState)
-    quiet = min(counts)
-    assert quiet <= 84 * len(cache.layers)  # all of the model around the attention among them
-    assert sum(n < quiet + 10 for n in counts) >= 7  # in chunks of 4 two rows end theirs in two of four steps
-    assert max(counts) > quiet + 10
     for t, copied in copies.items():
         assert_close(step(model, ids, mask, copied, t + 1), wanted[:, t + 1 : t + 2], **CLOSE)
 

@@ -45,17 +45,11 @@ def test_a_loaded_model_is_the_saved_one(saved):
     assert [path.name for path in folder.parent.iterdir()] == ["model"]  # no temporary folder is left
 
 
-def test_a_file_without_units_is_of_the_units_that_layers_have_by_default(tmp_path):
-    """Files from before `still` had units of its own leave them out."""
-    model = converted("still", units="row_max", **STILL).float()
-    save_linearized(model, tmp_path)
-    layers = json.loads((tmp_path / "config.json").read_text())["linearize"]["layers"]
-    assert not any("units" in layer for layer in layers.values())
-    same(load_linearized(tmp_path), model)
-    other = converted("still", **STILL).float()
-    other.load_state_dict(model.state_dict())
-    ids, mask = padded(19, 12)
-    assert not torch.allclose(logits(model, ids, mask), logits(other, ids, mask))  # units are seen in the output
+def test_units_are_saved_where_they_are_not_the_usual_ones(tmp_path):
+    for units in ("one", "row_max"):
+        model = converted("still", units=units, **STILL).float()
+        save_linearized(model, tmp_path / units)
+        same(load_linearized(tmp_path / units), model)
 
 
 def test_how_tokens_are_scored_is_saved(tmp_path):
@@ -65,15 +59,6 @@ def test_how_tokens_are_scored_is_saved(tmp_path):
     same(loaded, model)
     budgets = [layer.core.budget for layer in linearized_layers(loaded).values()]
     assert {(budget.score, budget.reduce) for budget in budgets} == {("kl", "max")}
-
-
-def test_a_file_that_asks_for_attention_weights_is_read_and_gives_none(saved, copied):
-    """Files from before such models were refused."""
-    config = json.loads((copied / "config.json").read_text()) | {"output_attentions": True}
-    (copied / "config.json").write_text(json.dumps(config))
-    loaded = load_linearized(copied)
-    same(loaded, saved[0])
-    assert not loaded.config.output_attentions
 
 
 def test_save_pretrained_in_pieces_writes_the_same_format(saved, tmp_path):

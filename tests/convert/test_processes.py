@@ -29,7 +29,7 @@ def test_two_processes_train_like_one(tmp_path):
         port = free.getsockname()[1]
     common = {**os.environ, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
               "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "1"}  # fmt: skip
-    program = [sys.executable, "-m", "tests.linearize.two_processes", str(tmp_path)]
+    program = [sys.executable, "-m", "tests.convert.two_processes", str(tmp_path)]
     processes = [subprocess.Popen(program, cwd=ROOT, env={**common, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
     try:
         assert [process.wait(timeout=300) for process in processes] == [0, 0]

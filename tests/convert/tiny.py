@@ -20,7 +20,8 @@ def llama(method=None, dtype=torch.float32, num_hidden_layers=2, **options):
     )  # fmt: skip
     model = LlamaForCausalLM(config).to(dtype).eval()
     if method is not None:
-        convert(model, plan_model(model, method, **(WINDOW | options)))
+        window = {} if method in ("features", "zeros_softmax") else WINDOW
+        convert(model, plan_model(model, method, **(window | options)))
     return model
 
 

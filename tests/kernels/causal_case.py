@@ -14,7 +14,7 @@ from kernels.device import DEVICE
 from linattn import linear_attention, linear_attention_with_state
 from linattn.kernels.causal import config as causal_config
 from linattn.kernels.causal.attend import attend_both_ways, attend_causal
-from linattn.ops.shared.prepare import log_decay_for, log_input_for
+from linattn.ops.linear.call import log_decay_for, log_input_for
 from linattn.ops.shared.types import LinearState
 
 Found = dict[str, Tensor]

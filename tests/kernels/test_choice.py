@@ -11,7 +11,7 @@ from linattn import explain, exponential_attention, linear_attention, short_conv
 from linattn.kernels import linear
 from linattn.kernels.common import support
 from linattn.ops.linear.call import LinearCall
-from linattn.ops.shared.choice import choose
+from linattn.ops.shared.call import choose
 
 ON_GPU = SimpleNamespace(device=torch.device("cuda"))
 ON_CPU = SimpleNamespace(device=torch.device("cpu"))

@@ -9,7 +9,7 @@ from kernels.exponential_case import B, T, draw
 from linattn import exponential_attention, exponential_attention_step, exponential_attention_with_state
 from linattn.kernels.exponential import config as exponential_config
 from linattn.kernels.exponential.library import triton_exponential
-from linattn.ops.exponential.types import ExponentialState
+from linattn.ops.exponential.call import ExponentialState
 from linattn.testing.poison import poisoned_allocations
 
 

@@ -11,7 +11,7 @@ from kernels.device import DEVICE
 from kernels.exponential_case import draw
 from linattn import exponential_attention_with_state
 from linattn.kernels.exponential.step import exponential_step
-from linattn.ops.exponential.types import ExponentialState
+from linattn.ops.exponential.call import ExponentialState
 from linattn.testing.poison import poisoned_allocations
 
 INF = torch.inf

@@ -15,7 +15,9 @@ from linattn.kernels.reflection import library
 from linattn.kernels.reflection.library import reflect_directly as directly
 from linattn.kernels.reflection.library import reflected, reflected_backward
 from linattn.kernels.reflection.pairs_library import pair_table, pair_table_backward
-from linattn.ops.reflection.api import Modulation, explain_reflection, pair_matrices, reflect_heads
+from linattn.ops.explain import explain
+from linattn.ops.reflection.api import pair_matrices, reflect_heads
+from linattn.ops.reflection.types import Modulation
 from linattn.testing.poison import poisoned_allocations
 
 Tensors = dict[str, Tensor]
@@ -195,8 +197,8 @@ def test_what_nobody_used_has_no_gradient(used: str) -> None:
 def test_a_name_is_never_replaced() -> None:
     t = draw(T=5)
     for impl in ("reference", "recurrent", "chunked", "triton"):
-        assert explain_reflection(**t, impl=impl, variance=True).impl == impl
-    assert explain_reflection(**t).impl == ("triton" if DEVICE == "cuda" else "chunked")
+        assert explain(**t, op=reflect_heads, impl=impl, variance=True).impl == impl
+    assert explain(**t, op=reflect_heads).impl == ("triton" if DEVICE == "cuda" else "chunked")
     double = {name: x.double() for name, x in t.items()}
     with pytest.raises(ValueError, match=r"impl='triton' cannot serve this call: kernels take float32"):
         reflect_heads(**double, impl="triton")

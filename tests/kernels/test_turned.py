@@ -13,7 +13,7 @@ from linattn import linear_attention
 from linattn.kernels import linear as triton_linear
 from linattn.kernels.common.support import MAP_CODES
 from linattn.kernels.maps.turned_library import turned, turned_backward
-from linattn.lab.bench.choices import watch_choices
+from linattn.lab.bench.check import watch_choices
 from linattn.ops.maps import Relu, Squares
 from linattn.testing.poison import poisoned_allocations
 

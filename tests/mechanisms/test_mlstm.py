@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from linattn import create_mechanism
-from linattn.ops.exponential.types import ExponentialState
+from linattn.ops.exponential.call import ExponentialState
 from linattn.ops.shared.types import LinearState
 from linattn.testing import check_mechanism
 from mechanisms.formulas import FORMS, TOLERANCE, draw, per_query_head

@@ -1,13 +1,16 @@
-"""Inputs of exponential attention, and all that a form returns for them. Shared by its tests."""
+"""Inputs of exponential attention, and all that a form returns for them."""
 
 import torch
 
-from linattn import exponential_attention_with_state
-from linattn.ops.exponential.types import ExponentialState
+from linattn import exponential_attention, exponential_attention_step, exponential_attention_with_state
+from linattn.ops.exponential.call import ExponentialState
 
-FORMS = ["recurrent", "chunked"]
-LENGTHS = [1, 2, 63, 64, 65, 197, 300]
 F64 = torch.float64
+AXIS = 2  # of tokens
+FORMS = ["recurrent", "chunked"]
+SHARED = ("initial_state",)  # what is not per token
+plain = exponential_attention
+SINGLE, LOW = 3e-5, 1e-5  # fp32 sums over 300 tokens and their gradients; over 100 tokens, for the output alone
 
 
 def make(T, *, B=2, H=4, H_kv=2, K=5, V=6, dtype=F64, seed=0, n=None, state=True):
@@ -30,11 +33,17 @@ def make(T, *, B=2, H=4, H_kv=2, K=5, V=6, dtype=F64, seed=0, n=None, state=True
     return cast(inputs, dtype)
 
 
+def tiny(n):
+    return make(5, B=1, H=2, H_kv=1, K=2, V=2, n=n)
+
+
+def change(inputs, f):
+    """``f`` of every tensor."""
+    return {n: ExponentialState(*map(f, x)) if isinstance(x, tuple) else f(x) for n, x in inputs.items()}
+
+
 def cast(inputs, dtype):
-    return {
-        name: ExponentialState(*(x.to(dtype) for x in value)) if name == "initial_state" else value.to(dtype)
-        for name, value in inputs.items()
-    }
+    return change(inputs, lambda x: x.to(dtype))
 
 
 def leaves(inputs):
@@ -46,35 +55,13 @@ def call(inputs, **options):
     return exponential_attention_with_state(inputs.pop("q"), inputs.pop("k"), inputs.pop("v"), **inputs, **options)
 
 
-def results(inputs, **options):
-    """Output, state and the gradients of everything, for a loss that also reads the true state."""
-    inputs = {
-        name: ExponentialState(*(y.detach().requires_grad_() for y in x))
-        if name == "initial_state"
-        else x.detach().requires_grad_()
-        for name, x in inputs.items()
-    }
-    output, state = call(inputs, **options)
-    unit = torch.where(state.log_scale == -torch.inf, 0, state.log_scale.exp())
-    kv, k = unit[..., None, None] * state.kv, unit[..., None] * state.k
-    g = torch.Generator().manual_seed(99)
-    weights = [torch.randn(x.shape, generator=g, dtype=F64).to(x) for x in (output, kv, k)]
-    loss = sum((x * w).sum() for x, w in zip((output, kv, k), weights, strict=True))
-    gradients = torch.autograd.grad(loss, leaves(inputs))
-    return [x.detach() for x in (output, *state, *gradients)]
+def call_step(inputs, state):
+    q, k, v, log_input, log_decay = (inputs[n] for n in ("q", "k", "v", "log_input", "log_decay"))
+    return exponential_attention_step(q, k, v, state, log_input=log_input, log_decay=log_decay)
 
 
-def assert_same(found, expected, tolerance=1e-10):
-    """Relative to the largest entry: gradients scale with the number of tokens they sum over."""
-    for a, b in zip(found, expected, strict=True):
-        assert torch.equal(a.isinf(), b.isinf())
-        a, b = a.masked_fill(a.isinf(), 0), b.masked_fill(b.isinf(), 0)
-        scale = max(1.0, b.abs().max().item()) if b.numel() else 1.0
-        torch.testing.assert_close(a, b, rtol=0, atol=tolerance * scale)
-
-
-def some_mask(T, B=2):
-    mask = torch.rand(B, T, generator=torch.Generator().manual_seed(5)) < 0.7
-    mask[0, : min(T, 3)] = False
-    mask[1, T // 2 :] = False
-    return mask
+def true_results(inputs, **options):
+    """The output and the state without its unit, which says how it is written and not what it is."""
+    output, (kv, k, log_scale) = call(inputs, **options)
+    unit = torch.where(log_scale == -torch.inf, 0, log_scale.exp())
+    return output, unit[..., None, None] * kv, unit[..., None] * k

@@ -23,7 +23,7 @@ from linattn import (
 from linattn import kernels as triton
 from linattn.kernels.common.support import switched_off
 from linattn.ops.hybrid.types import SalientBudget
-from linattn.ops.shared.choice import choose
+from linattn.ops.shared.call import choose
 
 # Inside, window is PyTorch's softmax attention, which has no forward mode on a CPU and says so.
 LINEAR = [name for name in list_mechanisms(cost="linear") if name != "window"]
@@ -41,23 +41,25 @@ def ways(name):
     return [causal for causal in (True, False) if (info.causal if causal else info.bidirectional)]
 
 
+def assert_agree(f, x, along, out):
+    """``<out, J along>`` by forward mode is ``<J' out, along>`` by backward, and ``grad`` gives ``J' out`` too."""
+    leaf = x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(f(leaf), leaf, out)
+    _, tangent = jvp(f, (x,), (along,))
+    torch.testing.assert_close((out * tangent).sum(), (expected * along).sum(), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(grad(lambda x: (out * f(x)).sum())(x), expected, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize(("name", "causal"), [(name, causal) for name in LINEAR for causal in ways(name)])
 def test_forward_mode_and_transforms_agree_with_backward(name, causal):
-    """<u, J t> by forward mode equals <J' u, t> by backward, which takes another form; a lost tangent would be 0."""
+    """Forward mode takes another form than backward; a lost tangent would be 0."""
     torch.manual_seed(0)
     mechanism = create_mechanism(name, num_heads=2, head_dim=4, causal=causal).double()
     q, k, v, t, u = inputs()
     x = torch.randn(2, 9, 8, dtype=torch.float64)
     own = {"x": x} if mechanism_info(name).uses_input else {}
 
-    def f(k):
-        return mechanism(q, k, v, **own)
-
-    turned = k.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(f(turned), turned, u)
-    _, tangent = jvp(f, (k,), (t,))
-    torch.testing.assert_close((u * tangent).sum(), (expected * t).sum(), rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(grad(lambda k: (u * f(k)).sum())(k), expected, rtol=1e-9, atol=1e-9)
+    assert_agree(lambda k: mechanism(q, k, v, **own), k, t, u)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -72,10 +74,7 @@ def test_gates_have_tangents(causal):
         return exponential_attention(q, k, v, log_input=t[..., 0], log_decay=a)
 
     for f in (linear, exponential) if causal else (linear,):
-        gate = log_decay.clone().requires_grad_()
-        (expected,) = torch.autograd.grad(f(gate), gate, u)
-        _, tangent = jvp(f, (log_decay,), (t[..., 1],))
-        torch.testing.assert_close((u * tangent).sum(), (expected * t[..., 1]).sum(), rtol=1e-9, atol=1e-9)
+        assert_agree(f, log_decay, t[..., 1], u)
 
 
 @pytest.mark.parametrize("impl", ["auto", "reference", "recurrent", "chunked"])
@@ -92,11 +91,7 @@ def test_ops_whose_forms_are_all_plain_pytorch(impl):
         return hybrid_attention(q, k, v, features=features, window=4, layout="chunks", budget=budget, impl=impl)
 
     for f, x, along, out in ((convolution, q[:, 0], t[:, 0], u[:, 0]), (hybrid, q, t, u)):
-        turned = x.clone().requires_grad_()
-        (expected,) = torch.autograd.grad(f(turned), turned, out)
-        _, tangent = jvp(f, (x,), (along,))
-        torch.testing.assert_close((out * tangent).sum(), (expected * along).sum(), rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(grad(lambda x, f=f, out=out: (out * f(x)).sum())(x), expected, rtol=1e-9, atol=1e-9)
+        assert_agree(f, x, along, out)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -106,10 +101,10 @@ def test_vmap_alone_leaves_values_and_backward_as_they_are(causal):
     def one(q, k, v):
         return linear_attention(q[None], k[None], v[None], causal=causal, normalizer=None, impl="chunked")[0]
 
-    turned = q.clone().requires_grad_()
-    found, expected = vmap(one)(turned, k, v), linear_attention(turned, k, v, causal=causal, normalizer=None)
+    leaf = q.clone().requires_grad_()
+    found, expected = vmap(one)(leaf, k, v), linear_attention(leaf, k, v, causal=causal, normalizer=None)
     torch.testing.assert_close(found, expected)
-    gradients = (torch.autograd.grad(x, turned, u)[0] for x in (found, expected))
+    gradients = (torch.autograd.grad(x, leaf, u)[0] for x in (found, expected))
     torch.testing.assert_close(*gradients)
 
 
@@ -119,9 +114,9 @@ def test_gradients_of_single_examples():
     def loss(q, k, v, u):
         return (u[None] * linear_attention(q[None], k[None], v[None], causal=True, normalizer=None)).sum()
 
-    turned = q.clone().requires_grad_()
-    out = linear_attention(turned, k, v, causal=True, normalizer=None)
-    (expected,) = torch.autograd.grad(out, turned, u)
+    leaf = q.clone().requires_grad_()
+    out = linear_attention(leaf, k, v, causal=True, normalizer=None)
+    (expected,) = torch.autograd.grad(out, leaf, u)
     torch.testing.assert_close(vmap(grad(loss))(q, k, v, u), expected)
 
 
@@ -170,13 +165,13 @@ def test_second_derivatives_are_there_or_refused_with_a_way_out(causal):
         return (u * linear_attention(q, k, v, causal=causal, impl=impl)).sum()
 
     exact = hessian(loss)(q)
-    turned = q.clone().requires_grad_()
-    (first,) = torch.autograd.grad(loss(turned, "recurrent"), turned, create_graph=True)
-    (row,) = torch.autograd.grad(first.flatten()[3], turned)
+    leaf = q.clone().requires_grad_()
+    (first,) = torch.autograd.grad(loss(leaf, "recurrent"), leaf, create_graph=True)
+    (row,) = torch.autograd.grad(first.flatten()[3], leaf)
     torch.testing.assert_close(row.flatten(), exact.flatten(0, 3)[3].flatten())
-    (first,) = torch.autograd.grad(loss(turned), turned, create_graph=True)
+    (first,) = torch.autograd.grad(loss(leaf), leaf, create_graph=True)
     with pytest.raises(NotImplementedError, match="impl='reference' and impl='recurrent' have second derivatives"):
-        torch.autograd.grad(first.sum(), turned)
+        torch.autograd.grad(first.sum(), leaf)
 
 
 def test_every_operator_of_gradients_says_what_has_second_ones():

@@ -1,37 +1,17 @@
-"""Exponential attention: its forms agree, and all are the unstabilised recurrence."""
+"""Exponential attention: the unstabilised recurrence, gates of any size, the unit of a state, wrong calls."""
 
 import pytest
 import torch
 
 from linattn import exponential_attention_step
-from linattn.ops.exponential.types import ExponentialState
-from ops.exponential_cases import F64, FORMS, LENGTHS, assert_same, call, cast, leaves, make, results, some_mask
+from linattn.ops.shared.types import LinearState
+from ops import exponential_cases
+from ops.exponential_cases import F64, FORMS, call, cast, leaves, make, true_results
+from ops.test_ops_with_state import assert_same, results
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("T", LENGTHS)
-def test_forms_agree(form, T):
-    inputs = make(T)
-    assert_same(results(inputs, impl=form), results(inputs, impl="reference"))
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("T", [1, 65, 197])
-@pytest.mark.parametrize("state", [True, False])
-def test_forms_agree_under_a_mask(form, T, state):
-    inputs, mask = make(T, state=state), some_mask(T)
-    assert_same(results(inputs, impl=form, key_mask=mask), results(inputs, impl="reference", key_mask=mask))
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize("state", [True, False])
-def test_forms_agree_on_packed_sequences(form, masked, state):
-    cu = torch.tensor([0, 0, 3, 68, 68, 69, 132, 132])
-    inputs = make(132, B=1, n=7, state=state)
-    mask = some_mask(132)[:1] if masked else None
-    options = {"cu_seqlens": cu, "key_mask": mask}
-    assert_same(results(inputs, impl=form, **options), results(inputs, impl="reference", **options))
+def all_results(inputs, **options):
+    return results(exponential_cases, inputs, **options)
 
 
 @pytest.mark.parametrize("form", ["reference", *FORMS])
@@ -58,26 +38,12 @@ def test_it_is_the_unstabilised_recurrence(form, scale):
     weights = [torch.randn(x.shape, generator=g, dtype=F64) for x in (output, kv, n)]
     loss = sum((x * w).sum() for x, w in zip((output, kv, n), weights, strict=True))
     gradients = torch.autograd.grad(loss, tensors)
-    found_output, found_kv, found_k, log_scale, *found_gradients = results(inputs, impl=form, scale=scale)
-    unit = log_scale.exp()
-    found = [found_output, unit[..., None, None] * found_kv, unit[..., None] * found_k, *found_gradients]
+    found = all_results(inputs, impl=form, scale=scale)
     assert_same(found, [output.detach(), kv.detach(), n.detach(), *gradients])
 
 
-@pytest.mark.parametrize("form", ["reference", *FORMS])
-@pytest.mark.parametrize("cut", [0, 1, 64, 99, 100])
-def test_a_cut_with_the_state_handed_over_changes_nothing(form, cut):
-    inputs = make(100)
-    whole = call(inputs, impl=form)
-    first = {name: x if name == "initial_state" else x[:, :, :cut] for name, x in inputs.items()}
-    start = call(first, impl=form)
-    second = {name: start.state if name == "initial_state" else x[:, :, cut:] for name, x in inputs.items()}
-    end = call(second, impl=form)
-    assert_same([torch.cat([start.output, end.output], 2), *end.state], [whole.output, *whole.state], 1e-12)
-
-
 @pytest.mark.parametrize(("dtype", "tolerance"), [(F64, 1e-12), (torch.float32, 1e-5)])
-def test_step_by_step(dtype, tolerance):
+def test_steps_keep_the_digits_of_a_large_unit(dtype, tolerance):
     inputs = make(70, state=False, dtype=dtype)
     # A unit whose rounding alone, once per step, would cost digits in fp32; a slow decay lets errors add up.
     inputs["log_input"], inputs["log_decay"] = inputs["log_input"] + 1000, inputs["log_decay"] / 100
@@ -94,17 +60,6 @@ def test_step_by_step(dtype, tolerance):
     unit = (state.log_scale.double() - whole.state.log_scale).exp()
     found = [unit[..., None, None] * state.kv, unit[..., None] * state.k]
     assert_same(found, [whole.state.kv, whole.state.k], tolerance)
-
-
-def test_gradients_cross_a_cut():
-    inputs = make(30, B=1)
-    tensors = [x.requires_grad_() for x in leaves(inputs)]
-    whole = torch.autograd.grad(call(inputs).output.sin().sum(), tensors)
-    first = {name: x if name == "initial_state" else x[:, :, :11] for name, x in inputs.items()}
-    start = call(first)
-    second = {name: start.state if name == "initial_state" else x[:, :, 11:] for name, x in inputs.items()}
-    cut = torch.autograd.grad(start.output.sin().sum() + call(second).output.sin().sum(), tensors)
-    assert_same(cut, whole)
 
 
 @pytest.mark.parametrize("form", ["reference", *FORMS])
@@ -128,51 +83,103 @@ def test_the_unit_of_a_returned_state_is_a_constant(form, dtype, offsets):
 
 
 @pytest.mark.parametrize("form", ["reference", *FORMS])
-def test_padding_packing_and_one_by_one_agree(form):
-    lengths, T = [5, 70, 0, 33], 70
-    inputs = make(T, B=4, state=False)
-    mask = torch.arange(T) < torch.tensor(lengths)[:, None]
-    poisoned = {n: x if n == "q" else x.transpose(1, 2).clone() for n, x in inputs.items()}
-    for n in poisoned.keys() - {"q"}:
-        poisoned[n][~mask] = torch.nan  # padding may hold anything
-        poisoned[n] = poisoned[n].transpose(1, 2)
-    padded = call(poisoned, impl=form, key_mask=mask)
-    packed = {
-        n: torch.cat([x[b : b + 1, :, :length] for b, length in enumerate(lengths)], 2) for n, x in inputs.items()
-    }
-    joined = call(packed, impl=form, cu_seqlens=torch.tensor([0, *lengths]).cumsum(0))
-    begin = 0
-    for b, length in enumerate(lengths):
-        alone = call({n: x[b : b + 1, :, :length] for n, x in inputs.items()}, impl=form)
-        rows = [x[b : b + 1] for x in padded.state]
-        assert_same([padded.output[b : b + 1, :, :length], *rows], [alone.output, *alone.state], 1e-12)
-        rows = [x[b : b + 1] for x in joined.state]
-        assert_same([joined.output[:, :, begin : begin + length], *rows], [alone.output, *alone.state], 1e-12)
-        begin += length
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("gate", ["high", "low", "mixed", "rising", "falling"])
+@pytest.mark.parametrize("zero_queries", [True, False])
+def test_extreme_gates_stay_finite(form, dtype, gate, zero_queries):
+    T = 80
+    inputs = make(T, dtype=dtype, state=False)
+    t = torch.arange(T, dtype=dtype)
+    noise = inputs["log_input"]
+    inputs["log_input"] = {
+        "high": noise + 200,
+        "low": noise - 200,
+        "mixed": 200 * noise.sign(),
+        "rising": noise + 5 * t - 200,
+        "falling": noise + 200 - 5 * t,
+    }[gate].contiguous()
+    inputs["log_decay"] = torch.where(torch.rand(2, 2, T) < 0.2, -200.0, inputs["log_decay"]).to(dtype)
+    if zero_queries:
+        inputs["q"][:, :, ::2] = 0
+    mask = torch.ones(2, T, dtype=torch.bool)
+    mask[0, :10] = False
+    mask[1] = False
+    tracked = {n: x.requires_grad_() for n, x in inputs.items()}
+    output, state = call(tracked, impl=form, key_mask=mask)
+    assert all(bool(x.isfinite().all()) for x in (output, state.kv, state.k, state.log_scale[0]))
+    assert bool((output[1] == 0).all())
+    assert bool((state.log_scale[1] == -torch.inf).all())
+    for gradient in torch.autograd.grad(output.sum(), list(tracked.values())):
+        assert bool(gradient.isfinite().all())
 
 
 @pytest.mark.parametrize("form", ["reference", *FORMS])
-def test_the_past_never_moves_when_the_future_changes(form):
-    inputs, other = make(90), make(90, seed=1)
-    inputs["log_input"][:, :, 60:] += 50
-    changed = {
-        n: x if n == "initial_state" else torch.cat([x[:, :, :60], other[n][:, :, 60:]], 2) for n, x in inputs.items()
+def test_closed_gates_are_minus_infinity(form):
+    """log_input -inf writes nothing, log_decay -inf forgets everything: like a mask, and like a new sequence."""
+    inputs = make(20, B=1, state=False)
+    inputs["log_decay"][:, :, 8] = -torch.inf
+    inputs["log_input"][:, :, 15] = -torch.inf
+    inputs["log_input"][:, :, :2] = -torch.inf
+    whole = all_results(inputs, impl=form)
+    assert all(bool(x.isfinite().all()) for x in whole)
+    late = true_results({n: x[:, :, 8:] for n, x in inputs.items()}, impl=form)
+    assert_same([whole[0][:, :, 8:], *whole[1:3]], late, 1e-12)
+    finite = {
+        **inputs,
+        "log_decay": inputs["log_decay"].clamp(min=-1000),
+        "log_input": inputs["log_input"].clamp(-2000),
     }
-    before, after = call(inputs, impl=form).output, call(changed, impl=form).output
-    torch.testing.assert_close(before[:, :, :60], after[:, :, :60], rtol=1e-13, atol=1e-13)
-    assert not torch.allclose(before[:, :, 60:], after[:, :, 60:])
+    assert_same(whole, all_results(finite, impl="reference"))
 
 
-@pytest.mark.parametrize("form", ["reference", *FORMS])
-def test_gradcheck(form):
-    inputs = make(5, B=1, H=2, H_kv=1, K=2, V=2)
-    names = [n for n in inputs if n != "initial_state"]
-    mask = torch.tensor([[True, False, True, True, True]])
+def test_forms_agree_for_strong_gates():
+    """Non-negative features keep the denominator away from 0, where any form loses digits."""
+    inputs = make(130)
+    inputs["q"], inputs["k"] = inputs["q"].abs(), inputs["k"].abs()
+    inputs["log_input"] = inputs["log_input"] * 40
+    inputs["initial_state"] = inputs["initial_state"]._replace(k=inputs["initial_state"].k.abs())
+    expected = all_results(inputs, impl="reference")
+    for form in FORMS:
+        found = all_results(inputs, impl=form)
+        assert_same([found[0], *found[3:8]], [expected[0], *expected[3:8]])
 
-    def run(*tensors):
-        state = ExponentialState(*tensors[5:])
-        out = call({**dict(zip(names, tensors[:5], strict=True)), "initial_state": state}, impl=form, key_mask=mask)
-        unit = out.state.log_scale.exp()
-        return out.output, unit[..., None, None] * out.state.kv, unit[..., None] * out.state.k
 
-    assert torch.autograd.gradcheck(run, [x.requires_grad_() for x in leaves(inputs)])
+STATE = make(4)["initial_state"]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"q": [1.0]}, TypeError, r"q must be a tensor \(B, H, T, K\), got list"),
+        ({"q": torch.zeros(2, 4, 4)}, ValueError, r"q must be \(B, H, T, K\), got shape \(2, 4, 4\)"),
+        ({"k": torch.zeros(2, 2, 4, 5)}, TypeError, "k is torch.float32, but q is torch.float64"),
+        ({"k": torch.zeros(2, 2, 4, 3, dtype=F64)}, ValueError, "k has head dimension 3, but q has 5"),
+        ({"v": torch.zeros(2, 2, 3, 6, dtype=F64)}, ValueError, "v has length 3, but k has 4"),
+        ({"k": torch.zeros(2, 3, 4, 5, dtype=F64)}, ValueError, "must be a multiple of the heads of k"),
+        ({"log_input": torch.zeros(2, 4, 4)}, ValueError, r"log_input must have shape \(2, 2, 4\), got \(2, 4, 4\)"),
+        ({"log_input": torch.zeros(2, 2, 4, dtype=torch.int64)}, TypeError, "log_input must be float32"),
+        ({"log_input": torch.full((2, 2, 4), torch.nan)}, ValueError, "log_input must be below .inf and not NaN"),
+        ({"log_decay": torch.ones(2, 2, 4)}, ValueError, "log_decay must be <= 0 .* got a maximum of 1"),
+        ({"log_decay": None}, TypeError, r"log_decay must be a tensor \(B, H_kv, T\), got NoneType"),
+        ({"scale": -1.0}, ValueError, r"scale must be a positive number or None \(K\*\*-0.5\), got -1.0"),
+        ({"scale": "auto"}, ValueError, "scale must be a positive number"),
+        ({"key_mask": torch.ones(2, 4)}, TypeError, "key_mask must be bool"),
+        ({"cu_seqlens": torch.tensor([0, 4])}, ValueError, "the batch size must be 1, got 2"),
+        ({"initial_state": LinearState(*STATE[:2])}, TypeError, "must be ExponentialState.* got LinearState"),
+        ({"initial_state": STATE._replace(log_scale=STATE.k)}, ValueError, "initial_state.log_scale must be"),
+        ({"initial_state": STATE._replace(kv=STATE.kv[:1])}, ValueError, "initial_state.kv must have shape"),
+        ({"log_input": torch.zeros(2, 2, 4, device="meta")}, ValueError, "log_input is on meta, but q is on cpu"),
+        ({"impl": "triton3"}, ValueError, "impl must be one of 'auto', 'reference', 'recurrent', 'chunked'"),
+    ],
+)
+def test_wrong_calls_say_what_is_allowed(change, error, message):
+    with pytest.raises(error, match=message):
+        call({**make(4), **change})
+
+
+def test_a_step_takes_one_token():
+    q, k, v, i, f = (x[:, :, 0] for x in leaves(make(1, state=False)))
+    with pytest.raises(ValueError, match=r"q_t must be \(B, H, K\), got shape \(2, 4, 1, 5\)"):
+        exponential_attention_step(q.unsqueeze(2), k, v, None, log_input=i, log_decay=f)
+    with pytest.raises(ValueError, match=r"log_input must be \(B, H_kv\)"):
+        exponential_attention_step(q, k, v, None, log_input=i.unsqueeze(2), log_decay=f)

@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from linattn import linear_attention, linear_attention_with_state
 from linattn.ops.maps import (
-    EluPlusOne,
     FeatureMap,
     NormPower,
     PairRelu,
@@ -178,17 +176,6 @@ def test_flows_are_two_calls(impl: str, causal: bool, decay: int | None) -> None
     torch.testing.assert_close(found, torch.cat(halves, dim=-1))
 
 
-def test_flows_hand_over_their_state() -> None:
-    draw = drawer()
-    q, k, v = draw(2, 4, 9, D), draw(2, 2, 9, D), draw(2, 2, 9, 8)
-    options = {"feature_map": two_flow_maps(), "causal": True}
-    whole = linear_attention(q, k, v, **options)
-    first, state = linear_attention_with_state(*(x[:, :, :4] for x in (q, k, v)), **options)
-    assert state.kv.shape == (2, 4, 2 * D, 4)
-    second, _ = linear_attention_with_state(*(x[:, :, 4:] for x in (q, k, v)), initial_state=state, **options)
-    torch.testing.assert_close(torch.cat([first, second], dim=2), whole)
-
-
 def test_bad_flows() -> None:
     q, v = torch.rand(1, 2, 3, D, dtype=torch.float64), torch.rand(1, 2, 3, 7, dtype=torch.float64)
     split = SplitExpm1(torch.ones(1, 2 * D, dtype=torch.float64))
@@ -203,7 +190,7 @@ def test_bad_flows() -> None:
         linear_attention_with_state(q, q, q, feature_map=split, initial_state=state)
 
 
-@pytest.mark.parametrize("name", ["pair_relu", "split_power_opposite", "norm_power", "squares", "scaled_flows"])
+@pytest.mark.parametrize("name", ["elu", "split_power_opposite", "scaled_flows"])
 def test_compiles_whole(name: str) -> None:
     """A map is made inside the compiled function from tensors that come from outside, and gets their gradients."""
     draw = drawer()
@@ -217,9 +204,3 @@ def test_compiles_whole(name: str) -> None:
     torch.compiler.reset()
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), attend(x))
-
-
-def test_elu_is_positive() -> None:
-    x = torch.linspace(-3, 3, 7, dtype=torch.float64)[None, None, None]
-    torch.testing.assert_close(EluPlusOne()(x), torch.where(x > 0, x + 1, x.exp()))
-    torch.testing.assert_close(Relu()(x), F.relu(x))

@@ -4,8 +4,8 @@ import pytest
 import torch
 from tests.ops.hybrid_cases import F64, SETTINGS, assert_same, call, change, make
 
-from linattn.ops.hybrid.api import hybrid_attention_decode
 from linattn.ops.hybrid.decoding import Setting, begin, serves, whole
+from linattn.ops.hybrid.decoding_step import hybrid_attention_decode
 from linattn.ops.hybrid.types import SalientBudget, Window
 
 MORE = {

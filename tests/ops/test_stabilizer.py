@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from linattn.ops.exponential.stabilizer import stabilize
-from linattn.ops.shared.positions import sequence_of_tokens
+from linattn.ops.shared.packing import sequence_of_tokens
 
 
 def by_hand(i, f, start):
@@ -100,14 +100,6 @@ def test_a_forgotten_state_is_gone_even_when_nothing_follows():
     assert s.log_gain.exp().tolist() == [[[1.0, 0.0, 0.0, 1.0]]]
 
 
-def test_without_a_decay_it_is_the_running_maximum():
-    i, _ = gates(2, 3, 100)
-    start, _ = gates(2, 3, seed=1)
-    assert torch.equal(stabilize(i).log_scale, i.cummax(-1).values)
-    for a, b in zip(stabilize(i, None, start), stabilize(i, torch.zeros_like(i), start), strict=True):
-        assert torch.equal(a, b)
-
-
 @pytest.mark.parametrize("T", [0, 1, 40])
 @pytest.mark.parametrize("empty", ["none", "some", "first", "all"])
 @pytest.mark.parametrize("start", [None, -math.inf, 2.0])
@@ -138,20 +130,6 @@ def test_gradients_take_the_maximum_for_a_constant():
     assert torch.equal(d_f, torch.ones_like(f))
     assert torch.equal(d_start, torch.ones_like(start))
     assert not s.log_scale.requires_grad
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_compiles_into_one_graph(packed):
-    i, f = gates(1, 2, 33)
-    cu = torch.tensor([0, 7, 7, 33]) if packed else None
-    compiled = torch.compile(stabilize, fullgraph=True, backend="aot_eager")
-    for a, b in zip(compiled(i, f, None, cu), stabilize(i, f, None, cu), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-
-
-def test_no_tokens_leave_the_scale_as_it_was():
-    start = torch.tensor([[1.5]]).double()
-    assert torch.equal(stabilize(torch.zeros(1, 1, 0), None, start).final_log_scale, start)
 
 
 def test_tokens_know_their_sequence():

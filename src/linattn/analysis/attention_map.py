@@ -1,12 +1,15 @@
-"""The attention map of any mechanism, found by probing it with values."""
+"""The attention weights of any mechanism: all of them by probing it with values, a row of them by one backward pass."""
 
+import copy
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from linattn.analysis.linear_part import linear_part
+from linattn.mechanisms.angular import Angular
 from linattn.mechanisms.base import Mechanism
+from linattn.mechanisms.zeros import Zeros
 from linattn.ops.shared.rotation import Rotate
 
 # Limit of the numbers in queries, keys, values and features of one call: 2^24 are 64 MiB in fp32.
@@ -74,20 +77,16 @@ def _mix(share: Tensor, columns: Tensor) -> Tensor:
     return torch.einsum("g,gbhts->bhts", share.to(columns), columns)
 
 
+@dataclass(frozen=True)
 class _Probe:
     """Calls a mechanism with fixed q and k and any number of values."""
 
-    def __init__(
-        self,
-        mechanism: Mechanism,
-        q: Tensor,
-        k: Tensor,
-        spatial_shape: tuple[int, int] | None,
-        x: Tensor | None,
-        rotate: Rotate | None,
-    ) -> None:
-        self.mechanism, self.q, self.k, self.x = mechanism, q, k, x
-        self.spatial_shape, self.rotate = spatial_shape, rotate
+    mechanism: Mechanism
+    q: Tensor
+    k: Tensor
+    spatial_shape: tuple[int, int] | None
+    x: Tensor | None
+    rotate: Rotate | None
 
     def __call__(self, values: Tensor) -> Tensor:
         """Values ``(P, B or 1, H_kv or 1, Tk, D)`` to outputs ``(P, B, H, Tq, D)``."""
@@ -141,3 +140,81 @@ class _Probe:
         """Fixed random values from 1/2 to 3/2, ``(1, ...)``: with weights of one sign their sums cannot cancel."""
         generator = torch.Generator().manual_seed(0)
         return (0.5 + torch.rand(1, *shape, generator=generator, dtype=torch.float64)).to(self.k)
+
+
+def attention_row(
+    mechanism: Mechanism,
+    q: Tensor,
+    k: Tensor,
+    token: int,
+    *,
+    spatial_shape: tuple[int, int] | None = None,
+    x: Tensor | None = None,
+    rotate: Rotate | None = None,
+) -> Tensor:
+    """Compute the attention weights of the query at ``token``: ``(B, H, Tk)``, the mean over the channels of v.
+
+    ``w_ts = sum_ij d o_ti / d v_sj / D``: since the output is linear in v, its gradient contains the weights of all
+    keys at once, and memory grows only linearly with T. Query heads that share a key head take a backward pass each.
+
+    Args:
+        mechanism, q, k, spatial_shape, x, rotate: as in ``attention_map``, of which this is a row.
+        token: from 0 to Tq - 1, or negative, counted from the end.
+
+    Example:
+        >>> import torch
+        >>> from linattn import create_mechanism
+        >>> mechanism = create_mechanism("softmax", num_heads=2, head_dim=8)
+        >>> q, k = torch.randn(2, 1, 2, 5, 8).unbind()
+        >>> row = attention_row(mechanism, q, k, token=3)
+        >>> row.shape, torch.allclose(row, (q[:, :, 3:4] @ k.mT / 8**0.5).softmax(-1)[:, :, 0])
+        (torch.Size([1, 2, 5]), True)
+    """
+    if isinstance(token, bool) or not isinstance(token, int) or not -q.shape[2] <= token < q.shape[2]:
+        raise ValueError(f"token must be an integer from {-q.shape[2]} to {q.shape[2] - 1}, got {token!r}")
+    q, k, x = q.detach(), k.detach(), None if x is None else x.detach()
+    group = q.shape[1] // k.shape[1]
+    with torch.enable_grad():
+        v = torch.zeros_like(k).requires_grad_()
+        out = linear_part(mechanism)(q, k, v, spatial_shape=spatial_shape, x=x, rotate=rotate)
+        # The gradients of query heads that share values would add up, so each group passes one head at a time.
+        heads = [out[:, h::group, token].mean(-1).sum() for h in range(group)]
+        rows = [torch.autograd.grad(head, v, retain_graph=True)[0].sum(-1) for head in heads]  # (B, H_kv, Tk)
+    return torch.stack(rows, dim=2).flatten(1, 2)
+
+
+def linear_part(mechanism: Mechanism) -> Mechanism:
+    """The mechanism without what it does to its output after the values are summed.
+
+    Attention weights are the factors of the values: ``o_t = sum_s w_ts v_s``. The angular mechanism then scales its
+    output to length 1, which is not a weighting, so here it is divided by its row sum instead. Zeros ends in a norm
+    over the channels of a head, which is left out.
+
+    Example:
+        >>> from linattn import create_mechanism
+        >>> linear_part(create_mechanism("angular", num_heads=2, head_dim=8)).output_norm
+        'sum'
+    """
+    if isinstance(mechanism, Angular) and mechanism.output_norm != "sum":
+        bare = copy.copy(mechanism)  # shares the parameters; only the option differs
+        bare.output_norm = "sum"
+        return bare
+    if isinstance(mechanism, Zeros) and mechanism.head_norm:
+        unscaled = copy.copy(mechanism)
+        unscaled.head_norm = False
+        return unscaled
+    return mechanism
+
+
+def checked_rotation(mechanism: Mechanism, q: Tensor, k: Tensor, rotate: Rotate | None) -> tuple[Tensor, Tensor]:
+    """q and k as ``attend`` gets them: rotated if the mechanism rotates its inputs, unchanged if it rotates features.
+
+    Example:
+        >>> import torch
+        >>> from linattn import create_mechanism
+        >>> q, k = torch.ones(2, 1, 2, 3, 8).unbind()
+        >>> relu = create_mechanism("relu", num_heads=2, head_dim=8)
+        >>> checked_rotation(relu, q, k, lambda q, k: (-q, -k))[0].min()
+        tensor(1.)
+    """
+    return rotate(q, k) if rotate is not None and mechanism.rotates == "inputs" else (q, k)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.analysis.linear_part import checked_rotation
+from linattn.analysis.attention_map import checked_rotation
 from linattn.mechanisms.base import Mechanism
 from linattn.ops.shared.rotation import Rotate
 

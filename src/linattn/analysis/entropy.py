@@ -1,4 +1,6 @@
-"""Entropies of rows of attention weights, in nats: how spread out attention is."""
+"""How spread out attention is: entropies of its rows in nats, how they follow the queries' norm, its map's rank."""
+
+import math
 
 import torch
 from torch import Tensor
@@ -46,3 +48,65 @@ def _shannon(sizes: Tensor) -> Tensor:
     sizes = sizes / torch.where(largest > 0, largest, 1)
     total = sizes.sum(-1, keepdim=True)
     return torch.special.entr(sizes / torch.where(total > 0, total, 1)).sum(-1)
+
+
+SAME_NORM = 1e-3
+
+
+def entropy_norm_correlation(entropy: Tensor, norm: Tensor) -> list[float | None]:
+    """Pearson correlation between the entropy of a query's row and the query's norm, over all queries of a head.
+
+    ``r = cov(E, |q|) / (std(E) std(|q|))`` for ``entropy`` and ``norm``, both ``(B, H, T)``: one number per head.
+
+    Softmax sharpens as the norm grows, r < 0; a normalised linear attention with homogeneous features cannot see the
+    norm. The result is None where nothing can be said: if entropies differ only by rounding, or norms by less than a
+    thousandth, as those of normed queries do (the eps of a norm leaves more than rounding).
+
+    Example:
+        >>> import torch
+        >>> norm = torch.tensor([[[1.0, 2.0, 3.0], [1.0, 1.0, 1.0]]])
+        >>> entropy_norm_correlation(1 - 0.1 * norm, norm)
+        [-1.0, None]
+    """
+    if entropy.shape != norm.shape or entropy.ndim != 3:
+        raise ValueError(f"entropy and norm must be (B, H, T) alike, got {tuple(entropy.shape)}, {tuple(norm.shape)}")
+    rounding = 64 * torch.finfo(entropy.dtype).eps
+    heads = zip(*(x.detach().double().transpose(0, 1).flatten(1) for x in (entropy, norm)), strict=True)
+    return [_pearson(a, b, (rounding, SAME_NORM)) for a, b in heads]
+
+
+def _pearson(a: Tensor, b: Tensor, same: tuple[float, float]) -> float | None:
+    """None if a or b stays within ``same`` of its mean, as a share of its largest value."""
+    away = []
+    for x, share in zip((a, b), same, strict=True):
+        centred = x - x.mean()
+        if not x.numel() or bool(centred.abs().amax() <= share * x.abs().amax()):
+            return None
+        away.append(centred / centred.norm())
+    return round(float(away[0] @ away[1]), 12)  # remove what rounding leaves beyond +-1
+
+
+# Up to this size a CPU is faster than a GPU, whose solver takes many small matrices one after the other.
+SMALL = 512
+
+
+def effective_rank(weights: Tensor) -> Tensor:
+    """Effective rank (Roy and Vetterli, 2007) of matrices: ``(..., Tq, Tk) -> (...)``.
+
+    ``exp(-sum_i p_i log p_i)``, ``p_i = sigma_i / sum_j sigma_j`` over the singular values: 1 for an outer product, n
+    for n equal singular values. A zero matrix has rank 0. The rank of linear attention cannot exceed the width of its
+    features, and rarely comes near it. NaN for matrices with a number that is not finite.
+
+    Example:
+        >>> import torch
+        >>> effective_rank(torch.stack([torch.eye(4), torch.ones(4, 4), torch.zeros(4, 4)])).round(decimals=4)
+        tensor([4., 1., 0.])
+    """
+    weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
+    finite = weights.isfinite().all(-1).all(-1)
+    matrices = torch.where(finite[..., None, None], weights, 0)
+    if max(matrices.shape[-2:]) <= SMALL:
+        matrices = matrices.cpu()
+    sigma = torch.linalg.svdvals(matrices).to(weights.device)
+    rank = torch.where(sigma.amax(-1) > 0, entropy(sigma).exp(), 0)
+    return rank.masked_fill(~finite, math.nan)

@@ -1,15 +1,17 @@
 """How much of the interactions between channels of opposite sign reaches the attention weights."""
 
 import copy
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from linattn.analysis.features import pairwise_features
-from linattn.analysis.linear_part import checked_rotation
-from linattn.analysis.opposed_cut import share_past_truncation
-from linattn.mechanisms.base import Mechanism
+from linattn.analysis.attention_map import checked_rotation
+from linattn.analysis.energy import energy_shares
+from linattn.mechanisms.base import Call, LinearBase, Mechanism, MechanismOutput
 from linattn.mechanisms.softmax import Softmax
+from linattn.ops.linear.call import map_features
 from linattn.ops.shared.rotation import Rotate
 
 IMAGES, TOKENS = 2, 12  # size of the sample on which features are differentiated
@@ -66,17 +68,14 @@ def opposed_kept(
     mixed = torch.einsum("bhjtif,bhjsif->bhjtsi", of_q, of_k)
     lengths = of_q.norm(dim=-1).unsqueeze(4) * of_k.norm(dim=-1).unsqueeze(3)
     kept = (mixed.abs() > ROUNDING * lengths).any(2) * weight
-    shares = zip(kept.sum((0, 2, 3, 4)).tolist(), total.tolist(), strict=True)
-    return [None if whole == 0 else part / whole for part, whole in shares]
+    return energy_shares(kept.sum((0, 2, 3, 4)), total)
 
 
 def _sample(q: Tensor, k: Tensor, x: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """A few images and tokens, evenly spaced; the same ones of q, k and x where these are one sequence."""
 
     def spaced(t: Tensor, dim: int) -> Tensor:
-        length = t.shape[dim]
-        index = torch.linspace(0, length - 1, min(length, TOKENS), dtype=torch.float64).round().long()
-        return t[:IMAGES].index_select(dim, index.to(t.device))
+        return t[:IMAGES].index_select(dim, _spaced(t.shape[dim], TOKENS).to(t.device))
 
     return spaced(q, 2), spaced(k, 2), None if x is None else spaced(x, 1)
 
@@ -113,3 +112,120 @@ def _own_derivatives(mechanism: Mechanism, q: Tensor, k: Tensor, x: Tensor | Non
     table = torch.stack(columns).unflatten(0, (group, features.shape[2], features.shape[3]))
     # (group, flows, F, B T, H_in, D) to (B, H, flows, T, D, F)
     return table.unflatten(3, (B, T)).permute(3, 5, 0, 1, 4, 6, 2).flatten(1, 2)
+
+
+STEP = 1e-4  # change of a channel, in units of the vectors' size: differences in fp64 then have about 8 digits
+COPIES = 64  # channels that are changed in one call, each in a copy of an image
+PAIRED = 64  # queries and keys that are paired up, evenly spaced
+
+
+@torch.no_grad()
+def share_past_truncation(mechanism: Mechanism, q: Tensor, k: Tensor) -> list[float | None]:
+    """The share of ``opposed_kept`` for a mechanism that truncates; q and k as ``truncated`` takes them, in fp64.
+
+    The derivatives of y are finite differences. Channel i of one head is changed a little in all queries and keys
+    together, so that a variance over tokens, which may rotate the vectors, stays the same. Channels take turns among
+    the images.
+
+    Example:
+        >>> import torch
+        >>> from linattn import create_mechanism
+        >>> q = torch.tensor([[1.0, -1.0]]).double().view(1, 1, 1, 2)
+        >>> share_past_truncation(create_mechanism("relu", num_heads=1, head_dim=2).double(), q, -q)
+        [0.0]
+    """
+    (B, H, _, D), H_kv = q.shape, k.shape[1]
+    kept, total = q.new_zeros(H), q.new_zeros(H)
+    for start in range(0, H * D, COPIES):
+        number = torch.arange(start, min(start + COPIES, H * D), device=q.device)
+        head, channel, image = number // D, number % D, number % B
+        part, whole = _shares(mechanism, q[image], k[image], head, head * H_kv // H, channel)
+        kept.index_add_(0, head, part)
+        total.index_add_(0, head, whole)
+    return energy_shares(kept, total)
+
+
+def _shares(
+    mechanism: Mechanism, q: Tensor, k: Tensor, head: Tensor, key_head: Tensor, channel: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Kept and total weight ``(N,)`` of each copy's opposed interactions in its own head and channel."""
+    copies = torch.arange(len(head), device=q.device)
+    step = STEP * max(float(q.abs().mean()), float(k.abs().mean()), STEP)
+    ends = []
+    for sign in (1, -1):
+        moved = q.clone(), k.clone()
+        moved[0][copies, head, :, channel] += sign * step
+        moved[1][copies, key_head, :, channel] += sign * step
+        ends.append(_truncated(mechanism, *moved))
+    moves, alive, sides = [], [], []
+    for i, (vectors, own) in enumerate(((q, head), (k, key_head))):
+        chosen = _spaced(vectors.shape[2], PAIRED).to(q.device)
+        moves.append((ends[0][i] - ends[1][i])[copies, own][:, chosen].abs())  # (N, T, F)
+        alive.append(_truncated(mechanism, q, k)[i][copies, own][:, chosen] > 0)
+        sides.append(vectors[copies, own, :, channel][:, chosen])
+    weight = -(sides[0].unsqueeze(2) * sides[1].unsqueeze(1)).clamp(max=0)  # (N, Tq, Tk)
+    through = (moves[0] * alive[0]) @ (moves[1] * alive[1]).mT
+    potential = moves[0] @ moves[1].mT
+    share = through / torch.where(potential > 0, potential, 1)
+    return (share * weight).sum((1, 2)), weight.sum((1, 2))
+
+
+def _truncated(mechanism: Mechanism, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    vectors = mechanism.truncated(q, k)
+    assert vectors is not None
+    return vectors
+
+
+def _spaced(length: int, most: int) -> Tensor:
+    """At most so many places, evenly spaced."""
+    return torch.linspace(0, length - 1, min(length, most), dtype=torch.float64).round().long()
+
+
+class Features(NamedTuple):
+    """``phi (B, H, flows, Tq, F)`` of the queries, ``psi (B, H, flows, Tk, F)`` of the keys they read."""
+
+    phi: Tensor
+    psi: Tensor
+
+
+def pairwise_features(mechanism: Mechanism, q: Tensor, k: Tensor, *, x: Tensor | None = None) -> Features | None:
+    """Features phi and psi whose products ``phi_t . psi_s`` are the unnormalised weights, per head and flow.
+
+    They are what the mechanism passes to ``linear_attention``, before any rotation there, for q ``(B, H, Tq, D)`` and
+    k ``(B, H_kv, Tk, D)``. ``pola`` and ``pola_plus`` have two flows, others one. The result is None for mechanisms
+    that do not end in that call. In ``hydra`` heads are channels, and these features are a constant.
+
+    Example:
+        >>> import torch
+        >>> from linattn import create_mechanism
+        >>> q, k = torch.randn(2, 1, 2, 5, 8).unbind()
+        >>> pairwise_features(create_mechanism("pola", num_heads=2, head_dim=8), q, k).phi.shape
+        torch.Size([1, 2, 2, 5, 16])
+    """
+    if not isinstance(mechanism, LinearBase):
+        return None
+    seen: list[dict[str, Any]] = []
+
+    def take(call: Call, arguments: dict[str, Any]) -> MechanismOutput:
+        seen.append(arguments)
+        raise _TakenError
+
+    listening = copy.copy(mechanism)  # shares the parameters; only its call of the algebra is replaced
+    listening.linear = take  # type: ignore[method-assign]
+    with suppress(_TakenError):
+        listening.attend(q, k, k, Call(mechanism.impl, x=x))
+    if not seen:
+        return None
+    phi, psi = map_features(seen[0]["q"], seen[0]["k"], seen[0].get("feature_map"))
+    H, H_kv = q.shape[1], k.shape[1]
+    if phi.shape[2] != q.shape[2] or psi.shape[2] != k.shape[2] or phi.shape[1] % H or phi.shape[1] % psi.shape[1]:
+        return None
+    flows = phi.shape[1] // H
+    psi = psi.repeat_interleave(phi.shape[1] // psi.shape[1], dim=1)
+    # Virtual heads are ordered by key head, then flow, then the query heads that share both.
+    heads = (H_kv, flows, H // H_kv)
+    return Features(*(t.unflatten(1, heads).transpose(2, 3).flatten(1, 2) for t in (phi, psi)))
+
+
+class _TakenError(Exception):
+    """Raised where the mechanism calls the algebra, as the rest of it is not needed."""

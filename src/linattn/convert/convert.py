@@ -11,8 +11,7 @@ from linattn.convert.adapters import find_adapter
 from linattn.convert.adapters.base import Adapter, Site
 from linattn.convert.layer.attention import LinearizedAttention, linearized_layers
 from linattn.convert.layer.core import build_core
-from linattn.convert.plan import Plan, plan
-from linattn.convert.plan.methods import check_layers
+from linattn.convert.plan import Plan, check_layers, plan
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,7 @@ class Conversion:
 
 def plan_model(model: nn.Module, method: str, *, layers: Sequence[int] | None = None, **options: Any) -> Plan:
     """Make a :class:`linattn.convert.plan.Plan` for a model; ``layers`` None: all layers that can be converted.
+
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
         >>> from linattn.convert.convert import plan_model
@@ -35,18 +35,16 @@ def plan_model(model: nn.Module, method: str, *, layers: Sequence[int] | None = 
         >>> sorted(plan_model(LlamaForCausalLM(config), "still", window=16).layers)
         [0, 1]
     """
-    sites = find_adapter(model).sites(model)
-    if not any(site.convertible for site in sites):
-        reasons = {site.why_not for site in sites}
-        raise ValueError(f"no layer of {type(model).__name__} can be converted: {'; '.join(map(str, reasons))}")
-    if layers is not None:
-        check_layers(layers, len(sites))
-    chosen = [site.layer_idx for site in sites if site.convertible] if layers is None else list(layers)
-    by_number = {site.layer_idx: site for site in sites}
-    for index in chosen:
-        if index in by_number:
-            _check_convertible(by_number[index])
-    return plan(method, [by_number[index].shape for index in sorted(by_number)], layers=chosen, **options)
+    sites = {site.layer_idx: site for site in find_adapter(model).sites(model)}
+    if not any(site.convertible for site in sites.values()):
+        reasons = {str(site.why_not) for site in sites.values()}
+        raise ValueError(f"no layer of {type(model).__name__} can be converted: {'; '.join(sorted(reasons))}")
+    if layers is None:
+        layers = [index for index, site in sites.items() if site.convertible]
+    check_layers(layers, len(sites))
+    for index in layers:
+        _check_convertible(sites[index])
+    return plan(method, [sites[index].shape for index in sorted(sites)], layers=layers, **options)
 
 
 def check_model(model: nn.Module) -> None:
@@ -78,7 +76,11 @@ def convert(model: nn.Module, plan: Plan) -> Conversion:
     new = {index: _replacement(model, adapter, sites[index], plan) for index in sorted(plan.layers)}
     for index, module in new.items():
         model.set_submodule(sites[index].name, module)
-    _tell_transformers(model, adapter, plan)
+    model.linearize_plan = plan  # type: ignore[assignment]  # for models that have no config
+    if hasattr(getattr(model, "config", None), "model_type"):
+        from linattn.convert.hf.hooks import tell_transformers
+
+        tell_transformers(model, plan.to_dict(), positions_from_mask=adapter.positions_from_mask)
     kept = {i: site.why_not or "not named in the plan" for i, site in sites.items() if i not in plan.layers}
     count = sum(p.numel() for module in new.values() for p in module.core.parameters())
     return Conversion(plan, list(new), kept, count)
@@ -99,25 +101,4 @@ def _replacement(model: nn.Module, adapter: Adapter, site: Site, plan: Plan) -> 
         )
     with torch.device(weight.device):
         core = build_core(plan.layers[site.layer_idx], site.shape)
-    new = LinearizedAttention(module, core, adapter, site)
-    return new.train(module.training)
-
-
-def _tell_transformers(model: nn.Module, adapter: Adapter, plan: Plan) -> None:
-    """Put the plan into the config, which is saved, and set up masks ``(B, T)``, checks of arguments and positions."""
-    model.linearize_plan = plan  # type: ignore[assignment]  # for models that have no config
-    config: Any = getattr(model, "config", None)
-    if config is None or not hasattr(config, "model_type"):
-        return
-    from linattn.convert.hf.interface import LINEARIZED, register_linearized
-    from linattn.convert.hf.positions import count_real_tokens, refuse_packed, refuse_weights
-
-    register_linearized()
-    config._attn_implementation = LINEARIZED
-    config.linearize = plan.to_dict()
-    model._is_stateful = True  # type: ignore[assignment]  # a state cannot go back: no assisted decoding
-    inner: Any = getattr(model, "base_model", model)  # this part is called whichever head or wrapper is around it
-    for refuse in (refuse_weights, refuse_packed):
-        inner.register_forward_pre_hook(refuse, with_kwargs=True)
-    if adapter.positions_from_mask:
-        inner.register_forward_pre_hook(count_real_tokens, with_kwargs=True)
+    return LinearizedAttention(module, core, adapter, site)

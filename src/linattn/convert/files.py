@@ -5,22 +5,23 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from linattn.convert.convert import convert
 from linattn.convert.layer.attention import linearized_layers
 from linattn.convert.plan import Plan
-from linattn.convert.timm_files import load_timm, timm_config
 from linattn.support.extras import need
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 PLAN = "linearize"  # key of the plan in a config
 CORE = ".core."  # part of the names of all new weights
+ELSEWHERE = "not_in_this_file"  # names of timm's arguments that JSON cannot hold
 
 
 def save_linearized(model: Any, folder: str | Path) -> None:
@@ -30,17 +31,23 @@ def save_linearized(model: Any, folder: str | Path) -> None:
     last.
     """
     need("saving a converted model", "safetensors")
+    from safetensors.torch import save_file
+
     if not linearized_layers(model):
         raise ValueError("model has no converted layer; save_linearized is for what linattn.convert returns")
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as name:
+    for half in folder.parent.glob(f".{folder.name}-half-????????"):  # of a process that was killed
+        shutil.rmtree(half, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-half-") as name:
         new = Path(name) / "model"
         new.mkdir()
         if hasattr(model, "save_pretrained"):
             model.save_pretrained(new)
         else:
-            _save_timm(model, new)
+            config = timm_config(model) | {PLAN: model.linearize_plan.to_dict()}
+            save_file({name: x.contiguous() for name, x in model.state_dict().items()}, new / WEIGHTS)
+            (new / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         _put_in_place(new, folder)
 
 
@@ -64,22 +71,29 @@ def load_linearized(folder: str | Path, **kwargs: Any) -> Any:
         True
     """
     need("loading a converted model", "safetensors")
+    from safetensors.torch import load_file
+
     folder = Path(folder)
     if not (folder / CONFIG).is_file():
         raise FileNotFoundError(f"{folder} has no {CONFIG}: it must be a folder that save_linearized wrote")
     config = json.loads((folder / CONFIG).read_text())
     if PLAN not in config:
         raise ValueError(f"{folder / CONFIG} has no entry {PLAN!r}: this model is not converted, load it as usual")
-    plan, tensors = Plan.from_dict(config[PLAN]), _read_weights(folder)
+    plan = Plan.from_dict(config[PLAN])
+    tensors = {name: x for file in sorted(folder.glob("model*.safetensors")) for name, x in load_file(file).items()}
+    if not tensors:
+        raise FileNotFoundError(f"{folder} has no {WEIGHTS}")
     if "model_type" not in config:
-        return load_timm(folder, config, plan, tensors, kwargs)
+        return _load_timm(folder, config, plan, tensors, kwargs)
     model, unexpected = _load_transformers(folder, config, kwargs)
     convert(model, plan)
     cores = {name for name in model.state_dict() if CORE in name}
-    tensors = _in_words_of_model({name: x for name, x in tensors.items() if CORE in name}, cores)
-    _check_names(cores, set(tensors), folder)
-    left = unexpected - cores
-    if left:
+    # For some families, such as ViT, transformers writes older names: the model's are found by their places.
+    own = {_place(name): name for name in cores}
+    tensors = {own.get(_place(name), name): x for name, x in tensors.items() if CORE in name}
+    if wrong := cores ^ tensors.keys():
+        raise ValueError(f"the weights in {folder} do not fit its plan: {', '.join(sorted(wrong))}")
+    if left := unexpected - cores:
         raise ValueError(f"{folder} holds weights that the model has no place for: {', '.join(sorted(left))}")
     _load_cores(model, tensors)
     return model.eval()
@@ -92,34 +106,18 @@ def _load_transformers(folder: Path, config: dict[str, Any], kwargs: dict[str, A
 
     if "attn_implementation" in kwargs:
         raise ValueError("attn_implementation has no place here: a converted model has an attention of its own")
-    (name,) = config["architectures"]
-    with _only_errors():
-        # Files of earlier versions may ask for attention weights, which converted models never returned.
-        asked = {"output_attentions": False} if config.get("output_attentions") else {}
-        model, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True, **(asked | kwargs))
+    logging = transformers.utils.logging
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # no warnings about unknown weights: cores come later, and every name is checked
+    try:
+        kind = getattr(transformers, config["architectures"][0])
+        model, info = kind.from_pretrained(folder, output_loading_info=True, **kwargs)
+    finally:
+        logging.set_verbosity(before)
     wrong = {*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])}
     if wrong:
         raise ValueError(f"{folder} lacks weights of the model, or has others: {', '.join(sorted(wrong))}")
     return model, set(info["unexpected_keys"])
-
-
-@contextmanager
-def _only_errors() -> Iterator[None]:
-    """Silence transformers' warnings about unknown weights: cores are loaded separately, and every name is checked."""
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-
-
-def _in_words_of_model(tensors: dict[str, Tensor], names: set[str]) -> dict[str, Tensor]:
-    """Rename tensors to the model's ``names``: for some families, such as ViT, transformers writes older names."""
-    own = {_place(name): name for name in names}
-    return {own.get(_place(name), name): x for name, x in tensors.items()}
 
 
 def _place(name: str) -> tuple[str, str]:
@@ -143,30 +141,6 @@ def _load_cores(model: nn.Module, tensors: dict[str, Tensor]) -> None:
         layer.core.load_state_dict(own, assign=True)
 
 
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    files = sorted(folder.glob("model*.safetensors"))
-    if not files:
-        raise FileNotFoundError(f"{folder} has no {WEIGHTS}")
-    return {name: tensor for file in files for name, tensor in load_file(file).items()}
-
-
-def _check_names(wanted: set[str], found: set[str], folder: Path) -> None:
-    if wanted != found:
-        names = ", ".join(sorted(wanted ^ found))
-        raise ValueError(f"the weights in {folder} do not fit its plan: {names}")
-
-
-def _save_timm(model: Any, folder: Path) -> None:
-    """Write timm's own format, with the plan added to it."""
-    from safetensors.torch import save_file
-
-    config = timm_config(model) | {PLAN: model.linearize_plan.to_dict()}
-    save_file({name: x.contiguous() for name, x in model.state_dict().items()}, folder / WEIGHTS)
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-
-
 def _put_in_place(new: Path, folder: Path) -> None:
     if not folder.exists():
         os.rename(new, folder)
@@ -180,3 +154,92 @@ def _put_in_place(new: Path, folder: Path) -> None:
     for old in folder.glob("model*.safetensors*"):  # of an earlier model that was cut into other files
         if old.name not in {file.name for file in files}:
             old.unlink()
+
+
+# Arguments of timm.create_model that can be read off a model.
+SHOWN: dict[str, Callable[[Any], Any]] = {
+    "num_classes": lambda model: model.num_classes,
+    "global_pool": lambda model: model.global_pool,
+    "img_size": lambda model: list(model.patch_embed.img_size),
+    "patch_size": lambda model: list(model.patch_embed.patch_size),
+    "in_chans": lambda model: model.in_chans if hasattr(model, "in_chans") else model.patch_embed.proj.in_channels,
+    "class_token": lambda model: model.cls_token is not None,
+    "reg_tokens": lambda model: 0 if model.reg_token is None else model.reg_token.shape[1],
+    "fc_norm": lambda model: not isinstance(model.fc_norm, nn.Identity),
+    "no_embed_class": lambda model: model.no_embed_class,
+    "dynamic_img_size": lambda model: model.dynamic_img_size,
+    "embed_dim": lambda model: model.embed_dim,
+    "depth": lambda model: len(model.blocks),
+    "num_heads": lambda model: model.blocks[0].attn.num_heads,
+}
+
+
+def timm_config(model: Any) -> dict[str, Any]:
+    """What ``config.json`` says of a model of timm: ``architecture``, ``num_classes``, ``model_args``.
+
+    ``model_args`` are the arguments that the model was created with, plus later changes (``reset_classifier``,
+    ``set_input_size``): without them ``timm.create_model`` would build another model.
+    """
+    source = getattr(model, "pretrained_cfg", None) or {}
+    if not source.get("architecture"):
+        raise TypeError(f"{type(model).__name__} is neither a model of transformers nor made by timm.create_model")
+    config: dict[str, Any] = {"architecture": source["architecture"], "num_classes": model.num_classes}
+    if source.get("tag"):
+        config["pretrained_cfg"] = {"tag": source["tag"]}  # the tag says how pictures are prepared
+    arguments = dict(getattr(model, "_model_args", {}))
+    for _ in range(2):  # one argument may decide the default of another
+        with torch.device("meta"):
+            like = _shown(_create(config, arguments))
+        arguments |= {name: x for name, x in _shown(model).items() if x != like.get(name)}
+    config["model_args"] = {name: x for name, x in arguments.items() if _in_json(x)}
+    config[ELSEWHERE] = sorted(arguments.keys() - config["model_args"].keys())
+    return config
+
+
+def _load_timm(
+    folder: Path, config: dict[str, Any], plan: Plan, tensors: dict[str, Tensor], given: dict[str, Any]
+) -> Any:
+    """Load the model of a folder; arguments that are ``given`` take precedence over those of the file."""
+    need("loading a converted model of timm", "timm")
+    for name in config[ELSEWHERE]:
+        if name not in given:
+            raise ValueError(
+                f"the model in {folder} was made with {name}, which its file cannot hold: give it to "
+                f"load_linearized(folder, {name}=...) as it was given to timm.create_model"
+            )
+    model = _create(config, config["model_args"] | given)
+    convert(model, plan)
+    file, own = ({name: tuple(x.shape) for name, x in each.items()} for each in (tensors, model.state_dict()))
+    if wrong := [name for name in {**own, **file} if file.get(name) != own.get(name)]:
+        has, wants = (each.get(wrong[0], "none") for each in (file, own))
+        raise ValueError(
+            f"the weights in {folder} do not fit timm's {config['architecture']}: {wrong[0]} is {has} in the file and "
+            f"{wants} in the model. Give load_linearized(folder, ...) the arguments that the model was made with"
+        )
+    model.load_state_dict({name: x.clone() for name, x in tensors.items()}, assign=True)  # copied as in _load_cores
+    return model.eval()
+
+
+def _create(config: dict[str, Any], arguments: dict[str, Any]) -> Any:
+    import timm
+
+    name, tag = config["architecture"], config.get("pretrained_cfg", {}).get("tag")
+    tagged = f"{name}.{tag}"
+    known = tag and timm.get_pretrained_cfg(tagged, allow_unregistered=False) is not None
+    return timm.create_model(tagged if known else name, **{"num_classes": config["num_classes"], **arguments})
+
+
+def _shown(model: Any) -> dict[str, Any]:
+    found = {}
+    for name, show in SHOWN.items():
+        with suppress(AttributeError, TypeError):  # models of another class may lack this argument
+            found[name] = show(model)
+    return found
+
+
+def _in_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True

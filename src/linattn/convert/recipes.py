@@ -52,8 +52,8 @@ def with_recipe(recipe: str, method: str, *given: dict[str, Any]) -> tuple[dict[
     check_option("recipe", recipe, RECIPES)
     if method not in STAGES:
         raise OptionError("recipe", f"paper exists for the methods {', '.join(STAGES)}, got method {method!r}")
-    found = []
-    for own, fields in zip(STAGES[method], given, strict=True):
-        # If steps are given, the recipe's tokens are dropped: they would take precedence.
-        found.append({name: own[name] for name in own if not (name == "tokens" and "steps" in fields)} | fields)
-    return tuple(found)
+    # If steps are given, the recipe's tokens are dropped: they would take precedence.
+    return tuple(
+        {name: value for name, value in own.items() if not (name == "tokens" and "steps" in fields)} | fields
+        for own, fields in zip(STAGES[method], given, strict=True)
+    )

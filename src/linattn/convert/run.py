@@ -1,6 +1,6 @@
 """The whole conversion of a pretrained model: replacement, attention transfer, fine-tuning, and their quality."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -10,29 +10,21 @@ import torch
 from torch import nn
 
 from linattn.convert.adapters import find_adapter
-from linattn.convert.arguments import (
-    as_folder,
-    check_accelerator,
-    check_data,
-    check_loss,
-    check_objective,
-    check_recall,
-    check_stages,
-    check_steps,
-    check_targets,
-)
 from linattn.convert.convert import check_model, convert, plan_model
-from linattn.convert.degrees.split import taken
-from linattn.convert.degrees.start import measured, start_features
+from linattn.convert.degrees.allocate import taken
+from linattn.convert.degrees.measure import measured, start_features
 from linattn.convert.evaluate.quality import Quality
-from linattn.convert.finetune import FinetuneOptions, finetune
+from linattn.convert.finetune import FinetuneOptions
+from linattn.convert.finetune import finetune as learn_adapters
 from linattn.convert.plan import Plan
-from linattn.convert.training.data import Data, tokens_of
-from linattn.convert.training.setting import Batch, Batches, is_main, stage_bar
-from linattn.convert.training.text import Source
-from linattn.convert.transfer import LayerCurve, TransferOptions, transfer
+from linattn.convert.training.data import Data, Source
+from linattn.convert.training.loop import Batch, Batches, StageOptions, is_main
+from linattn.convert.transfer import LayerCurve, TransferOptions
+from linattn.convert.transfer import transfer as learn_attention
 from linattn.support.extras import need
 from linattn.support.files import write_json
+from linattn.support.options import OptionError, check_folder
+from linattn.support.progress import reported
 
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped]
@@ -116,10 +108,10 @@ def linearize(
         progress: show a bar.
         on_stage: called after each stage with its name (teacher, converted, transfer, finetune) and the model, whose
             ``linearize_report`` holds what is known so far.
-        accelerator: of ``linattn.lab.train.accelerator.create_accelerator``, for other devices and several processes.
+        accelerator: of accelerate, for other devices and several processes.
         method_options: fields of ``linattn.convert.plan.LayerPlan`` that differ from the method's own. The method
             ``"features"`` takes a mechanism and its options; ``"dof"`` also takes those of
-            :class:`linattn.convert.degrees.split.Split`: ``cost``, the mean number of features, ``clip`` and
+            :class:`linattn.convert.degrees.allocate.Split`: ``cost``, the mean number of features, ``clip`` and
             ``tolerance``.
 
     Returns:
@@ -134,113 +126,77 @@ def linearize(
         >>> model.linearize_report.plan["layers"]["0"]["window"]
         16
     """
-    stages, folder = check_stages(transfer, finetune), as_folder(folder)
-    check_data(text, batches, held_out)
-    check_recall(stages, batches)
+    stages = _checked(transfer, finetune, text, batches, held_out, folder, accelerator)
     taken(method, method_options)
-    check_accelerator(accelerator)
     find_adapter(model)  # an unknown family is refused before any text is read
     check_model(model)
-    data = None if batches is None else Data.of_batches(batches, held_out)
+    data = None
     if text is not None:
         data = Data.of_text(model, text, tokenizer, stages)
-    if data is not None:
-        check_steps(stages, data.length)
-    if data is not None and finetune is not None:
+    elif batches is not None:
+        data = Data(lambda _: batches, list(held_out), None)
+    if data is None:
+        transfer = finetune = None
+    else:
+        transfer, finetune = (None if stage is None else data.sized(stage) for stage in (transfer, finetune))
+        for stage in (transfer, finetune):
+            if stage is not None:
+                stage.steps_of(stage.length)  # tokens without a length are refused
+    if finetune is not None:
         need("fine-tuning", "peft")  # before the first stage takes its time
         check_targets(model, finetune)
         check_objective(model, finetune)
-    job = _Job(model, folder, progress, on_stage, accelerator)
-    return job.run(method, layers, method_options, data, transfer, finetune)
+    if accelerator is not None:
+        model.to(accelerator.device)
+    begun, seed = perf_counter(), stages[0].seed if stages else 0
+    probe = None if data is None else data.batches(data.sized(stages[0] if stages else TransferOptions()))
+    chosen, degrees = _planned(model, method, layers, method_options, probe)
+    if transfer is not None:
+        check_loss(chosen, transfer)
+    report = LinearizeReport(method, chosen.to_dict(), degrees=None if degrees is None else degrees.to_dict())
+    quality = Quality(model, data.held_out) if data is not None and data.held_out else None
+    report.metric = None if quality is None else quality.metric
 
-
-class _Job:
-    """Takes one model from stage to stage."""
-
-    def __init__(
-        self,
-        model: Any,
-        folder: Path | None,
-        progress: bool,
-        on_stage: OnStage | None,
-        accelerator: "Accelerator | None",
-    ) -> None:
-        self.model, self.folder, self.on_stage, self.accelerator = model, folder, on_stage, accelerator
-        self.hidden = not (progress and is_main(accelerator))
-        self.quality: Quality | None = None
-        self.report: LinearizeReport | None = None
-
-    def run(
-        self,
-        method: str,
-        layers: Sequence[int] | None,
-        options: Mapping[str, Any],
-        data: Data | None,
-        first: TransferOptions | None,
-        second: FinetuneOptions | None,
-    ) -> Any:
-        if self.accelerator is not None:
-            self.model.to(self.accelerator.device)
-        seed = next((stage.seed for stage in (first, second) if stage is not None), 0)
-        begun = perf_counter()
-        probe = None if data is None else data.batches(data.sized(first or second or TransferOptions()))
-        chosen, degrees = _planned(self.model, method, layers, dict(options), probe)
-        if data is not None and first is not None:
-            check_loss(chosen, first)
-        self.report = LinearizeReport(method, chosen.to_dict(), degrees=None if degrees is None else degrees.to_dict())
-        if data is not None and data.held_out:
-            self.quality = Quality(self.model, data.held_out)
-            self.report.metric = self.quality.metric
-        self._done("teacher", begun)
-        begun = perf_counter()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)  # a resumed run starts from the same features
-            convert(self.model, chosen)
-        if degrees is not None:
-            start_features(self.model, degrees, seed)
-        self._done("converted", begun)
-        if data is not None and first is not None:
-            self._transfer(data, data.sized(first))
-        if data is not None and second is not None:
-            self._finetune(data, data.sized(second))
-        return self.model
-
-    def _transfer(self, data: Data, options: TransferOptions) -> None:
-        assert self.report is not None
-        begun = perf_counter()
-        with stage_bar("transfer", hidden=self.hidden) as bar:
-            self.report.curves = transfer(
-                self.model, data.batches(options), options, self._under("transfer"), held_out=data.held_out,
-                progress=bar, accelerator=self.accelerator,
-            )  # fmt: skip
-        learned = any(curve.losses for curve in self.report.curves)  # cores without parameters are only measured
-        self._done("transfer", begun, tokens_of(options) if learned else 0)
-
-    def _finetune(self, data: Data, options: FinetuneOptions) -> None:
-        assert self.report is not None
-        begun = perf_counter()
-        with stage_bar("fine-tuning", hidden=self.hidden) as bar:
-            result = finetune(
-                self.model, data.batches(options), options, self._under("finetune"), progress=bar,
-                accelerator=self.accelerator,
-            )  # fmt: skip
-        self.report.losses = result.losses
-        self._done("finetune", begun, tokens_of(options))
-
-    def _done(self, name: str, begun: float, tokens: int | None = 0) -> None:
+    def done(name: str, tokens: int | None = 0) -> None:
         """Measure the model after a stage, and write the report so far."""
-        assert self.report is not None
+        nonlocal begun
         seconds = perf_counter() - begun
-        quality = None if self.quality is None else self.quality.of(self.model)
-        self.report.stages.append(StageFigures(name, quality, seconds, tokens))
-        if self.folder is not None and is_main(self.accelerator):
-            write_json(self.folder / "linearize_report.json", self.report.as_dict())
-        self.model.linearize_report = self.report
-        if self.on_stage is not None:
-            self.on_stage(name, self.model)
+        figure = None if quality is None else quality.of(model)
+        report.stages.append(StageFigures(name, figure, seconds, tokens))
+        if folder is not None and is_main(accelerator):
+            write_json(Path(folder) / "linearize_report.json", report.as_dict())
+        model.linearize_report = report
+        if on_stage is not None:
+            on_stage(name, model)
+        begun = perf_counter()
 
-    def _under(self, name: str) -> Path | None:
-        return None if self.folder is None else self.folder / name
+    def under(name: str) -> Path | None:
+        return None if folder is None else Path(folder) / name
+
+    done("teacher")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # a resumed run starts from the same features
+        convert(model, chosen)
+    if degrees is not None:
+        start_features(model, degrees, seed)
+    done("converted")
+    hidden = not (progress and is_main(accelerator))
+    if data is not None and transfer is not None:
+        with reported("transfer", hidden=hidden) as bar:
+            report.curves = learn_attention(
+                model, data.batches(transfer), transfer, under("transfer"), held_out=data.held_out, progress=bar,
+                accelerator=accelerator,
+            )  # fmt: skip
+        learned = any(curve.losses for curve in report.curves)  # cores without parameters are only measured
+        done("transfer", _tokens_of(transfer) if learned else 0)
+    if data is not None and finetune is not None:
+        with reported("fine-tuning", hidden=hidden) as bar:
+            result = learn_adapters(
+                model, data.batches(finetune), finetune, under("finetune"), progress=bar, accelerator=accelerator
+            )
+        report.losses = result.losses
+        done("finetune", _tokens_of(finetune))
+    return model
 
 
 def _planned(
@@ -258,3 +214,67 @@ def _planned(
             if shared:
                 options["feature_dim"] = split.dims(degrees.values(), head_dim)
     return plan_model(model, method, layers=layers, **options), degrees
+
+
+def _tokens_of(stage: StageOptions) -> int | None:
+    """Number of tokens that a stage trains on; None if it has no length."""
+    return None if stage.length is None else stage.steps_of(stage.length) * stage.batch_size * stage.length
+
+
+def _checked(
+    transfer: object,
+    finetune: object,
+    text: object,
+    batches: object,
+    held_out: object,
+    folder: str | Path | None,
+    accelerator: object,
+) -> list[StageOptions]:
+    """Check the arguments of :func:`linearize` that need no model; returns the stages that are not None."""
+    stages: list[StageOptions] = []
+    for name, stage, kind in (("transfer", transfer, TransferOptions), ("finetune", finetune, FinetuneOptions)):
+        if isinstance(stage, kind):
+            stages.append(stage)
+        elif stage is not None:
+            raise OptionError(name, f"must be {kind.__name__}(...), or None to leave it out, got {stage!r}")
+    if text is not None and batches is not None:
+        raise OptionError("text", "and batches are two ways to say the same: give one of them")
+    if batches is not None and not callable(batches):
+        raise OptionError("batches", f"must be a function of a step's number, got {type(batches).__name__}")
+    if batches is None and held_out:
+        raise OptionError("held_out", "goes with batches; of a text the last tenth is held out by itself")
+    if batches is not None and any(stage.recall_share for stage in stages):
+        raise OptionError("recall_share", "needs a text; batches that are given must repeat passages themselves")
+    if folder is not None:
+        check_folder("folder", Path(folder))
+    if accelerator is not None and not hasattr(accelerator, "device"):
+        raise OptionError("accelerator", f"must be an Accelerator of accelerate, or None, got {accelerator!r}")
+    return stages
+
+
+def check_targets(model: nn.Module, finetune: FinetuneOptions) -> None:
+    """Raise unless each target names a projection in some layer."""
+    named = model.named_modules()
+    known = {name.rpartition(".")[2] for name, module in named if getattr(module, "weight", None) is not None}
+    for target in finetune.targets or ():
+        if target not in known:
+            usual = ", ".join(find_adapter(model).lora_targets)
+            raise OptionError("targets", f"must be names of the model's projections ({usual}, ...), got {target!r}")
+
+
+def check_objective(model: Any, finetune: FinetuneOptions) -> None:
+    """Refuse next-token losses for a model that is not a causal language model."""
+    causal = all(site.shape.causal for site in find_adapter(model).sites(model))
+    silent = hasattr(model, "get_output_embeddings") and model.get_output_embeddings() is None
+    if finetune.objective != "distill" and (silent or not causal):
+        kind = type(model).__name__
+        raise OptionError(
+            "objective", f"must be distill for {kind}, which is no causal language model, got {finetune.objective!r}"
+        )
+
+
+def check_loss(plan: Plan, transfer: TransferOptions) -> None:
+    """Refuse the row loss with an output gate: rows are read off values that are unit vectors, as wide as T."""
+    gated = [index for index, layer in plan.layers.items() if layer.gate]
+    if transfer.loss == "cross_entropy" and gated:
+        raise OptionError("loss", f"must be mse for layers with a gate, {gated}, got 'cross_entropy'")

@@ -17,10 +17,19 @@ from linattn.kernels.common.support import reason_against
 from linattn.kernels.common.turned import attend_turned, twins_to_turn
 from linattn.kernels.maps.apply import map_features
 from linattn.kernels.step.attend import attend_step
-from linattn.ops.linear.call import LinearCall
+from linattn.ops.linear.call import (
+    LinearCall,
+    join_outputs,
+    log_decay_for,
+    log_input_for,
+    normalize,
+    order_queries,
+    rotated,
+    split_decay,
+    split_values,
+    weigh,
+)
 from linattn.ops.maps import FeatureMap, Twin
-from linattn.ops.maps.flows import join_outputs, order_queries, split_decay, split_values
-from linattn.ops.shared.prepare import log_decay_for, log_input_for, normalize, turned, weigh
 from linattn.ops.shared.types import AttentionOutput, LinearState
 
 WIDEST = 256  # features, and values of a head
@@ -65,7 +74,7 @@ def attend(
                 cu_seqlens=call.cu_seqlens, initial=initial, out_dtype=out_dtype, need_state=call.need_state,
             )  # fmt: skip
     phi, psi = (_mapped(x, feature_map) for x, feature_map in zip((q, k), call.maps, strict=True))
-    phi, psi, norm_features = turned(order_queries(phi, call.flows, k.shape[1]), psi, call)
+    phi, psi, norm_features = rotated(order_queries(phi, call.flows, k.shape[1]), psi, call)
     v = split_values(v, call.flows)
     # A decay per channel is as large as the keys: its kernels bound it and skip masked tokens when they read it.
     bounded = call.log_decay if kernel == which_kernel.CHANNEL else log_decay_for(call.log_decay, call.key_mask)

@@ -1,5 +1,6 @@
 """Runs the cases of an experiment: here, in worker processes, or on a Ray cluster. What is finished is kept."""
 
+import math
 import multiprocessing
 import os
 import signal
@@ -60,6 +61,11 @@ class Outcome:
         """The case and its result as one row of a frame."""
         return {**self.case, **(self.result or {}), **({"error": self.error} if self.error else {})}
 
+    @property
+    def reached(self) -> bool:
+        """False for a case that the time did not suffice for."""
+        return self.result is not None or bool(self.error)
+
 
 def run_cases(
     cases: Sequence[Case],
@@ -69,6 +75,8 @@ def run_cases(
     where: Where = "here",
     jobs: int = 1,
     fresh: bool = False,
+    seconds: float = math.inf,
+    most_seconds: float = math.inf,
     title: Callable[[Case], str] = str,
     said: Callable[[Outcome], str] = lambda outcome: "",
     like: Like = lambda case: None,
@@ -81,6 +89,8 @@ def run_cases(
             concerns its case alone, but for an OptionError, which ends all.
         jobs: cases at a time, where they run in processes, each of which has one thread.
         fresh: a process for each case, for measurements that must not disturb one another.
+        seconds: no case is begun after that; those that are left have neither a result nor an error.
+        most_seconds: a case that takes longer in a process is lost, with its process.
         said: words on a result, which are shown when a case is finished.
         like: a process that has measured a case goes on with one for which this is the same, if there is one, so that
             code compiled for the first serves both.
@@ -100,30 +110,35 @@ def run_cases(
             bar.show(len(cases) - len(shares) + sum(shares.values()), text)
 
         start = {"here": _here, "processes": _in_processes, "ray": _on_ray}[where]
-        for number, outcome in start(cases, left, measure, folder, told, jobs, fresh, like):
+        rules = Rules(jobs, fresh, time.monotonic() + seconds, most_seconds, like)
+        for number, outcome in start(cases, left, measure, folder, told, rules):
             done[number] = outcome
             del shares[number]
             if outcome.error:
                 screen.warn(f"failed: {title(outcome.case)}: {outcome.error}")
             elif words := said(outcome):
                 screen.note(words)
-    return [done[number] for number in range(len(cases))]
+    return [done.get(number, Outcome(case)) for number, case in enumerate(cases)]
 
 
 Outcomes = Iterator[tuple[int, Outcome]]
 
 
-def _here(
-    cases: Sequence[Case],
-    left: list[int],
-    measure: Measure,
-    folder: Path,
-    told: Told,
-    jobs: int,
-    fresh: bool,
-    like: Like,
-) -> Outcomes:
+@dataclass(frozen=True)
+class Rules:
+    """How cases are run: the arguments of :func:`run_cases`, with ``until`` a time of ``time.monotonic``."""
+
+    jobs: int
+    fresh: bool
+    until: float
+    most_seconds: float
+    like: Like
+
+
+def _here(cases: Sequence[Case], left: list[int], measure: Measure, folder: Path, told: Told, rules: Rules) -> Outcomes:
     for number in left:
+        if time.monotonic() > rules.until:
+            return
         told(number, 0.0, "")
         tell = lambda share, words, number=number: told(number, share, words)  # noqa: E731
         yield number, attempt(cases[number], measure, folder, tell)
@@ -140,28 +155,28 @@ def attempt(case: Case, measure: Measure, folder: Path, tell: Tell) -> Outcome:
 
 
 def _in_processes(
-    cases: Sequence[Case],
-    left: list[int],
-    measure: Measure,
-    folder: Path,
-    told: Told,
-    jobs: int,
-    fresh: bool,
-    like: Like,
+    cases: Sequence[Case], left: list[int], measure: Measure, folder: Path, told: Told, rules: Rules
 ) -> Outcomes:
-    waiting, workers = deque(left), dict[Any, tuple[Any, int]]()
+    waiting, workers, begun = deque(left), dict[Any, tuple[Any, int]](), dict[Any, float]()
 
     def give(process: Any, line: Connection, last: object = None) -> None:
-        number = next((n for n in waiting if last is not None and like(cases[n]) == last), waiting[0])
+        number = next((n for n in waiting if last is not None and rules.like(cases[n]) == last), waiting[0])
         waiting.remove(number)
-        workers[line] = process, number
+        workers[line], begun[line] = (process, number), time.monotonic()
         line.send((number, cases[number], measure, folder))
         told(number, 0.0, "")
 
     try:
         while waiting or workers:
-            while waiting and len(workers) < jobs:
+            if time.monotonic() > rules.until:
+                waiting.clear()
+            while waiting and len(workers) < rules.jobs:
                 give(*_start())
+            for line in [line for line in workers if time.monotonic() - begun[line] > rules.most_seconds]:
+                process, number = workers.pop(line)
+                process.kill()
+                process.join()
+                yield number, Outcome(cases[number], error=f"it took longer than {rules.most_seconds:.0f} s")
             ready: Any = wait(list(workers), timeout=SECONDS_BETWEEN_LOOKS)
             for line in ready:
                 process, number = workers[line]
@@ -179,8 +194,8 @@ def _in_processes(
                 if kind == "wrong":
                     raise value
                 yield number, value
-                if waiting and not fresh:
-                    give(process, line, like(cases[number]))
+                if waiting and not rules.fresh and time.monotonic() < rules.until:
+                    give(process, line, rules.like(cases[number]))
                 else:
                     line.send(None)
                     process.join()
@@ -232,20 +247,13 @@ def _how_it_ended(code: int) -> str:
 
 
 def _on_ray(
-    cases: Sequence[Case],
-    left: list[int],
-    measure: Measure,
-    folder: Path,
-    told: Told,
-    jobs: int,
-    fresh: bool,
-    like: Like,
+    cases: Sequence[Case], left: list[int], measure: Measure, folder: Path, told: Told, rules: Rules
 ) -> Outcomes:
     """One task of Ray a case; the folder must be one that all nodes see."""
     import ray  # type: ignore[import-not-found]
 
     ray.init(ignore_reinit_error=True, log_to_driver=False)
-    remote = ray.remote(max_calls=1 if fresh else 0)(attempt)
+    remote = ray.remote(max_calls=1 if rules.fresh else 0)(attempt)
     waiting = {remote.remote(cases[number], measure, folder, Work.tell): number for number in left}
     while waiting:
         ready, _ = ray.wait(list(waiting), timeout=SECONDS_BETWEEN_LOOKS)

@@ -33,6 +33,8 @@ class Command(Protocol):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that ``arguments`` name; returns its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["compare"] and any(word.partition("=")[0] == "--task" for word in words[1:]):
+        words[1:] = ["text", *words[2 if words[1] == "text" else 1 :]]  # by --task, with or without its name
     name = command_name(words)
     try:
         return _run(name, words)
@@ -89,7 +91,7 @@ def create_app(name: str = "", everything: bool = False) -> Any:
 
     app = App(
         name="linattn", help="Linear attention for PyTorch.", version=__version__, version_flags=["--version"],
-        help_format="plaintext", result_action="return_value",
+        help_format="plaintext", result_action="return_value", suppress_keyboard_interrupt=False,
     )  # fmt: skip
     app.register_install_completion_command(name="--install-completion")
     groups: dict[str, Any] = {}
@@ -132,10 +134,12 @@ def _function(config: type[Config], everything: bool) -> Any:
         quiet, as_json, file = given.pop("quiet", False), given.pop("json", False), given.pop("config", None)
         chosen = {key: value for key, value in given.items() if value is not None}
         chosen |= {key: value for key, value in zip(arguments, positional, strict=False) if value is not None}
+        chosen |= {key: ",".join(value) for key, value in chosen.items() if key in repeated}
         made: Any = config.parse(read_config(file) | chosen)
         return int(made.run(Screen(quiet=quiet, as_json=as_json)))
 
     hints = get_type_hints(config)
+    repeated = {name for name, hint in hints.items() if get_origin(alternatives(hint)[0][0]) is tuple}
     parameters, arguments = [], []
     panels: dict[str, Any] = {}
     for own in fields(config):
@@ -147,7 +151,7 @@ def _function(config: type[Config], everything: bool) -> Any:
         panels.setdefault(panel, Group(panel, sort_key=LAST.get(panel, len(panels))))
         default = _shown_default(own, rule)
         annotation: Any = Annotated[
-            _typed(hints[own.name]),
+            list[str] | None if rule.repeated else _typed(hints[own.name]),
             Parameter(
                 name=None if rule.argument else flag(own.name),
                 help=rule.help + _shown_choices(rule),
@@ -197,12 +201,12 @@ def _flag(command: str, name: str) -> str:
 
 
 def _typed(hint: Any) -> Any:
-    """What the command line reads: texts, which the config parses, flags, and lists of ``key=value``."""
+    """What the command line reads: texts, which the config parses, flags, and what may be given again."""
     kind = alternatives(hint)[0][0]
     if kind is bool:
         return bool | None
     origin = get_origin(kind) or kind
-    if isinstance(origin, type) and issubclass(origin, Mapping):
+    if isinstance(origin, type) and issubclass(origin, Mapping | tuple):
         return list[str] | None
     return kind | None if kind in (int, float, Path) else str | None
 

@@ -142,6 +142,11 @@ def save_results(path: Path, meta: Mapping[str, Any], rows: Sequence[Mapping[str
     lines = ",\n".join(json.dumps(as_json(row)) for row in rows)
     text = f'{{"meta": {json.dumps(as_json(meta))},\n"rows": [\n{lines}\n]}}\n'
     write_atomically(path, lambda temporary: temporary.write_text(text))
+    save_csv(path.with_suffix(".csv"), rows)
+
+
+def save_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows as CSV; what a row lacks stays empty, and lists are JSON."""
     names = list(dict.fromkeys(key for row in rows for key in row))
 
     def write(temporary: Path) -> None:
@@ -151,7 +156,7 @@ def save_results(path: Path, meta: Mapping[str, Any], rows: Sequence[Mapping[str
             writer.writerows({key: json.dumps(as_json(value)) if isinstance(value, list | dict) else value
                               for key, value in row.items()} for row in rows)  # fmt: skip
 
-    write_atomically(path.with_suffix(".csv"), write)
+    write_atomically(path, write)
 
 
 def load_results(path: Path) -> dict[str, Any]:

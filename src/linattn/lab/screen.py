@@ -70,9 +70,9 @@ class Screen:
         """A table of texts and numbers; the first column has names."""
         if self.quiet:
             return
-        shown = Table(title=title, title_justify="left", header_style="bold")
+        shown = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
         for number, name in enumerate(columns):
-            shown.add_column(name, justify="right" if number else "left", overflow="fold")
+            shown.add_column(name, justify="right" if number else "left", overflow="fold", no_wrap=not number)
         for row in rows:
             shown.add_row(*("" if cell is None else str(cell) for cell in row))
         self.out.print(shown)

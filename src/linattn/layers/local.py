@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linattn.ops.shared.prepare import hide
+from linattn.ops.shared.call import hide
 
 KERNELS = ("shared", "channel")
 

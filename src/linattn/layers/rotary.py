@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from linattn.mechanisms.base import Mechanism
-from linattn.ops.shared.packing import compute_dtype
+from linattn.ops.shared.call import compute_dtype
 from linattn.ops.shared.rotation import Rotation, Turns
 
 WIDTHS = ("features", "blocks")

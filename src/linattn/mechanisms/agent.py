@@ -11,7 +11,7 @@ from linattn.mechanisms.common.over_tokens import query_mask, softmax_features
 from linattn.mechanisms.common.pooling import line_bins, plane_bins, pool, read
 from linattn.mechanisms.common.wide import wide
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops.shared.prepare import hide, without_autocast
+from linattn.ops.shared.call import hide, without_autocast
 
 
 @register_mechanism("agent", paper="arXiv:2312.08874", year=2023, causal=False, state="none")

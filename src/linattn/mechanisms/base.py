@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from linattn.ops.linear.api import linear_attention, linear_attention_with_state
 from linattn.ops.shared import checks
-from linattn.ops.shared.choice import IMPLEMENTATIONS
-from linattn.ops.shared.prepare import hide
+from linattn.ops.shared.call import IMPLEMENTATIONS, hide
 from linattn.ops.shared.rotation import Rotate
 from linattn.ops.shared.types import LinearState
 

@@ -12,8 +12,8 @@ from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOu
 from linattn.mechanisms.common.positions import token_positions
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.shared import checks
-from linattn.ops.shared.packing import compute_dtype, num_sequences
-from linattn.ops.shared.positions import sequence_of_tokens
+from linattn.ops.shared.call import compute_dtype, num_sequences
+from linattn.ops.shared.packing import sequence_of_tokens
 from linattn.ops.shared.types import LinearState
 
 CAUSAL_MAX_LENGTH = 8192  # a fixed default, as the final length of a causal sequence is not known while it is read

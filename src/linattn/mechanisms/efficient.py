@@ -8,7 +8,7 @@ from linattn.mechanisms.base import Call, LinearBase, MechanismOutput, check_len
 from linattn.mechanisms.common.over_tokens import query_mask, softmax_features
 from linattn.mechanisms.common.wide import wide
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops.shared.prepare import hide
+from linattn.ops.shared.call import hide
 
 
 @register_mechanism("efficient", paper="arXiv:1812.01243", year=2018, causal=False, state="none")

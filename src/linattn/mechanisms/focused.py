@@ -11,7 +11,7 @@ from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOu
 from linattn.mechanisms.common.over_tokens import mean_factor
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.maps import ShiftedPower
-from linattn.ops.shared.packing import compute_dtype
+from linattn.ops.shared.call import compute_dtype
 
 EPS = 1e-6
 

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from linattn.mechanisms.base import CommonOptions, LinearMechanism
 from linattn.mechanisms.registry import register_mechanism
+from linattn.ops.shared.call import compute_dtype
 from linattn.ops.shared.checks import check_choice
-from linattn.ops.shared.packing import compute_dtype
 
 GATE_RANK = 16
 GATE_TEMPERATURE = 16

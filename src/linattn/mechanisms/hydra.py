@@ -10,8 +10,7 @@ from linattn.mechanisms.base import Call, LinearBase, MechanismOutput, check_len
 from linattn.mechanisms.common.directions import direction_of, output_dtype
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.shared import checks
-from linattn.ops.shared.packing import compute_dtype, num_sequences
-from linattn.ops.shared.prepare import without_autocast
+from linattn.ops.shared.call import compute_dtype, num_sequences, without_autocast
 from linattn.ops.shared.types import LinearState
 
 

@@ -13,10 +13,10 @@ from linattn.mechanisms.common.orders import Orders, plane_orders
 from linattn.mechanisms.common.positions import token_positions
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.linear.api import linear_attention
+from linattn.ops.linear.call import log_decay_for
 from linattn.ops.maps import EluPlusOne, FeatureMap, UnitSilu
+from linattn.ops.shared.call import compute_dtype, hide, num_sequences
 from linattn.ops.shared.checks import autocast_dtype, check_choice
-from linattn.ops.shared.packing import compute_dtype, num_sequences
-from linattn.ops.shared.prepare import hide, log_decay_for
 from linattn.ops.shared.types import DecayIndex, Normalizer
 
 DECAYS = ("none", "fixed", "selective")

@@ -14,10 +14,10 @@ from linattn.mechanisms.common.reflections import reflect_by, variance_over_pack
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.linear.call import FeatureMaps
 from linattn.ops.maps import PairRelu, Relu
-from linattn.ops.reflection.api import Modulation, pair_matrices, reflect_heads
-from linattn.ops.reflection.plain import turned
+from linattn.ops.reflection.api import modulated_angles, pair_matrices, reflect_heads
+from linattn.ops.reflection.types import Modulation
 from linattn.ops.shared import checks
-from linattn.ops.shared.prepare import hide
+from linattn.ops.shared.call import hide
 
 MODULATIONS = ("sequence", "token", "none")
 EPS = 1e-6
@@ -191,7 +191,7 @@ class Mirror(LinearBase):
             variance = variance_within_token(q, k, call)
         elif self.modulation == "sequence" and not over_rows:
             variance = variance_over_packed(q, k, call)
-        angles = turned(self.angles, variance, self._modulation)
+        angles = modulated_angles(self.angles, variance, self._modulation)
         return reflect_by(q, angles), reflect_by(k, angles)
 
     @property

@@ -11,9 +11,9 @@ from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOu
 from linattn.mechanisms.common.both_ways import exponential_both_ways
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.exponential.api import exponential_attention, exponential_attention_with_state
-from linattn.ops.exponential.types import ExponentialState
+from linattn.ops.exponential.call import ExponentialState
+from linattn.ops.shared.call import compute_dtype
 from linattn.ops.shared.checks import check_choice
-from linattn.ops.shared.packing import compute_dtype
 from linattn.ops.shared.types import LinearState
 
 FORGET_BIAS = (3.0, 6.0)  # of the first and the last head

@@ -11,8 +11,8 @@ from linattn.mechanisms.common.over_tokens import with_mean_eps
 from linattn.mechanisms.common.wide import WideLinear
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.maps import NormPower, SignPower, WideMap
+from linattn.ops.shared.call import compute_dtype
 from linattn.ops.shared.checks import check_choice
-from linattn.ops.shared.packing import compute_dtype
 
 EPS = 1e-6
 ANGLES = ("hard", "direction", "raw", "scaled")

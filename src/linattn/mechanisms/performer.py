@@ -10,10 +10,9 @@ from torch import Generator, Tensor
 from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.exponential.stabilizer import stabilize
+from linattn.ops.shared.call import compute_dtype, num_sequences, without_autocast
 from linattn.ops.shared.checks import check_shape
-from linattn.ops.shared.packing import compute_dtype, num_sequences
-from linattn.ops.shared.positions import sequence_of_tokens
-from linattn.ops.shared.prepare import without_autocast
+from linattn.ops.shared.packing import sequence_of_tokens
 from linattn.ops.shared.types import LinearState
 
 

@@ -9,7 +9,7 @@ from linattn.mechanisms.common.over_tokens import count_tokens, exp_over_tokens,
 from linattn.mechanisms.common.wide import WideLinear, wide
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.maps import EluPlusOne
-from linattn.ops.shared.prepare import hide
+from linattn.ops.shared.call import hide
 
 
 @register_mechanism("rala", paper="arXiv:2411.07635", year=2024, causal=False, state="none")

@@ -9,9 +9,8 @@ from torch import Tensor
 from linattn.mechanisms.base import Call, CommonOptions, Mechanism, MechanismOutput, check_length
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.shared import checks
-from linattn.ops.shared.packing import compute_dtype
-from linattn.ops.shared.positions import sequence_of_tokens
-from linattn.ops.shared.prepare import hide, without_autocast
+from linattn.ops.shared.call import compute_dtype, hide, without_autocast
+from linattn.ops.shared.packing import sequence_of_tokens
 
 
 class SoftmaxState(NamedTuple):

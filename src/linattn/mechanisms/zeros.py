@@ -17,8 +17,7 @@ from linattn.ops.exponential.stabilizer import stabilize
 from linattn.ops.linear.api import run
 from linattn.ops.linear.call import LinearCall
 from linattn.ops.shared import checks
-from linattn.ops.shared.packing import compute_dtype, num_sequences
-from linattn.ops.shared.prepare import without_autocast
+from linattn.ops.shared.call import compute_dtype, num_sequences, without_autocast
 from linattn.ops.shared.types import LinearState
 
 LOGITS = ("deviation", "quadratic", "mean", "l1", "rms")

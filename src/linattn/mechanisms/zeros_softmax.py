@@ -13,8 +13,7 @@ from linattn.mechanisms.common.over_tokens import sum_over_tokens
 from linattn.mechanisms.registry import create_mechanism, register_mechanism
 from linattn.ops.linear.api import linear_attention_with_state
 from linattn.ops.shared import checks
-from linattn.ops.shared.packing import compute_dtype, num_sequences
-from linattn.ops.shared.prepare import without_autocast
+from linattn.ops.shared.call import compute_dtype, num_sequences, without_autocast
 from linattn.ops.shared.types import LinearState
 
 

@@ -6,18 +6,23 @@ from typing import Any
 from torch import Tensor
 
 from linattn.ops.convolution import api as convolution
+from linattn.ops.convolution.call import ConvolutionCall
 from linattn.ops.exponential import api as exponential
+from linattn.ops.exponential.call import ExponentialCall
 from linattn.ops.hybrid import api as hybrid
+from linattn.ops.hybrid.call import HybridCall
 from linattn.ops.linear import api as linear
+from linattn.ops.linear.call import LinearCall
 from linattn.ops.reflection import api as reflection
-from linattn.ops.shared.choice import Choice
+from linattn.ops.shared.call import Choice
 
-_EXPLAINED: dict[Callable[..., Any], Callable[..., Choice]] = {
-    linear.linear_attention: linear.explain,
-    exponential.exponential_attention: exponential.explain_exponential,
-    convolution.short_convolution: convolution.explain_convolution,
-    hybrid.hybrid_attention: hybrid.explain_hybrid,
-    reflection.reflect_heads: reflection.explain_reflection,
+# What holds the arguments of each op's call, and the check and choice that a call begins with.
+_CALLS: dict[Callable[..., Any], tuple[Callable[..., Any], Callable[[Any, str], Choice]]] = {
+    linear.linear_attention: (LinearCall, linear.checked_choice),
+    exponential.exponential_attention: (ExponentialCall, exponential.checked_choice),
+    convolution.short_convolution: (ConvolutionCall, convolution.checked_choice),
+    hybrid.hybrid_attention: (HybridCall, hybrid.checked_choice),
+    reflection.reflect_heads: (reflection.ReflectionCall, reflection.checked_choice),
 }
 
 
@@ -46,7 +51,8 @@ def explain(
         >>> explain(torch.randn(1, 16, 8), torch.randn(8, 4), op=short_convolution).impl
         'chunked'
     """
-    if op not in _EXPLAINED:
-        names = ", ".join(known.__name__ for known in _EXPLAINED)
+    if op not in _CALLS:
+        names = ", ".join(known.__name__ for known in _CALLS)
         raise ValueError(f"op must be one of the functions {names}, got {op!r}")
-    return _EXPLAINED[op](*inputs, impl=impl, **options)
+    arguments, choose = _CALLS[op]
+    return choose(arguments(*inputs, **options), impl)

@@ -42,6 +42,8 @@ class Option:
     """Shown by ``--help-all`` alone."""
     hidden: bool = False
     """A field of Python alone: the command line does not have it."""
+    repeated: bool = False
+    """A tuple of texts that may have commas, each given by an option of its own."""
     argument: bool = False
     """Given by its place in the command, without its name."""
     affects: bool = True
@@ -94,11 +96,17 @@ class Config:
     @classmethod
     def parse(cls, texts: Mapping[str, Any]) -> Self:
         """A config from texts as they are typed, or from values of a file; an unknown name is refused."""
-        hints, known = get_type_hints(cls), {own.name for own in fields(cls)}
+        return cls(**cls.typed(texts))
+
+    @classmethod
+    def typed(cls, texts: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of such texts by name, not checked yet."""
+        hints, known = get_type_hints(cls), {own.name: option_of(own) for own in fields(cls)}
         for name in texts:
             if name not in known:
                 raise OptionError(name, f"is no option; there are {', '.join(sorted(known))}")
-        return cls(**{name: parse_value(name, value, hints[name]) for name, value in texts.items()})
+        whole = {name: (text,) for name, text in texts.items() if known[name].repeated and isinstance(text, str)}
+        return {name: parse_value(name, value, hints[name]) for name, value in {**texts, **whole}.items()}
 
 
 def option_of(own: Field[Any]) -> Option:
@@ -131,6 +139,8 @@ def parse_value(name: str, value: Any, hint: Any) -> Any:
     origin = get_origin(kind) or kind
     if origin is tuple:
         parts = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple):
+            return parts
         return tuple(parse_value(name, part, get_args(kind)[0]) for part in parts)
     if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
         return dict(value) if isinstance(value, Mapping) else parse_settings(name, value)
@@ -183,10 +193,12 @@ def check_value(name: str, value: Any, hint: Any, rule: Option) -> None:
         return
     origin = get_origin(kinds[0]) or kinds[0]
     if origin is tuple:
-        if not isinstance(value, tuple):
-            raise OptionError(name, f"must be a tuple, got {value!r}")
+        parts = get_args(kinds[0])
+        if not isinstance(value, tuple) or (Ellipsis not in parts and len(value) != len(parts)):
+            count = "" if Ellipsis in parts else f" of {len(parts)}"
+            raise OptionError(name, f"must be a tuple{count}, got {value!r}")
         for part in value:
-            check_value(name, part, get_args(kinds[0])[0], rule)
+            check_value(name, part, parts[0], rule)
         return
     if not any(_fits(value, kind) for kind in kinds):
         raise OptionError(name, f"must be {' or '.join(map(_words, kinds))}, got {value!r}")

@@ -1,4 +1,4 @@
-"""Reads text as bytes: one file, several, or the lines of a jsonl file."""
+"""Reads text as bytes: one file, several, or the lines of a jsonl file; and encodes it with a tokenizer."""
 
 import gzip
 import json
@@ -11,6 +11,9 @@ from torch import Tensor
 
 from linattn.support.options import SettingError
 
+PIECE = (
+    1 << 20
+)  # characters a tokenizer gets at once: for a whole corpus it would need tens of times its size in memory
 ARCHIVES = (".zip", ".bz2", ".xz", ".zst", ".7z", ".tar", ".tgz")
 SOURCES = "a text file, the same packed as .gz, a folder of .txt files, or a .jsonl file whose lines have a text"
 
@@ -48,6 +51,23 @@ def as_bytes(text: str | bytes) -> Tensor:
 def as_text(document: Tensor) -> str:
     """Decode a document; bytes that are not UTF-8, as at a cut, are left out."""
     return bytes(document.numpy()).decode("utf-8", errors="ignore")
+
+
+def encode(tokenizer: Any, text: str) -> Tensor:
+    """Token ids int32 ``(n,)`` by a tokenizer of transformers, without marks of its own.
+
+    Long texts are encoded in pieces that end at a new line, else at a space, so that words are not cut if possible.
+    """
+    found: list[int] = []
+    first = 0
+    while first < len(text):
+        last = min(first + PIECE, len(text))
+        if last < len(text):
+            cuts = (text.rfind(sign, first + 1, last) for sign in ("\n", " "))
+            last = next((cut for cut in cuts if cut > 0), last)
+        found += tokenizer(text[first:last], add_special_tokens=False, verbose=False)["input_ids"]
+        first = last
+    return torch.tensor(found, dtype=torch.int32)
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:

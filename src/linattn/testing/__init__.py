@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from linattn.mechanisms.base import Mechanism
-from linattn.ops.shared.choice import FORMS
+from linattn.ops.shared.call import FORMS
 from linattn.testing.bad_input import check_bad_input
 from linattn.testing.cases import Subject, subject_of
 from linattn.testing.causality import check_causality

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from linattn.mechanisms.base import Mechanism
 from linattn.mechanisms.registry import MechanismInfo, mechanism_info
-from linattn.ops.shared.choice import FORMS
+from linattn.ops.shared.call import FORMS
 from linattn.testing.violation import ROUNDINGS, Standard, largest
 
 HEADS, HEAD_DIM, BATCH = 2, 8, 2
@@ -122,6 +122,12 @@ class Subject:
                 if "impl" not in str(error):
                     raise
         return found
+
+    def each_form(self) -> Iterator[tuple[str, str, Mechanism]]:
+        """Words for a case, the form, and an instance, for every form in every mode."""
+        for causal in self.modes:
+            for impl, built in self.forms(causal).items():
+                yield f"{'causal' if causal else 'bidirectional'}, {impl}", impl, built
 
     def plain(self, like: Mechanism, impls: tuple[str, ...] = ("reference", "chunked")) -> list[Mechanism]:
         """Copies of ``like`` in forms of plain PyTorch, the definition first."""

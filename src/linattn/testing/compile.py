@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from linattn.mechanisms.base import Mechanism
-from linattn.testing.cases import Call, Inputs, Results, Subject, attend, evaluate, named_state, subject_of
+from linattn.testing.cases import Call, Subject, attend, evaluate, subject_of
+from linattn.testing.hand_over import in_pieces, step_by_step
 from linattn.testing.violation import ContractViolation
 
 LENGTH = 70
@@ -49,18 +50,5 @@ def _calls(subject: Subject, causal: bool, length: int) -> dict[str, Call]:
         "packed": partial(attend, cu_seqlens=torch.tensor([0, 3, length], device=device)),
     }
     if causal and subject.has_state:
-        calls |= {"with state": _two_pieces, "step": _one_step}
+        calls |= {"with state": partial(in_pieces, cuts=(30,)), "step": step_by_step}
     return calls
-
-
-def _two_pieces(mechanism: Mechanism, inputs: Inputs) -> Results:
-    a, b = inputs.tokens(slice(0, 30)), inputs.tokens(slice(30, None))
-    first = mechanism.with_state(a.q, a.k, a.v, x=a.x)
-    second = mechanism.with_state(b.q, b.k, b.v, state=first.state, x=b.x)
-    return {"output": second.output, **named_state(second.state)}
-
-
-def _one_step(mechanism: Mechanism, inputs: Inputs) -> Results:
-    x = None if inputs.x is None else inputs.x[:, 0]
-    out = mechanism.step(inputs.q[:, :, 0], inputs.k[:, :, 0], inputs.v[:, :, 0], None, x=x)
-    return {"output": out.output, **named_state(out.state)}

@@ -14,21 +14,17 @@ LENGTH = 20
 def check_gradients(mechanism: str | type[Mechanism] | Subject) -> list[str]:
     """Check gradients: finite for zero vectors, huge norms, equal tokens; else present, not zero and the true slope."""
     subject, passed = subject_of(mechanism), []
-    for causal in subject.modes:
-        mode = "causal" if causal else "bidirectional"
-        for impl, built in subject.forms(causal).items():
-            inputs = subject.inputs(built, LENGTH)
-            for dtype in (torch.float64, torch.float32) if subject.exact else (subject.dtype,):
-                cast = built.to(dtype)
-                for kind, special in _special(inputs).items():
-                    case = f"{mode}, {impl}, {kind}, {dtype}"
-                    need_finite("gradients", case, evaluate(cast, special.change(lambda t, d=dtype: t.to(d))))  # type: ignore[misc]
-                    passed.append(case)
-        for impl, built in subject.forms(causal).items():
-            inputs = subject.inputs(built, LENGTH)
-            passed.append(_present(built, inputs, f"{mode}, {impl}, generic data"))
-            if subject.exact:  # below fp64 a difference quotient says little; check_forms compares these gradients
-                passed.append(_slope(built, inputs, f"{mode}, {impl}, slope"))
+    for label, _, built in subject.each_form():
+        inputs = subject.inputs(built, LENGTH)
+        passed.append(_present(built, inputs, f"{label}, generic data"))
+        if subject.exact:  # below fp64 a difference quotient says little; check_forms compares these gradients
+            passed.append(_slope(built, inputs, f"{label}, slope"))
+        for dtype in (torch.float64, torch.float32) if subject.exact else (subject.dtype,):
+            cast = built.to(dtype)
+            for kind, special in _special(inputs).items():
+                case = f"{label}, {kind}, {dtype}"
+                need_finite("gradients", case, evaluate(cast, special.change(lambda t, d=dtype: t.to(d))))  # type: ignore[misc]
+                passed.append(case)
     return passed
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from linattn.mechanisms.base import Mechanism
-from linattn.testing.cases import LENGTH, Inputs, Results, Subject, attend, evaluate, named_state, subject_of
+from linattn.testing.cases import LENGTH, Inputs, Results, Subject, attend, attend_with_state, evaluate, subject_of
 
 PACKED = (3, 0, LENGTH - 5, 1, 0)  # empty sequences inside and at the end, and one longer than a chunk
 
@@ -15,19 +15,18 @@ PACKED = (3, 0, LENGTH - 5, 1, 0)  # empty sequences inside and at the end, and 
 def check_padding(mechanism: str | type[Mechanism] | Subject) -> list[str]:
     """Check that values, gradients and states are those of the real tokens alone, whatever the padding holds."""
     subject, passed = subject_of(mechanism), []
+    masks = _masks(subject.device)
+    for label, impl, built in subject.each_form():
+        state = built.causal and subject.has_state
+        for where, mask in masks.items():
+            if impl == "recurrent" and where != "scattered":
+                continue  # a loop over tokens has no special ends, and it is slow
+            passed += _masked(subject, built, mask, state, f"{label}, {where}")
+        passed.append(_packed(subject, built, PACKED, state, f"{label}, packed {PACKED}"))
     for causal in subject.modes:
-        state = causal and subject.has_state
-        for impl, built in subject.forms(causal).items():
-            label = f"{'causal' if causal else 'bidirectional'}, {impl}"
-            for where, mask in _masks(subject.device).items():
-                if impl == "recurrent" and where != "scattered":
-                    continue  # a loop over tokens has no special ends, and it is slow
-                passed += _masked(subject, built, mask, state, f"{label}, {where}")
-            passed.append(_packed(subject, built, PACKED, state, f"{label}, packed {PACKED}"))
         if True in subject.groupings(causal):
-            built = subject.build(causal, grouped=True)
-            mask = _masks(subject.device)["scattered"]
-            passed += _masked(subject, built, mask, state, f"grouped heads, causal={causal}")
+            built, state = subject.build(causal, grouped=True), causal and subject.has_state
+            passed += _masked(subject, built, masks["scattered"], state, f"grouped heads, causal={causal}")
     return passed
 
 
@@ -66,10 +65,7 @@ def _packed(subject: Subject, mechanism: Mechanism, lengths: tuple[int, ...], st
 
 
 def _run(mechanism: Mechanism, inputs: Inputs, state: bool, **more: Tensor | None) -> Results:
-    if not state:
-        return attend(mechanism, inputs, **more)
-    out = mechanism.with_state(inputs.q, inputs.k, inputs.v, x=inputs.x, **more)
-    return {"output": out.output, **named_state(out.state)}
+    return (attend_with_state if state else attend)(mechanism, inputs, **more)
 
 
 def _rows_masked(mechanism: Mechanism, inputs: Inputs, mask: Tensor, state: bool) -> Results:

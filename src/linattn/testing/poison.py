@@ -39,15 +39,13 @@ def poisoned_allocations() -> Iterator[None]:
 def check_poison(mechanism: str | type[Mechanism] | Subject) -> list[str]:
     """Check that outputs, states and gradients have no NaN in such memory and equal those in ordinary memory."""
     subject, passed = subject_of(mechanism), []
-    for causal in subject.modes:
-        for impl, built in subject.forms(causal).items():
-            inputs = subject.inputs(built)
-            case = f"{'causal' if causal else 'bidirectional'}, {impl}"
-            call = attend_with_state if causal and subject.has_state else attend
-            with poisoned_allocations():
-                found = evaluate(built, inputs, call)
-            need_finite("poison", case, found)
-            # The deterministic variant of an operator may sum in another order.
-            subject.standard(built, inputs, call).hold("poison", case, found, 1e-12)
-            passed.append(case)
+    for case, _, built in subject.each_form():
+        inputs = subject.inputs(built)
+        call = attend_with_state if built.causal and subject.has_state else attend
+        with poisoned_allocations():
+            results = evaluate(built, inputs, call)
+        need_finite("poison", case, results)
+        # The deterministic variant of an operator may sum in another order.
+        subject.standard(built, inputs, call).hold("poison", case, results, 1e-12)
+        passed.append(case)
     return passed

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from linattn.mechanisms.base import Mechanism
-from linattn.ops.shared.choice import FORMS
+from linattn.ops.shared.call import FORMS
 from linattn.testing.cases import Inputs, Subject, attend, random_like, subject_of
 from linattn.testing.violation import ContractViolation, distance
 

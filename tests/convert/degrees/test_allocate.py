@@ -6,21 +6,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linattn.convert.degrees.allocate import allocate
+from linattn.convert.degrees.allocate import Split, allocate, taken
+from linattn.support.options import OptionError
 
 values = st.lists(st.floats(1e-3, 1e4), min_size=1, max_size=40).map(lambda found: dict(enumerate(found)))
 
 
 @settings(max_examples=60, deadline=None)
-@given(values, st.integers(1, 20), st.sampled_from((1, 8, 16)), st.integers(1, 4), st.none() | st.integers(1, 40))
-def test_every_budget_is_spent_within_the_limits_and_in_order(values, cost, multiple, low, high):
+@given(values, st.integers(1, 20), st.sampled_from((1, 8, 16)), st.integers(1, 4))
+def test_every_budget_is_spent_within_the_limits_and_in_order(values, cost, multiple, low):
     cost, smallest = cost * 16, low * 8
-    largest = None if high is None else max(high * 16, cost, smallest)
     if cost < -(-smallest // multiple) * multiple:
         return
-    dims = allocate(values, cost, multiple=multiple, smallest=smallest, largest=largest)
+    dims = allocate(values, cost, multiple=multiple, smallest=smallest)
     assert dims.keys() == values.keys()
-    assert all(dim % multiple == 0 and dim >= smallest and (largest is None or dim <= largest) for dim in dims.values())
+    assert all(dim % multiple == 0 and dim >= smallest for dim in dims.values())
     assert sum(dims.values()) == cost * len(values) // multiple * multiple  # the cost of the same for all
     ordered = sorted(values, key=lambda layer: values[layer])
     pairs = [(a, b) for a, b in pairwise(ordered) if values[a] < values[b]]
@@ -63,27 +63,31 @@ def test_clipped_dimensions_of_gpt2_are_those_of_the_paper():
     clipped = allocate(degrees, 64, multiple=1, smallest=1, clip=64)
     assert list(clipped.values()) == [min(dim, 64) for dim in PUBLISHED]
     assert sum(clipped.values()) / 12 == pytest.approx(46.4, abs=0.05)
-    capped = allocate(degrees, 64, multiple=1, smallest=1, largest=96)
-    assert sum(capped.values()) == 12 * 64  # another rule: others get what a limit takes away
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (({0: 1.0}, 8), "cost must lie from smallest=16"),
-        (({0: 1.0}, 64, 48), "to largest=48"),
+        (({0: 1.0}, 8), "cost must be at least smallest=16"),
         (({0: float("nan")}, 64), "finite and > 0, got nan for layer 0"),
         (({}, 64), "at least one layer"),
         (({0: 1.0}, 64.0), "cost must be an integer"),
+        (({0: 1.0}, 64, 0), "clip must be an integer >= 1, or None, got 0"),
+        (({0: 1.0}, 64, 8.0), "clip must be an integer >= 1, or None, got 8.0"),
     ],
 )
 def test_what_cannot_be_split_is_refused(arguments, words):
-    values, cost, *largest = arguments
+    values, cost, *clip = arguments
     with pytest.raises(ValueError, match=words):
-        allocate(values, cost, largest=largest[0] if largest else None)
+        allocate(values, cost, clip=clip[0] if clip else None)
 
 
-@pytest.mark.parametrize("clip", [0, 8.0])
-def test_a_clip_is_a_number_of_features(clip):
-    with pytest.raises(ValueError, match=f"clip must be an integer >= 1, or None, got {clip}"):
-        allocate({0: 1.0}, 64, clip=clip)
+def test_the_options_of_the_method_are_told_from_all_others():
+    split, others = taken("dof", {"cost": 32, "window": 4})
+    assert (split, others) == (Split(cost=32), {"window": 4})
+    assert (split.without_degrees(64), Split(clip=16).without_degrees(64)) == (32, 16)
+    assert taken("still", {"window": 4}) == (None, {"window": 4})
+    with pytest.raises(OptionError, match="feature_dim says how many"):
+        taken("dof", {"cost": 32, "feature_dim": 8})
+    with pytest.raises(OptionError, match="tolerance: must be above 0"):
+        Split(tolerance=0.0)

@@ -14,7 +14,6 @@ from linattn.convert.evaluate.ablation import (
     perplexity_worth,
     variants,
 )
-from linattn.convert.evaluate.needle import NeedleRow
 from linattn.convert.evaluate.perplexity import Perplexity
 from linattn.convert.layer.attention import linearized_layers
 
@@ -36,7 +35,7 @@ def test_each_variant_is_another_model_and_the_window_alone_forgets_what_is_far(
     changed = ids.clone()
     changed[0, 3] = (ids[0, 3] + 1) % 256  # far from the end, in every layer
     with torch.no_grad():
-        found = ablations(still, lambda model, _: (model(ids).logits[0, -1], model(changed).logits[0, -1]))
+        found = ablations(still, lambda _: (still(ids).logits[0, -1], still(changed).logits[0, -1]))
     assert list(found) == [FULL, NO_LINEAR, NO_SALIENT, WINDOW]
     logits = [here for here, _ in found.values()]
     assert all((a - b).abs().max() > 1e-6 for i, a in enumerate(logits) for b in logits[:i])
@@ -64,36 +63,32 @@ def test_only_what_is_there_can_be_switched_off():
     assert variants(converted("features", mechanism="elu")) == [FULL]
 
 
+def needles(share, count, haystack="noise", depth=0.0):
+    return {"length": 64, "depth": depth, "found": share, "count": count, "haystack": haystack}
+
+
 def test_a_part_counts_if_it_adds_more_than_chance():
     windows = [(7.0 + i, 7) for i in range(10)]
     worse = [(nats + 0.7 + 0.01 * i, 7) for i, (nats, _) in enumerate(windows)]
     noisy = [(nats + (3.0 if i % 2 else -2.8), 7) for i, (nats, _) in enumerate(windows)]
     found = {FULL: Perplexity(8, windows), NO_LINEAR: Perplexity(8, worse), WINDOW: Perplexity(8, noisy)}
     linear, window = perplexity_worth(found)
-    assert (linear.without, linear.counts, window.counts) == (NO_LINEAR, True, False)
-    assert linear.gain == pytest.approx(0.745 / 7)
-
-    def rows(share, count):
-        return [NeedleRow(64, 0.0, share, share, 0.0, count)]
-
-    strong, weak = (needle_worth({FULL: rows(1.0, n), NO_SALIENT: rows(0.5, n)})[0] for n in (40, 2))
-    assert (strong.gain, strong.counts, weak.counts) == (0.5, True, False)
-    assert not needle_worth({FULL: rows(1.0, 4), NO_SALIENT: rows(1.0, 4)})[0].counts
+    assert (linear["without"], linear["counts"], window["counts"]) == (NO_LINEAR, True, False)
+    assert linear["gain"] == pytest.approx(0.745 / 7)
+    strong, weak = (needle_worth({FULL: [needles(1.0, n)], NO_SALIENT: [needles(0.5, n)]})[0] for n in (40, 2))
+    assert (strong["gain"], strong["counts"], weak["counts"]) == (0.5, True, False)
+    assert not needle_worth({FULL: [needles(1.0, 4)], NO_SALIENT: [needles(1.0, 4)]})[0]["counts"]
 
 
 def test_retrieval_from_each_haystack_counts_alone():
     def rows(noise, text):
         return [
-            NeedleRow(64, depth, share, share, 0.0, 20, haystack)
-            for haystack, share in (("noise", noise), ("text", text))
+            needles(share, 20, haystack, depth) for haystack, share in (("noise", noise), ("text", text))
             for depth in (0.0, 1.0)
-        ]
+        ]  # fmt: skip
 
     noise, text = needle_worth({FULL: rows(0.25, 1.0), NO_LINEAR: rows(0.75, 0.5)})
-    assert (noise.haystack, noise.gain, noise.counts) == ("noise", -0.5, False)
-    assert (text.haystack, text.gain, text.counts) == ("text", 0.5, True)
-    assert noise.error == pytest.approx((2 * 0.25 * 0.75 / 40) ** 0.5)
-    assert text.error == pytest.approx(((0.5 / 40 + 0.25) / 40) ** 0.5)
-    assert text.as_dict()["haystack"] == "text"
-    windows = {name: Perplexity(8, [(7.0, 7), (8.0, 7)]) for name in (FULL, NO_LINEAR)}
-    assert "haystack" not in perplexity_worth(windows)[0].as_dict()
+    assert (noise["haystack"], noise["gain"], noise["counts"]) == ("noise", -0.5, False)
+    assert (text["haystack"], text["gain"], text["counts"]) == ("text", 0.5, True)
+    assert noise["error"] == pytest.approx((2 * 0.25 * 0.75 / 40) ** 0.5)
+    assert text["error"] == pytest.approx(((0.5 / 40 + 0.25) / 40) ** 0.5)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from linattn.convert.evaluate.embeddings import agreement, probe, sentence_vectors
+from linattn.convert.evaluate.embeddings import Labelled, agreement, probe, sentence_vectors
 
 
 class Words:
@@ -46,14 +46,15 @@ def test_agreement_is_the_cosine_and_shows_the_worst():
     student = teacher.clone()
     student[3] = torch.tensor([0.0, 0.0, 1.0, 1.0])
     found = agreement(student, teacher)
-    assert found.least == pytest.approx(0.5**0.5)
-    assert found.mean == pytest.approx((3 + 0.5**0.5) / 4)
-    assert found.count == 4
+    assert found["least"] == pytest.approx(0.5**0.5)
+    assert found["mean"] == pytest.approx((3 + 0.5**0.5) / 4)
+    assert found["count"] == 4
 
 
 def test_a_probe_reads_what_is_linear_and_nothing_else():
     torch.manual_seed(0)
     x = torch.randn(400, 6)
     linear, none = (x[:, 0] + x[:, 1] > 0).long().tolist(), torch.randint(2, (400,)).tolist()
-    assert probe(x[:300], linear[:300], x[300:], linear[300:]) > 93
-    assert probe(x[:300], none[:300], x[300:], none[300:]) < 65
+    for labels, least, most in ((linear, 93, 100), (none, 0, 65)):
+        rows = Labelled(range(300), labels[:300], range(300, 400), labels[300:])
+        assert least < probe(rows, lambda places: x[list(places)]) <= most

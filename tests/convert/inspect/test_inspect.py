@@ -1,15 +1,15 @@
 import pytest
 import torch
 from tests.convert.evaluate.tiny import tiny_llama
-from tests.lab.pages.html_page import parse
 from tests.ops.hybrid_cases import numbers_in
 
 from linattn.convert.inspect import InspectOptions, fit, inspect
-from linattn.convert.inspect.fit import Fit, choose
-from linattn.convert.inspect.statistics import Statistics
+from linattn.convert.inspect.diagnosis import Statistics
+from linattn.convert.inspect.fit import choose
+from linattn.convert.layer.attention import Observation
 from linattn.convert.layer.core import build_core
 from linattn.convert.plan import LayerShape, plan
-from linattn.lab.convert.inspect_page import diagnosis_page, screen_table
+from linattn.support.options import OptionError
 
 
 def batches(step):
@@ -24,34 +24,32 @@ def attention_by_hand(model, ids):
 
 
 def test_figures_are_those_of_the_models_own_attention():
-    model = tiny_llama(num_hidden_layers=2)
-    held_out = [{"input_ids": batches(9)["input_ids"][:1]}]
-    found = inspect(model, batches, held_out, InspectOptions(window=8, steps=2, points=32))
-    weights = attention_by_hand(tiny_llama(num_hidden_layers=2), held_out[0]["input_ids"])
+    held_out, told = [{"input_ids": batches(9)["input_ids"][:1]}], []
+    options = InspectOptions(window=8, steps=2, points=32)
+    rows = inspect(tiny_llama(), batches, held_out, options, progress=lambda *words: told.append(words[:2]))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+    weights = attention_by_hand(tiny_llama(), held_out[0]["input_ids"])
     places = torch.arange(48)
     distant = (places[:, None] - places) >= 8
-    entropies = torch.special.entr(weights).sum(-1).mean(-1)
-    far = (weights * (distant & (places >= 4))).sum(-1).mean(-1)
-    sinks = (weights * (distant & (places < 4))).sum(-1).mean(-1)
-    for i, diagnosis in enumerate(found):
-        figures = diagnosis.figures
-        for own, exact in ((figures.entropy, entropies), (figures.far, far), (figures.sinks, sinks)):
-            assert (torch.tensor(own) - exact[i]).abs().max() < 1e-5
-        assert abs(figures.even_entropy - float((places + 1).double().log().mean())) < 1e-6
-        assert len(figures.k_norm) == len(figures.degrees_of_freedom) == 2
-        fits = {fit.name: fit for fit in diagnosis.fits}
-        assert 0 < fits["window"].missed < 1
+    exact = {
+        "entropy": torch.special.entr(weights).sum(-1).mean(-1),
+        "far": (weights * (distant & (places >= 4))).sum(-1).mean(-1),
+        "sinks": (weights * (distant & (places < 4))).sum(-1).mean(-1),
+    }
+    assert [row["layer"] for row in rows] == [0, 1]
+    for i, row in enumerate(rows):
+        for name, values in exact.items():
+            assert (torch.tensor(row[name]) - values[i]).abs().max() < 1e-5
+        assert abs(row["even_entropy"] - float((places + 1).double().log().mean())) < 1e-6
+        assert len(row["k_norm"]) == len(row["degrees_of_freedom"]) == 2
+        fits = {each["name"]: each for each in row["fits"]}
+        assert row["choice"] == choose(row["fits"])["name"]
+        assert 0 < fits["window"]["missed"] < 1
         # Key heads, two windows, channels of keys and values, a score and a mark; and the length.
-        assert fits["window"].state == 2 * 16 * (2 * 8 + 2) + 1
+        assert fits["window"]["state"] == 2 * 16 * (2 * 8 + 2) + 1
         # One of the 8 tokens of a chunk, 4 of the first; with a position besides.
-        assert fits["window+salient"].state == fits["window"].state + 2 * (4096 // 8 - 2 + 3) * (2 * 8 + 3)
-    assert sum(diagnosis.dimension for diagnosis in found) == 2 * 8
-    shown = screen_table(found)
-    assert shown.row_count == 2
-    layers = [diagnosis.as_dict() for diagnosis in found]
-    root = parse(diagnosis_page({"meta": {"model": "tiny", "settings": {"steps": 2}}, "layers": layers}))
-    assert f"{layers[1]['fits'][0]['missed']:.4f}" in root.find("section", id="fits")[0].text
-    assert len(root.find("svg", role="img")) == 4
+        assert fits["window+salient"]["state"] == fits["window"]["state"] + 2 * (4096 // 8 - 2 + 3) * (2 * 8 + 3)
+    assert sum(row["dimension"] for row in rows) == 2 * 8
 
 
 @pytest.mark.parametrize("window", [8, 16])
@@ -60,12 +58,23 @@ def test_states_are_as_large_as_those_that_candidates_leave(window, monkeypatch)
     monkeypatch.setattr(fit, "STATE_LENGTH", 128)
     shape = LayerShape(num_heads=4, num_kv_heads=2, head_dim=8, hidden=32, causal=True)
     q, k, v, x = torch.randn(1, 4, 128, 8), *torch.randn(2, 1, 2, 128, 8).unbind(), torch.randn(1, 128, 32)
-    cores = fit._cores(shape, None, window, torch.device("cpu"))
+    cores = fit.make_cores(shape, None, window, torch.device("cpu"))
     for options in ({"cap": 12}, {"score": "kl"}, {"delay": 2}, {"features": "none", "layout": "sliding"}):
         cores[str(options)] = build_core(plan("still", [shape], window=window, **options).layers[0], shape)
     for name, core in cores.items():
         state = core.with_state(q, k, v, x=x)[1]
         assert fit.state_numbers(core) == numbers_in(state), name
+
+
+def test_a_window_is_for_causal_layers():
+    shape = LayerShape(num_heads=4, num_kv_heads=2, head_dim=8, hidden=32, causal=False)
+    made = fit.make_cores(shape, None, 8, torch.device("cpu"))
+    assert set(made) == {"hedgehog", "t2r", "elu", "mirror"}
+    assert fit.state_numbers(made["elu"]) > 0
+    with pytest.raises(OptionError, match="window has a window of past tokens"):
+        fit.make_cores(shape, ("window",), 8, torch.device("cpu"))
+    with pytest.raises(OptionError, match=r"candidates: must be one of .*window\+salient.* got 'magic'"):
+        InspectOptions(candidates=("magic",))
 
 
 def test_training_helps_and_leaves_the_model_alone():
@@ -74,15 +83,12 @@ def test_training_helps_and_leaves_the_model_alone():
     missed = {}
     for steps in (0, 12):
         options = InspectOptions(steps=steps, lr=3e-2, candidates=("hedgehog",), points=16)
-        missed[steps] = inspect(model, batches, [batches(50)], options)[0].fits[0].missed
+        missed[steps] = inspect(model, batches, [batches(50)], options)[0]["fits"][0]["missed"]
     assert missed[12] < 0.9 * missed[0]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def test_norms_and_their_spread_over_real_tokens():
-    from linattn.convert.layer.attention import Observation
-
     torch.manual_seed(0)
     shape = LayerShape(num_heads=2, num_kv_heads=1, head_dim=4, hidden=8, causal=False)
     q, k = torch.randn(2, 2, 10, 4), torch.randn(2, 1, 10, 4)
@@ -92,13 +98,18 @@ def test_norms_and_their_spread_over_real_tokens():
     statistics.add(Observation(0, q, k, k, torch.zeros(2, 10, 8), mask, q))
     figures = statistics.figures(2**-8)
     norms = torch.cat([k[0, 0], k[1, 0, :6]]).double().norm(dim=-1)
-    assert abs(figures.k_norm[0] - float(norms.mean())) < 1e-6
-    assert abs(figures.k_norm_spread[0] - float(norms.std(correction=0) / norms.mean())) < 1e-6
-    assert all(x == x for values in (figures.entropy, figures.far, figures.degrees_of_freedom) for x in values)
+    assert abs(figures["k_norm"][0] - float(norms.mean())) < 1e-6
+    assert abs(figures["k_norm_spread"][0] - float(norms.std(correction=0) / norms.mean())) < 1e-6
+    assert all(x == x for name in ("entropy", "far", "degrees_of_freedom") for x in figures[name])
 
 
-def test_a_small_state_is_taken_where_it_is_as_good():
-    fits = [Fit("big", 0.100, 50), Fit("small", 0.109, 10), Fit("smallest", 0.2, 1)]
-    assert choose(fits).name == "small"
-    assert choose([Fit("big", 0.0001, 50), Fit("small", 0.009, 10)]).name == "small"
-    assert choose([Fit("big", 0.1, 50), Fit("small", 0.12, 10)]).name == "big"
+@pytest.mark.parametrize(
+    ("rows", "chosen"),
+    [
+        ([("big", 0.100, 50), ("small", 0.109, 10), ("smallest", 0.2, 1)], "small"),
+        ([("big", 0.0001, 50), ("small", 0.009, 10)], "small"),
+        ([("big", 0.1, 50), ("small", 0.12, 10)], "big"),
+    ],
+)
+def test_a_small_state_is_taken_where_it_is_as_good(rows, chosen):
+    assert choose([dict(zip(("name", "missed", "state"), row, strict=True)) for row in rows])["name"] == chosen

@@ -1,12 +1,11 @@
-"""One thread, and children that start fast."""
+"""One thread, and nothing shared between tests."""
 
-import multiprocessing
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from linattn.lab.bench import children
+from linattn.lab.bench import benchmark
 
 
 @pytest.fixture(autouse=True)
@@ -14,12 +13,7 @@ def _one_thread() -> Iterator[None]:
     """Models of a few numbers: several threads would only wait for one another."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    benchmark._shared.clear()
+    benchmark.machine_of.cache_clear()
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture
-def quick_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forked by a server that has imported all they need. Two tests of test_children.py start theirs as users do."""
-    multiprocessing.set_forkserver_preload(["linattn.lab.bench.kernels.start", "linattn.lab.bench.models.start"])
-    monkeypatch.setattr(children, "_CONTEXT", multiprocessing.get_context("forkserver"))

@@ -1,16 +1,30 @@
+"""The commands ``linattn linearize`` and ``linattn inspect``, as a user has them."""
+
 import json
+import re
 import shutil
 
 import pytest
+import torch
 from tests.convert.tiny_folder import model_folder, text_file
-from tests.lab.pages.html_page import parse
-from typer.testing import CliRunner
+from tests.lab.page.html_page import parse, table_of
 
-from linattn.lab.cli.main import app
+from linattn.convert.evaluate.evaluator import EvaluationOptions
+from linattn.convert.training.data import TokenText
+from linattn.lab.command import main
+from linattn.lab.convert.linearize import Linearize, held_out_pieces
 
 
-def call(*arguments):
-    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "200", "TERM": "dumb"})
+@pytest.fixture
+def call(capsys):
+    """Runs a command; returns its exit code, and all that it has printed with single spaces."""
+
+    def run(*arguments):
+        code = main([str(each) for each in arguments])
+        shown = capsys.readouterr()
+        return code, " ".join((shown.out + shown.err).split())
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +44,12 @@ SMALL = [
 ]  # fmt: skip
 
 
-def test_a_model_is_converted_reported_written_with_and_not_done_twice(folder, text, tmp_path, monkeypatch):
-    out = tmp_path / "out"
-    results = tmp_path / "results" / "tiny.json"
-    result = call("linearize", folder, "--text", text, "--out", out, *SMALL, "--results", results)
-    assert result.exit_code == 0, result.output
+def test_a_model_is_converted_reported_written_with_and_not_done_twice(folder, text, tmp_path, call):
+    out, results = tmp_path / "out", tmp_path / "results" / "tiny.json"
+    code, shown = call("linearize", folder, "--text", text, "--out", out, *SMALL, "--results", results)
+    assert code == 0, shown
     assert results.read_bytes() == (out / "report.json").read_bytes()
-    assert all(f"layer {number} misses" in result.output for number in (0, 1))
+    assert all(f"layer {number} misses" in shown for number in (0, 1))
     report = json.loads((out / "report.json").read_text())
     assert [stage["name"] for stage in report["stages"]] == ["teacher", "converted", "transfer", "finetune"]
     assert [curve["layer"] for curve in report["transfer"]] == [0, 1]
@@ -47,24 +60,35 @@ def test_a_model_is_converted_reported_written_with_and_not_done_twice(folder, t
     assert "decoding" not in report["stages"][1]
     assert set(report["ablation"]["variants"]) >= {"as converted", "window alone"}
     assert report["meta"]["training_tokens"] == (3 * 2 + 2 * 2) * 64
-    assert report["meta"]["settings"]["model"] == "tiny"  # not where it lay
-    assert parse((out / "report.html").read_text()).find("section", id="stages")
-    written = call("generate", out, "--prompt", "river stone", "--max-new-tokens", 5, "--device", "cpu")
-    assert written.exit_code == 0, written.output
-    assert written.output.startswith("river stone")
+    assert report["meta"]["config"]["model"] == "tiny"  # not where it lay
 
-    from linattn.convert.evaluate import evaluator
+    root = parse((out / "report.html").read_text())
+    assert f"{last['perplexity'][0]['perplexity']:.2f}" in root.find("p", class_="lead")[0].text
+    stages = table_of(root, "Stage by stage")
+    assert list(stages) == ["teacher", "converted", "transfer", "finetune"]
+    assert stages["finetune"]["perplexity at 64"] == f"{last['perplexity'][0]['perplexity']:.4g}"
+    assert "± " in table_of(root, "Is it the linear part?")["window alone"]["nats lost at 64"]
+    assert "window 16" in table_of(root, "Layer by layer")["1"]["attention"]
+    assert "option window 16" in root.find("section", id="made")[0].text
+    for name in ("quality", "cost", "transfer"):
+        assert root.find("section", id=name)
+        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    code, shown = call("generate", out, "--prompt", "river stone", "--max-new-tokens", 5, "--device", "cpu")
+    assert code == 0, shown
+    assert shown.startswith("river stone")
 
-    monkeypatch.setattr(evaluator, "perplexity", None)  # every stage was measured: nothing may be measured again
+    kept = {path: path.stat().st_mtime_ns for path in (out / "run" / "figures").iterdir()}
     weights = (out / "model.safetensors").read_bytes()
-    again = call("linearize", folder, "--text", text, "--out", out, *SMALL)
-    assert again.exit_code == 0, again.output
+    (out / "report.json").unlink()
+    assert call("linearize", folder, "--text", text, "--out", out, *SMALL)[0] == 0
+    assert json.loads((out / "report.json").read_text())["stages"][-1] | {"seconds": 0} == last | {"seconds": 0}
+    assert {path: path.stat().st_mtime_ns for path in (out / "run" / "figures").iterdir()} == kept  # nothing measured
     assert (out / "model.safetensors").read_bytes() == weights
-    other = call("linearize", folder, "--text", text, "--out", out, *SMALL, "--lr", 0.5)
-    assert other.exit_code == 2
-    assert "--out" in other.output
-    assert "another transfer" in other.output
-    assert "converted already" in call("linearize", out, "--out", tmp_path / "twice").output
+    code, shown = call("linearize", folder, "--text", text, "--out", out, *SMALL, "--lr", 0.5)
+    assert code == 2
+    assert "--out" in shown
+    assert "another transfer" in shown
+    assert "converted already" in call("linearize", out, "--out", tmp_path / "twice")[1]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +96,7 @@ def test_a_model_is_converted_reported_written_with_and_not_done_twice(folder, t
     [
         (["--method", "magic"], "--method"),
         (["--option", "window=-1"], "--option"),
-        (["--option", "gate=maybe"], "True or False"),
+        (["--option", "gate=maybe"], "true or false"),
         (["--option", "gate=true", "--loss", "cross_entropy"], "--loss"),
         (["--method", "dof", "--option", "cost=0"], "--option"),
         (["--method", "dof", "--option", "clip=0"], "--option"),
@@ -97,163 +121,162 @@ def test_a_model_is_converted_reported_written_with_and_not_done_twice(folder, t
         (["--needle-haystacks", "text", "--needle-lengths", "256,9000"], "--needle-haystacks"),
         (["--device", "tpu"], "--device"),
         (["--probe", "."], "--probe"),
+        (["--colour", "red"], "--colour"),
     ],
 )
-def test_a_wrong_option_is_named_before_any_work(folder, text, tmp_path, change, named):
-    out = tmp_path / "out"
-    result = call("linearize", folder, "--text", text, "--out", out, *change)
-    assert result.exit_code == 2, result.output
-    assert named in result.output
-    assert not out.exists()
+def test_a_wrong_option_is_named_before_any_work(folder, text, tmp_path, call, change, named):
+    code, shown = call("linearize", folder, "--text", text, "--out", tmp_path / "out", *change)
+    assert code == 2, shown
+    assert named in shown
+    assert not (tmp_path / "out").exists()
 
 
-def test_the_second_stage_repeats_passages_as_the_first_unless_told_otherwise(folder, text, tmp_path, monkeypatch):
-    from linattn.lab.convert.jobs import linearize_run
-
-    jobs = []
-    monkeypatch.setattr(linearize_run, "linearize_folder", lambda job, console: jobs.append(job) or 0)
-    for more in ([], ["--recall-share", 0.5], ["--recall-share", 0.5, "--finetune-recall-share", 0]):
-        call("linearize", folder, "--text", text, "--out", tmp_path / "out", *more)
-    assert [(job.transfer.recall_share, job.finetune.recall_share) for job in jobs] == [(0, 0), (0.5, 0.5), (0.5, 0)]
-    kept = [job.settings() for job in jobs]
-    assert "recall_share" not in kept[0]["transfer"]
-    assert kept[1]["transfer"] == kept[2]["transfer"] == kept[0]["transfer"] | {"recall_share": 0.5}
-    assert kept[1]["finetune"] == kept[2]["finetune"] | {"recall_share": 0.5}
+def stages_of(**options):
+    made = Linearize.parse({"model": ".", "out": "out", **options}).stages()
+    return made["transfer"], made["finetune"]
 
 
-def test_stages_of_a_paper_are_had_by_name_and_what_is_given_counts_more(folder, text, tmp_path, monkeypatch):
-    from linattn.lab.convert.jobs import linearize_run
+def test_the_second_stage_repeats_passages_as_the_first_unless_told_otherwise():
+    shares = [({}, (0, 0)), ({"recall_share": "0.5"}, (0.5, 0.5)),
+              ({"recall_share": "0.5", "finetune_recall_share": "0"}, (0.5, 0))]  # fmt: skip
+    for options, expected in shares:
+        assert tuple(stage.recall_share for stage in stages_of(**options)) == expected
+    assert [stage.length for stage in stages_of(length="48", finetune_length="96")] == [48, 96]
+    assert [stage.length for stage in stages_of(length="48")] == [48, 48]
+    assert stages_of(finetune="no")[1] is None
 
-    jobs = []
-    monkeypatch.setattr(linearize_run, "linearize_folder", lambda job, console: jobs.append(job) or 0)
-    paper = ["--text", text, "--out", tmp_path / "out", "--recipe", "paper"]
-    for more in (["--method", "lolcats"], ["--steps", 7, "--finetune-lr", 0.5], ["--method", "dof"]):
-        assert call("linearize", folder, *paper, *more).exit_code == 0
-    first, second = jobs[0].transfer, jobs[0].finetune
+
+def test_stages_of_a_paper_are_had_by_name_and_what_is_given_counts_more():
+    first, second = stages_of(recipe="paper", method="lolcats")
     assert (first.loss, first.lr, first.scale_factor, first.tokens) == ("mse", 1e-2, 1.0, 20_000_000)
     assert (second.objective, second.lr, second.rank, second.alpha) == ("next_token", 1e-4, 8, 16.0)
-    assert (jobs[1].transfer.steps, jobs[1].transfer.tokens) == (7, None)
-    assert (jobs[1].finetune.lr, jobs[1].finetune.alpha, jobs[1].finetune.tokens) == (0.5, 8.0, 20_000_000)
-    assert (jobs[2].transfer.loss, jobs[2].transfer.batch_size, jobs[2].transfer.tokens) == ("cross_entropy", 128, None)
+    first, second = stages_of(recipe="paper", steps="7", finetune_lr="0.5")
+    assert (first.steps, first.tokens) == (7, None)
+    assert (second.lr, second.alpha, second.tokens) == (0.5, 8.0, 20_000_000)
+    first, _ = stages_of(recipe="paper", method="dof")
+    assert (first.loss, first.batch_size, first.tokens) == ("cross_entropy", 128, None)
 
 
-def test_random_features_learn_rows_at_the_rates_of_their_paper(folder, text, tmp_path, monkeypatch):
-    """The command of the documentation, shorter; z at 0.02 and the logarithms of alpha at 0.2."""
-    from linattn.convert.transfer.round import Round
-
-    rates = []
-    begin = Round.begin
-    monkeypatch.setattr(Round, "begin", lambda own: rates.append(own) or begin(own))
-    result = call("linearize", folder, "--method", "dof", "--text", text, "--out", tmp_path / "out", "--loss",
-                  "cross_entropy", "--lr", 0.02, "--no-finetune", *SMALL[:6], "--device", "cpu", "--no-evaluate",
-                  "--option", "clip=8")  # fmt: skip
-    assert result.exit_code == 0, result.output
-    (learned,) = rates
-    groups = learned.optimizers["0"].param_groups
-    highest = {group["params"][0].ndim: learned.options.lr * group["factor"] for group in groups}
-    assert highest == {3: 0.02, 2: 0.2}  # z (heads, features, channels), alpha (heads, features)
+def test_random_features_learn_rows_with_the_command_of_the_documentation(folder, text, tmp_path, call):
+    code, shown = call("linearize", folder, "--method", "dof", "--text", text, "--out", tmp_path / "out", "--loss",
+                       "cross_entropy", "--lr", 0.02, "--no-finetune", *SMALL[:6], "--device", "cpu", "--no-evaluate",
+                       "--option", "clip=8")  # fmt: skip
+    assert code == 0, shown
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert all(curve["losses"][-1] < curve["losses"][0] for curve in report["transfer"])
     assert all(layer["feature_dim"] <= 8 for layer in report["plan"]["layers"].values())
+    root = parse((tmp_path / "out" / "report.html").read_text())
+    assert "prf features of 8" in table_of(root, "Layer by layer")["0"]["attention"]
+    assert root.find("section", id="freedom")
+    assert not root.find("section", id="stage-by-stage")
 
 
-def test_needles_are_hidden_in_what_was_asked_for(folder, text, tmp_path, monkeypatch):
-    from linattn.lab.convert.jobs import linearize_run
-
-    jobs = []
-    monkeypatch.setattr(linearize_run, "linearize_folder", lambda job, console: jobs.append(job.check() and job) or 0)
-    for more in ([], ["--needle-haystacks", "text, noise"]):
-        result = call("linearize", folder, "--text", text, "--out", tmp_path / "out", "--device", "cpu", *more)
-        assert result.exit_code == 0, result.output
-    found = [job.evaluation_options(job.check()).needle_haystacks for job in jobs]
-    assert found == [("noise",), ("text", "noise")]
+def test_what_is_measured_suits_the_model_but_for_what_was_asked_for():
+    made = Linearize.parse({"model": ".", "out": "out", "needle_haystacks": "text, noise", "contexts": "none",
+                            "windows": 3, "device": "cpu"})  # fmt: skip
+    config = type("Model", (torch.nn.Module,), {"config": type("", (), {"max_position_embeddings": 256,
+                                                                        "model_type": "llama"})})()  # fmt: skip
+    options = made.figures_of(config)
+    assert (options.needle_haystacks, options.contexts, options.windows) == (("text", "noise"), (), 3)
+    assert (options.lengths, options.needle_lengths, options.batch_tokens) == ((256,), (128, 256), 1)
 
 
-def test_lengths_that_nobody_asked_for_are_left_out_where_a_needle_is_longer(folder, text, tmp_path, monkeypatch):
+def test_held_out_text_is_cut_into_as_many_pieces_as_texts_were_asked_for():
+    pieces = held_out_pieces(TokenText(torch.arange(9), torch.arange(100)), EvaluationOptions(lengths=(16,), texts=4))
+    assert [len(piece) for piece in pieces] == [25, 25, 25, 25]
+    pieces = held_out_pieces(TokenText(torch.arange(9), torch.arange(100)), EvaluationOptions(lengths=(64,), texts=4))
+    assert [len(piece) for piece in pieces] == [64, 36]
+
+
+def test_lengths_that_nobody_asked_for_are_left_out_where_a_needle_is_longer(folder, text, tmp_path, call, monkeypatch):
     """Its default lengths are 64 and 128 tokens, and a needle has more bytes than that."""
-    from linattn.lab.convert.jobs import linearize_run
+    from linattn.lab.convert import linearize
 
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(linearize_run, "linearize", stop)
-    result = call("linearize", folder, "--text", text, "--out", tmp_path / "out", "--device", "cpu")
-    assert result.exit_code == 130, result.output  # all was checked
-    assert "no needles in 64 tokens" in result.output
+    monkeypatch.setattr(linearize, "linearize", stop)
+    code, shown = call("linearize", folder, "--text", text, "--out", tmp_path / "out", "--device", "cpu")
+    assert code == 130, shown  # all was checked
+    assert "no needles in 64 tokens" in shown
 
 
-def test_text_is_needed_to_measure_on(folder, tmp_path):
-    result = call("linearize", folder, "--out", tmp_path / "out")
-    assert result.exit_code == 2
-    assert "--eval-text" in result.output
-    bare = call("linearize", folder, "--out", tmp_path / "out", "--no-evaluate", "--no-page", "--device", "cpu")
-    assert bare.exit_code == 0, bare.output
+def test_text_is_needed_to_measure_on(folder, tmp_path, call):
+    code, shown = call("linearize", folder, "--out", tmp_path / "out")
+    assert code == 2
+    assert "--eval-text" in shown
+    code, shown = call("linearize", folder, "--out", tmp_path / "out", "--no-evaluate", "--no-page", "--device", "cpu",
+                       "--json")  # fmt: skip
+    assert code == 0, shown
+    assert json.loads(shown)["stages"] == []
     assert (tmp_path / "out" / "model.safetensors").is_file()
+    assert not (tmp_path / "out" / "report.html").exists()
 
 
-def test_lines_without_a_text_are_named_with_the_option_of_their_file(folder, text, tmp_path):
+def test_lines_without_a_text_are_named_with_the_option_of_their_file(folder, text, tmp_path, call):
     (tmp_path / "lines.jsonl").write_text('{"words": "one two"}\n')
     (tmp_path / "train.jsonl").write_text('{"label": 1}\n')
     (tmp_path / "test.jsonl").write_text("no json\n")
     for option, name in (("--text", "lines.jsonl"), ("--eval-text", "test.jsonl"), ("--probe", ".")):
         given = ("--out", tmp_path / "out", "--device", "cpu", "--text", text, option, tmp_path / name)
-        result = call("linearize", folder, *given)
-        assert result.exit_code == 2, result.output
-        assert option in result.output
-    assert "every line needs a" in call("inspect", folder, "--text", tmp_path / "lines.jsonl").output
+        code, shown = call("linearize", folder, *given)
+        assert code == 2, shown
+        assert option in shown
+    assert "every line needs a" in call("inspect", folder, "--text", tmp_path / "lines.jsonl")[1]
 
 
-def test_a_wrong_folder_is_named_before_any_work(folder, text, tmp_path):
-    missing = call("linearize", tmp_path / "nowhere", "--text", text, "--out", tmp_path / "out")
-    assert missing.exit_code == 2
-    assert "MODEL_DIR" in missing.output
+def changed(folder, place, **values):
+    """A copy of a model's folder with other values in its config."""
+    shutil.copytree(folder, place)
+    config = json.loads((place / "config.json").read_text()) | values
+    (place / "config.json").write_text(json.dumps(config))
+    return place
+
+
+def test_a_wrong_folder_is_named_before_any_work(folder, text, tmp_path, call):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
-    full = call("linearize", folder, "--text", text, "--out", tmp_path / "mine")
-    assert full.exit_code == 2
-    assert "holds something else" in full.output
-    strange = tmp_path / "strange"
-    shutil.copytree(folder, strange)
-    config = {"model_type": "mamba", "architectures": ["MambaForCausalLM"], "num_hidden_layers": 1, "hidden_size": 16}
-    (strange / "config.json").write_text(json.dumps(config))
-    unknown = call("linearize", strange, "--text", text, "--out", tmp_path / "out")
-    assert unknown.exit_code == 2
-    assert "adapter" in unknown.output
-    bare = tmp_path / "bare"
-    shutil.copytree(folder, bare)
+    bare = changed(folder, tmp_path / "bare")
     for file in bare.glob("tokenizer*"):
         file.unlink()
-    assert "tokenizer" in call("inspect", bare, "--text", text).output
-    written = call("inspect", folder, "--text", text, "--output", text, "--device", "cpu")
-    assert written.exit_code == 2
-    assert "--output" in written.output
+    strange = changed(folder, tmp_path / "strange", model_type="mamba", architectures=["MambaForCausalLM"])
+    asking = changed(folder, tmp_path / "asking", output_attentions=True)
+    for model, out, words in (
+        (tmp_path / "nowhere", "out", "MODEL: must be a folder with config.json"),
+        (folder, "mine", "--out: .* holds something else"),
+        (strange, "out", "adapter"),
+        (asking, "out", "MODEL: output_attentions=True in the model's config is not possible"),
+        (bare, "out", "MODEL: .* has no tokenizer"),
+    ):
+        code, shown = call("linearize", model, "--text", text, "--out", tmp_path / out, "--device", "cpu")
+        assert code == 2, shown
+        assert re.search(words, shown), shown
+        assert not (tmp_path / "out").exists()
+    code, shown = call("inspect", folder, "--text", text, "--output", text, "--device", "cpu")
+    assert code == 2
+    assert "--output" in shown
 
 
-def test_a_config_that_asks_for_attention_weights_is_told_before_any_work(folder, text, tmp_path):
-    asking = tmp_path / "asking"
-    shutil.copytree(folder, asking)
-    config = json.loads((asking / "config.json").read_text()) | {"output_attentions": True}
-    (asking / "config.json").write_text(json.dumps(config))
-    result = call("linearize", asking, "--text", text, "--out", tmp_path / "out", "--device", "cpu")
-    assert result.exit_code == 2
-    assert "MODEL_DIR: output_attentions=True in the model's config is not possible" in result.output
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_diagnosis_fits_the_screen_and_is_written(folder, text, tmp_path):
-    arguments = ["--steps", 1, "--length", 48, "--held-out", 1, "--points", 16, "--window", 8, "--device", "cpu"]
-    run = CliRunner().invoke(
-        app,
-        [str(a) for a in ("inspect", folder, "--text", text, "--output", tmp_path, *arguments)],
-        env={"COLUMNS": "80", "TERM": "dumb"},
-    )
-    assert run.exit_code == 0, run.output
-    assert "…" not in run.output
+def test_a_diagnosis_is_shown_written_and_drawn(folder, text, tmp_path, call):
+    code, shown = call("inspect", folder, "--text", text, "--output", tmp_path, "--steps", 1, "--length", 48,
+                       "--held-out", 1, "--points", 16, "--window", 8, "--device", "cpu")  # fmt: skip
+    assert code == 0, shown
     layers = json.loads((tmp_path / "inspect.json").read_text())["layers"]
     assert [layer["layer"] for layer in layers] == [0, 1]
-    assert all(layer["choice"] in run.output for layer in layers)
-    assert (tmp_path / "charts" / "freedom.png").is_file()
-    assert "--length" in call("inspect", folder, "--text", text, "--output", tmp_path, "--length", 1).output
-    wrong = call("inspect", folder, "--text", text, "--output", tmp_path, "--candidates", "magic")
-    assert wrong.exit_code == 2
-    assert "window+salient" in wrong.output
+    assert all(layer["choice"] in shown for layer in layers)
+    root = parse((tmp_path / "inspect.html").read_text())
+    assert table_of(root, "Layer by layer")["1"]["dim"] == str(layers[1]["dimension"])
+    fits = table_of(root, "What could take its place")
+    for layer in layers:
+        for fit in layer["fits"]:
+            assert f"{fit['missed']:.4f}" in fits[fit["name"]][f"layer {layer['layer']}"]
+        assert fits[layer["choice"]][f"layer {layer['layer']}"].endswith("●")
+    assert len(root.find("svg", role="img")) == 4
+    for name in ("attention", "freedom"):
+        assert (tmp_path / f"{name}.png").is_file()
+    for wrong, named in ((["--length", 1], "--length"), (["--candidates", "magic"], "window+salient"),
+                         (["--points", 1], "--points")):  # fmt: skip
+        code, shown = call("inspect", folder, "--text", text, "--output", tmp_path, *wrong)
+        assert code == 2
+        assert named in shown
+    assert "--text" in call("inspect", folder)[1]

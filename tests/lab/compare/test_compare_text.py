@@ -1,204 +1,243 @@
 """A comparison on sequences end to end: chosen rates, spreads, costs; killed and started again."""
 
-import csv
 import json
+import pickle
 import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
-from io import StringIO
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
-from linattn.lab.compare import compare as main
-from linattn.lab.compare.cells import CellResult, best_lrs, sweep_cells
-from linattn.lab.compare.compare import compare
-from linattn.lab.compare.results import Results
-from linattn.lab.compare.text import costs, subject
-from linattn.lab.compare.text.settings import TextCompareConfig
-from linattn.lab.compare.text.subject import Texts, validation
-from linattn.lab.pages import edge_sentence, ranking_sentence
+from linattn.lab.cases import Outcome
+from linattn.lab.command import main
+from linattn.lab.compare import text as text_module
+from linattn.lab.compare import text_costs as costs
+from linattn.lab.compare.findings import Findings
+from linattn.lab.compare.text import CompareText
+from linattn.lab.screen import Screen
 from linattn.lab.tasks.text import text_task
-from linattn.lab.train.recorder import RecordError
+from linattn.lab.train.captured_step import RecordError
+from linattn.lab.train.text import run as text_run
 from linattn.lab.train.text.config import TextConfig
-from linattn.lab.train.text.hosts import HostOptions
+from linattn.lab.train.text.hosts import Host
+from linattn.lab.train.text.loop import train_text
 from linattn.support.options import OptionError
 
 ROOT = Path(__file__).parents[3]
-CONFIG = TextCompareConfig(
-    "mqar", {"vocab": 32, "length": 16, "test_examples": 8}, ("softmax", "elu"), (None, "B"), (16, 32),
-    HostOptions("pico", depth=1, heads=1), True,
-    TextConfig(steps=2, batch_size=4, lr=1e-2, warmup_steps=0, eval_every=1), seeds=1, lrs=(1e-3, 1e-2),
+CONFIG = CompareText(
+    task="mqar", set={"vocab": 32, "length": 16, "test_examples": 8, "train_examples": None}, recipe="mqar-64",
+    mechanisms=("softmax", "elu"), canon=("none", "B"), widths=(16, 32), size="pico", depth=1, heads=1,
+    equal_parameters=True, steps=2, batch_size=4, warmup_steps=0, eval_every=1, seeds=1, lr=(1e-3, 1e-2), device="cpu",
+    jobs=1, output=Path("c"),
 )  # fmt: skip
+QUIET = Screen(quiet=True)
+NAMES = [f"{series} {width}" for width in (16, 32) for series in ("softmax", "softmax+B", "elu", "elu+B")]
 KILLED = """
 import os, signal, sys, torch
+from dataclasses import asdict, replace
 from pathlib import Path
-from dataclasses import replace
-from linattn.lab.compare import compare as main
-from linattn.lab.compare.text import subject
-from tests.lab.compare.test_compare_text import CONFIG, run
+from linattn.lab.compare import text
+from linattn.lab.screen import Screen
+from tests.lab.compare.test_compare_text import CONFIG
 torch.set_num_threads(1)
-train, done = subject.train_text, []
+train, done = text.train_text, []
 def die(*args, **options):
-    if len(done) == 27:  # in the middle of the second seed, with a checkpoint behind
+    if len(done) == 11:  # in the middle of a run, with a checkpoint behind
         options["on_record"] = lambda record: os.kill(os.getpid(), signal.SIGKILL)
     done.append(1)
     return train(*args, **options)
-subject.train_text = die
-run(replace(CONFIG, output=Path(sys.argv[1]), keep_weights=False, seeds=2))
+text.train_text = die
+replace(CONFIG, output=Path(sys.argv[1]), weights=False).run(Screen(quiet=True))
 """
 
 
-@pytest.mark.parametrize(("jobs", "named", "files"), [(2, True, 2), (1, True, 0), (2, False, 0)])
-def test_processes_read_what_was_drawn_for_all_of_them(jobs, named, files, tmp_path):
-    """Before they start, where there is a place for it; one process alone draws when it trains."""
-    settings = CONFIG.settings | {"train_examples": 16, "cache": str(tmp_path) if named else None}
-    told = []
-    Texts(replace(CONFIG, settings=settings, jobs=jobs)).prepare(told.append)
-    assert len(told) == len(list(tmp_path.rglob("*.pt"))) == files
-
-
-def test_heads_of_a_fixed_width_are_told_for_every_host():
-    fixed = replace(CONFIG.host, heads=None, head_dim=8)
-    assert Texts(replace(CONFIG, host=fixed)).describe()["host"]["heads"] == [2, 4]
-    assert Texts(replace(CONFIG, host=fixed, widths=(None,))).describe()["host"]["heads"] == 8
-    assert Texts(CONFIG).describe()["host"]["heads"] == 1
-
-
-def run(config):
-    screen = StringIO()
-    return compare(config, Console(file=screen, width=160)), screen.getvalue()
-
-
 def results_of(config):
-    return json.loads((config.output / "results.json").read_text())
+    return json.loads((config.folder / "results.json").read_text())
+
+
+def rows_of(config, kind):
+    return {row["mechanism"]: row for row in results_of(config)["rows"] if row["kind"] == kind}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As each of several processes has it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """One comparison, and what it printed."""
     config = replace(CONFIG, output=tmp_path_factory.mktemp("compare") / "c")
-    patch = pytest.MonkeyPatch()
-    patch.setattr(costs, "MIN_SECONDS", 0.0)
-    code, text = run(config)
-    patch.undo()
-    assert code == 0, text
-    return config, text
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(costs, "MIN_SECONDS", 0.0)
+        assert config.run(QUIET) == 0
+    return config
 
 
 def test_it_writes_what_it_found(whole):
-    config, text = whole
-    results = results_of(config)
-    names = [entry["mechanism"] for entry in results["mechanisms"]]
-    assert names == [f"{series} {width}" for width in (16, 32) for series in ("softmax", "softmax+B", "elu", "elu+B")]
-    for entry in results["mechanisms"]:
-        (row,) = (row for row in results["rows"] if row["mechanism"] == entry["mechanism"])
-        assert row["score"] == entry["score_mean"] == row["epochs"][-1]["metrics"]["accuracy"]
-        assert [record["step"] for record in row["epochs"]] == [1, 2]
-        assert entry["lr"] == max(entry["sweep"], key=lambda tried: (tried["score"], -tried["lr"]))["lr"] == row["lr"]
-        assert f"{entry['score_mean']:.2f}" in text
-        assert entry["tokens_per_second_train"] > 0
-    narrow = {entry["series"]: entry for entry in results["mechanisms"][:4]}
+    results = results_of(whole)
+    assert results["meta"]["finished"]
+    swept = [row for row in results["rows"] if row["kind"] == "sweep"]
+    runs, measured = rows_of(whole, "run"), rows_of(whole, "cost")
+    assert list(runs) == list(measured) == NAMES
+    for name, row in runs.items():
+        assert row["score"] == row["records"][-1]["metrics"]["accuracy"] == row["metrics"]["accuracy"]
+        assert [record["step"] for record in row["records"]] == [1, 2]
+        tried = [one for one in swept if one["mechanism"] == name]
+        assert [one["lr"] for one in tried] == [1e-3, 1e-2]
+        assert row["lr"] == max(tried, key=lambda one: (one["validation"], -one["lr"]))["lr"]
+        assert min(measured[name]["tokens_per_second_train"]) > 0
     # one head of 16: softmax keeps 16 keys and values, elu 16 x 16 and its denominator; Canon 3 inputs of q, k and v
-    assert narrow["softmax"]["state_bytes"] == 4 * 2 * 16 * 16
-    assert narrow["elu"]["state_bytes"] == 4 * 16 * 17
-    assert narrow["elu+B"]["state_bytes"] == 4 * (16 * 17 + 3 * 48)
-    assert max(abs(entry["parameters"] - narrow["softmax"]["parameters"]) for entry in narrow.values()) <= 3 * 16 * 4
-    files = {path.name for path in config.output.iterdir()}
-    assert {"results.csv", "runs.csv", "report.html", "charts"} <= files
-    assert {"accuracy-state.png", "accuracy-speed.png"} <= {path.name for path in (config.output / "charts").iterdir()}
-    page = (config.output / "report.html").read_text()
-    assert "Accuracy against state" in page
-    assert "images" not in page.split("<main>")[1]
-    with (config.output / "results.csv").open() as file:
-        assert [line["mechanism"] for line in csv.DictReader(file)] == names
+    assert measured["softmax 16"]["state_bytes"] == 4 * 2 * 16 * 16
+    assert measured["elu 16"]["state_bytes"] == 4 * 16 * 17
+    assert measured["elu+B 16"]["state_bytes"] == 4 * (16 * 17 + 3 * 48)
+    sizes = [measured[name]["parameters"] for name in NAMES[:4]]
+    assert max(abs(size - sizes[0]) for size in sizes) <= 3 * 16 * 4
+    page = (whole.folder / "report.html").read_text()
+    assert all(title in page for title in ("Accuracy against state", "Accuracy against speed", "Learning curves"))
+    assert {"results.csv", "accuracy-state.png", "learning-curves.png"} <= {
+        path.name for path in whole.folder.iterdir()
+    }
+    (whole.folder / "report.html").unlink()
+    assert main(["report", str(whole.folder), "--quiet"]) == 0
+    assert (whole.folder / "report.html").read_text() == page
 
 
-def test_every_line_counts_to_the_same_end_and_says_how_long(whole):
-    _, text = whole
-    lines = [line for line in text.splitlines() if line.startswith("[")]
-    assert [line.split("]")[0] for line in lines] == [f"[{number}/16" for number in range(1, 17)]
-    assert all("trained in 0 s" in line for line in lines)
-    assert all(("left" in line) == (number < 16) for number, line in enumerate(lines, 1))
-    assert text.count("trained while learning rates were chosen") == 8
+def test_a_run_that_chose_a_rate_is_the_final_run(whole, tmp_path):
+    """What it scored and its weights are those of a run that was trained for nothing else."""
+    row = rows_of(whole, "run")["elu 16"]
+    host, config = whole.hosts["elu 16"], whole.training(row["lr"], 0)
+    found = train_text(text_module.create_host(host, whole.made, 0), whole.made, config, tmp_path)
+    assert (found.score, found.records[-1].metrics) == (row["score"], row["metrics"])
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    assert any(path.read_bytes() == weights for path in whole.folder.rglob("model.safetensors"))
+    _, held_out = whole.validation
+    again = text_module.create_host(host, whole.made, 0)
+    assert (
+        train_text(again, whole.made, config, tmp_path / "v", validation=held_out).validation["accuracy"]
+        == (row["validation"])
+    )
 
 
-def test_an_interrupted_comparison_has_what_is_known_without_training(whole, tmp_path, monkeypatch):
-    config = replace(CONFIG, output=tmp_path / "c", lrs=(1e-3,))
-    train, done = subject.train_text, []
-
-    def interrupted(*args, **options):
-        if len(done) == 2:
-            raise KeyboardInterrupt
-        done.append(1)
-        return train(*args, **options)
-
-    monkeypatch.setattr(subject, "train_text", interrupted)
-    code, text = run(config)
-    assert code == 130
-    assert "The same command goes on" in text
-    found, complete = results_of(config), results_of(whole[0])
-    assert [row["status"] for row in found["rows"]] == ["done"] * 2 + ["waiting"] * 6
-    assert not found["meta"]["finished"]
-    for entry, other in zip(found["mechanisms"], complete["mechanisms"], strict=True):
-        for name in ("parameters", "mechanism_parameters", "state_bytes"):
-            assert entry[name] == other[name]
-        assert "tokens_per_second_train" not in entry
+def test_more_seeds_join_and_nothing_is_trained_twice(whole, tmp_path, monkeypatch):
+    taken, real = [], text_run.TextRun.train_step
+    monkeypatch.setattr(text_run.TextRun, "train_step", lambda *args: taken.append(1) or real(*args))
+    monkeypatch.setattr(costs, "MIN_SECONDS", 0.0)
+    copy = replace(whole, output=tmp_path / "c")
+    shutil.copytree(whole.folder, copy.folder)
+    assert copy.run(QUIET) == 0
+    assert not taken
+    assert results_of(copy)["rows"] == results_of(whole)["rows"]
+    assert replace(copy, seeds=2, mechanisms=("elu",), widths=(16,), equal_parameters=False).run(QUIET) == 0
+    assert len(taken) == 2 * 2 * (2 + 1)  # other hosts: with and without Canon layers, two rates, one more seed
 
 
-def interrupt(*args, **options):
-    raise KeyboardInterrupt
+def test_a_killed_comparison_ends_the_same(whole, tmp_path):
+    config = replace(CONFIG, output=tmp_path / "c", weights=False)
+    process = subprocess.run(
+        [sys.executable, "-c", KILLED, str(config.folder)], cwd=ROOT, check=False, capture_output=True
+    )
+    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
+    assert len(list(config.folder.glob("cases/*/checkpoint.pt"))) == 1
+    assert len(list(config.folder.glob("cases/*.json"))) == 11
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(costs, "MIN_SECONDS", 0.0)
+        assert config.run(QUIET) == 0
+
+    def numbers(of):
+        return [(name, row["lr"], row["metrics"], row["validation"], [e["train_loss"] for e in row["records"]])
+                for name, row in rows_of(of, "run").items()]  # fmt: skip
+
+    assert numbers(config) == numbers(whole)
+    assert not [*config.folder.rglob("*.safetensors"), *config.folder.rglob("*.pt")]
+    assert [*whole.folder.rglob("*.safetensors")]
 
 
-def test_costs_that_were_measured_outlast_an_interruption(tmp_path, monkeypatch):
-    """On a GPU mechanisms are measured one by one: the second is interrupted, and alone measured again."""
-    config = replace(CONFIG, output=tmp_path / "c", lrs=(), canons=(None,), widths=(16,))
-    monkeypatch.setattr(main, "groups_to_measure", lambda names, device: [[name] for name in names])
-    monkeypatch.setattr(main, "finish", lambda *_: None)
-    asked = []
-
-    def measure(self, names, on_work):
-        asked.extend(names)
-        if asked == ["softmax 16", "elu 16"]:
-            raise KeyboardInterrupt
-        return {name: {"peak_bytes_train": len(asked)} for name in names}
-
-    monkeypatch.setattr(Texts, "costs", measure)
-    assert run(config)[0] == 130
-    assert [entry.get("peak_bytes_train") for entry in results_of(config)["mechanisms"]] == [1, None]
-    assert run(config)[0] == 0
-    assert asked == ["softmax 16", "elu 16", "elu 16"]
-    assert [entry["peak_bytes_train"] for entry in results_of(config)["mechanisms"]] == [1, 3]
-    monkeypatch.setattr(subject, "train_text", interrupt)  # of a second seed: what is known is known from the start
-    assert run(replace(config, seeds=2))[0] == 130
-    assert asked == ["softmax 16", "elu 16", "elu 16"]
-    assert [entry["peak_bytes_train"] for entry in results_of(config)["mechanisms"]] == [1, 3]
+def test_another_process_makes_the_same_data_once():
+    config = pickle.loads(pickle.dumps(CONFIG))
+    assert "made" not in vars(config)
+    one, other = config.in_this_process(), pickle.loads(pickle.dumps(config)).in_this_process()
+    assert one is other
+    assert one.made == CONFIG.made
+    assert one.common() == CONFIG.common()
 
 
-def test_a_rate_at_the_edge_is_told(tmp_path):
-    config = replace(CONFIG, patterns=("elu", "relu"), canons=(None,), widths=(None,), lrs=(1e-3, 3e-3, 1e-2))
-    texts = Texts(config)
-    results = Results(config, texts, {})
-    scores = {("elu", 1e-3): 50.0, ("elu", 3e-3): 60.0, ("elu", 1e-2): 70.0,
-              ("relu", 1e-3): 50.0, ("relu", 3e-3): 60.0, ("relu", 1e-2): 40.0}  # fmt: skip
-    results.swept = [CellResult(c, "done", score=scores[c.mechanism, c.lr]) for c in sweep_cells(config)]
-    results.lrs = best_lrs(config, results.swept)
-    written = results.as_json()
-    assert [entry["lr_edge"] for entry in written["mechanisms"]] == ["highest", None]
-    assert edge_sentence(written).endswith("may lie beyond: elu (highest, 0.01).")
-    results.lrs["relu"] = 1e-3
-    assert edge_sentence(results.as_json()).endswith("elu (highest, 0.01) and relu (lowest, 0.001).")
+def test_what_results_depend_on_is_what_affects_them(tmp_path):
+    case = CONFIG.final_cases(CONFIG.choose([]))[0]
+
+    def same(**changes):
+        other = replace(CONFIG, **changes)
+        return other.final_cases(other.choose([]))[0] == case
+
+    assert same(seeds=3, widths=(16,), output=tmp_path, jobs=2, weights=False, margin=1.0, graphs=None)
+    assert same(set=CONFIG.set | {"cache": str(tmp_path)})
+    assert not same(steps=3)
+    assert not same(set=CONFIG.set | {"pairs": 2})
+    assert not same(dropout=0.1)
+    assert not same(precision="bf16")
+    text = tmp_path / "a.txt"
+    text.write_text("one text and no other. " * 40)
+    of_text = replace(CONFIG, task="text", data=str(text), set={"length": 16}, recipe="")
+    before = of_text.final_cases(of_text.choose([]))[0]
+    text.write_text("no other and one text. " * 40)
+    again = replace(of_text)
+    assert again.final_cases(again.choose([]))[0] != before
 
 
-def test_a_state_is_weighed_at_the_longest_sequence():
+def test_rates_are_chosen_on_data_that_is_neither_trained_nor_tested_on(tmp_path):
+    train, test = CONFIG.validation
+    assert train is CONFIG.made
+    assert CONFIG.sweep_is_final
+    assert not torch.equal(next(test.test_batches(4)).inputs, next(train.test_batches(4)).inputs)
+    path = tmp_path / "a.txt"
+    path.write_text("".join(chr(97 + i % 26) * (i % 7 + 1) for i in range(400)))
+    text = replace(CONFIG, task="text", data=str(path), set={"length": 8}, recipe="")
+    assert text.validation[1].evaluate == "valid"
+    rows = [{"text": f"{i}", "label": i % 2} for i in range(20)]
+    for part in ("train", "test"):
+        (tmp_path / f"{part}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    labelled = replace(CONFIG, task="lra-text", data=str(tmp_path), set={"length": 4}, recipe="")
+    kept, held = labelled.validation
+    assert kept is held
+    assert not labelled.sweep_is_final
+    assert all(case["validation"] for case in labelled.sweep_cases())
+    trained = torch.cat([kept.train_batch(6, 0, step).inputs for step in range(9)]).unique(dim=0)
+    judged = next(held.test_batches(50)).inputs
+    assert len(trained) + len(judged) == 20
+    assert not any((trained == row).all(1).any() for row in judged)
+
+
+def test_where_less_is_better_the_lowest_wins(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("The quick brown fox jumps over the lazy dog. " * 30)
+    config = replace(CONFIG, task="text", data=str(path), set={"length": 8}, recipe="", mechanisms=("elu",),
+                     canon=("none",), widths=(16,))  # fmt: skip
+    swept = [Outcome(case, {"validation": value}) for case, value in zip(config.sweep_cases(), (1.5, 1.2), strict=True)]
+    assert config.choose(swept) == {"elu 16": {"lr": 1e-2}}
+    final = Outcome(config.final_cases(config.choose(swept))[0], {"score": 1.2, "seconds": 3.0})
+    tried = [Outcome({**swept[0].case, "lr": lr}, swept[0].result) for lr in (1e-4, 1e-3, 1e-2)]
+    rows = config.rows([*(("sweep", one) for one in tried), ("run", final)])
+    found = Findings({"metric": asdict(config.metric())}, rows)
+    assert found.columns()[0].texts == {"elu 16": "1.2000"}
+    assert "elu 16 (highest, 0.01)" in found.edges(), "a better one may lie beyond"
+
+
+def test_a_state_is_weighed_at_the_longest_sequence(monkeypatch):
+    monkeypatch.setattr(costs, "MIN_SECONDS", 0.0)
     task = text_task("mqar-mix", vocab=32, train=((16, 2, 8),), test=((16, 2, 3), (32, 4, 2), (16, 4, 2)))
     assert costs.longest_sequence(task).shape == (1, 32)
-    found = costs.known_costs({"softmax": HostOptions("mqar", width=16)}, task, CONFIG.train, lambda _: None)
-    assert found["softmax"]["state_bytes"] == 2 * 2 * 32 * 16 * 4  # layers, keys and values, tokens, channels, fp32
+    config = TextConfig(steps=2, batch_size=4, warmup_steps=0)
+    found = costs.measure_costs({"softmax": Host(size="mqar", width=16)}, task, config, lambda _: None)
+    assert (
+        found["costs"]["softmax"]["state_bytes"] == 2 * 2 * 32 * 16 * 4
+    )  # layers, keys and values, tokens, channels, fp32
 
 
 class FakeRecorder:
@@ -230,95 +269,29 @@ def test_what_was_trained_as_graphs_is_timed_as_graphs():
     assert len(calls) == 6  # twice warmed up, then called itself
 
 
-def test_a_killed_comparison_ends_the_same(whole, tmp_path):
-    config = replace(CONFIG, output=tmp_path / "c", keep_weights=False, seeds=2)
-    process = subprocess.run(
-        [sys.executable, "-c", KILLED, str(config.output)], cwd=ROOT, check=False, capture_output=True
-    )
-    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
-    assert [row["status"] for row in results_of(config)["rows"]] == ["done"] * 11 + ["waiting"] * 5
-    half = config.output / "runs" / "elu+B-16"
-    assert [path.name for path in half.glob("*/checkpoint.pt")] == ["checkpoint.pt"]
-    patch = pytest.MonkeyPatch()
-    patch.setattr(costs, "measure_in_turns", lambda calls, *_, **__: {})
-    patch.setattr(costs, "peak_bytes", lambda *_: 0)
-    patch.setattr(main, "finish", lambda *_: None)
-    assert run(config)[0] == 0
-    joined = replace(CONFIG, output=tmp_path / "joined", seeds=2)
-    shutil.copytree(whole[0].output, joined.output)
-    assert run(joined)[0] == 0
-    patch.undo()
-
-    def numbers(of):
-        rows = results_of(of)["rows"]
-        return [(r["mechanism"], r["lr"], r["score"], [e["train_loss"] for e in r["epochs"]]) for r in rows]
-
-    assert numbers(config) == numbers(joined)
-    assert not [*config.output.rglob("*.safetensors"), *config.output.rglob("*.pt")]
-    assert [*whole[0].output.rglob("*.safetensors")]
-
-
-def test_another_budget_does_not_join(whole):
-    with pytest.raises(OptionError, match="steps was 2, now 5"):
-        compare(replace(whole[0], train=replace(CONFIG.train, steps=5)), Console(file=StringIO()))
-
-
-def test_rates_are_chosen_on_data_that_is_neither_trained_nor_tested_on(tmp_path):
-    drawn = text_task("mqar", vocab=64, test_examples=4)
-    train, test = validation(drawn)
-    assert train is drawn
-    assert not torch.equal(next(test.test_batches(4)).inputs, next(drawn.test_batches(4)).inputs)
-    path = tmp_path / "a.txt"
-    path.write_text("".join(chr(97 + i % 26) * (i % 7 + 1) for i in range(400)))
-    text = text_task("text", data=str(path), length=8)
-    assert validation(text)[1].evaluate == "valid"
-    rows = [{"text": f"{i}", "label": i % 2} for i in range(20)]
-    for part in ("train", "test"):
-        (tmp_path / f"{part}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    kept, held = validation(text_task("lra-text", data=str(tmp_path), length=4))
-    assert kept is held
-    trained = torch.cat([kept.train_batch(6, 0, step).inputs for step in range(9)]).unique(dim=0)
-    judged = next(held.test_batches(50)).inputs
-    assert len(trained) + len(judged) == 20
-    assert not any((trained == row).all(1).any() for row in judged)
-
-
-def test_where_less_is_better_the_lowest_wins():
-    config = replace(CONFIG, patterns=("elu",), canons=(None,), widths=(None,))
-    cells = sweep_cells(config)
-    swept = [CellResult(cell, "done", score=value) for cell, value in zip(cells, (1.5, 1.2), strict=True)]
-    assert best_lrs(config, swept, higher=False) == {"elu": 1e-2}
-    metric = {"field": "score", "name": "bits per byte", "unit": "", "decimals": 3, "higher": False}
-    scores = {"elu": (1.5, 1.6), "gated": (1.2, 1.3), "softmax": (1.0, 1.1)}
-    rows = [{"mechanism": n, "status": "done", "score": x} for n, pair in scores.items() for x in pair]
-    said = ranking_sentence({"meta": {"kind": "text", "metric": metric}, "rows": rows})
-    assert said == (
-        "Of the linear mechanisms gated has the lowest mean bits per byte: 1.250 (1.200 to 1.300 over 2 seeds). Every "
-        "run of elu is above every run of gated. The reference, softmax, has 1.050 (1.000 to 1.100 over 2 seeds): "
-        "every run is below those of gated."
-    )
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"patterns": ()}, "mechanisms: name at least one"),
-        ({"patterns": ("nobody",)}, "mechanisms: must be one of"),
-        ({"patterns": ("softmax", "agent")}, "mechanisms: agent 16: mechanism 'agent' is only bidirectional"),
+        ({"mechanisms": ()}, "mechanisms: name at least one"),
+        ({"mechanisms": ("nobody",)}, "mechanisms: must be one of"),
+        ({"mechanisms": ("softmax", "agent")}, "mechanisms: agent 16: mechanism 'agent' is only bidirectional"),
+        ({"mechanisms": ("gated*x",)}, r"mechanisms: gated\*x 16: must look like"),
         ({"widths": (16, 16)}, "widths: each may be named once"),
-        ({"lrs": (0.0,)}, "lr: must be greater than 0"),
-        ({"settings": {"colour": 1}}, "colour: mqar has no such setting"),
+        ({"widths": (15,), "heads": 2}, "heads: softmax 15: num_attention_heads must divide"),
+        ({"lr": (0.0,)}, "lr: must be above 0"),
+        ({"option": {"lion.decay": "fixed"}}, "option: lion.decay is given, but lion is not compared"),
+        ({"set": {"colour": 1}}, "set: colour: is no option"),
+        ({"output": Path("README.md") / "c"}, "output: must be a folder that can be written to"),
     ],
 )
 def test_a_wrong_option_is_named_before_anything_is_written(tmp_path, changes, words):
     with pytest.raises(OptionError, match=words):
-        compare(replace(CONFIG, output=tmp_path / "c", **changes), Console(file=StringIO()))
+        replace(CONFIG, **{"output": tmp_path / "c"} | changes).run(QUIET)
     assert not (tmp_path / "c").exists()
 
 
 def test_options_go_to_the_mechanisms_that_have_them():
-    host = replace(CONFIG.host, options={"gated": {"gate": "head"}})
-    texts = Texts(replace(CONFIG, patterns=("elu", "gated"), host=host, equal_parameters=False))
-    texts.check()
-    assert texts.hosts["elu 16"].options == {}
-    assert texts.hosts["gated+B 16"].options == {"gated": {"gate": "head"}}
+    config = replace(CONFIG, mechanisms=("elu", "gated"), option={"gated.gate": "head"}, equal_parameters=False)
+    config.check_hosts()
+    assert config.hosts["elu 16"].option == {}
+    assert config.hosts["gated+B 16"].option == {"gated.gate": "head"}

@@ -45,7 +45,11 @@ class Toy(Comparison):
 
     def attention_case(self, case, work):
         self._log("attention", case["mechanism"])
-        return {"entropy": 1.0, "examples": {"maps": [1]}}
+        image = {"label": "a", "pixels": [[0]], "token": [0, 0], "map": [[1.0]]}
+        return {"entropy": 1.0, "layers": [], "examples": {"layer": "last", "images": [image]}}
+
+    def write_page(self, meta, rows):
+        """None: pages have tests of their own."""
 
     def _log(self, *words):
         if self.calls:
@@ -72,7 +76,8 @@ def test_each_mechanism_takes_its_best_rate_of_the_same_sweep(tmp_path):
     assert all(row["validation"] for row in swept)
     assert calls[-3:] == ["cost softmax relu", "attention softmax", "attention relu"]
     assert [row["parameters"] for row in results["rows"] if row["kind"] == "cost"] == [7, 7]
-    assert len(json.loads((tmp_path / "examples.json").read_text())) == 2
+    (image,) = json.loads((tmp_path / "examples.json").read_text())["images"]
+    assert image["maps"] == {"softmax": [[1.0]], "relu": [[1.0]]}
 
 
 def test_without_a_rate_that_of_the_recipe_is_taken(tmp_path):

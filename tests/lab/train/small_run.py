@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from linattn.lab.train import loop
+from linattn.lab.train import loop, rounds
 from linattn.lab.train.accelerator import create_accelerator
 from linattn.lab.train.config import TrainConfig
 from linattn.support import checkpoint
@@ -99,8 +99,8 @@ def _arrange_death(moment):
 
         SmallBatches.train = train
     elif kind == "log":
-        write = loop.write_log
-        loop.write_log = lambda path, epochs: _die() if len(epochs) > numbers[0] else write(path, epochs)
+        write = rounds.write_log
+        rounds.write_log = lambda path, epochs: _die() if len(epochs) > numbers[0] else write(path, epochs)
     elif kind == "half":
         save = torch.save
 

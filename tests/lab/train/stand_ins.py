@@ -3,7 +3,7 @@
 import torch
 
 from linattn.lab.train import captured_step, rounds
-from linattn.lab.train.recorder import RecordError
+from linattn.lab.train.captured_step import RecordError
 
 
 class Keeps:

@@ -6,11 +6,17 @@ import torch
 from PIL import Image
 from timm.data import auto_augment as timm_augment
 
-from linattn.lab.train.augment import Augment, affine, histogram, photometric
-from linattn.lab.train.augment.erasing import draw_boxes, random_erasing
-from linattn.lab.train.augment.policy import Policy
-from linattn.lab.train.augment.rand_augment import MATRICES, OPERATIONS, PLAIN, WITH_PARAMETER, RandAugment
-from linattn.lab.train.augment.shift import random_crop, random_flip
+from linattn.lab.train.augment import pixels
+from linattn.lab.train.augment.pipeline import Augment, draw_boxes, random_crop, random_erasing, random_flip
+from linattn.lab.train.augment.rand_augment import (
+    GEOMETRIC,
+    OPERATIONS,
+    PLAIN,
+    Policy,
+    RandAugment,
+    affine,
+    matrices,
+)
 from linattn.lab.train.config import TrainConfig
 from linattn.support.options import OptionError
 
@@ -93,11 +99,11 @@ def test_operations_without_parameter_equal_pil_pixel_by_pixel(operation, channe
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("operation", WITH_PARAMETER)
+@pytest.mark.parametrize("operation", PARAMETERS)
 def test_operations_with_parameter_equal_pil_pixel_by_pixel(operation, channels):
     images, parameter = pictures(channels=channels), PARAMETERS[operation]
     expected = one_by_one(images, timm_augment.NAME_TO_OP[timm_names(operation)[0]], parameter)
-    assert torch.equal(WITH_PARAMETER[operation](images, parameter), expected)
+    assert torch.equal(getattr(pixels, operation)(images, parameter), expected)
     assert torch.equal(expected, images) == (operation == "color" and channels == 1)
 
 
@@ -110,18 +116,18 @@ def test_equalize_and_auto_contrast_of_hard_histograms_equal_pil():
         images[2] //= 128
         for name in ("equalize", "auto_contrast"):
             expected = one_by_one(images, timm_augment.NAME_TO_OP[TIMM[name]])
-            assert torch.equal(getattr(histogram, name)(images), expected), (name, size)
+            assert torch.equal(getattr(pixels, name)(images), expected), (name, size)
 
 
 def test_posterize_to_no_bit_is_black():
     """timm asks for it at magnitude 10; PIL masked everything away in its time, and refuses now."""
     images = pictures()
-    assert not photometric.posterize(images, torch.zeros(6)).any()
+    assert not pixels.posterize(images, torch.zeros(6)).any()
 
 
 def test_sharpness_leaves_images_without_an_inside():
     images = pictures(height=2)
-    assert torch.equal(photometric.sharpness(images, FACTORS), images)
+    assert torch.equal(pixels.sharpness(images, FACTORS), images)
 
 
 AFFINE = {
@@ -143,7 +149,7 @@ def test_resampling_equals_timm_to_one_level(operation, channels):
     expected = one_by_one(
         images, lambda image, p: function(image, p, resample=Image.Resampling.BILINEAR, fillcolor=color), parameter
     )
-    found = affine.affine(images, MATRICES[operation](parameter, *images.shape[2:]), fill)
+    found = affine(images, matrices(operation, parameter, *images.shape[2:]), fill)
     # PIL drops the fraction of a pixel, we round.
     assert (found.int() - expected.int()).abs().max() <= 1
     assert torch.equal(found[2], images[2])
@@ -153,7 +159,7 @@ def test_resampling_equals_timm_to_one_level(operation, channels):
 def test_quarter_turns_are_exact():
     images = pictures(4, height=9, width=9)
     degrees = torch.tensor([0.0, 90.0, 180.0, 270.0], dtype=torch.float64)
-    found = affine.affine(images, affine.rotate(degrees, 9, 9), torch.zeros(3))
+    found = affine(images, matrices("rotate", degrees, 9, 9), torch.zeros(3))
     expected = torch.stack([image.rot90(i, (1, 2)) for i, image in enumerate(images)])
     # The last digits of a cosine may put the outermost centres a hair outside; they are half a pixel inside.
     assert torch.equal(found, expected)
@@ -162,7 +168,7 @@ def test_quarter_turns_are_exact():
 def test_whole_shifts_are_exact_and_filled():
     images = pictures(2, height=10, width=10)
     fill = torch.tensor([1.0, 2.0, 3.0])
-    found = affine.affine(images, affine.translate_x(torch.tensor([0.3, -0.2]), 10), fill)
+    found = affine(images, matrices("translate_x", torch.tensor([0.3, -0.2]), 10, 10), fill)
     assert torch.equal(found[0, :, :, :7], images[0, :, :, 3:])
     assert torch.equal(found[1, :, :, 2:], images[1, :, :, :8])
     for outside in (found[0, :, :, 7:], found[1, :, :, :2]):
@@ -172,7 +178,7 @@ def test_whole_shifts_are_exact_and_filled():
 @pytest.mark.parametrize("increasing", [False, True])
 @pytest.mark.parametrize("operation", [name for name in OPERATIONS if name not in PLAIN])
 def test_parameters_at_a_level_are_those_of_timm(operation, increasing, monkeypatch):
-    policy = Policy(increasing=increasing)
+    policy = Policy(inc=int(increasing))
     level_to_argument = timm_augment.LEVEL_TO_ARG[timm_names(operation)[increasing]]
     magnitudes = [0.0, 0.4, 2.5, 3.9, 5.0, 7.5, 9.0, 9.37, 10.0]
     for negative in (False, True):
@@ -184,9 +190,9 @@ def test_parameters_at_a_level_are_those_of_timm(operation, increasing, monkeypa
 
 
 def test_policies_are_read_as_timm_writes_them():
-    assert Policy.parse("m9-n3-mstd0.5-inc1-p0.7-mmax12") == Policy(9, 3, 0.7, 0.5, 12, True)
-    assert Policy.parse("rand-m9-mstd0.5-inc1") == Policy(9, 2, 0.5, 0.5, 10, True)
-    assert Policy.parse("n1") == Policy(magnitude=10, operations=1)
+    assert Policy.parse("m9-n3-mstd0.5-inc1-p0.7-mmax12") == Policy(9, 3, 0.7, 0.5, 12, 1)
+    assert Policy.parse("rand-m9-mstd0.5-inc1") == Policy(9, 2, 0.5, 0.5, 10, 1)
+    assert Policy.parse("n1") == Policy(m=10, n=1)
 
 
 @pytest.mark.parametrize(
@@ -208,12 +214,12 @@ def test_wrong_policies_name_what_is_allowed(text, message):
 
 
 def test_levels_have_the_spread_asked_for():
-    level = Policy(magnitude=5, spread=0.5).levels(20_000, seeded()) * 10
+    level = Policy(m=5, mstd=0.5).levels(20_000, seeded()) * 10
     # The standard error of the mean is 0.0035, that of the deviation 0.0025: five of them.
     assert abs(level.mean() - 5) < 0.018
     assert abs(level.std() - 0.5) < 0.013
-    assert (Policy(magnitude=10, spread=3).levels(1000, seeded()) <= 1).all()
-    uniform = Policy(magnitude=8, spread=101).levels(20_000, seeded()) * 10
+    assert (Policy(m=10, mstd=3).levels(1000, seeded()) <= 1).all()
+    uniform = Policy(m=8, mstd=101).levels(20_000, seeded()) * 10
     assert uniform.min() >= 0
     assert 7.9 < uniform.max() <= 8
     assert abs(uniform.mean() - 4) < 5 * 8 / (12 * 20_000) ** 0.5
@@ -221,16 +227,16 @@ def test_levels_have_the_spread_asked_for():
 
 def changed_by(image, policy, fill):
     """Every result that one operation of a fixed strength can have on an image."""
-    level = torch.full((1,), policy.magnitude / 10, dtype=torch.float64)
+    level = torch.full((1,), policy.m / 10, dtype=torch.float64)
     for sign in (torch.tensor([-1.0]), torch.tensor([1.0])):
         for name in OPERATIONS:
             if name in PLAIN:
                 yield name, PLAIN[name](image[None])[0]
-            elif name in WITH_PARAMETER:
-                yield name, WITH_PARAMETER[name](image[None], policy.argument(name, level, sign))[0]
+            elif name not in GEOMETRIC:
+                yield name, getattr(pixels, name)(image[None], policy.argument(name, level, sign))[0]
             else:
-                matrix = MATRICES[name](policy.argument(name, level, sign), *image.shape[1:])
-                yield name, affine.affine(image[None], matrix, fill)[0]
+                matrix = matrices(name, policy.argument(name, level, sign), *image.shape[1:])
+                yield name, affine(image[None], matrix, fill)[0]
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -4,12 +4,8 @@ import pytest
 import torch
 
 from linattn.lab.tasks import ImageData, ImageSplit
-from linattn.lab.train import resident
-from linattn.lab.train.batches import create_batches
+from linattn.lab.train.batches import ResidentBatches, Shares, create_batches, create_mixing
 from linattn.lab.train.config import TrainConfig
-from linattn.lab.train.mixing import create_mixing
-from linattn.lab.train.resident import ResidentBatches
-from linattn.lab.train.shares import Shares
 from linattn.support.options import OptionError
 from linattn.support.seeds import seed_step
 
@@ -109,7 +105,7 @@ def test_processes_augment_differently():
 @pytest.mark.parametrize("steps_per_block", [1, 4, 100])
 @pytest.mark.parametrize("options", [{}, FULL], ids=["plain", "full"])
 def test_a_later_start_goes_on_exactly(options, steps_per_block, monkeypatch):
-    monkeypatch.setattr(resident, "BLOCK_VALUES", steps_per_block * 8 * 36)
+    monkeypatch.setattr("linattn.lab.train.batches.BLOCK_VALUES", steps_per_block * 8 * 36)
     data = numbered(train=83)
     whole = list(batches(data, **options).train(2))
     assert len(whole) == 10
@@ -145,7 +141,7 @@ def test_seeds_and_epochs_change_everything():
 
 def test_augmentation_changes_with_seed_epoch_and_block(monkeypatch):
     """All images are alike, so that their order cannot hide that they were augmented alike."""
-    monkeypatch.setattr(resident, "BLOCK_VALUES", 8 * 36)
+    monkeypatch.setattr("linattn.lab.train.batches.BLOCK_VALUES", 8 * 36)
     image = ImageSplit(torch.full((16, 1, 6, 6), 7, dtype=torch.uint8), torch.zeros(16, dtype=torch.int64))
     data = ImageData("alike", image, image, ("a",))
     runs = [batches(data, erasing=1.0, seed=seed).train(epoch) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
@@ -220,7 +216,7 @@ def test_ranks_and_tiny_data_are_checked():
 @pytest.mark.gpu
 def test_batches_on_a_gpu_equal_those_on_the_cpu_and_never_wait(monkeypatch):
     """Noise of erasing is drawn on the device and differs; a resampled pixel may be rounded to the next level."""
-    monkeypatch.setattr(resident, "BLOCK_VALUES", 16 * 3 * 36 * 5)
+    monkeypatch.setattr("linattn.lab.train.batches.BLOCK_VALUES", 16 * 3 * 36 * 5)
     data = numbered(train=200, channels=3)
     config = TrainConfig(**{**FULL, "batch_size": 16, "erasing": 0.0})
     expected = list(ResidentBatches(data, config, CPU).train(0))

@@ -13,11 +13,11 @@ from linattn.lab.tasks.text import text_task
 from linattn.lab.train import loop
 from linattn.lab.train.batches import create_batches
 from linattn.lab.train.config import TrainConfig
-from linattn.lab.train.loss import training_loss
+from linattn.lab.train.loop import training_loss
 from linattn.lab.train.text.config import TextConfig
-from linattn.lab.train.text.hosts import HostOptions, create_host
+from linattn.lab.train.text.hosts import Host, create_host
 from linattn.lab.train.text.loop import train_text
-from linattn.lab.train.text.network import TextNetwork
+from linattn.lab.train.text.run import TextNetwork
 from linattn.models.vision import convert, create_pyramid
 
 SMALL = {
@@ -133,7 +133,7 @@ def test_cuda_records_them(kind, compile, tmp_path, recwarn):
 @pytest.mark.parametrize("mechanism", ["softmax", "elu", "retention", "gated", "mlstm", "zeros", "lion"])
 def test_nothing_in_a_step_of_a_language_model_asks_the_host(mechanism, canon):
     task = text_task("mqar", vocab=64, length=16)
-    network = TextNetwork(create_host(HostOptions("mqar", mechanism, canon, width=16), task, 0), task)
+    network = TextNetwork(create_host(Host(size="mqar", mechanism=mechanism, canon=canon, width=16), task, 0), task)
     network = network.to("meta").train()
     batch = task.train_batch(2, 0, 0).to(torch.device("meta"))
     with HostAsks() as watch:
@@ -149,7 +149,9 @@ def test_a_run_on_text_says_whether_it_was_replayed(recorder, words, tmp_path, m
     plain = TextConfig(steps=4, batch_size=4, warmup_steps=0, graphs=False)
 
     def run(folder, config):
-        return train_text(create_host(HostOptions("mqar", "elu", width=16), task, 0), task, config, tmp_path / folder)
+        return train_text(
+            create_host(Host(size="mqar", mechanism="elu", width=16), task, 0), task, config, tmp_path / folder
+        )
 
     assert run("plain", plain).graphs == ""
     recorded_with(recorder, monkeypatch)

@@ -10,9 +10,9 @@ from tests.lab.train.text import small_text
 
 from linattn.lab.tasks.text import IGNORED
 from linattn.lab.train.captured_step import MOST_GRAPHS, CapturedStep, Graph
-from linattn.lab.train.run import Run
+from linattn.lab.train.loop import Run
 from linattn.lab.train.text.feed import rounded_up
-from linattn.lab.train.text.network import TextNetwork
+from linattn.lab.train.text.run import TextNetwork
 
 SHORT = replace(CONFIG, epochs=1)
 EPOCHS, LAST = CONFIG.epochs, (CONFIG.epochs - 1, STEPS - 2)

@@ -12,20 +12,21 @@ import torch
 from tests.lab.train.text import small_text
 
 from linattn.lab.train import captured_step
+from linattn.lab.train.captured_step import Recorder
 from linattn.lab.train.config import TrainConfig
 from linattn.lab.train.loop import train
-from linattn.lab.train.recorder import Recorder
 from linattn.lab.train.text.config import TextConfig
-from linattn.lab.train.text.hosts import HostOptions
+from linattn.lab.train.text.hosts import Host
 from linattn.models.vision import create_vit
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # configs are made where there is no GPU, too
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")]
 STEPS = 20
 IMAGES = TrainConfig(
-    epochs=2, batch_size=64, lr=1e-3, warmup_epochs=1, ema_decay=0.9, precision="bf16", device="cuda", graphs=False
+    epochs=2, batch_size=64, lr=1e-3, warmup_epochs=1, ema_decay=0.9, precision="bf16", device=DEVICE, graphs=False
 )
 TEXT = TextConfig(
-    steps=STEPS, batch_size=16, lr=1e-3, warmup_steps=5, eval_every=10, precision="bf16", device="cuda", graphs=False
+    steps=STEPS, batch_size=16, lr=1e-3, warmup_steps=5, eval_every=10, precision="bf16", device=DEVICE, graphs=False
 )
 
 
@@ -86,7 +87,7 @@ def on_images(folder, mechanism, batches=None, **changes):
 
 def on_text(folder, mechanism, dropout=0.0, **changes):
     torch._dynamo.reset()
-    host = HostOptions("pico", mechanism, canon="B", width=64, depth=2, dropout=dropout)
+    host = Host(size="pico", mechanism=mechanism, canon="B", width=64, depth=2, dropout=dropout)
     start = small_text.create_host(host, small_text.TASK, 0)
     model, _ = small_text.run(folder, replace(TEXT, **changes), host)
     pairs = zip(model.parameters(), start.parameters(), strict=True)

@@ -1,30 +1,89 @@
-from dataclasses import fields, replace
+"""Options of training on images: recipes fill what is not given, and wrong values are named."""
+
+from dataclasses import replace
 
 import pytest
+import torch
 
-from linattn.lab.train.config import TrainConfig
-from linattn.lab.train.recipes import RECIPES, deit, digits
+from linattn.lab.tasks import load
+from linattn.lab.train import config as module
+from linattn.lab.train.command import TrainImages
+from linattn.lab.train.config import RECIPES, TrainConfig
+from linattn.support import options
 from linattn.support.options import OptionError
 
-
-def test_the_defaults_and_the_recipe_for_cpu_pass():
-    TrainConfig().check()
-    digits().check()
+# Every option with a value that is not the recipe's.
+GIVEN = {
+    "warmup_epochs": "0.5", "weight_decay": "0.3", "clip_norm": "2.0", "label_smoothing": "0.2", "ema_decay": "0.9",
+    "mixup": "0.4", "cutmix": "0.6", "rand_augment": "m9-n2", "erasing": "0.1", "crop_padding": "1", "flip": "yes",
+    "precision": "bf16", "compile": "true", "energy_loss": "0.1", "epochs": "7", "batch_size": "64", "lr": "0.1",
+    "min_lr": "0.0", "seed": "3", "checkpoint_seconds": "1",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_recipes_make_sense_but_for_a_device_that_may_be_missing(name):
-    config = RECIPES[name]()
-    replace(config, device="cpu").check()
+def test_recipes_make_sense(name):
+    config = TrainConfig.parse({"recipe": name, "device": "cpu"})
     assert config.warmup_epochs < config.epochs
+    assert config.recipe == name
 
 
 def test_deit_is_the_published_recipe():
-    config = deit()
+    config = TrainConfig.parse({"recipe": "deit"})
     assert (config.epochs, config.warmup_epochs, config.weight_decay) == (300, 5, 0.05)
     assert config.lr == pytest.approx(5e-4 * config.batch_size / 512)
     assert (config.mixup, config.cutmix, config.erasing, config.label_smoothing) == (0.8, 1.0, 0.25, 0.1)
     assert (config.rand_augment, config.clip_norm) == ("m9-mstd0.5-inc1", None)
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_an_option_changes_its_own_field_alone(name):
+    plain = TrainConfig.parse({"device": "cpu"}).values()
+    changed = TrainConfig.parse({"device": "cpu", name: GIVEN[name]}).values()
+    assert [field for field in plain if plain[field] != changed[field]] == [name]
+
+
+@pytest.mark.parametrize(("name", "off"), [("clip_norm", "0"), ("ema_decay", "0.0"), ("rand_augment", "")])
+def test_zero_turns_off_what_a_recipe_has(name, off):
+    assert getattr(TrainConfig.parse({"recipe": "deit", name: off}), name) is None
+
+
+def test_the_data_choose_recipe_and_size(tmp_path, monkeypatch):
+    assert TrainImages.parse({}).recipe == TrainImages.parse({}).size == "digits"
+    found = TrainImages.parse({"data": "fashion-mnist"})
+    assert (found.recipe, found.size, found.epochs) == ("small_images", "nano", 20)
+    assert TrainImages.parse({"host": "pyramid"}).size == "xt"
+    for part in ("train", "test"):
+        (tmp_path / part / "a").mkdir(parents=True)
+        for number in range(3):
+            (tmp_path / part / "a" / f"{number}.png").touch()
+    assert TrainImages.parse({"data": str(tmp_path)}).recipe == "small_images"
+    monkeypatch.setattr(module, "RESIDENT_BELOW", 6)
+    found = TrainImages.parse({"data": str(tmp_path), "batch_size": "8"})
+    assert (found.recipe, found.size, found.batch_size) == ("deit", "tiny", 8)
+    assert load.RESIDENT_BELOW == 20_000
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"device": "cpu"}, ("fp32", False)),
+        ({"device": "cuda:1"}, ("bf16", True)),
+        ({"device": "cuda", "precision": "fp32", "compile": "no"}, ("fp32", False)),
+        ({"device": "cpu", "precision": "bf16", "compile": "yes"}, ("bf16", True)),
+    ],
+)
+def test_what_is_not_given_is_decided_by_the_device(given, found, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    config = TrainConfig.parse(given)
+    assert (config.precision, config.compile) == found
+    assert config.graphs is False
+
+
+def test_a_warm_up_that_is_not_given_fits_into_the_epochs():
+    assert TrainConfig.parse({"recipe": "deit", "epochs": "3"}).warmup_epochs == 3
+    with pytest.raises(OptionError, match="epochs: must be an integer"):
+        TrainConfig.parse({"epochs": "few"})
 
 
 NAN, INF = float("nan"), float("inf")
@@ -58,22 +117,20 @@ NAN, INF = float("nan"), float("inf")
         ("erasing", 1.5, "at most 1"),
         ("crop_padding", -1, "at least 0"),
         ("precision", "fp8", "fp32, bf16"),
+        ("recipe", "resnet", "digits, small_images, deit"),
         ("seed", -1, "at least 0"),
-        ("device", "tpu", "cpu, cuda"),
-        ("device", "cuda:99", "cuda:99"),
         ("checkpoint_seconds", 0, "above 0"),
+        ("graphs", 1, "true or false"),
     ],
 )
-def test_a_wrong_field_is_named_with_what_is_allowed(field, value, allowed):
-    with pytest.raises(OptionError) as caught:
-        replace(TrainConfig(), **{field: value}).check()
-    assert caught.value.option == field
-    assert allowed in caught.value.message
+def test_a_field_that_makes_no_sense_is_named(field, value, allowed):
+    with pytest.raises(OptionError, match=f"{field}: .*{allowed}"):
+        replace(TrainConfig(), **{field: value})
 
 
-def test_the_fingerprint_has_every_field_that_can_move_a_weight():
-    names = {field.name for field in fields(TrainConfig)}
-    # CUDA graphs launch the same kernels: a run may go on with them or without
-    assert names - set(TrainConfig().fingerprint()) == {"checkpoint_seconds", "graphs"}
-    assert TrainConfig(device="cuda:1").fingerprint() == TrainConfig(device="cuda").fingerprint()
-    assert TrainConfig(device="cuda").fingerprint() != TrainConfig(device="cpu").fingerprint()
+def test_a_device_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setattr(options.torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(OptionError, match="device: cuda:3 is not on this machine"):
+        TrainConfig.parse({"device": "cuda:3"})
+    with pytest.raises(OptionError, match="graphs: CUDA graphs need a GPU"):
+        TrainConfig(graphs=True, device="cpu")

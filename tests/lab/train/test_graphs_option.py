@@ -1,15 +1,11 @@
-"""When steps are recorded: what was asked for, what speaks against it, and the command line."""
+"""When steps are recorded: what was asked for, what speaks against it."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
 from linattn.lab.train.captured_step import graphs_wanted
-from linattn.lab.train.config import TrainConfig
 from linattn.lab.train.text.config import TextConfig
 from linattn.support.options import OptionError
 
@@ -31,23 +27,7 @@ def test_what_speaks_against_graphs_is_told(processes, accumulation, reason, rec
     assert len(recwarn) == 0, "what was not asked for needs no reason"
 
 
-@pytest.mark.parametrize("config", [TrainConfig(), TextConfig()])
-def test_graphs_are_an_option_of_gpus(config):
-    replace(config, graphs=False).check()
+def test_graphs_are_an_option_of_gpus():
+    TextConfig(graphs=False).check()
     with pytest.raises(OptionError, match=r"graphs: CUDA graphs need a GPU, and device is cpu"):
-        replace(config, graphs=True).check()
-    with pytest.raises(OptionError, match=r"graphs: must be True, False or None, got 1"):
-        replace(config, graphs=1).check()
-
-
-@pytest.mark.parametrize(("command", "arguments"), [("train", []), ("train", ["task", "mqar"]), ("compare", [])])
-def test_the_command_line_has_it(command, arguments, tmp_path):
-    from linattn.lab.cli import compare, train
-
-    app = typer.Typer()
-    app.add_typer({"train": train, "compare": compare}[command].app, name=command)
-    given = [command, *arguments, "--graphs", "--device", "cpu", "--output", str(tmp_path / "out")]
-    result = CliRunner().invoke(app, given, env={"COLUMNS": "160", "TERM": "dumb"})
-    assert result.exit_code == 2, result.output
-    assert "--graphs" in result.output
-    assert "need a GPU" in result.output
+        TextConfig(graphs=True).check()

@@ -14,12 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from linattn.lab.train import rounds
 from linattn.lab.train.accelerator import create_accelerator
-from linattn.lab.train.config import TrainConfig
-from linattn.lab.train.log import read_log
-from linattn.lab.train.loop import DivergedError, train
+from linattn.lab.train.config import TrainConfig, learning_rate
+from linattn.lab.train.loop import DivergedError, EpochRecord, Run, train
 from linattn.lab.train.meter import Meter
-from linattn.lab.train.run import Run
-from linattn.lab.train.schedule import learning_rate
 from linattn.support import extras
 from linattn.support.compiling import compile_blocks
 from linattn.support.options import OptionError
@@ -95,7 +92,8 @@ def test_what_is_reported_is_what_the_kept_weights_give(tmp_path, ema_decay):
                 F.cross_entropy(logits, batches.labels).item(), rel=1e-5
             )
     assert result.top1 > 50, "three classes of separable points"
-    assert read_log(tmp_path / "log.jsonl") == result.epochs
+    lines = (tmp_path / "log.jsonl").read_text().splitlines()
+    assert [EpochRecord(**json.loads(line)) for line in lines] == result.epochs
     assert [record.epoch for record in result.epochs] == [0, 1, 2, 3]
     assert result.epochs[-1].lr == pytest.approx(config.min_lr)
     assert result.seconds == pytest.approx(sum(record.seconds for record in result.epochs))

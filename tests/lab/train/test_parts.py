@@ -8,7 +8,7 @@ from torch import nn
 
 from linattn.lab.train.config import TrainConfig
 from linattn.lab.train.ema import WeightAverage
-from linattn.lab.train.loss import training_loss
+from linattn.lab.train.loop import training_loss
 from linattn.lab.train.meter import Meter
 from linattn.lab.train.optimizer import create_optimizer, split_by_decay
 from linattn.lab.train.text.config import TextConfig

@@ -4,7 +4,7 @@ from torch import nn
 
 from linattn.lab.train.accelerator import create_accelerator, matrix_products
 from linattn.lab.train.config import TrainConfig
-from linattn.lab.train.evaluate import evaluate
+from linattn.lab.train.loop import evaluate
 from linattn.models.vision import create_vit
 from linattn.support.compiling import compile_blocks, safe_options
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from linattn.lab.train.recorder import Recorder, RecordError
+from linattn.lab.train.captured_step import Recorder, RecordError
 
 
 def test_a_recording_that_breaks_off_leaves_the_device_as_it_was(monkeypatch):

@@ -14,7 +14,7 @@ from tests.lab.train.small_run import CONFIG, SmallBatches, SmallNet, create_net
 
 from linattn.lab.train.loop import DivergedError, ResumeError
 
-PROGRAM = [sys.executable, "-m", "tests.train.small_run"]
+PROGRAM = [sys.executable, "-m", "tests.lab.train.small_run"]
 ROOT = Path(__file__).parents[3]
 NEVER, ALWAYS = 1e9, 1e-9
 # seconds between checkpoints inside an epoch, and when the kill comes

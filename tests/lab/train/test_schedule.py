@@ -3,8 +3,7 @@ import math
 import pytest
 import torch
 
-from linattn.lab.train.config import TrainConfig
-from linattn.lab.train.schedule import learning_rate
+from linattn.lab.train.config import TrainConfig, learning_rate
 from linattn.support.schedule import warmed_line
 
 

@@ -5,7 +5,7 @@ import torch
 from tests.models.vision import hand_counts
 from tests.models.vision.cases import PUBLISHED
 
-from linattn.lab.bench.model_cost import model_cost
+from linattn.lab.bench.cost import model_cost
 from linattn.models.vision import create_deit_lion, create_efficientvit, create_pvt, create_pyramid, create_swin
 from linattn.models.vision.catalog import TIMM_MODELS
 

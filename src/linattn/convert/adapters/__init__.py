@@ -1,19 +1,17 @@
-"""Adapters, one small file for each family of models; :func:`find_adapter` returns the one that fits a model."""
-
-import importlib
-import pkgutil
-from functools import cache
+"""Adapters, one for each family of models; :func:`find_adapter` returns the one that fits a model."""
 
 from torch import nn
 
 from linattn.convert.adapters.base import Adapter
+from linattn.convert.adapters.decoders import DECODERS
+from linattn.convert.adapters.encoders import ENCODERS
+from linattn.convert.adapters.timm import TimmAttention
 
-_ADAPTERS: list[Adapter] = []
-SHARED = ("base", "heads")  # modules with code that several families share, and no adapter
+_ADAPTERS: list[Adapter] = [*DECODERS, *ENCODERS, TimmAttention()]
 
 HOW_TO_WRITE_ONE = """no adapter knows {family}. To write one, inherit linattn.convert.adapters.base.Adapter:
   model_types  names the family ({family_type!r}), or write matches(model)
-  sites        lists the attention modules by their dotted paths, with their shapes
+  blocks       names the classes of its blocks, inside the path of the attention in one, shape its shape; or write sites
   project      makes q (B, H, T, D), k and v (B, H_kv, T, D) of the module's input, after norms and rotary positions
   merge        makes of heads (B, H, T, D) what the module returns, with its output projection
 and hand it to linattn.convert.adapters.register_adapter(YourAdapter()). Families known so far: {known}"""
@@ -28,7 +26,6 @@ def register_adapter(adapter: Adapter) -> None:
 
 def find_adapter(model: nn.Module) -> Adapter:
     """The adapter of the model's family; for an unknown family, a ValueError that says how to write one."""
-    _discover()
     for adapter in _ADAPTERS:
         if adapter.matches(model):
             return adapter
@@ -36,12 +33,3 @@ def find_adapter(model: nn.Module) -> Adapter:
     known = ", ".join(sorted({name for adapter in _ADAPTERS for name in adapter.model_types}))
     family = f"{type(model).__name__} (model_type {kind!r})"
     raise ValueError(HOW_TO_WRITE_ONE.format(family=family, family_type=kind, known=known))
-
-
-@cache
-def _discover() -> None:
-    """Import every module of this folder that is a family's, and collect the adapters in its ``ADAPTERS``."""
-    for module in pkgutil.iter_modules(__path__):
-        if module.name not in SHARED:
-            found = importlib.import_module(f"{__name__}.{module.name}")
-            _ADAPTERS.extend(found.ADAPTERS)

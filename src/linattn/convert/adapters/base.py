@@ -33,14 +33,16 @@ class Site(NamedTuple):
 class Adapter(ABC):
     """The part of a conversion that differs between families of models. Adapters hold no state.
 
-    ``module`` is the model's attention module, or the :class:`LinearizedAttention` that replaced it, which has the
-    same children and attributes under the same names. ``kwargs`` holds what the model passes to its attention, by
-    name.
+    ``module`` is the model's attention module, or the :class:`ReplacedAttention` in its place, which has the same
+    children and attributes under the same names. ``kwargs`` holds what the model passes to its attention, by name.
     """
 
     model_types: ClassVar[tuple[str, ...]] = ()  # values of ``model_type`` in configs of transformers
     arguments: ClassVar[tuple[str, ...]] = ("hidden_states",)  # arguments that the model passes by position
     lora_targets: ClassVar[tuple[str, ...]] = ()  # projections of the attention, by the last part of their names
+    # Classes of the model's blocks (or of what they inherit), and the path of the attention inside of one.
+    blocks: ClassVar[tuple[str, ...]] = ()
+    inside: ClassVar[str] = ""
 
     # Rotary positions: softmax does not depend on where they start, features do. True: start at the first real token.
     positions_from_mask: ClassVar[bool] = False
@@ -49,9 +51,18 @@ class Adapter(ABC):
         """Whether the model is of this family."""
         return getattr(getattr(model, "config", None), "model_type", None) in self.model_types
 
-    @abstractmethod
     def sites(self, model: nn.Module) -> list[Site]:
-        """All attention modules of the model, in the order of its layers."""
+        """All attention modules of the model, in the order of its layers, converted or not."""
+        found: list[Site] = []
+        for name, block in model.named_modules():
+            if is_of(block, *self.blocks):
+                path = ".".join(filter(None, (name, self.inside)))  # the model itself has the empty path
+                found.append(Site(path, len(found), self.shape(model.get_submodule(path))))
+        return found
+
+    def shape(self, module: Any) -> LayerShape:
+        """The shape of an attention module."""
+        raise NotImplementedError(f"{type(self).__name__} must have shape(module), or sites(model)")
 
     @abstractmethod
     def project(self, module: Any, hidden: Tensor, **kwargs: Any) -> Projected:
@@ -75,7 +86,8 @@ class Adapter(ABC):
 
     def cache(self, **kwargs: Any) -> Any:
         """The cache that the model passes to its attention, or None."""
-        return kwargs.get("past_key_values")
+        cache = kwargs.get("past_key_values")
+        return getattr(cache, "self_attention_cache", cache)  # a decoder with an encoder has two caches
 
     def hidden(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         """The attention's input, and all other arguments by name, however the model passes them."""
@@ -110,3 +122,18 @@ def padding_of(mask: Tensor | None) -> Tensor | None:
             "the causal one: no packed sequences, no windows and no masks of pairs"
         )
     return real[:, 0, 0]
+
+
+def is_of(module: object, *class_names: str, package: str = "") -> bool:
+    """Whether a module's class, or one that it inherits, has one of these names and is defined in ``package``."""
+    return any(c.__name__ in class_names and c.__module__.startswith(package) for c in type(module).__mro__)
+
+
+def split_heads(x: Tensor, head_dim: int) -> Tensor:
+    """``(B, T, H D) -> (B, H, T, D)``."""
+    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """``(B, H, T, D) -> (B, T, H D)``."""
+    return x.transpose(1, 2).flatten(2)

@@ -1,4 +1,4 @@
-"""Measures the degrees of freedom of every layer and head of a model."""
+"""Degrees of freedom of every layer and head of a model, and the features that a converted one starts from."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -7,15 +7,25 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from linattn.convert.degrees.gram import kernel_degrees
-from linattn.convert.degrees.kernel import PositiveFeatures, normal_features
-from linattn.convert.degrees.leverage import leverage_features
-from linattn.convert.degrees.observe import Batch, SeenPairs, watch
-from linattn.convert.degrees.points import Reservoir
-from linattn.support.options import OptionError, check_option
+from linattn.convert.degrees.kernel import (
+    PositiveFeatures,
+    kernel_degrees,
+    leverage_features,
+    log_features,
+    normal_features,
+    scaled,
+)
+from linattn.convert.degrees.observe import Batch, Reservoir, watch
+from linattn.convert.layer.attention import Observation, linearized_layers
+from linattn.convert.layer.features import RandomFeatures
+from linattn.convert.training.loop import Batches
+from linattn.support.checks import check_integer
+from linattn.support.options import check_option
 
-REDUCE = ("max", "p90", "mean")
-SAMPLINGS = ("normal", "leverage")
+MEASURED_BATCHES = 16
+# The degrees of one draw depend on its few points of large norm: with three draws every seed gave other dimensions,
+# and those were no better than equal ones. At a tolerance of 2^-8, layers of small models hardly differ.
+POINTS, DRAWS, TOLERANCE = 512, 16, 2**-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,15 +46,9 @@ class DegreesOfFreedom:
     layers: dict[int, MeasuredLayer]
     tolerance: float
 
-    def values(self, reduce: str = "max") -> dict[int, float]:
-        """One number per layer, for ``allocate``: the largest of its heads (the paper), 90th percentile or mean."""
-        check_option("reduce", reduce, REDUCE)
-        if reduce == "p90":
-            return {index: float(layer.mean.quantile(0.9)) for index, layer in self.layers.items()}
-        return {
-            index: float(layer.mean.max() if reduce == "max" else layer.mean.mean())
-            for index, layer in self.layers.items()
-        }
+    def values(self) -> dict[int, float]:
+        """One number per layer, for ``allocate``: the largest of its heads, as in the paper."""
+        return {index: float(layer.mean.max()) for index, layer in self.layers.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, without the points."""
@@ -61,16 +65,16 @@ class DegreesOfFreedom:
         attention are divided by their sums, so that every query counts alike: for these, and as a start for learning
         them, few features (64 per head of a small Llama) drawn from N(0, I) were better.
         """
-        check_option("sampling", sampling, SAMPLINGS)
+        check_option("sampling", sampling, ("normal", "leverage"))
         generator = Generator().manual_seed(seed)
-        found = {}
+        drawn = {}
         for index, count in dims.items():
             heads, _, dim = (points := self.layers[index].points).shape
             if sampling == "normal":
-                found[index] = normal_features(heads, count, dim, generator)
+                drawn[index] = normal_features(heads, count, dim, generator)
             else:
-                found[index] = leverage_features(points, count, self.tolerance, generator=generator)
-        return found
+                drawn[index] = leverage_features(points, count, self.tolerance, generator=generator)
+        return drawn
 
 
 def degrees_of_freedom(
@@ -95,23 +99,63 @@ def degrees_of_freedom(
         tolerance: lambda, in units of the largest eigenvalue; the paper has 2^-4 for GPT-2 and 2^-8 for Pythia-1B.
         center: subtract the mean key from all keys first. This changes the kernel, but not softmax attention.
     """
-    for name, number in (("points", points), ("draws", draws)):
-        if number < 1:
-            raise OptionError(name, f"must be an integer >= 1, got {number}")
-    found: dict[int, Reservoir] = {}
+    check_integer("points", points, 1)
+    check_integer("draws", draws, 1)
+    samples: dict[int, Reservoir] = {}
 
-    def see(pairs: SeenPairs) -> None:
-        if layers is None or pairs.layer_idx in layers:
-            reservoir = found.setdefault(pairs.layer_idx, Reservoir(points * draws, seed))
-            reservoir.add(pairs.q, pairs.k, pairs.key_mask)
+    def see(seen: Observation) -> None:
+        if layers is None or seen.layer_idx in layers:
+            sample = samples.setdefault(seen.layer_idx, Reservoir(points * draws, seed))
+            sample.add(seen.q, seen.k, seen.key_mask)
 
     watch(model, batches, see)
     measured = {}
-    for index, reservoir in sorted(found.items()):
-        drawn, mean = reservoir.draws(draws, center=center), reservoir.key_mean()
+    for index, sample in sorted(samples.items()):
+        drawn, mean = sample.draws(draws, center=center), sample.key_mean()
         values = torch.stack([kernel_degrees(draw, tolerance) for draw in drawn])
         std = values.std(0, correction=int(draws > 1))
-        measured[index] = MeasuredLayer(
-            values.mean(0), std, drawn[-1], mean if center else torch.zeros_like(mean), reservoir.keys()
-        )
+        center_of = mean if center else torch.zeros_like(mean)
+        measured[index] = MeasuredLayer(values.mean(0), std, drawn[-1], center_of, sample.keys())
     return DegreesOfFreedom(measured, tolerance)
+
+
+def measured(
+    model: nn.Module, batches: Batches, layers: Sequence[int], tolerance: float = TOLERANCE
+) -> DegreesOfFreedom:
+    """Degrees of freedom of some layers, measured on the first batches of a training.
+
+    The mean key is subtracted from the keys, which does not change softmax attention: in pretrained models it makes up
+    most of their length, and features of long vectors hardly overlap.
+    """
+    seen = [batches(step) for step in range(MEASURED_BATCHES)]
+    return degrees_of_freedom(model, seen, tolerance=tolerance, points=POINTS, draws=DRAWS, layers=layers, center=True)
+
+
+def start_features(model: nn.Module, degrees: DegreesOfFreedom, seed: int) -> None:
+    """Redraw the random features of a converted model, by ``degrees.start`` with its defaults; other features stay."""
+    maps = {number: getattr(layer.core, "features", None) for number, layer in linearized_layers(model).items()}
+    dims = {number: map_.num_features for number, map_ in maps.items() if isinstance(map_, RandomFeatures)}
+    install_features(model, degrees.start(dims, seed), degrees)
+
+
+@torch.no_grad()
+def install_features(model: nn.Module, features: dict[int, PositiveFeatures], measured: DegreesOfFreedom) -> None:
+    """Put ``features`` into the layers of a converted model whose plan says ``features="prf"``.
+
+    The unit of a head's key features is the median, over keys, of the largest feature: much larger or smaller features
+    would overflow or vanish in fp32.
+    """
+    layers = linearized_layers(model)
+    for index, drawn in features.items():
+        maps = getattr(layers[index].core, "features", None) if index in layers else None
+        if not isinstance(maps, RandomFeatures) or maps.z.shape != drawn.z.shape:
+            raise ValueError(
+                f"layer {index} must be converted with features='prf' and feature_dim={drawn.number}, it is "
+                f"{'not converted' if index not in layers else maps}"
+            )
+        layer = measured.layers[index]
+        maps.z.copy_(drawn.z)
+        maps.log_alpha.copy_(drawn.log_alpha)
+        maps.center.copy_(layer.center)
+        logs = log_features(scaled(layer.keys - layer.center.unsqueeze(1)), PositiveFeatures(*(x.cpu() for x in drawn)))
+        maps.log_unit.copy_(logs.amax(-1).median(-1).values)

@@ -1,12 +1,10 @@
 """Ablations: the same figures again with parts of the converted attention switched off."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from math import sqrt
 from typing import Any, TypeVar
 
-from linattn.convert.evaluate.needle import NeedleRow
 from linattn.convert.evaluate.perplexity import Perplexity, gain
 from linattn.convert.layer.attention import linearized_layers
 
@@ -28,10 +26,9 @@ Figure = TypeVar("Figure")
 @contextmanager
 def ablated(model: Any, *, zero_linear: bool = False, zero_salient: bool = False) -> Iterator[None]:
     """Switch parts off in every layer that has a window; on exit every layer is as it was before."""
-    before = []
+    before = [(core, core.zero_linear, core.zero_salient) for core in _windowed(model)]
     try:
-        for core in _windowed(model):
-            before.append((core, core.zero_linear, core.zero_salient))
+        for core, _, _ in before:
             core.zero_linear, core.zero_salient = zero_linear, zero_salient
         yield
     finally:
@@ -53,63 +50,47 @@ def _windowed(model: Any) -> list[Any]:
     return [core for core in cores if core.plan.kind == "hybrid" and core.plan.window]
 
 
-def ablations(model: Any, measure: Callable[[Any, str], Figure]) -> dict[str, Figure]:
-    """Call ``measure(model, name)`` for each of the :func:`variants`, with its parts switched off."""
-    found = {}
+def ablations(model: Any, measure: Callable[[str], Figure]) -> dict[str, Figure]:
+    """Call ``measure(name)`` for each of the :func:`variants`, with the model's parts switched off."""
+    figures = {}
     for name in variants(model):
         with ablated(model, **VARIANTS[name]):
-            found[name] = measure(model, name)
-    return found
+            figures[name] = measure(name)
+    return figures
 
 
-@dataclass(frozen=True)
-class Worth:
-    """What a part adds: ``gain`` in nats per token, or in the share of needles found; ``error`` is its standard error.
+def perplexity_worth(figures: Mapping[str, Perplexity]) -> list[dict[str, Any]]:
+    """What each part adds: the full model's perplexity against that of each variant, over the windows that both saw.
 
-    Attributes:
-        haystack: what the needles were hidden in; None for perplexity.
-        counts: whether the gain is more than twice its standard error.
+    Rows have the ``gain`` in nats per token, its standard ``error``, and whether it ``counts``: is twice its error.
     """
-
-    figure: str
-    length: int
-    without: str
-    gain: float
-    error: float
-    haystack: str | None = None
-
-    @property
-    def counts(self) -> bool:
-        return self.gain > ERRORS * self.error and self.gain > 0
-
-    def as_dict(self) -> dict[str, Any]:
-        found = asdict(self) | {"counts": self.counts}
-        return found if self.haystack else {name: value for name, value in found.items() if name != "haystack"}
+    full = figures[FULL]
+    return [
+        _worth("perplexity", full.length, name, *gain(other, full)) for name, other in figures.items() if name != FULL
+    ]
 
 
-def perplexity_worth(found: dict[str, Perplexity]) -> list[Worth]:
-    """The full model's perplexity against that of each variant, over the windows that both saw."""
-    full = found[FULL]
-    return [Worth("perplexity", full.length, name, *gain(other, full)) for name, other in found.items() if name != FULL]
-
-
-def needle_worth(found: dict[str, list[NeedleRow]]) -> list[Worth]:
-    """The full model's retrieval against each variant's, by haystack and length.
+def needle_worth(figures: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """The full model's share of needles found against each variant's, by haystack and length.
 
     The error is that of a difference of two shares, each of so many texts.
     """
-    worth = []
-    for name, rows in found.items():
-        for haystack, length in dict.fromkeys((row.haystack, row.length) for row in rows) if name != FULL else ():
-            with_it, count = _share(found[FULL], haystack, length)
-            without, _ = _share(rows, haystack, length)
+    rows = []
+    for name, others in figures.items():
+        for kind in dict.fromkeys((row["haystack"], row["length"]) for row in others) if name != FULL else ():
+            (with_it, count), (without, _) = _share(figures[FULL], kind), _share(others, kind)
             # A share of 0 or 1 would have no spread; its variance is taken to be that of half a text at least.
             error = sqrt(sum(max(p * (1 - p), 0.5 / count) / count for p in (with_it, without)))
-            worth.append(Worth("needle", length, name, with_it - without, error, haystack))
-    return worth
+            rows.append(_worth("needle", kind[1], name, with_it - without, error) | {"haystack": kind[0]})
+    return rows
 
 
-def _share(rows: list[NeedleRow], haystack: str, length: int) -> tuple[float, int]:
-    own = [row for row in rows if (row.haystack, row.length) == (haystack, length)]
-    count = sum(row.count for row in own)
-    return sum(row.found * row.count for row in own) / count, count
+def _worth(figure: str, length: int, without: str, gained: float, error: float) -> dict[str, Any]:
+    counts = gained > ERRORS * error and gained > 0
+    return {"figure": figure, "length": length, "without": without, "gain": gained, "error": error, "counts": counts}
+
+
+def _share(rows: Sequence[Mapping[str, Any]], kind: tuple[str, int]) -> tuple[float, int]:
+    alike = [row for row in rows if (row["haystack"], row["length"]) == kind]
+    count = sum(row["count"] for row in alike)
+    return sum(row["found"] * row["count"] for row in alike) / count, count

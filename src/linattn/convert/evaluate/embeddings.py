@@ -1,8 +1,9 @@
 """Embeddings of encoders: mean-pooled sentence vectors, compared to the teacher's and used for a linear probe."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ def sentence_vectors(
     Sentences are cut to ``length`` tokens and batched by their length; the vectors come in the order of the sentences.
     """
     order = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))
-    found: list[Tensor] = []
+    parts: list[Tensor] = []
     body = getattr(model, "base_model", model)
     with quiet(model) as device:
         for start in range(0, len(order), batch_size):
@@ -29,35 +30,23 @@ def sentence_vectors(
             given = tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt").to(device)
             hidden = body(**given).last_hidden_state.float()
             real = given["attention_mask"].unsqueeze(-1).float()
-            found.append(((hidden * real).sum(1) / real.sum(1).clamp(min=1)).cpu())
-    vectors = torch.empty(len(order), found[0].shape[1])
-    vectors[torch.tensor(order)] = torch.cat(found)
+            parts.append(((hidden * real).sum(1) / real.sum(1).clamp(min=1)).cpu())
+    vectors = torch.empty(len(order), parts[0].shape[1])
+    vectors[torch.tensor(order)] = torch.cat(parts)
     return vectors
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """Cosines of two models' vectors of the same sentences."""
-
-    mean: float
-    tenth: float
-    least: float
-    count: int
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def agreement(student: Tensor, teacher: Tensor) -> Agreement:
-    """Cosine similarity sentence by sentence: its mean, its 10th percentile and its minimum.
+def agreement(student: Tensor, teacher: Tensor) -> dict[str, Any]:
+    """Cosine similarity of two models' vectors, sentence by sentence: its mean, its 10th percentile and its minimum.
 
     Example:
         >>> import torch
-        >>> agreement(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[3.0, 0.0], [0.0, 1.0]])).mean
+        >>> agreement(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[3.0, 0.0], [0.0, 1.0]]))["mean"]
         1.0
     """
     cosines = F.cosine_similarity(student.double(), teacher.double(), dim=-1)
-    return Agreement(float(cosines.mean()), float(cosines.quantile(0.1)), float(cosines.min()), len(cosines))
+    tenth = float(cosines.quantile(0.1))
+    return {"mean": float(cosines.mean()), "tenth": tenth, "least": float(cosines.min()), "count": len(cosines)}
 
 
 def sentences_of(texts: Sequence[str], count: int, *, least: int = 6, most: int = 60) -> list[str]:
@@ -67,21 +56,49 @@ def sentences_of(texts: Sequence[str], count: int, *, least: int = 6, most: int 
         >>> sentences_of(["One two three. Four five six. Seven.", "Eight nine ten eleven!"], 2, least=3)
         ['One two three.', 'Eight nine ten eleven!']
     """
-    own = []
+    fitting = []
     for text in texts:
         parts = [part.strip() for part in re.split(r"(?<=[.!?])\s+", text)]
-        own.append([part for part in parts if least <= len(part.split()) <= most])
-    found: list[str] = []
-    for turn in range(max(map(len, own), default=0)):
-        found += [parts[turn] for parts in own if turn < len(parts)]
-    return found[:count]
+        fitting.append([part for part in parts if least <= len(part.split()) <= most])
+    longest = max(map(len, fitting), default=0)
+    return [parts[turn] for turn in range(longest) for parts in fitting if turn < len(parts)][:count]
 
 
-def probe(train: Tensor, train_labels: Sequence[int], test: Tensor, test_labels: Sequence[int]) -> float:
-    """Accuracy, in percent, of a logistic regression on standardised vectors."""
+@dataclass(frozen=True)
+class Labelled:
+    """Texts with class labels, for a linear probe."""
+
+    train: Sequence[str]
+    train_labels: Sequence[int]
+    test: Sequence[str]
+    test_labels: Sequence[int]
+
+    def first(self, count: int) -> "Labelled":
+        """Keep the first ``count`` texts of each class, for training and for testing.
+
+        Example:
+            >>> Labelled(["a", "b", "c"], [1, 0, 1], ["d", "e"], [1, 0]).first(1)
+            Labelled(train=['a', 'b'], train_labels=[1, 0], test=['d', 'e'], test_labels=[1, 0])
+        """
+        parts: list[Any] = []
+        for texts, labels in ((self.train, self.train_labels), (self.test, self.test_labels)):
+            places = {label: [i for i, other in enumerate(labels) if other == label] for label in set(labels)}
+            kept = sorted(i for own in places.values() for i in own[:count])
+            parts += [[texts[i] for i in kept], [labels[i] for i in kept]]
+        return Labelled(*parts)
+
+    @property
+    def largest_class(self) -> float:
+        """Percent of the test texts in their largest class: the accuracy of a probe that learned nothing."""
+        return 100 * max(Counter(self.test_labels).values()) / len(self.test_labels)
+
+
+def probe(labelled: Labelled, vectors: Callable[[Sequence[str]], Tensor]) -> float:
+    """Accuracy, in percent, of a logistic regression on standardised vectors ``(texts, hidden)``."""
     need("the linear probe", "sklearn")
     from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
 
+    train, test = vectors(labelled.train), vectors(labelled.test)
     mean, std = train.mean(0), train.std(0).clamp(min=1e-6)
-    fitted = LogisticRegression(max_iter=1000, C=0.1).fit(((train - mean) / std).numpy(), list(train_labels))
-    return 100 * float(fitted.score(((test - mean) / std).numpy(), list(test_labels)))
+    fitted = LogisticRegression(max_iter=1000, C=0.1).fit(((train - mean) / std).numpy(), list(labelled.train_labels))
+    return 100 * float(fitted.score(((test - mean) / std).numpy(), list(labelled.test_labels)))

@@ -1,258 +1,292 @@
 """Takes the same figures of a model at each stage of its conversion."""
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
-from itertools import product
-from pathlib import Path
+from itertools import pairwise, product
 from typing import Any
 
 from torch import Tensor
 
 from linattn.convert.evaluate.ablation import FULL, ablations, needle_worth, perplexity_worth, variants
-from linattn.convert.evaluate.decoding import decoding
-from linattn.convert.evaluate.embeddings import agreement, probe, sentence_vectors, sentences_of
-from linattn.convert.evaluate.haystack import NOISE, REPEATED, Haystack, text_haystack
-from linattn.convert.evaluate.kept import Kept
-from linattn.convert.evaluate.needle import NeedleRow, by_length, needles_found
-from linattn.convert.evaluate.needle_text import Needle, encoder, least_length, needle_texts
-from linattn.convert.evaluate.options import EvaluationOptions
+from linattn.convert.evaluate.decoding import decoding, prompts_of, samples
+from linattn.convert.evaluate.embeddings import Labelled, agreement, probe, sentence_vectors, sentences_of
+from linattn.convert.evaluate.needles import (
+    HAYSTACKS,
+    NOISE,
+    REPEATED,
+    Haystack,
+    Needle,
+    by_length,
+    encoder,
+    least_length,
+    needle_texts,
+    needles_found,
+    text_haystack,
+)
 from linattn.convert.evaluate.perplexity import Perplexity, perplexity
-from linattn.convert.evaluate.samples import prompts_of, samples
+from linattn.support.config import Config, option
 from linattn.support.options import OptionError
 
+LONGEST = 1024  # tokens of a window by default
+LEAST_NEEDLE = 64  # fewest tokens of a text that hides a number
+GPU_TOKENS = 16384  # tokens at once: fewer do not fill a GPU, and more would take gigabytes of logits
 LONGEST_SENTENCE = 256
 PIECE, LONGEST_PIECE = 1024, 4096  # tokens read at a time before decoding: softmax has a mask of all pairs
-Tell = Callable[[str], None]
+FIGURES = "Evaluation"
+
+Keep = Callable[[Mapping[str, Any], Callable[[], Mapping[str, Any]]], Mapping[str, Any]]
+"""``keep(case, measure)``: the result of ``measure()``, or the one that was kept for the same case."""
 
 
-@dataclass(frozen=True)
-class Labelled:
-    """Texts with class labels, for a linear probe."""
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions(Config):
+    """What is measured of a model. An empty tuple leaves its figure out; None stands for what suits the model."""
 
-    train: Sequence[str]
-    train_labels: Sequence[int]
-    test: Sequence[str]
-    test_labels: Sequence[int]
+    lengths: tuple[int, ...] | None = option(
+        None, "Windows of perplexity, with commas; texts of encoders are cut to them.", least=2, group=FIGURES,
+        default_text="the model's own, up to 1024",
+    )  # fmt: skip
+    windows: int = option(1, "Windows of each text, at most.", least=1, group=FIGURES, rare=True)
+    texts: int = option(20, "Texts to measure on, at most.", least=1, group=FIGURES, rare=True)
+    needle_lengths: tuple[int, ...] | None = option(
+        None, "Lengths of texts that hide a number, with commas, or none.", least=LEAST_NEEDLE, group=FIGURES,
+        default_text="half of the model's own, and all",
+    )  # fmt: skip
+    needle_haystacks: tuple[str, ...] = option(
+        (NOISE,), "What they are made of, with commas: noise (five sentences that repeat), text (that measured on).",
+        choices=HAYSTACKS, group=FIGURES, rare=True,
+    )  # fmt: skip
+    needle_count: int = option(2, "Needles for each haystack, length and depth.", least=1, group=FIGURES, rare=True)
+    needle_digits: int = option(5, "Digits of the number.", least=1, hidden=True)
+    contexts: tuple[int, ...] | None = option(
+        None, "Lengths of the context after which decoding is timed, with commas, or none.", least=1, group=FIGURES,
+        default_text="the model's own and beyond",
+    )  # fmt: skip
+    decode_steps: int = option(16, "Tokens that are decoded at each context.", least=2, hidden=True)
+    decode_seconds: float = option(120.0, "After this time no further context is begun.", least=0, hidden=True)
+    prompts: int = option(3, "Texts that the models continue.", least=0, hidden=True)
+    new_tokens: int = option(60, "Tokens of each sample.", least=1, group=FIGURES, rare=True)
+    sentences: int = option(500, "Encoders: sentences whose vectors are compared.", least=1, hidden=True)
+    probe_texts: int | None = option(
+        None, "Texts of each class, at most.", least=1, group=FIGURES, rare=True, default_text="all"
+    )
+    ablate: bool = option(True, "Measure with parts of the attention switched off too.", group=FIGURES, rare=True)
+    batch_tokens: int | None = option(None, "Tokens that a causal model sees at once.", least=1, hidden=True)
+    seed: int = option(0, "Seed of first weights, order and draws.", least=0)
 
-    def first(self, count: int) -> "Labelled":
-        """Keep the first ``count`` texts of each class, for training and for testing.
+    def check(self) -> None:
+        if len(set(self.needle_haystacks)) < len(self.needle_haystacks):
+            raise OptionError("needle_haystacks", f"must name each once, got {','.join(self.needle_haystacks)}")
+        for before, after in pairwise(sorted(self.contexts or ())):
+            if after - before <= self.decode_steps:
+                raise OptionError(
+                    "contexts", f"must be more than the {self.decode_steps} steps apart, got {before} and {after}"
+                )
+
+    def suited(self, positions: int | None, gpu: bool, most: int | None = None) -> "EvaluationOptions":
+        """With what suits a model trained on up to ``positions`` tokens wherever nothing else was asked for.
+
+        ``most``: the number of tokens that the model can take, where its positions are learned; more are refused.
 
         Example:
-            >>> Labelled(["a", "b", "c"], [1, 0, 1], ["d", "e"], [1, 0]).first(1)
-            Labelled(train=['a', 'b'], train_labels=[1, 0], test=['d', 'e'], test_labels=[1, 0])
+            >>> EvaluationOptions(windows=3).suited(256, gpu=False).needle_lengths
+            (128, 256)
         """
-        return Labelled(*_first(self.train, self.train_labels, count), *_first(self.test, self.test_labels, count))
+        longest = min(most or positions or LONGEST, LONGEST)
+        furthest = 32768 if gpu else 4 * longest
+        contexts = [longest]
+        while contexts[-1] * 2 <= furthest:
+            contexts.append(contexts[-1] * 2)
+        if most is not None:  # leave room for the steps after each context
+            contexts = [longest // 4, longest // 2] if longest // 4 > self.decode_steps else [longest // 2]
+        usual: dict[str, Any] = {
+            "lengths": (longest,),
+            "needle_lengths": tuple(length for length in (longest // 2, longest) if length >= LEAST_NEEDLE),
+            "contexts": tuple(contexts),
+            "batch_tokens": GPU_TOKENS if gpu else 1,
+        }
+        suited = replace(self, **{name: value for name, value in usual.items() if getattr(self, name) is None})
+        for name, more in (("lengths", 0), ("needle_lengths", 0), ("contexts", self.decode_steps)):
+            tokens = max(getattr(suited, name), default=0)
+            if most is not None and tokens + more > most:
+                raise OptionError(
+                    name,
+                    f"must not exceed {most - more:,}, as the model has learned {most:,} positions, got {tokens:,}",
+                )
+        return suited
 
 
-def _first(texts: Sequence[str], labels: Sequence[int], count: int) -> tuple[list[str], list[int]]:
-    seen: Counter[int] = Counter()
-    kept = []
-    for place, label in enumerate(labels):
-        seen[label] += 1
-        if seen[label] <= count:
-            kept.append(place)
-    return [texts[place] for place in kept], [labels[place] for place in kept]
-
-
-@dataclass
 class Evaluator:
-    """Measures the stages of a model on the same texts; with a ``path``, each figure is written once it is measured.
+    """Measures the stages of a model on the same texts.
 
-    Attributes:
+    Args:
         tokenizer: the model's.
         texts: texts that no stage was trained on.
         causal: True for a language model, False for an encoder, whose first stage is the teacher that later stages are
             compared to.
-        path: JSON file of finished stages and single figures; a file that was written with other options or texts is
-            started anew.
+        keep: finds figures again, see :data:`Keep`; a case has the stage, the figure, the options and the texts.
         tell: called with a line of text about each figure.
         labelled: labelled texts for a probe on frozen vectors, for encoders.
         pieces: token ids of the texts, where these have marks that the written texts lack; None: the texts are encoded.
     """
 
-    tokenizer: Any
-    texts: Sequence[str]
-    options: EvaluationOptions
-    causal: bool = True
-    path: Path | None = None
-    tell: Tell = print
-    labelled: Labelled | None = None
-    pieces: Sequence[list[int]] | None = None
-    stages: list[dict[str, Any]] = field(default_factory=list)
-    _teacher: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        self.texts = list(self.texts)[: self.options.texts]
-        self._encode = encoder(self.tokenizer)
-        pieces = self.pieces if self.pieces is not None else map(self._encode, self.texts) if self.causal else ()
-        self._ids = list(pieces)[: self.options.texts]
-        self._haystacks = self._make_haystacks()
-        self._sentences = [] if self.causal else self._find_sentences()
-        self._needle_texts: dict[tuple[str, int], list[Needle]] = {}
-        text = "\0".join([self.options.fingerprint(), str(self.causal), *self.texts])
-        self._kept = Kept(self.path, blake2b(text.encode(), digest_size=12).hexdigest())
-
-    def _make_haystacks(self) -> list[Haystack]:
-        """Raises OptionError where the texts are too short for a haystack, or a length is too short for its needle."""
-        if not self.causal or not self.options.needle_lengths:
-            return []
-        shortest, longest = min(self.options.needle_lengths), max(self.options.needle_lengths)
-        least = least_length(self._encode, self.options.needle_digits)
-        if shortest < least:
-            raise OptionError(
-                "needle_lengths",
-                f"must be none or at least {least} tokens, the needle and its question, got {shortest}",
-            )
-        return [
-            REPEATED if name == NOISE else text_haystack(self.texts, self._encode, longest)
-            for name in self.options.needle_haystacks
-        ]
-
-    def _find_sentences(self) -> list[str]:
-        found = sentences_of(self.texts, self.options.sentences)
-        if not found:
+    def __init__(
+        self,
+        tokenizer: Any,
+        texts: Sequence[str],
+        options: EvaluationOptions,
+        *,
+        causal: bool = True,
+        keep: Keep = lambda case, measure: measure(),
+        tell: Callable[[str], None] = print,
+        labelled: Labelled | None = None,
+        pieces: Sequence[list[int]] | None = None,
+    ) -> None:
+        self.tokenizer, self.causal, self.keep, self.tell, self.labelled = tokenizer, causal, keep, tell, labelled
+        self.options = options.suited(None, gpu=False)
+        self.texts = list(texts)[: options.texts]
+        self.stages: list[dict[str, Any]] = []
+        self._encode = encoder(tokenizer)
+        ids = pieces if pieces is not None else map(self._encode, self.texts) if causal else ()
+        self._ids = list(ids)[: options.texts]
+        self._haystacks = self._make_haystacks() if causal and self.options.needle_lengths else []
+        self._sentences = [] if causal else sentences_of(self.texts, options.sentences)
+        if not causal and not self._sentences:
             raise OptionError(
                 "eval_text",
                 "must have sentences of 6 to 60 words, whose vectors are compared; the texts to measure on have none",
             )
-        return found
+        self._teacher: Tensor | None = None
+        self._needle_texts: dict[tuple[str, int], list[Needle]] = {}
+        self._known: dict[tuple[str, str], Any] = {}
+        words = blake2b("\0".join(self.texts).encode(), digest_size=12).hexdigest()
+        self._case = {"options": self.options.values(), "texts": words, "labelled": labelled is not None}
+
+    def _make_haystacks(self) -> list[Haystack]:
+        """Raises OptionError where the texts are too short for a haystack, or a length is too short for its needle."""
+        lengths = self.options.needle_lengths or ()
+        least = least_length(self._encode, self.options.needle_digits)
+        if min(lengths) < least:
+            raise OptionError(
+                "needle_lengths",
+                f"must be none or at least {least} tokens, the needle and its question, got {min(lengths)}",
+            )
+        return [
+            REPEATED if name == NOISE else text_haystack(self.texts, self._encode, max(lengths))
+            for name in self.options.needle_haystacks
+        ]
 
     def stage(self, name: str, model: Any, *, full: bool = True) -> dict[str, Any]:
-        """Figures of the model at this stage, kept under ``name``; ``full=False``: no speed, samples and probe."""
-        if not self.causal and self._teacher is None:
-            self._teacher = self._vectors(model)  # for later stages to be compared to: never read from a file
-        if name not in self._kept.stages:
-            self._kept.keep(name, self._language(name, model, full) if self.causal else self._encoder(model, full))
-        found = {"name": name, **self._kept.stages[name]}
-        self.stages.append(found)
-        return found
+        """Figures of the model at this stage; ``full=False``: no speed, samples and probe."""
+        self.stages.append({"name": name, **(self._language if self.causal else self._encoder)(name, model, full)})
+        return self.stages[-1]
 
-    def ablation(self, model: Any, stage: str | None = None) -> dict[str, Any] | None:
+    def ablation(self, model: Any, stage: str) -> dict[str, Any] | None:
         """Perplexity and needles with parts of the attention switched off, and what each part is worth.
 
-        ``stage`` names the stage that measured this model with nothing switched off; None: this is measured here.
+        ``stage`` names the stage that measured this model with nothing switched off.
         """
         if not self.causal or not self.options.ablate or variants(model) == [FULL]:
             return None
-        if "ablation" not in self._kept.stages:
 
-            def measure(each: Any, variant: str) -> tuple[list[Perplexity], list[NeedleRow]]:
-                if variant != FULL or stage is None:
-                    self.tell(variant)
-                name = stage if variant == FULL and stage is not None else variant
-                return self._perplexities(name, each), self._needles(name, each)
+        def measure(variant: str) -> tuple[list[Perplexity], list[dict[str, Any]]]:
+            if variant != FULL:
+                self.tell(variant)
+            name = stage if variant == FULL else variant
+            return self._perplexities(name, model), self._needles(name, model)
 
-            self._kept.keep("ablation", _worth(ablations(model, measure)))
-        return dict(self._kept.stages["ablation"])
+        figures = ablations(model, measure)
+        worth = needle_worth({name: rows for name, (_, rows) in figures.items()})
+        for number in range(len(figures[FULL][0])):
+            worth += perplexity_worth({name: windows[number] for name, (windows, _) in figures.items()})
+        shown = {
+            name: {"perplexity": [each.as_dict() for each in windows], "needle_by_length": by_length(rows)}
+            for name, (windows, rows) in figures.items()
+        }
+        return {"variants": shown, "worth": worth}
+
+    def _figure(self, stage: str, figure: str, measure: Callable[[], Any]) -> Any:
+        """One figure, ready for JSON; measured if it is not known yet."""
+        if (stage, figure) not in self._known:
+            case = {"stage": stage, "figure": figure, **self._case}
+            self._known[stage, figure] = self.keep(case, lambda: {"value": measure()})["value"]
+        return self._known[stage, figure]
 
     def _language(self, stage: str, model: Any, full: bool) -> dict[str, Any]:
-        perplexities, rows = self._perplexities(stage, model), self._needles(stage, model)
-        found: dict[str, Any] = {
-            "perplexity": [each.as_dict() for each in perplexities],
-            "needle": [row.as_dict() for row in rows],
+        windows, rows = self._perplexities(stage, model), self._needles(stage, model)
+        figures: dict[str, Any] = {
+            "perplexity": [each.as_dict() for each in windows],
+            "needle": rows,
             "needle_by_length": by_length(rows),
         }
-        if not full:
-            return found
-        return found | {
-            "decoding": self._kept.figure(stage, "decoding", lambda: self._decoding(model)),
-            "samples": self._kept.figure(stage, "samples", lambda: self._samples(model)),
-        }
+        if full:
+            figures["decoding"] = self._figure(stage, "decoding", lambda: self._decoding(model))
+            figures["samples"] = self._figure(stage, "samples", lambda: self._samples(model))
+        return figures
+
+    def _perplexities(self, stage: str, model: Any) -> list[Perplexity]:
+        def measure(length: int) -> list[tuple[float, int]]:
+            rows = max(1, (self.options.batch_tokens or 1) // length)
+            result = perplexity(model, self._ids, length, windows=self.options.windows, batch_size=rows)
+            self.tell(f"perplexity {result.perplexity:.3f} on windows of {length:,} tokens")
+            return result.windows
+
+        results = []
+        for length in self.options.lengths or ():
+            windows = self._figure(stage, f"perplexity {length}", partial(measure, length))
+            results.append(Perplexity(length, [(nats, tokens) for nats, tokens in windows]))
+        return results
+
+    def _needles(self, stage: str, model: Any) -> list[dict[str, Any]]:
+        options = self.options
+
+        def measure(haystack: Haystack, length: int) -> list[dict[str, Any]]:
+            key = haystack.name, length
+            if key not in self._needle_texts:  # kept for all stages: making them takes longer than reading them
+                self._needle_texts[key] = needle_texts(
+                    self._encode, length, count=options.needle_count, digits=options.needle_digits, haystack=haystack,
+                    seed=options.seed,
+                )  # fmt: skip
+            rows = needles_found(model, self._needle_texts[key], length, batch_tokens=options.batch_tokens or 1)
+            share = 100 * by_length(rows)[0]["found"]
+            self.tell(f"needles found in {haystack.name} of {length:,} tokens: {share:.0f} %")
+            return rows
+
+        return [
+            row
+            for haystack, length in product(self._haystacks, options.needle_lengths or ())
+            for row in self._figure(stage, f"needle {haystack.name} {length}", partial(measure, haystack, length))
+        ]
 
     def _decoding(self, model: Any) -> list[dict[str, Any]]:
-        speed = decoding(
+        return decoding(
             model,
-            self.options.contexts,
+            self.options.contexts or (),
             text=[i for ids in self._ids for i in ids] or None,
-            steps=self.options.steps,
-            piece=min(max(self.options.batch_tokens, PIECE), LONGEST_PIECE),
-            seconds=self.options.seconds,
-            progress=lambda row: self.tell(f"context {row.context:,}: {row.tokens_per_second:,.1f} tokens/s"),
+            steps=self.options.decode_steps,
+            piece=min(max(self.options.batch_tokens or 1, PIECE), LONGEST_PIECE),
+            seconds=self.options.decode_seconds,
+            progress=lambda row: self.tell(f"context {row['context']:,}: {row['tokens_per_second']:,.1f} tokens/s"),
         )
-        return [row.as_dict() for row in speed]
 
     def _samples(self, model: Any) -> list[dict[str, str]]:
         prompts = prompts_of(self.texts, self.options.prompts)
         written = samples(model, self.tokenizer, prompts, max_new_tokens=self.options.new_tokens)
         return [{"prompt": prompt, "text": text} for prompt, text in zip(prompts, written, strict=True)]
 
-    def _perplexities(self, stage: str, model: Any) -> list[Perplexity]:
-        options = self.options
-
-        def measure(length: int) -> list[tuple[float, int]]:
-            rows = max(1, options.batch_tokens // length)
-            found = perplexity(model, self._ids, length, windows=options.windows, batch_size=rows)
-            self.tell(f"perplexity {found.perplexity:.3f} on windows of {length:,} tokens")
-            return found.windows
-
-        found = []
-        for length in options.lengths:
-            windows = self._kept.figure(stage, f"perplexity {length}", partial(measure, length))
-            found.append(Perplexity(length, [(float(nats), tokens) for nats, tokens in windows]))
-        return found
-
-    def _needles(self, stage: str, model: Any) -> list[NeedleRow]:
-        def measure(haystack: Haystack, length: int) -> list[dict[str, Any]]:
-            texts = self._needles_of(haystack, length)
-            rows = needles_found(model, texts, length, batch_tokens=self.options.batch_tokens)
-            share = 100 * by_length(rows)[0]["found"]
-            self.tell(f"needles found in {haystack.name} of {length:,} tokens: {share:.0f} %")
-            return [row.as_dict() for row in rows]
-
-        found = []
-        for haystack, length in product(self._haystacks, self.options.needle_lengths):
-            name = f"needle {length}" if haystack.name == NOISE else f"needle {haystack.name} {length}"
-            rows = self._kept.figure(stage, name, partial(measure, haystack, length))
-            found += [NeedleRow(**row | {"nats": float(row["nats"])}) for row in rows]
-        return found
-
-    def _needles_of(self, haystack: Haystack, length: int) -> list[Needle]:
-        """The needle texts of one length, kept for all stages: making them takes longer than reading them."""
-        key, options = (haystack.name, length), self.options
-        if key not in self._needle_texts:
-            self._needle_texts[key] = needle_texts(
-                self._encode, length, count=options.needle_count, digits=options.needle_digits, haystack=haystack,
-                seed=options.seed,
-            )  # fmt: skip
-        return self._needle_texts[key]
-
-    def _vectors(self, model: Any) -> Tensor:
-        return sentence_vectors(model, self.tokenizer, self._sentences, length=self._longest)
-
-    @property
-    def _longest(self) -> int:
-        """The number of tokens that an encoder's texts are cut to."""
-        return max(self.options.lengths, default=LONGEST_SENTENCE)
-
-    def _encoder(self, model: Any, full: bool) -> dict[str, Any]:
-        assert self._teacher is not None
-        found: dict[str, Any] = {"agreement": agreement(self._vectors(model), self._teacher).as_dict()}
-        self.tell(f"cosine to the teacher's vectors {found['agreement']['mean']:.4f}")
-        if self.labelled is not None and full:
-            train, test = (
-                sentence_vectors(model, self.tokenizer, texts, length=self._longest)
-                for texts in (self.labelled.train, self.labelled.test)
-            )
-            found["probe"] = probe(train, self.labelled.train_labels, test, self.labelled.test_labels)
-            # The accuracy of a probe that learned nothing: a figure near it says nothing about the vectors.
-            labels = self.labelled.test_labels
-            found["probe_largest_class"] = 100 * max(Counter(labels).values()) / len(labels)
-            self.tell(f"probe {found['probe']:.2f} %, the largest class alone {found['probe_largest_class']:.2f} %")
-        return found
-
-
-def _worth(found: dict[str, tuple[list[Perplexity], list[NeedleRow]]]) -> dict[str, Any]:
-    variants = {
-        name: {
-            "perplexity": [each.as_dict() for each in perplexities],
-            "needle_by_length": by_length(rows),
-        }
-        for name, (perplexities, rows) in found.items()
-    }
-    worth = needle_worth({name: rows for name, (_, rows) in found.items()})
-    for i in range(len(found[FULL][0])):
-        worth += perplexity_worth({name: perplexities[i] for name, (perplexities, _) in found.items()})
-    return {"variants": variants, "worth": [each.as_dict() for each in worth]}
+    def _encoder(self, stage: str, model: Any, full: bool) -> dict[str, Any]:
+        # Texts are cut to the longest length.
+        length = max(self.options.lengths or (), default=LONGEST_SENTENCE)
+        vectors = partial(sentence_vectors, model, self.tokenizer, length=length)
+        if self._teacher is None:
+            self._teacher = vectors(self._sentences)  # for later stages to be compared to: never read from a file
+        teacher, labelled = self._teacher, self.labelled
+        figures = {"agreement": self._figure(stage, "agreement", lambda: agreement(vectors(self._sentences), teacher))}
+        self.tell(f"cosine to the teacher's vectors {figures['agreement']['mean']:.4f}")
+        if labelled is not None and full:
+            figures["probe"] = self._figure(stage, "probe", lambda: probe(labelled, vectors))
+            figures["probe_largest_class"] = labelled.largest_class
+            self.tell(f"probe {figures['probe']:.2f} %, the largest class alone {labelled.largest_class:.2f} %")
+        return figures

@@ -1,7 +1,7 @@
 """Perplexity over windows of fixed length."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import exp, sqrt
 from typing import Any
 
@@ -19,14 +19,12 @@ ROWS = 2**25  # logits converted to fp32 at once: 128 MiB
 class Perplexity:
     """``exp(nats / tokens)``, the mean over all predicted tokens of all windows.
 
-    Attributes:
-        length: tokens of a window.
-        windows: ``(nats, predicted tokens)`` of each window, in order, so that two models that saw the same windows
-            can be compared window by window.
+    ``windows``: ``(nats, predicted tokens)`` of each window of ``length`` tokens, in order, so that two models that saw
+    the same windows can be compared window by window.
     """
 
     length: int
-    windows: list[tuple[float, int]] = field(default_factory=list)
+    windows: list[tuple[float, int]]
 
     @property
     def tokens(self) -> int:
@@ -42,13 +40,8 @@ class Perplexity:
         return exp(min(self.nats, 700.0))  # larger exponents overflow
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "length": self.length,
-            "perplexity": self.perplexity,
-            "nats": self.nats,
-            "tokens": self.tokens,
-            "windows": [nats / tokens for nats, tokens in self.windows],
-        }
+        return {"length": self.length, "perplexity": self.perplexity, "nats": self.nats, "tokens": self.tokens,
+                "windows": [nats / tokens for nats, tokens in self.windows]}  # fmt: skip
 
 
 def perplexity(
@@ -68,17 +61,17 @@ def perplexity(
     """
     if length < 2:
         raise ValueError(f"length must be an integer >= 2, got {length}")
-    found: list[tuple[float, int]] = []
+    rows: list[tuple[float, int]] = []
     with quiet(model) as device:
         for batch in _batches(texts, length, windows, batch_size):
             ids, sizes = pad_sequence(batch, batch_first=True).to(device), [len(window) - 1 for window in batch]
             losses = token_losses(model(ids, use_cache=False).logits[:, :-1], ids[:, 1:])
             real = torch.arange(losses.shape[1]) < torch.tensor(sizes)[:, None]
             losses = losses.masked_fill(~real.to(device), 0)
-            found += zip(losses.sum(-1, dtype=torch.float64).tolist(), sizes, strict=True)
-    if not found:
+            rows += zip(losses.sum(-1, dtype=torch.float64).tolist(), sizes, strict=True)
+    if not rows:
         raise ValueError("texts must hold at least one of two tokens, got none")
-    return Perplexity(length, found)
+    return Perplexity(length, rows)
 
 
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
@@ -103,9 +96,8 @@ def _batches(
     for text in texts:
         ids = torch.as_tensor(text, dtype=torch.long)
         for window in ids[: None if windows is None else windows * length].split(length):
-            if len(window) < 2:
-                continue
-            batch.append(window)
+            if len(window) > 1:
+                batch.append(window)
             if len(batch) == batch_size:
                 yield batch
                 batch = []
@@ -119,17 +111,15 @@ def gain(worse: Perplexity, better: Perplexity) -> tuple[float, float]:
     Both must have seen the same windows: differences within a window vary far less than the windows themselves.
 
     Example:
-        >>> mean, error = gain(Perplexity(8, [(7.0, 7), (14.0, 7)]), Perplexity(8, [(3.5, 7), (10.5, 7)]))
-        >>> mean, error
+        >>> gain(Perplexity(8, [(7.0, 7), (14.0, 7)]), Perplexity(8, [(3.5, 7), (10.5, 7)]))
         (0.5, 0.0)
     """
     tokens = [count for _, count in better.windows]
     if tokens != [count for _, count in worse.windows]:
         raise ValueError("worse and better must have seen the same windows")
-    differences = [(a - b) / n for (a, n), (b, _) in zip(worse.windows, better.windows, strict=True)]
     mean = worse.nats - better.nats
-    if len(differences) < 2:
+    if len(tokens) < 2:
         return mean, float("inf")  # one window says nothing about the spread
-    total = sum(tokens)
-    variance = sum(n * (d - mean) ** 2 for n, d in zip(tokens, differences, strict=True)) / total
+    differences = [(a - b) / n for (a, n), (b, _) in zip(worse.windows, better.windows, strict=True)]
+    variance = sum(n * (d - mean) ** 2 for n, d in zip(tokens, differences, strict=True)) / sum(tokens)
     return mean, sqrt(variance / (len(differences) - 1))

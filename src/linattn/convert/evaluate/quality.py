@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from linattn.convert.adapters import find_adapter
 from linattn.convert.evaluate.perplexity import token_losses
 from linattn.convert.evaluate.quiet import quiet
+from linattn.convert.training.loop import Batch, call, shared
 from linattn.convert.training.losses import answer_of
-from linattn.convert.training.setting import Batch, call, shared
 
 
 class Quality:
@@ -49,7 +49,7 @@ class Quality:
         return exp(min(nats / tokens, 700.0))
 
     def _answers(self, model: nn.Module) -> Tensor:
-        found = []
+        answers = []
         with quiet(model) as device:
             for batch in self.batches:
                 batch = shared(batch, device, None)
@@ -59,5 +59,5 @@ class Quality:
                 if answer.ndim == 3:
                     real = answer.new_ones(answer.shape[:2]) if mask is None else mask.to(answer)
                     answer = (answer * real[..., None]).sum(1) / real.sum(1, keepdim=True)
-                found.append(answer.cpu())
-        return torch.cat(found)
+                answers.append(answer.cpu())
+        return torch.cat(answers)

@@ -23,8 +23,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from linattn.convert.hf.masks import expand, linearized_mask, padding_mask
-from linattn.mechanisms.base import Mechanism
-from linattn.mechanisms.registry import create_mechanism, list_mechanisms, mechanism_info
+from linattn.convert.layer.core import MechanismCore
+from linattn.convert.plan import LayerPlan, LayerShape
+from linattn.mechanisms.registry import list_mechanisms, mechanism_info
 
 PREFIX = "linattn_"
 LINEARIZED = "linattn_linearized"
@@ -65,7 +66,7 @@ def register_linearized() -> None:
 
 
 class MechanismAttention:
-    """An attention function of transformers that runs one mechanism, built for each module at its first call.
+    """An attention function of transformers that runs one mechanism: a core, as in a converted layer, for each module.
 
     ``(module, q (B, H, Tq, D), k (B, H_kv, Tk, D), v, mask (B, seen)) -> (output (B, Tq, H, D), None)``; for a causal
     module the queries belong to the last Tq of the tokens seen.
@@ -73,7 +74,7 @@ class MechanismAttention:
 
     def __init__(self, mechanism: str, options: dict[str, Any]) -> None:
         self.mechanism, self.options = mechanism, options
-        self.built: WeakKeyDictionary[nn.Module, Mechanism] = WeakKeyDictionary()
+        self.built: WeakKeyDictionary[nn.Module, MechanismCore] = WeakKeyDictionary()
 
     def __call__(
         self,
@@ -88,8 +89,7 @@ class MechanismAttention:
         **others: Any,
     ) -> tuple[Tensor, None]:
         self._refuse(module, dropout, attention_mask, others)
-        causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-        mechanism = self._mechanism(module, query, key, causal)
+        causal = _is_causal(module, is_causal)
         key_mask = None
         if attention_mask is not None:
             key, value = (x[:, :, : attention_mask.shape[1]] for x in (key, value))  # a static cache has empty slots
@@ -101,21 +101,18 @@ class MechanismAttention:
         length, before = query.shape[2], key.shape[2] - query.shape[2]
         if causal and before:  # earlier tokens get queries too, whose output is dropped
             query = F.pad(query, (0, 0, before, 0))
-        output = mechanism(query, key, value, key_mask=key_mask)
+        output = self._core(module, query, key, causal)(query, key, value, key_mask=key_mask)
         return output[:, :, -length:].transpose(1, 2).contiguous(), None
 
-    def _mechanism(self, module: nn.Module, query: Tensor, key: Tensor, causal: bool) -> Mechanism:
-        heads, kv_heads, width = query.shape[1], key.shape[1], query.shape[3]
-        mechanism = self.built.get(module)
-        if mechanism is None or mechanism.causal != causal:
+    def _core(self, module: nn.Module, query: Tensor, key: Tensor, causal: bool) -> MechanismCore:
+        core = self.built.get(module)
+        if core is None or core.shape.causal != causal:
+            shape = LayerShape(query.shape[1], key.shape[1], query.shape[3], query.shape[1] * query.shape[3], causal)
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(getattr(module, "layer_idx", None) or 0)
-                mechanism = create_mechanism(
-                    self.mechanism, num_heads=heads, head_dim=width, num_kv_heads=kv_heads, causal=causal,
-                    **self.options,
-                )  # fmt: skip
-            mechanism = self.built[module] = mechanism.requires_grad_(False).eval()
-        return mechanism.to(device=query.device, dtype=query.dtype)
+                core = MechanismCore(LayerPlan("mechanism", mechanism=self.mechanism, options=self.options), shape)
+            core = self.built[module] = core.requires_grad_(False).eval()
+        return core.to(device=query.device, dtype=query.dtype)
 
     def _refuse(self, module: nn.Module, dropout: float, mask: Tensor | None, others: dict[str, Any]) -> None:
         name = PREFIX + self.mechanism
@@ -132,21 +129,26 @@ class MechanismAttention:
             raise ValueError(f"output_attentions=True is not possible: {name} never has its weights")
         if mask is not None and mask.ndim != 2:
             raise ValueError(f"{name} needs a 2-D attention_mask (B, T), True = real token, got {tuple(mask.shape)}")
-        asked = [key for key in UNKNOWN if others.get(key) is not None]
-        if asked:
-            raise ValueError(f"{name} does not support what this model asks of its attention: {', '.join(asked)}")
+        _refuse_options(name, UNKNOWN, others)
 
 
 def softmax_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """Softmax for the layers that were not converted, with the 2-D mask that converted layers use."""
-    asked = [name for name in ("softcap", "s_aux") if options.get(name) is not None]
-    if asked:
-        raise ValueError(f"{LINEARIZED} does not support what this model asks of its attention: {', '.join(asked)}")
-    causal = options.get("is_causal")
-    causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
+    _refuse_options(LINEARIZED, ("softcap", "s_aux"), options)
+    causal = _is_causal(module, options.get("is_causal"))
     if attention_mask is None or attention_mask.ndim == 2:
         attention_mask = expand(attention_mask, query.shape[2], key.shape[2], causal=causal)
         attention_mask = None if attention_mask is None else attention_mask.to(query.device)
     return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+
+
+def _is_causal(module: nn.Module, asked: bool | None) -> bool:
+    return bool(getattr(module, "is_causal", True) if asked is None else asked)
+
+
+def _refuse_options(name: str, unknown: tuple[str, ...], options: dict[str, Any]) -> None:
+    asked = [option for option in unknown if options.get(option) is not None]
+    if asked:
+        raise ValueError(f"{name} does not support what this model asks of its attention: {', '.join(asked)}")

@@ -1,6 +1,7 @@
 """Masks for linear attention inside transformers: they say which keys are real, without a matrix of pairs."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,35 +25,51 @@ def padding_mask(
     kv_offset: int = 0,
     mask_function: Callable = causal_mask_function,
     attention_mask: Tensor | None = None,
+    *,
+    keeps_windows: bool = False,
     **options: Any,
 ) -> Tensor | None:
     """Return the 2-D mask unchanged: ``(B, seen)``, True = real token; None: all ``kv_length`` keys are real.
 
-    ``seen`` counts all tokens so far, padding included; a static cache has more slots than that.
+    ``seen`` counts all tokens so far, padding included; a static cache has more slots than that. ``keeps_windows``:
+    layers that keep their window get the pattern ``(B, 1, Tq, Tk)`` of that window.
     """
-    window = (batch_size, q_length, kv_length, q_offset, kv_offset)
-    if not _plain(mask_function, window, options):
-        raise ValueError(REFUSED)
-    return _seen(window, mask_function, attention_mask, options.get("device"))
+    seen = kv_length if mask_function is bidirectional_mask_function else int(q_offset) + q_length
+    if mask_function not in (causal_mask_function, bidirectional_mask_function):
+        skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        # Without a window in the config no layer has one: the pattern would reach converted layers.
+        windowed = keeps_windows and any(getattr(options.get("config"), name, None) is not None for name in WINDOWS)
+        pairs = sdpa_mask(
+            batch_size, q_length, kv_length, q_offset=q_offset, kv_offset=kv_offset,  # type: ignore[arg-type]
+            mask_function=mask_function, attention_mask=attention_mask if windowed else None, **(options | skips),
+        )  # fmt: skip
+        assert pairs is not None  # without skips it never is
+        if windowed:
+            return pairs
+        causal = torch.ones(q_length, kv_length, dtype=torch.bool, device=pairs.device).tril(kv_length - q_length)
+        # A window longer than the text is plainly causal, unless tokens have left the cache, or slots are empty.
+        if keeps_windows or kv_length != seen or not bool((pairs == causal).all()):
+            raise ValueError(REFUSED)
+    if attention_mask is None:
+        real = torch.ones(batch_size, seen, dtype=torch.bool, device=options.get("device"))
+        return None if seen == kv_length else _marked(real)
+    if attention_mask.ndim != 2 or attention_mask.shape[1] != seen:
+        given = tuple(attention_mask.shape)
+        raise ValueError(f"attention_mask must be (B, {seen}), one entry per token so far, got {given}")
+    real = attention_mask.bool().detach()  # a tensor of its own, never the caller's
+    all_real, newest_real = torch.stack([real.all(), real[:, -q_length:].all()]).tolist()
+    if seen == kv_length and all_real:
+        return None
+    return _marked(real) if newest_real else real
 
 
-def linearized_mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int | Tensor = 0,
-    kv_offset: int = 0,
-    mask_function: Callable = causal_mask_function,
-    attention_mask: Tensor | None = None,
-    **options: Any,
-) -> Tensor | None:
-    """As :func:`padding_mask`, but layers that keep their window get the pattern ``(B, 1, Tq, Tk)`` of that window."""
-    window = (batch_size, q_length, kv_length, q_offset, kv_offset)
-    if mask_function in (causal_mask_function, bidirectional_mask_function):
-        return _seen(window, mask_function, attention_mask, options.get("device"))
-    if all(getattr(options.get("config"), name, None) is None for name in WINDOWS):
-        raise ValueError(REFUSED)  # no layer has a window: the pattern would reach converted layers
-    return _pairs(window, mask_function, options, attention_mask)
+linearized_mask = partial(padding_mask, keeps_windows=True)
+
+
+def _marked(mask: Tensor) -> Tensor:
+    """Mark a mask whose newest tokens are all real, so that layers need not read this off the device again."""
+    setattr(mask, NEWEST_REAL, True)
+    return mask
 
 
 def expand(mask: Tensor | None, q_length: int, kv_length: int, *, causal: bool) -> Tensor | None:
@@ -68,44 +85,3 @@ def expand(mask: Tensor | None, q_length: int, kv_length: int, *, causal: bool) 
     if mask is not None:
         visible = visible & mask.bool()[:, None, None, :]
     return torch.nn.functional.pad(visible, (0, kv_length - seen))
-
-
-def _seen(window: tuple, mask_function: Callable, mask: Tensor | None, device: Any) -> Tensor | None:
-    batch_size, q_length, kv_length, q_offset, _ = window
-    seen = kv_length if mask_function is bidirectional_mask_function else int(q_offset) + q_length
-    if mask is None:
-        return None if seen == kv_length else _marked(torch.ones(batch_size, seen, dtype=torch.bool, device=device))
-    if mask.ndim != 2 or mask.shape[1] != seen:
-        raise ValueError(f"attention_mask must be (B, {seen}), one entry per token so far, got {tuple(mask.shape)}")
-    real = mask.bool().detach()  # a tensor of its own, never the caller's
-    all_real, newest_real = torch.stack([real.all(), real[:, -q_length:].all()]).tolist()
-    if seen == kv_length and all_real:
-        return None
-    return _marked(real) if newest_real else real
-
-
-def _marked(mask: Tensor) -> Tensor:
-    """Mark a mask whose newest tokens are all real, so that layers need not read this off the device again."""
-    setattr(mask, NEWEST_REAL, True)
-    return mask
-
-
-def _plain(mask_function: Callable, window: tuple, options: dict[str, Any]) -> bool:
-    """Whether the pattern is plainly causal or bidirectional, as that of a window longer than the text is."""
-    if mask_function in (causal_mask_function, bidirectional_mask_function):
-        return True
-    _, q_length, kv_length, q_offset, _ = window
-    pairs = _pairs(window, mask_function, options)
-    if kv_length != int(q_offset) + q_length:  # tokens have left a sliding cache, or slots are empty
-        return False
-    causal = torch.ones(q_length, kv_length, dtype=torch.bool, device=pairs.device).tril(kv_length - q_length)
-    return bool((pairs == causal).all())
-
-
-def _pairs(window: tuple, mask_function: Callable, options: dict[str, Any], mask: Tensor | None = None) -> Tensor:
-    skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    batch_size, q_length, kv_length, q_offset, kv_offset = window
-    sizes = {"q_offset": q_offset, "kv_offset": kv_offset, "mask_function": mask_function, "attention_mask": mask}
-    pairs = sdpa_mask(batch_size, q_length, kv_length, **(options | sizes | skips))
-    assert pairs is not None  # without skips it never returns None
-    return pairs

@@ -1,5 +1,5 @@
 """Diagnosis of a pretrained model: its attention, layer by layer, and which candidates could replace it."""
 
-from linattn.convert.inspect.diagnosis import InspectOptions, LayerDiagnosis, convertible_sites, inspect
+from linattn.convert.inspect.diagnosis import InspectOptions, inspect
 
-__all__ = ["InspectOptions", "LayerDiagnosis", "convertible_sites", "inspect"]
+__all__ = ["InspectOptions", "inspect"]

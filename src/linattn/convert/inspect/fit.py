@@ -1,7 +1,6 @@
 """Candidates for a layer's attention, trained for a few steps beside the model and measured on other text."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from linattn.convert.layer.attention import Observation
 from linattn.convert.layer.core import Core, build_core
 from linattn.convert.plan import LayerPlan, LayerShape, plan
 from linattn.convert.training.losses import output_error, relative_error
-from linattn.ops.hybrid.state import count_numbers
+from linattn.ops.hybrid.rows import count_numbers
 from linattn.ops.hybrid.types import Window
 from linattn.support.options import OptionError
 from linattn.support.schedule import warmed_cosine
@@ -32,90 +31,69 @@ STATE_LENGTH = 4096  # tokens at which states that grow are compared
 NEAR = 1.1  # a cheaper candidate is taken if it misses at most this many times what the best one misses
 SMALL = 0.01  # or if it misses less than this share of the output
 
-
-@dataclass(frozen=True)
-class Fit:
-    """How well a candidate fits.
-
-    ``missed``: the share of the softmax output that the candidate fails to give, on held-out text. ``state``: how many
-    numbers a call over one sequence of 4,096 tokens leaves in the layer's cache, as :func:`state_numbers` counts them
-    (softmax: ``2 T D`` per key head).
-    """
-
-    name: str
-    missed: float
-    state: int
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+Fit = dict[str, Any]
+"""``{"name", "missed", "state"}``: the share of the softmax output that a candidate fails to give on held-out text, and
+how many numbers one sequence of 4,096 tokens leaves in the layer's cache (softmax: ``2 T D`` per key head)."""
 
 
 def choose(fits: list[Fit]) -> Fit:
     """Choose the smallest state among the candidates that miss hardly more than the best one.
 
     Example:
-        >>> choose([Fit("window", 0.109, 10), Fit("still", 0.1, 50), Fit("lolcats", 0.5, 30)]).name
+        >>> rows = [("window", 0.109, 10), ("still", 0.1, 50), ("lolcats", 0.5, 30)]
+        >>> choose([{"name": name, "missed": missed, "state": state} for name, missed, state in rows])["name"]
         'window'
     """
-    best = min(fit.missed for fit in fits)
-    return min((fit for fit in fits if fit.missed <= max(NEAR * best, SMALL)), key=lambda fit: (fit.state, fit.missed))
+    most = max(NEAR * min(fit["missed"] for fit in fits), SMALL)
+    return min((fit for fit in fits if fit["missed"] <= most), key=lambda fit: (fit["state"], fit["missed"]))
 
 
 class Fitter:
     """Trains and measures the candidates of every layer, each with an optimiser of its own."""
 
     def __init__(
-        self,
-        shapes: Mapping[int, LayerShape],
-        candidates: tuple[str, ...] | None,
-        window: int,
-        lr: float,
-        steps: int,
-        seed: int,
-        device: torch.device,
-    ) -> None:
+        self, shapes: Mapping[int, LayerShape], candidates: tuple[str, ...] | None, *, window: int, lr: float,
+        steps: int, seed: int, device: torch.device,
+    ) -> None:  # fmt: skip
         self.lr, self.steps = lr, steps
-        self.cores: dict[int, dict[str, Core]] = {}
-        self.optimizers: dict[tuple[int, str], torch.optim.Optimizer] = {}
         self.sums: dict[tuple[int, str], Tensor] = {}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            for index, shape in shapes.items():
-                self.cores[index] = _cores(shape, candidates, window, device)
-        for index, cores in self.cores.items():
-            for name, core in cores.items():
-                if parameters := list(core.parameters()):
-                    self.optimizers[index, name] = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0)
+            self.cores = {index: make_cores(shape, candidates, window, device) for index, shape in shapes.items()}
+        self.optimizers = {
+            (index, name): torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0)
+            for index, cores in self.cores.items()
+            for name, core in cores.items()
+            if (parameters := list(core.parameters()))
+        }
 
     def learn(self, seen: Observation, step: int) -> None:
         """Make one step of each candidate for a layer."""
+        rate = warmed_cosine(step, self.steps, max(1, self.steps // 20), self.lr, self.lr / 10)
         for name, core in self.cores[seen.layer_idx].items():
             optimizer = self.optimizers.get((seen.layer_idx, name))
             if optimizer is None:
                 continue
             for group in optimizer.param_groups:
-                group["lr"] = warmed_cosine(step, self.steps, max(1, self.steps // 20), self.lr, self.lr / 10)
-            with torch.enable_grad():
-                loss = relative_error(core, _in_fp32(seen))
-            loss.backward()
+                group["lr"] = rate
+            relative_error(core, _in_fp32(seen)).backward()
             nn.utils.clip_grad_norm_(core.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
 
+    @torch.no_grad()
     def measure(self, seen: Observation) -> None:
         """Add what the candidates miss on one observation of a layer."""
-        with torch.no_grad():
-            for name, core in self.cores[seen.layer_idx].items():
-                parts = torch.stack([part.sum() for part in output_error(core, _in_fp32(seen))]).double().cpu()
-                key = seen.layer_idx, name
-                self.sums[key] = self.sums[key] + parts if key in self.sums else parts
+        for name, core in self.cores[seen.layer_idx].items():
+            parts = torch.stack([part.sum() for part in output_error(core, _in_fp32(seen))]).double().cpu()
+            self.sums[seen.layer_idx, name] = self.sums.get((seen.layer_idx, name), 0) + parts
 
     def fits(self, index: int) -> list[Fit]:
-        found = []
+        rows = []
         for name, core in self.cores[index].items():
             missed, size = self.sums[index, name].tolist()
-            found.append(Fit(name, missed / max(size, 1e-30), state_numbers(core)))
-        return found
+            rows.append({"name": name, "missed": missed / max(size, 1e-30), "state": state_numbers(core)})
+        return rows
 
 
 def _in_fp32(seen: Observation) -> Observation:
@@ -123,18 +101,19 @@ def _in_fp32(seen: Observation) -> Observation:
     return Observation(seen.layer_idx, q, k, v, x, seen.key_mask, output)
 
 
-def _cores(shape: LayerShape, wanted: tuple[str, ...] | None, window: int, device: torch.device) -> dict[str, Core]:
-    found: dict[str, Core] = {}
+def make_cores(shape: LayerShape, wanted: tuple[str, ...] | None, window: int, device: torch.device) -> dict[str, Core]:
+    """The candidates by name; those with a window are left out of a bidirectional layer, unless they are wanted."""
+    cores: dict[str, Core] = {}
     for name in wanted or CANDIDATES:
         method, options = CANDIDATES[name]
+        if name in WINDOWED and not shape.causal:
+            if wanted:
+                raise OptionError("candidates", f"{name} has a window of past tokens, the model is bidirectional")
+            continue
         if name in WINDOWED:
-            if not shape.causal:
-                if wanted:
-                    raise OptionError("candidates", f"{name} has a window of past tokens, the model is bidirectional")
-                continue
             options = options | {"window": window}
-        found[name] = build_core(plan(method, [shape], **options).layers[0], shape).to(device)
-    return found
+        cores[name] = build_core(plan(method, [shape], **options).layers[0], shape).to(device)
+    return cores
 
 
 def state_numbers(core: Any) -> int:

@@ -1,7 +1,7 @@
-"""The module that replaces an attention module in a converted model."""
+"""The module that replaces an attention module in a converted model, and what it shows to those that learn."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -40,23 +40,35 @@ class Observation(NamedTuple):
 Observer = Callable[[Observation], None]
 
 
-class LinearizedAttention(nn.Module):
-    """An attention module with the old one's projections, under their names, and ``core`` in place of softmax.
+class ReplacedAttention(nn.Module):
+    """An attention module with the old one's projections and attributes, under their names.
+
+    A subclass adds what takes the place of softmax.
+    """
+
+    adapter: Adapter
+
+    def __init__(self, old: nn.Module, adapter: Adapter) -> None:
+        super().__init__()
+        passing = old._non_persistent_buffers_set
+        for name, value in adapter.children(old).items():
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+                self.register_buffer(name, value, persistent=name not in passing)
+            else:
+                setattr(self, name, value)
+        self.adapter, self.training = adapter, old.training
+
+
+class LinearizedAttention(ReplacedAttention):
+    """An attention module whose ``core`` takes the place of softmax; its projections are as they were.
 
     ``mode`` is ``"student"``, the converted layer; ``"teacher"``, exact softmax as before the conversion; or
     ``"transfer"``, as teacher but without gradients, where ``observe`` is called with an :class:`Observation`.
     """
 
     def __init__(self, module: nn.Module, core: Core, adapter: Adapter, site: Site) -> None:
-        super().__init__()
-        passing = module._non_persistent_buffers_set
-        for name, value in adapter.children(module).items():
-            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-                self.register_buffer(name, value, persistent=name not in passing)
-            else:
-                setattr(self, name, value)
-        self.core = core
-        self.adapter, self.shape, self.layer_idx = adapter, site.shape, site.layer_idx
+        super().__init__(module, adapter)
+        self.core, self.shape, self.layer_idx = core.train(module.training), site.shape, site.layer_idx
         self.mode: Mode = "student"
         self.observe: Observer | None = None
 
@@ -77,11 +89,9 @@ class LinearizedAttention(nn.Module):
         key_mask, cache = self.adapter.key_mask(**named), self.adapter.cache(**named)
         if self.mode != "student":
             out = self._teacher(q, k, v, x, key_mask, cache)
-        elif is_offloaded(self.core):
-            with weights_here(self.core):
-                out = self._student(q, k, v, x, key_mask, cache)
         else:
-            out = self._student(q, k, v, x, key_mask, cache)
+            with weights_here(self.core) if is_offloaded(self.core) else nullcontext():
+                out = self._student(q, k, v, x, key_mask, cache)
         return self.adapter.merge(self, out, **named)
 
     def _student(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, key_mask: Tensor | None, cache: Any) -> Tensor:
@@ -154,7 +164,6 @@ def observing(model: nn.Module, observe: Observer, mode: Mode = "transfer") -> I
     """Put all converted layers into ``mode`` with the callback ``observe``; on exit they are as they were.
 
     Example:
-        >>> from linattn.convert.layer.attention import observing
         >>> def show(seen):
         ...     print(seen.layer_idx, seen.q.shape)
         >>> # with observing(model, show): model(ids)

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from linattn.convert.layer.features import FeaturePair, HedgehogMap, NPMap, RandomFeatures, SeparateMaps, T2RMap
 from linattn.convert.plan import LayerPlan, LayerShape
 from linattn.mechanisms.registry import create_mechanism
-from linattn.ops.hybrid.api import hybrid_attention, hybrid_attention_decode, hybrid_attention_with_state
+from linattn.ops.hybrid.api import hybrid_attention, hybrid_attention_with_state
 from linattn.ops.hybrid.decoding import DecodingState, Setting, begin, usable, whole
+from linattn.ops.hybrid.decoding_step import hybrid_attention_decode
 from linattn.ops.hybrid.types import HybridState, SalientBudget, Window
 from linattn.ops.linear.api import linear_attention, linear_attention_with_state
+from linattn.ops.shared.call import hide
 from linattn.ops.shared.checks import autocast_dtype
-from linattn.ops.shared.prepare import hide
 
 OPEN_GATE = 4.0  # sigmoid(4) = 0.98
 EPS = 1e-6
@@ -52,12 +53,6 @@ class Core(nn.Module, ABC):
     ) -> tuple[Tensor, Any]:
         """The output after ``state`` (None: empty), and the next state; for prefill, also in pieces."""
         return self.attend(q, k, v, x, key_mask, state, True)
-
-    def step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, *, x: Tensor | None = None) -> tuple[Tensor, Any]:
-        """One token: q_t ``(B, H, D)``, k_t and v_t ``(B, H_kv, D)``, x ``(B, hidden)``, output ``(B, H, D)``."""
-        q, k, v = q_t.unsqueeze(2), k_t.unsqueeze(2), v_t.unsqueeze(2)
-        out, state = self.attend(q, k, v, None if x is None else x.unsqueeze(1), None, state, True)
-        return out.squeeze(2), state
 
     def decode(self, q: Tensor, k: Tensor, v: Tensor, state: Any, *, x: Tensor | None = None) -> tuple[Tensor, Any]:
         """Decode one token of each sequence, q, k and v ``(B, heads, 1, D)``, x ``(B, 1, hidden)``.
@@ -133,15 +128,10 @@ class HybridCore(Core):
             return self._linear(*pair, v, gate, key_mask, state, need_state)
         features = None if pair is None else (pair[0].to(q.dtype), pair[1].to(k.dtype))
         options: dict[str, Any] = {
-            "features": features,
-            "window": self.plan.window,
-            "layout": self.plan.layout,
-            "delay": self.plan.delay,
-            "budget": self.budget,
-            "gate": None if gate is None else gate.to(q.dtype),
-            "units": self.plan.units,
+            "features": features, "window": self.plan.window, "layout": self.plan.layout, "delay": self.plan.delay,
+            "budget": self.budget, "gate": None if gate is None else gate.to(q.dtype), "units": self.plan.units,
             "key_mask": key_mask,
-        }
+        }  # fmt: skip
         if not need_state:
             return hybrid_attention(q, k, v, **options), None
         return hybrid_attention_with_state(q, k, v, initial_state=state, **options)
@@ -160,9 +150,8 @@ class HybridCore(Core):
         one_dtype = q.dtype == k.dtype == v.dtype and autocast_dtype(q) is None
         if self.linear_only or state is None or not one_dtype or not usable(q):
             return None
-        setting = Setting(
-            Window(self.plan.window, self.plan.layout, self.plan.delay), self.budget, self.shape.head_dim**-0.5
-        )
+        window = Window(self.plan.window, self.plan.layout, self.plan.delay)
+        setting = Setting(window, self.budget, self.shape.head_dim**-0.5)
         if isinstance(state, HybridState) and state.window.k.dtype == k.dtype:
             state = begin(state, setting, q.shape[1] // k.shape[1])
         return state.here() if isinstance(state, DecodingState) and state.serves(setting, k) else None

@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linattn.ops.shared.packing import compute_dtype
-from linattn.ops.shared.prepare import without_autocast
+from linattn.ops.shared.call import compute_dtype, without_autocast
 
 LARGEST_EXPONENT = 40.0  # of each of two factors, so that their product stays finite in fp32
 

@@ -1,1 +1,1 @@
-"""What both stages of training share: options, text, losses, and a loop that can be resumed after any kill."""
+"""What both stages of training share: options, data, losses, and a loop that can be resumed after any kill."""

@@ -1,61 +1,132 @@
-"""The loop of a stage. Each step depends only on the weights and its number, so a killed run can be resumed."""
+"""The loop of both stages. Each step depends only on the weights and its number, so a killed run can be resumed."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from inspect import signature
+from math import isfinite
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from linattn.convert.training.readings import Readings
-from linattn.convert.training.setting import Setting, StageOptions, is_main
-from linattn.ops.shared.packing import compute_dtype
+from linattn.ops.shared.call import compute_dtype
+from linattn.support.checkpoint import RunFolder
+from linattn.support.config import Config, option
+from linattn.support.options import OptionError
+from linattn.support.progress import Report
+from linattn.support.schedule import warmed_cosine
 from linattn.support.seeds import seed_step
 
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped]
 
+Batch = Mapping[str, Tensor]
+"""Arguments of the model by name: ``input_ids (B, T)``, ``attention_mask``, ``pixel_values``, ..."""
+Batches = Callable[[int], Batch]
+"""Returns the batch of a step. Since it depends on the number alone, a resumed run sees the same batches."""
+
 BETAS = (0.9, 0.99)
 DIGESTED = 1024  # numbers of each tensor that identify a model
+SECONDS_BETWEEN_LOOKS = 0.2  # since reading a loss waits for the device
 
 
-def groups_with_scales(named: Iterable[tuple[str, nn.Parameter]], factor: float) -> list[dict[str, Any]]:
-    """Group parameters by the ``factor`` of their learning rate: scales learned as logarithms have their own."""
-    found: dict[float, list[nn.Parameter]] = {}
-    for name, parameter in named:
-        found.setdefault(factor if name.rpartition(".")[2].startswith("log_") else 1.0, []).append(parameter)
-    return [{"params": found[own], "factor": own} for own in sorted(found, key=lambda own: own != 1.0)]
+class UnstableError(RuntimeError):
+    """Raised when a loss is not finite."""
+
+    def __init__(self, what: str, step: int) -> None:
+        super().__init__(
+            f"the loss of {what} is not finite at step {step}. A lower lr or a smaller clip_norm helps; "
+            "what was finished before is kept"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageOptions(Config):
+    """Options of a stage: those that decide its outcome, and how often checkpoints are written."""
+
+    steps: int = option(300, "Training steps.", least=1)
+    tokens: int | None = option(None, "Tokens to train on, instead of steps; rounded up to whole steps.", least=1)
+    batch_size: int = option(8, "Sequences per step, over all processes together.", least=1)
+    length: int | None = option(
+        None, "Tokens of a sequence.", least=2, default_text="what the model was made for, at most 1024"
+    )
+    lr: float = option(
+        1e-2, "Highest learning rate; it rises for a twentieth of the steps, then falls to a hundredth of it.", above=0
+    )
+    clip_norm: float | None = option(1.0, "Largest norm of a gradient; none: not clipped.", above=0)
+    recall_share: float = option(
+        0.0, "Share of the sequences that end with passages repeated from their own earlier text.", least=0, most=1
+    )
+    scale_factor: float = option(
+        1.0, "Factor of the learning rate for scales learned as logarithms (log_weight, log_alpha).", above=0
+    )
+    seed: int = option(0, "Seed of all that is drawn.", least=0)
+    checkpoint_steps: int = option(100, "Steps between two checkpoints.", least=1, affects=False)
+
+    def steps_of(self, length: int | None) -> int:
+        """Number of steps in all, with sequences of ``length`` tokens."""
+        if self.tokens is None:
+            return self.steps
+        if length is None:
+            raise OptionError("tokens", "needs a length to be counted in steps; give steps, or a length")
+        return -(-self.tokens // (self.batch_size * length))
+
+    def rate(self, step: int, steps: int) -> float:
+        """Learning rate at a step."""
+        return warmed_cosine(step, steps, max(1, steps // 20), self.lr, self.lr / 100)
 
 
 class StageRun(ABC):
-    """Base of a stage's training loop: parts with an optimiser each, and the number of steps done.
+    """Base of a stage's training loop: parts with an optimiser each, and the losses of the steps done.
 
     Args:
         parts: modules to train, by name, each with a gradient norm and an optimiser of its own; parts without
             parameters are only measured.
-        number: number of the stage; it separates the random numbers of the two stages.
+        batches, folder, progress, accelerator: as in ``linattn.convert.transfer.transfer``.
     """
 
-    def __init__(self, parts: Mapping[str, nn.Module], options: StageOptions, setting: Setting, number: int) -> None:
-        self.options, self.setting, self.number = options, setting, number
-        self.parts = nn.ModuleDict(parts)
+    number: ClassVar[int]  # of the stage; it separates the random numbers of the two
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parts: Mapping[str, nn.Module],
+        options: StageOptions,
+        *,
+        batches: Batches,
+        folder: Path | None,
+        progress: Report | None,
+        accelerator: "Accelerator | None",
+    ) -> None:
+        if accelerator is not None:
+            model.to(accelerator.device)
+        self.model, self.parts, self.options = model, nn.ModuleDict(parts), options
+        self.batches, self.progress, self.accelerator = batches, progress, accelerator
+        self.files = None if folder is None else RunFolder(Path(folder))
+        self.device = next(model.parameters()).device
         # One kernel for all weights of a part: parts are small and many.
-        fused = True if setting.device.type == "cuda" else None
+        fused = True if self.device.type == "cuda" else None
         self.optimizers = {
             name: AdamW(groups, lr=options.lr, betas=BETAS, weight_decay=0.0, fused=fused)
             for name, part in parts.items()
-            if (groups := self.groups(part))
+            if (groups := _groups(self.trained(part), options.scale_factor))
         }
         self.steps = options.steps_of(options.length) if self.optimizers else 0
-        self.readings = Readings(parts)
         self.done = 0
+        self.memory: dict[str, Any] = {}  # what else the result depends on, for checkpoints
+        self._losses: list[list[float]] = []  # of each step; those not yet read from the device wait
+        self._waiting: list[Tensor] = []
+        self._looked = perf_counter()
 
-    def groups(self, part: nn.Module) -> list[dict[str, Any]]:
-        """Groups of a part's parameters, each with the ``factor`` of its learning rate."""
-        parameters = list(part.parameters())
-        return [{"params": parameters, "factor": 1.0}] if parameters else []
+    def trained(self, part: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+        """Parameters of a part by name."""
+        return part.named_parameters()
 
     @abstractmethod
     def step(self) -> Tensor:
@@ -69,46 +140,61 @@ class StageRun(ABC):
     def result(self) -> dict[str, Any]:
         """The outcome that is written when all steps are done, ready for JSON."""
 
-    def begin(self) -> None:  # noqa: B027, most have nothing to do
+    def begin(self) -> None:  # noqa: B027, one has nothing to do
         """Called before the first step, but not when a stopped run is resumed."""
-
-    def memory(self) -> dict[str, Any]:
-        """What else the result depends on, for checkpoints."""
-        return {}
-
-    def remember(self, memory: dict[str, Any]) -> None:  # noqa: B027
-        """Restore what :meth:`memory` returned."""
 
     def go(self, identity: Mapping[str, Any]) -> dict[str, Any]:
         """Run all steps, or those that are left; ``identity`` tells this run from others."""
-        fingerprint = self._fingerprint(identity)
-        files = self.setting.files
-        finished = None if files is None else files.load_result(fingerprint)
-        if files is not None and finished is not None:
+        told: dict[str, Any] = getattr(self.batches, "fingerprint", dict)()
+        processes = 1 if self.accelerator is None else self.accelerator.num_processes
+        run = self.options.values(affecting=True) | {**identity, "batches": told, "processes": processes}
+        files, main = self.files, is_main(self.accelerator)
+        if files is not None and main:
+            files.remove_halves()  # of a run that was killed
+        if files is not None and (finished := files.load_result(run)) is not None:
             self.parts.load_state_dict(files.load_weights())
             return finished
-        if not self._resume(fingerprint):
+        state = None if files is None else files.load_checkpoint(run)
+        if state is None:
             self.begin()
+        else:
+            self._resume(state)
         while self.done < self.steps:
             self._one_step()
-            if self.done % self.options.checkpoint_steps == 0 and self.done < self.steps:
-                self._save(fingerprint)
-        self.readings.rows()  # raises if one of the last losses is not finite
+            if files is not None and self.done % self.options.checkpoint_steps == 0 and self.done < self.steps:
+                state = self._state()  # raises before a broken state could replace a good one
+                if main:
+                    files.save_checkpoint(state | {"fingerprint": run})
+        self.losses()  # raises if one of the last losses is not finite
         result = self.result()
-        if files is not None and is_main(self.setting.accelerator):
-            files.save_result(self.parts, result, fingerprint)
-        if self.setting.accelerator is not None:
-            self.setting.accelerator.wait_for_everyone()
+        if files is not None and main:
+            files.save_result(self.parts, result, run)
+        if self.accelerator is not None:
+            self.accelerator.wait_for_everyone()
         return result
+
+    def batch(self) -> Batch:
+        """This process's rows of the next step's batch, on its device."""
+        return shared(self.batches(self.done), self.device, self.accelerator)
 
     def update(self, name: str) -> None:
         """Take one step of a part's optimiser with the present gradients, then drop these."""
         parameters = list(self.parts[name].parameters())
-        average_gradients(parameters, self.setting.accelerator)
+        average_gradients(parameters, self.accelerator)
         if self.options.clip_norm is not None:
             nn.utils.clip_grad_norm_(parameters, self.options.clip_norm)
         self.optimizers[name].step()
         self.optimizers[name].zero_grad()
+
+    def losses(self) -> list[list[float]]:
+        """The losses of all steps, step by step; raises if one is not finite."""
+        for row in torch.stack(self._waiting).tolist() if self._waiting else ():
+            for name, value in zip(self.parts, row, strict=True):
+                if not isfinite(value):
+                    raise UnstableError(name, len(self._losses))
+            self._losses.append(row)
+        self._waiting.clear()
+        return self._losses
 
     def _one_step(self) -> None:
         seed_step(self.options.seed, self.number, self.done)
@@ -116,41 +202,48 @@ class StageRun(ABC):
         for optimizer in self.optimizers.values():
             for group in optimizer.param_groups:
                 group["lr"] = rate * group["factor"]
-        self.readings.add(self.step())
+        self._waiting.append(self.step())
         self.done += 1
-        newest = self.readings.look()
-        if newest is not None and self.setting.progress is not None:
-            self.setting.progress(self.done, self.steps, self.words(newest))
+        if self.progress is not None and perf_counter() - self._looked > SECONDS_BETWEEN_LOOKS:
+            self.progress(self.done, self.steps, self.words(self.losses()[-1]))
+            self._looked = perf_counter()
 
-    def _fingerprint(self, identity: Mapping[str, Any]) -> dict[str, Any]:
-        batches: dict[str, Any] = getattr(self.setting.batches, "fingerprint", dict)()
-        return self.options.fingerprint() | {**identity, "batches": batches, "processes": self.setting.processes}
+    def _state(self) -> dict[str, Any]:
+        optimizers = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
+        return {"losses": self.losses(), "memory": self.memory, "parts": self.parts.state_dict(),
+                "optimizers": optimizers}  # fmt: skip
 
-    def _save(self, fingerprint: dict[str, Any]) -> None:
-        rows = self.readings.rows()  # raises before a broken state could replace a good one
-        if self.setting.files is None or not is_main(self.setting.accelerator):
-            return
-        state = {
-            "fingerprint": fingerprint, "done": self.done, "rows": rows, "memory": self.memory(),
-            "parts": self.parts.state_dict(),
-            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
-        }  # fmt: skip
-        self.setting.files.save_checkpoint(state)
-
-    def _resume(self, fingerprint: dict[str, Any]) -> bool:
-        files = self.setting.files
-        state = None if files is None else files.load_checkpoint(fingerprint)
-        if files is None or state is None:
-            return False
-        if is_main(self.setting.accelerator):
-            files.remove_halves()
-        self.done = state["done"]
-        self.readings = Readings(self.readings.what, state["rows"])
-        self.remember(state["memory"])
+    def _resume(self, state: dict[str, Any]) -> None:
+        self._losses, self.done, self.memory = state["losses"], len(state["losses"]), state["memory"]
         self.parts.load_state_dict(state["parts"])
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
-        return True
+
+
+def _groups(named: Iterable[tuple[str, nn.Parameter]], scale_factor: float) -> list[dict[str, Any]]:
+    """Group parameters by the ``factor`` of their learning rate: scales learned as logarithms have their own."""
+    found: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in named:
+        found.setdefault(scale_factor if name.rpartition(".")[2].startswith("log_") else 1.0, []).append(parameter)
+    return [{"params": found[own], "factor": own} for own in sorted(found, key=lambda own: own != 1.0)]
+
+
+def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
+    """Call the model on a batch, without a cache."""
+    parameters = signature(model.forward).parameters
+    quiet = {"use_cache": False} if "use_cache" in parameters else {}
+    return model(**batch, **quiet, **options)
+
+
+def shared(batch: Batch, device: torch.device, accelerator: "Accelerator | None") -> Batch:
+    """This process's rows of a batch, on its device."""
+    if accelerator is not None and accelerator.num_processes > 1:
+        rank, processes = accelerator.process_index, accelerator.num_processes
+        rows = len(next(iter(batch.values())))
+        if rows % processes:
+            raise OptionError("batch_size", f"must be a multiple of the {processes} processes, got {rows}")
+        batch = {name: value[rank::processes] for name, value in batch.items()}
+    return {name: value.to(device, non_blocking=True) for name, value in batch.items()}
 
 
 def average_gradients(parameters: Sequence[nn.Parameter], accelerator: "Accelerator | None") -> None:
@@ -162,6 +255,28 @@ def average_gradients(parameters: Sequence[nn.Parameter], accelerator: "Accelera
     mean = accelerator.reduce(torch.cat([gradient.flatten().to(dtype) for gradient in gradients]), "mean")
     for gradient, part in zip(gradients, mean.split([gradient.numel() for gradient in gradients]), strict=True):
         gradient.copy_(part.view_as(gradient))
+
+
+def is_main(accelerator: "Accelerator | None") -> bool:
+    return accelerator is None or bool(accelerator.is_main_process)
+
+
+def in_fp32(core: nn.Module) -> nn.Module:
+    """Convert a core to fp32 so that it can learn: 16 bits would round small steps away. fp64 stays fp64."""
+    narrow = any(parameter.dtype.itemsize < 4 for parameter in core.parameters())
+    return core.float() if narrow else core
+
+
+@contextmanager
+def in_eval(model: nn.Module) -> Iterator[None]:
+    """Eval mode, restored on exit: with dropout the teacher would be another one at each step."""
+    before = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before.items():
+            module.training = training
 
 
 def weights_digest(model: nn.Module) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from linattn.convert.layer.attention import Observation
-from linattn.ops.shared.packing import compute_dtype
+from linattn.ops.shared.call import compute_dtype
 
 IGNORED = -100
 MOST_LOGITS = 2**27  # logits converted to fp32 at once: 512 MiB

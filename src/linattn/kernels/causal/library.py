@@ -12,7 +12,7 @@ from linattn.kernels.common.direct import shortest
 from linattn.kernels.common.gradients import or_zeros, whole_state
 from linattn.kernels.common.layout import like_tokens
 from linattn.kernels.common.replaying import replayed
-from linattn.ops.shared.derivatives import refuse_second_derivatives
+from linattn.ops.shared.call import refuse_second_derivatives
 
 
 def _forward(

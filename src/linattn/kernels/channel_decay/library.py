@@ -6,7 +6,7 @@ from torch import Tensor
 from linattn.kernels.causal.widths import reachable, reachable_gradient
 from linattn.kernels.common.direct import shortest
 from linattn.kernels.common.replaying import replayed
-from linattn.ops.shared.derivatives import refuse_second_derivatives
+from linattn.ops.shared.call import refuse_second_derivatives
 
 
 def _forward(

@@ -6,15 +6,9 @@ BIDIRECTIONAL, CAUSAL, DECAY, BOTH_WAYS = "bidirectional", "causal", "causal dec
 CHANNEL, CHANNEL_BOTH_WAYS, STEP = "channel decay", "channel decay both ways", "step"
 
 
-def is_step(call: LinearCall) -> bool:
-    """Whether the call is one token of decoding."""
-    alone = call.key_mask is None and call.cu_seqlens is None
-    return call.causal and call.need_state and alone and call.k.shape[2] == 1
-
-
 def kernel_of(call: LinearCall) -> str:
     """The name of the kernels that serve the call."""
-    if is_step(call):
+    if call.is_step:
         return STEP
     if call.log_decay is None:
         return CAUSAL if call.causal else BIDIRECTIONAL

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from linattn.kernels.common.direct import shortest
 from linattn.kernels.common.launching import launch
-from linattn.ops.shared.derivatives import refuse_second_derivatives
+from linattn.ops.shared.call import refuse_second_derivatives
 
 
 class Walk(NamedTuple):

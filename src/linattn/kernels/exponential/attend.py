@@ -12,9 +12,8 @@ from linattn.kernels.common.operands import one_dtype
 from linattn.kernels.common.support import reason_against
 from linattn.kernels.exponential.library import exponential_directly
 from linattn.kernels.exponential.step import attend_step
-from linattn.ops.exponential.call import ExponentialCall
-from linattn.ops.exponential.types import ExponentialOutput, ExponentialState
-from linattn.ops.shared.prepare import hide
+from linattn.ops.exponential.call import ExponentialCall, ExponentialOutput, ExponentialState
+from linattn.ops.shared.call import hide
 
 WIDEST = 256
 

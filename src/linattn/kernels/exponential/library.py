@@ -10,7 +10,7 @@ from linattn.kernels.common.layout import is_token_major, like_tokens
 from linattn.kernels.common.replaying import replayed
 from linattn.kernels.exponential.config import D_K, D_Q, D_V, OUTPUT, is_tried
 from linattn.kernels.exponential.passes import Passes, State, Units
-from linattn.ops.shared.derivatives import refuse_second_derivatives
+from linattn.ops.shared.call import refuse_second_derivatives
 
 
 def _forward(

@@ -12,7 +12,7 @@ from linattn.kernels.common.launching import launch
 from linattn.kernels.common.layout import side_by_side
 from linattn.kernels.common.support import interpreted, known_stride, padded
 from linattn.kernels.exponential.config import D_K, D_Q, D_V, OUTPUT, Tiles, pick, segments
-from linattn.ops.shared.prepare import STRONGEST_DECAY
+from linattn.ops.shared.types import STRONGEST_DECAY
 
 State = tuple[Tensor, Tensor]  # kv (.., K, V) and z (.., K), fp32 and contiguous
 

@@ -12,8 +12,7 @@ from linattn.kernels.common.launching import launch
 from linattn.kernels.common.replaying import replayed
 from linattn.kernels.common.support import padded
 from linattn.kernels.step.attend import gradients, tiles_for
-from linattn.ops.exponential.call import ExponentialCall
-from linattn.ops.exponential.types import ExponentialOutput, ExponentialState
+from linattn.ops.exponential.call import ExponentialCall, ExponentialOutput, ExponentialState
 
 # Bounds of m in the factor on the queries: e^60 leaves fp32 room for sums of 1e12, e^-80 is a normal number.
 UNIT = -80.0, 60.0

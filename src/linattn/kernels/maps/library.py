@@ -8,7 +8,7 @@ from torch import Tensor
 from linattn.kernels.common.direct import shortest
 from linattn.kernels.common.launching import launch
 from linattn.kernels.common.support import MAP_CODES
-from linattn.ops.shared.derivatives import refuse_second_derivatives
+from linattn.ops.shared.call import refuse_second_derivatives
 
 # Numbers of a tile of features: as many as the threads of a program, in backward of twice as many, hold in registers.
 TILE = 32 * 128

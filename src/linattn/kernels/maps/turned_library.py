@@ -12,7 +12,7 @@ from linattn.kernels.common.gradients import or_zeros
 from linattn.kernels.common.layout import like_tokens
 from linattn.kernels.maps.library import LEARNS, sum_to
 from linattn.kernels.maps.turned_launch import Turned, launch_backward, launch_forward
-from linattn.ops.shared.derivatives import refuse_second_derivatives
+from linattn.ops.shared.call import refuse_second_derivatives
 
 
 def _forward(

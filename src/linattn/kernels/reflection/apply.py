@@ -5,8 +5,8 @@ from torch import Tensor
 from linattn.kernels.common.support import reason_against
 from linattn.kernels.reflection.library import WIDEST, reflect_directly
 from linattn.kernels.reflection.pairs_library import pair_table_directly
-from linattn.ops.reflection.plain import Modulation, Reflected
-from linattn.ops.shared.packing import compute_dtype
+from linattn.ops.reflection.types import Modulation, Reflected
+from linattn.ops.shared.call import compute_dtype
 
 MOST_REFLECTIONS = 2
 

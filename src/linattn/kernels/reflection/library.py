@@ -10,7 +10,7 @@ from linattn.kernels.common.gradients import or_zeros
 from linattn.kernels.common.launching import launch
 from linattn.kernels.common.layout import is_token_major, like_tokens
 from linattn.kernels.common.replaying import replayed
-from linattn.ops.shared.derivatives import refuse_second_derivatives
+from linattn.ops.shared.call import refuse_second_derivatives
 
 # Numbers of a tile for each of its 256 threads: few enough that two programs fit a multiprocessor. Tiles are loaded
 # ahead by one less than the stages; backward loads two tiles at a time.

@@ -6,7 +6,7 @@ from torch import Tensor
 from linattn.kernels.common.direct import shortest
 from linattn.kernels.common.launching import launch as launch_kernel
 from linattn.kernels.common.replaying import replayed
-from linattn.ops.shared.derivatives import refuse_second_derivatives
+from linattn.ops.shared.call import refuse_second_derivatives
 
 ROWS, COLUMNS = 8, 64  # of the batch, and pairs, of one program
 

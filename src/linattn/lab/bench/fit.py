@@ -1,25 +1,36 @@
 """Reads off series of times how they grow, and where one crosses another."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import exp, log
+from typing import Any
 
 # Below this length, the fixed costs of a call hide how its work grows.
-GROWTH_FROM = 2048
+GROWTH_FROM = (2048, 1024)  # the first that leaves enough points
+LEAST_MS = 0.1  # shorter times are mostly those of the call itself, and of the timer
+LEAST_POINTS, LARGEST_ERROR = 3, 0.4  # the standard error of an exponent
 
 
 def growth_exponent(times: Mapping[int, float]) -> float | None:
-    """p of ``time = c T^p`` by least squares in log-log, over T >= 2048 if that leaves three points or more.
+    """p of ``time = c T^p``, times in milliseconds, by least squares in log-log over T >= 2048, else over T >= 1024.
 
-    None for fewer than two lengths.
+    None where nothing can be told: of fewer than three lengths, of times near the timer's noise, or of times that
+    follow no power.
+
+    Example:
+        >>> growth_exponent({1024: 5.0, 2048: 20.0, 4096: 80.0})
+        2.0
+        >>> growth_exponent({1024: 5.0, 2048: 900.0, 4096: 80.0})
     """
-    long = {T: t for T, t in times.items() if T >= GROWTH_FROM}
-    points = [(log(T), log(t)) for T, t in (long if len(long) >= 3 else times).items()]
-    if len(points) < 2:
+    clear = [(T, t) for T, t in times.items() if t >= LEAST_MS]
+    series = [[(log(T), log(t)) for T, t in clear if shortest <= T] for shortest in GROWTH_FROM]
+    points = next((own for own in series if len(own) >= LEAST_POINTS), None)
+    if points is None:
         return None
-    mean_x = sum(x for x, _ in points) / len(points)
-    mean_y = sum(y for _, y in points) / len(points)
+    mean_x, mean_y = (sum(axis) / len(points) for axis in zip(*points, strict=True))
     spread = sum((x - mean_x) ** 2 for x, _ in points)
-    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+    rest = sum((y - mean_y - slope * (x - mean_x)) ** 2 for x, y in points)
+    return slope if (rest / (len(points) - 2) / spread) ** 0.5 <= LARGEST_ERROR else None
 
 
 def crossover(slow_later: Mapping[int, float], fast_later: Mapping[int, float]) -> float | None:
@@ -39,3 +50,34 @@ def crossover(slow_later: Mapping[int, float], fast_later: Mapping[int, float]) 
             share = -gain[i - 1] / (gain[i] - gain[i - 1])
             return exp(log(lengths[i - 1]) + share * log(lengths[i] / lengths[i - 1]))
     return float(lengths[0])
+
+
+Rows = Iterable[Mapping[str, Any]]
+
+
+def steady(rows: Rows) -> list[Mapping[str, Any]]:
+    """The rows whose time tells something: half of the distance from p20 to p80 is at most half of the median."""
+    return [row for row in rows if not row.get("p80_ms") or row["p80_ms"] - row["p20_ms"] <= row["median_ms"]]
+
+
+def times_by(rows: Rows, length: str, value: str = "median_ms", **where: Any) -> dict[int, float]:
+    """A value by length, of the rows that count and have the values of ``where``."""
+    wanted = {"status": "ok"} | where
+    chosen = [row for row in rows if all(row.get(key) == own for key, own in wanted.items())]
+    return {row[length]: row[value] for row in sorted(chosen, key=lambda row: row[length]) if row.get(value)}
+
+
+def crossovers(rows: Rows, length: str, reference: str, setting: str = "", **where: Any) -> list[dict[str, Any]]:
+    """Where each mechanism becomes faster than the reference: ``length`` is None if it is not at the longest one.
+
+    ``gain``: the time of the reference over its own at the longest length that both have.
+    """
+    rows, found = steady(rows), list[dict[str, Any]]()
+    other = times_by(rows, length, mechanism=reference, **where)
+    for name in dict.fromkeys(row["mechanism"] for row in rows):
+        own = times_by(rows, length, mechanism=name, **where)
+        both = sorted(other.keys() & own.keys())
+        if name != reference and both:
+            at = {"length": crossover(other, own), "longest": both[-1], "gain": other[both[-1]] / own[both[-1]]}
+            found.append({"mechanism": name, "setting": setting} | at)
+    return found

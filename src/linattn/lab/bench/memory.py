@@ -1,4 +1,4 @@
-"""Peak memory of a call, in bytes.
+"""Peak memory of a call, in bytes, and what a call would cost at a length.
 
 CUDA: ``torch.cuda.max_memory_allocated``, which the caching allocator keeps exactly.
 
@@ -14,12 +14,15 @@ The call must allocate its own inputs, so that inputs and gradients count in the
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile
+from torch.utils._pytree import tree_leaves
 
 MEMORY_EVENT = "[memory]"
+FIRST_PROBE, PROBE_STEP = 32, 4
 
 
 def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
@@ -54,6 +57,54 @@ def _peak_on_cpu(call: Callable[[], object]) -> int:
         in_use += nbytes
         peak = max(peak, in_use)
     return peak
+
+
+def extra_bytes(call: Callable[[], object], device: torch.device) -> int:
+    """The most that a call allocates at a time beyond what it returns; its inputs exist before."""
+    returned: list[int] = []
+
+    def weighed() -> object:
+        outputs = call()
+        # Storages, not views: a call that returns its inputs changed in place allocates nothing for them.
+        storages = [tensor.untyped_storage() for tensor in tree_leaves(outputs) if isinstance(tensor, torch.Tensor)]
+        returned.append(sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()))
+        return outputs
+
+    return max(0, peak_bytes(weighed, device) - returned[0])
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one call costs at a length, and with which powers of it its seconds and its memory grow."""
+
+    length: int
+    seconds: float
+    peak: float
+    powers: tuple[int, int]
+
+    def at(self, length: int) -> "Cost":
+        factor = length / self.length
+        return replace(
+            self, length=length, seconds=self.seconds * factor ** self.powers[0],
+            peak=self.peak * factor ** self.powers[1],
+        )  # fmt: skip
+
+    def excess(self, max_seconds: float, max_bytes: float) -> str:
+        """Why it is too much; empty if it is not."""
+        if self.peak > max_bytes:
+            return f"about {self.peak / 2**30:.3g} GiB, limit {max_bytes / 2**30:.3g} GiB"
+        return f"about {self.seconds:.3g} s a call, limit {max_seconds:g} s" if self.seconds > max_seconds else ""
+
+
+def predict(probe: Callable[[int], Cost], length: int, max_seconds: float, max_bytes: float) -> Cost:
+    """The cost at ``length`` from shorter ones, so that nothing starts that cannot end.
+
+    ``probe(n)`` measures at n; lengths grow by a factor of four while what they will cost is allowed.
+    """
+    cost = probe(min(FIRST_PROBE, length))
+    while cost.length * PROBE_STEP < length and not cost.at(cost.length * PROBE_STEP).excess(max_seconds, max_bytes):
+        cost = probe(cost.length * PROBE_STEP)
+    return cost.at(length)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -1,94 +1,168 @@
-"""A tour in a minute or two: the mechanisms, the agreement of their forms, and where they beat softmax in speed."""
+"""`linattn tour` and `linattn mechanisms`: the mechanisms, their forms agreeing, and where they beat softmax."""
 
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
+import torch
+from torch import Tensor
 
-from linattn.lab.bench.agreement import TOLERANCE, Agreement, HandOver, compare_all_forms, compare_hand_over
-from linattn.lab.bench.catalog import mechanism_table
-from linattn.lab.bench.chart import draw_chart
-from linattn.lab.bench.contenders import SDPA
-from linattn.lab.bench.fit import crossover
-from linattn.lab.bench.passes import FORWARD
-from linattn.lab.bench.rows import Result
-from linattn.lab.bench.screen import INTERRUPTED, RIGHT, WRONG, Files, measure, show
-from linattn.lab.bench.settings import BenchConfig
-from linattn.support.extras import need
+from linattn.lab.bench.attention import Attention
+from linattn.lab.bench.contenders import (
+    FORWARD,
+    SDPA,
+    Inputs,
+    evaluate,
+    gradient_of_output,
+    make_contenders,
+    make_inputs,
+)  # fmt: skip
+from linattn.lab.bench.fit import crossover, times_by
+from linattn.lab.experiment import FAILED, RIGHT, load_results
+from linattn.lab.screen import Screen
+from linattn.mechanisms.table import COLUMNS, mechanism_rows
+from linattn.ops.linear.api import linear_attention, linear_attention_step, linear_attention_with_state
+from linattn.ops.maps import EluPlusOne
+from linattn.support.config import Config, option
 
-LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
-# Titles on the left may be wider than a small table.
-STYLE: Any = {"title_justify": "left", "box": SIMPLE_HEAD, "min_width": 76}
-
-
-def tour(folder: Path, console: Console, lengths: tuple[int, ...] = LENGTHS) -> int:
-    """Print the tour and write chart and JSON to ``folder``; returns 1 if anything is wrong."""
-    need("a chart", "matplotlib")
-    console.rule("1. The mechanisms")
-    console.print(mechanism_table())
-    console.rule("2. One formula, three forms: the same numbers in fp64")
-    agreements = compare_all_forms()
-    console.print(agreement_table(agreements))
-    console.rule("3. Cut a sequence anywhere, hand the state over: the same output")
-    hand_overs = compare_hand_over()
-    console.print(hand_over_table(hand_overs))
-    console.rule("4. Softmax against linear attention, forward")
-    config = BenchConfig(
-        lengths=lengths, impl=("chunked", "reference"), backward=False, min_seconds=0.2, min_repeats=3, max_seconds=1
-    )
-    files = Files.in_folder(folder, "crossover", chart=True)
-    result = measure(config, files, command=["linattn", "tour"])
-    show(result, console)
-    right = all(a.ok for a in agreements) and all(h.ok for h in hand_overs) and result.right
-    _conclude(result, files, console)
-    if not right:
-        console.print("[bold red]something above is WRONG[/]")
-    return INTERRUPTED if result.interrupted else RIGHT if right else WRONG
+# fp64 has 16 digits; another order of sums over a few hundred tokens loses a few of them, a wrong formula loses all.
+TOLERANCE = 1e-10
+FORMS = ("reference", "recurrent", "chunked")
+TOKENS = 130  # chunks are full except the last one
+CUTS = ((1,), (64,), (65, 129), (7, 20, 21, 100))
+Difference = tuple[str, float]
 
 
-def crossover_sentence(result: Result) -> tuple[float | None, str]:
-    """The length from which the chunked form is faster than softmax attention, as a number and in words."""
-    softmax, linear = result.times(SDPA, FORWARD), result.times("chunked", FORWARD)
-    point = crossover(softmax, linear)
-    shared = sorted(softmax.keys() & linear.keys())
-    if not shared:
-        return None, "No length was measured for both, so there is no crossover to tell."
-    gain = softmax[shared[-1]] / linear[shared[-1]]
+@dataclass(frozen=True, kw_only=True)
+class Mechanisms(Config):
+    """Show every registered mechanism and what it can do."""
+
+    def run(self, screen: Screen) -> int:
+        show_mechanisms(screen)
+        screen.result([dict(zip(COLUMNS, row, strict=True)) for row in mechanism_rows()])
+        return RIGHT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tour(Config):
+    """A tour of a minute or two: the mechanisms, their forms agreeing, and linear against softmax attention."""
+
+    output: Path = option(Path("runs/tour"), "Folder of the chart and the results.", affects=False)
+    lengths: tuple[int, ...] = option(
+        (64, 128, 256, 512, 1024, 2048, 4096, 8192), "Lengths of the race, with commas.", least=1
+    )  # fmt: skip
+
+    def run(self, screen: Screen) -> int:
+        show_mechanisms(screen)
+        screen.say("One formula, three forms: the same numbers in fp64.")
+        agreements = [found for causal in (True, False) for decay in DECAYS for found in compare_forms(decay, causal)]
+        _show(screen, "largest difference of reference, recurrent, chunked", agreements)
+        screen.say("Cut a sequence anywhere, hand the state over: the same output.")
+        hand_overs = compare_hand_over()
+        _show(screen, f"causal, decay per token, {TOKENS} tokens: parts against the whole", hand_overs)
+        screen.say("Softmax against linear attention, forward.")
+        race = Attention(
+            output=self.output, lengths=self.lengths, impl=("chunked", "reference"), backward=False, quick=True,
+            max_seconds=1.0,
+        )  # fmt: skip
+        code = race.run(screen)
+        rows = load_results(race.folder / "results.json")["rows"]
+        screen.say(
+            crossover_sentence(
+                *(times_by(rows, "length", contender=name, pass_name=FORWARD) for name in (SDPA, "chunked"))
+            )
+        )
+        if not all(difference <= TOLERANCE for _, difference in (*agreements, *hand_overs)):
+            screen.warn("something above is WRONG")
+            return FAILED
+        return code
+
+
+DECAYS = ("none", "head", "token", "channel")
+
+
+def show_mechanisms(screen: Screen) -> None:
+    """The registry, with narrow columns first, so that the text has room in a window of 80 characters."""
+    lines = []
+    for values in mechanism_rows():
+        row = dict(zip(COLUMNS, values, strict=True))
+        slow = "" if row["cost"] == "linear" else f", {row['cost']}"
+        marks = ["x" if row[mask] == "yes" else "" for mask in ("causal", "bidirectional")]
+        lines.append(
+            [row["mechanism"], *marks, row["state"], f"{row['what it is'].replace('``', '')}; {row['paper']}{slow}"]
+        )
+    title = "registered mechanisms (c: causal, b: bidirectional, state: what decoding keeps)"
+    screen.table(title, ["mechanism", "c", "b", "state", "what it is"], lines)
+
+
+def compare_forms(decay: str, causal: bool) -> list[Difference]:
+    """The largest difference between any two forms, in values and in gradients."""
+    config = _small(decay, causal)
+    inputs = make_inputs(config, TOKENS)
+    grad = gradient_of_output(inputs, config.seed)
+    found = [
+        evaluate(own.run, inputs.copies(requires_grad=True), own.uses, grad)
+        for own in make_contenders(config) if own.name in FORMS
+    ]  # fmt: skip
+    differences = {name: spread_of([results[name] for results in found]) for name in found[0]}
+    values = differences.pop("output")
+    what = f"{'causal' if causal else 'bidirectional'}, decay {decay}"
+    return [(f"{what}: values", values), (f"{what}: gradients", max(differences.values()))]
+
+
+def compare_hand_over() -> list[Difference]:
+    """Compare a causal sequence with a decay per token to its pieces of several sizes, and to single tokens."""
+    inputs = make_inputs(_small("token", causal=True), TOKENS)
+    q, k, v, decay = inputs.q, inputs.k, inputs.v, inputs.log_decay
+    assert decay is not None
+    whole = linear_attention(q, k, v, causal=True, log_decay=decay, feature_map=EluPlusOne())
+    found = [("cut at " + ", ".join(map(str, cuts)), spread_of([whole, _in_parts(inputs, cuts)])) for cuts in CUTS]
+    outputs, state = [], None
+    for t in range(TOKENS):
+        output, state = linear_attention_step(
+            q[:, :, t], k[:, :, t], v[:, :, t], state, log_decay=decay[:, :, t], feature_map=EluPlusOne()
+        )
+        outputs.append(output)
+    return [*found, ("token by token", spread_of([whole, torch.stack(outputs, dim=2)]))]
+
+
+def _in_parts(inputs: Inputs, cuts: tuple[int, ...]) -> Tensor:
+    outputs, state = [], None
+    for start, stop in pairwise((0, *cuts, TOKENS)):
+        assert inputs.log_decay is not None
+        q, k, v, decay = (x[:, :, start:stop] for x in (inputs.q, inputs.k, inputs.v, inputs.log_decay))
+        output, state = linear_attention_with_state(
+            q, k, v, causal=True, log_decay=decay, feature_map=EluPlusOne(), initial_state=state
+        )
+        outputs.append(output)
+    return torch.cat(outputs, dim=2)
+
+
+def _small(decay: str, causal: bool) -> Attention:
+    kind: Any = {"causal": causal, "decay": decay, "dtype": "float64", "device": "cpu"}
+    return Attention(impl=FORMS, batch=2, heads=2, head_dim=8, **kind)
+
+
+def spread_of(tensors: list[Tensor]) -> float:
+    """Largest difference between any two tensors; a NaN anywhere gives NaN, which no tolerance admits."""
+    stacked = torch.stack(tensors)
+    return (stacked.amax(0) - stacked.amin(0)).max().item()
+
+
+def _show(screen: Screen, title: str, found: list[Difference]) -> None:
+    words = [[name, f"{difference:.1e}", "ok" if difference <= TOLERANCE else "WRONG"] for name, difference in found]
+    screen.table(f"{title} (allowed: {TOLERANCE:g})", ["what", "largest difference", ""], words)
+
+
+def crossover_sentence(softmax: dict[int, float], linear: dict[int, float]) -> str:
+    """From which length on the chunked form is faster than softmax attention, by milliseconds by length."""
+    both = sorted(softmax.keys() & linear.keys())
+    if not both:
+        return "No length was measured for both, so there is no crossover to tell."
+    point, gain = crossover(softmax, linear), softmax[both[-1]] / linear[both[-1]]
     if point is None:
-        return None, f"Softmax attention is the faster one up to T = {shared[-1]} ({1 / gain:.1f}x there)."
-    if point == shared[0]:
-        return point, f"Linear attention is faster at every length from T = {shared[0]}; {gain:.1f}x at {shared[-1]}."
-    return point, f"Linear attention becomes faster at T = {point:.0f}, and is {gain:.1f}x faster at {shared[-1]}."
-
-
-def agreement_table(agreements: list[Agreement]) -> Table:
-    table = Table(title=f"largest difference of reference, recurrent, chunked (allowed: {TOLERANCE:g})", **STYLE)
-    for header in ("mask", "decay", "values", "gradients", ""):
-        table.add_column(header)
-    for a in agreements:
-        mask = "causal" if a.causal else "bidirectional"
-        table.add_row(mask, a.decay, f"{a.values:.1e}", f"{a.gradients:.1e}", _word(a.ok))
-    return table
-
-
-def hand_over_table(hand_overs: list[HandOver]) -> Table:
-    table = Table(title="causal, decay per token, 130 tokens: parts against the whole", **STYLE)
-    for header in ("how", "largest difference", ""):
-        table.add_column(header)
-    for h in hand_overs:
-        table.add_row(h.cut, f"{h.difference:.1e}", _word(h.ok))
-    return table
-
-
-def _conclude(result: Result, files: Files, console: Console) -> None:
-    point, sentence = crossover_sentence(result)
-    console.print(f"[bold]{sentence}[/]")
-    if files.chart is not None and any(row.median_ms is not None for row in result.rows):
-        draw_chart(result, files.chart, point)
-        console.print(f"chart:   {files.chart}\nresults: {files.json}", soft_wrap=True)
-
-
-def _word(ok: bool) -> str:
-    return "[green]ok[/]" if ok else "[bold red]WRONG[/]"
+        return f"Softmax attention is the faster one up to T = {both[-1]} ({1 / gain:.1f}x there)."
+    if point == both[0]:
+        return f"Linear attention is faster at every length from T = {both[0]}; {gain:.1f}x at {both[-1]}."
+    return f"Linear attention becomes faster at T = {point:.0f}, and is {gain:.1f}x faster at {both[-1]}."

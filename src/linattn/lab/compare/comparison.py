@@ -11,28 +11,28 @@ A point is what is swept: learning rates, and whatever else a kind of comparison
 are more cases, so that they can be added to the same folder later.
 """
 
+import json
 import os
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from linattn.lab.cases import Outcome, Work, run_cases
-from linattn.lab.experiment import FAILED, RIGHT, Experiment, save_results
+from linattn.lab.experiment import FAILED, RIGHT, Experiment, save_csv, save_results
 from linattn.lab.kept import Case, case_path, find
 from linattn.lab.screen import Screen
 from linattn.lab.train.mechanism_options import check_owners, options_of
 from linattn.mechanisms.registry import list_mechanisms
-from linattn.support.config import as_json, option
+from linattn.support.config import option
 from linattn.support.files import write_json
 from linattn.support.machine import cores, describe_run
 from linattn.support.options import OptionError, check_folder
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from linattn.lab.page import Section
 
 Point = dict[str, Any]
@@ -111,7 +111,7 @@ class Comparison(Experiment):
     sweep_seeds: ClassVar[int] = 1
     sweep_is_final: ClassVar[bool] = False
     """Whether runs that choose a point train on all training data: the best is then the run of the first seed, too.
-    Their result has ``validation`` beside ``score``."""
+    Their result has ``validation``, too, which is then a score."""
 
     # What a kind of comparison defines.
 
@@ -334,35 +334,45 @@ class Comparison(Experiment):
 
     def finish(self, screen: Screen, meta: dict[str, Any], done: Sequence[tuple[str, Outcome]]) -> int:
         """Save the results, print them, and write the page."""
+        from linattn.lab.compare.findings import Findings
+
         rows = self.rows(done)
+        findings = Findings(meta, rows)
         save_results(self.folder / "results.json", meta, rows)
-        examples = [
-            {"mechanism": o.case["mechanism"], **o.result["examples"]}
-            for kind, o in done
-            if kind == "attention" and o.result and o.result.get("examples")
-        ]
-        if examples:
-            write_json(self.folder / "examples.json", as_json(examples))
+        save_csv(self.folder / "results.csv", findings.csv_rows())
+        save_csv(self.folder / "runs.csv", [_without(row, "kind", "records") for row in findings.of("run")])
+        shown = [o.result["examples"] | {"name": o.case["mechanism"]} for kind, o in done
+                 if kind == "attention" and o.result and o.result.get("examples")]  # fmt: skip
+        if shown:
+            images = [
+                _without(image, "map") | {"maps": {other["name"]: other["images"][number]["map"] for other in shown}}
+                for number, image in enumerate(shown[0]["images"])
+            ]
+            write_json(self.folder / "examples.json", {"layer": shown[0]["layer"], "images": images})
         screen.table(self.name, *self.table(rows))
-        for sentence in self.sentences(rows):
+        for sentence in findings.sentences:
             screen.say(sentence)
         screen.result({"meta": meta, "rows": rows})
         page = self.write_page(meta, rows)
         screen.say(f"page: {page}" if page else f"results: {self.folder / 'results.json'}")
         return FAILED if any(outcome.error for _, outcome in done) else RIGHT
 
+    def write_page(self, meta: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Path | None:
+        if not all(map(find_spec, ("pandas", "jinja2", "matplotlib"))):
+            return None
+        from linattn.lab.compare.page import write_comparison
+
+        path = self.folder / "examples.json"
+        examples = json.loads(path.read_text()) if path.exists() else None
+        return write_comparison(self.folder, meta, rows, examples, self.sections(meta, rows))
+
     def table(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[object]]]:
-        metric = self.metric()
-        return ["mechanism", metric.title], [
-            [name, ", ".join(metric.number(score) for score in scores.values())]
-            for name, scores in scores_of(rows).items()
-        ]
+        from linattn.lab.compare.findings import Findings
 
-    def sentences(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        """What the results show."""
-        return []
+        return Findings({"metric": asdict(self.metric())}, rows).short_table()
 
-    def figures(self, frame: "DataFrame", meta: Mapping[str, Any]) -> "list[Section]":
+    def sections(self, meta: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> "list[Section]":
+        """What a kind of comparison adds to the page."""
         return []
 
 
@@ -375,3 +385,7 @@ def scores_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
             if isinstance(row.get("score"), int | float) and isfinite(row["score"]):
                 scores[row["seed"]] = row["score"]
     return found
+
+
+def _without(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key not in names}

@@ -1,92 +1,205 @@
-"""The subject of comparisons on images: a vision transformer or a pyramid around each mechanism."""
+"""``linattn compare``: mechanisms in one host on images, by top-1 on test images."""
 
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor, nn
 
-from linattn.lab.compare.cells import Cell
-from linattn.lab.compare.host import check_hosts, create_host, describe_host
-from linattn.lab.compare.measure import measure_attention, measure_costs
-from linattn.lab.compare.runner import Runner
-from linattn.lab.compare.settings import PYRAMID, CompareConfig
-from linattn.lab.compare.subject import OnRecord, OnStep, Subject
+from linattn.analysis.statistics import model_statistics, token_heat_map
+from linattn.lab.cases import Work
+from linattn.lab.compare.comparison import Comparison
+from linattn.lab.compare.cost import model_costs
+from linattn.lab.kept import Case
 from linattn.lab.page.numbers import counted
 from linattn.lab.tasks.images import ImageData, ImageFolders
-from linattn.lab.train.mechanism_options import own_options
-from linattn.support.machine import describe_run
-from linattn.support.telling import OnWork
+from linattn.lab.tasks.load import load_images
+from linattn.lab.tasks.stratify import across_classes
+from linattn.lab.train.augment.pipeline import Augment
+from linattn.lab.train.batches import create_batches
+from linattn.lab.train.config import ImageTraining, TrainConfig
+from linattn.lab.train.energy import check_energy
+from linattn.lab.train.host import PYRAMID, VisionHost, layer_to_show
+from linattn.lab.train.loop import train
+from linattn.lab.train.mechanism_options import option_or
+from linattn.mechanisms.registry import list_mechanisms, mechanism_info
+from linattn.support.checkpoint import RunFolder
+from linattn.support.options import OptionError, check_option
+
+VALIDATION_SHARE = 0.1  # of the training images, held out while learning rates are chosen
+STATISTICS_IMAGES = 32
+EXAMPLES = 4
 
 
-class Images(Subject):
-    """Comparison by top-1 on test images."""
-
-    def __init__(self, config: CompareConfig, data: ImageData | ImageFolders) -> None:
-        self.config, self.data, self.rounds = config, data, config.train.epochs
+@dataclass(frozen=True, kw_only=True)
+class ImageComparison(ImageTraining, Comparison):
+    """What comparisons on images have in common, whatever the model around a mechanism."""
 
     def check(self) -> None:
-        check_hosts(self.config.mechanisms, self.config.host, self.data)
+        super().check()
+        for name in self.mechanisms:
+            check_option("mechanisms", name, list_mechanisms(bidirectional=True))
+        check_energy(self.energy_loss, (mechanism_info(name).cls for name in self.mechanisms))
 
-    def describe(self) -> dict[str, Any]:
-        return describe(self.config, self.data)
+    def model(self, name: str, data: ImageData | ImageFolders, seed: int) -> nn.Module:
+        """The untrained model around a mechanism."""
+        raise NotImplementedError
 
-    def announce(self, meta: dict[str, Any]) -> str:
-        return (
-            f"{meta['data']['name']}, {host_words(meta['host'])}, {counted(self.rounds, 'epoch')} on {meta['device']}"
-        )
+    def check_hosts(self) -> None:
+        data = self.images()
+        for name in self.mechanisms:
+            try:
+                self.model(name, data, 0)
+            except (ValueError, TypeError) as error:
+                raise option_or("mechanisms", error, name, self.options(name)) from error
+        create_batches(data, self.training(0, 1.0), torch.device("cpu"))
 
-    def trainer(self, on_step: OnStep, on_record: OnRecord) -> Runner:
-        return Runner(self.config, self.data, on_step, on_record)
+    def images(self, validation: bool = False) -> ImageData | ImageFolders:
+        return loaded(self.data, self.image_size, validation)
 
-    def costs(self, mechanisms: list[str], on_work: OnWork) -> dict[str, dict[str, Any]]:
-        return measure_costs(
-            self.config.train, mechanisms, self.data, on_work,
-            create=lambda name: create_host(name, self.config.host, self.data, 0),
+    def training(self, seed: int, lr: float) -> TrainConfig:
+        """How one run is trained."""
+        common = {field.name: getattr(self, field.name) for field in fields(ImageTraining)}
+        return TrainConfig(**common | {"seed": seed, "lr": lr, "min_lr": min(self.min_lr, lr)})
+
+    def usual_lr(self, name: str) -> float:
+        return TrainConfig().lr
+
+    def fit(
+        self, case: Case, config: TrainConfig, model: nn.Module, data: ImageData | ImageFolders, work: Work
+    ) -> dict[str, Any]:
+        """Train a model, or go on with it."""
+        batches = create_batches(data, config, config.place())
+        steps = batches.steps_per_epoch
+
+        def on_step(epoch: int, step: int, loss: float, top1: float) -> None:
+            words = f"epoch {epoch + 1} of {config.epochs}, loss {loss:.3f}, right in training {top1:.1f} %"
+            work.tell((epoch + step / steps) / config.epochs, words)
+
+        found = train(
+            model.to(config.place()), batches, config, work.folder, options=case["options"], on_step=on_step
+        )  # fmt: skip
+        records = [
+            {"round": record["epoch"] + 1, "score": record["top1"], **record} for record in map(asdict, found.epochs)
+        ]
+        for record in records:
+            del record["epoch"], record["top1"]
+        return {"score": found.top1, "seconds": found.seconds, "records": records}
+
+    def cost_case(self, case: Case, work: Work) -> dict[str, Any]:
+        data, config = self.images(), self.training(0, 1.0)
+        images, _ = next(iter(create_batches(data, config, config.place()).train(0)))
+        names = [part["mechanism"] for part in case["mechanisms"]]
+        return model_costs(
+            lambda name: self.model(name, data, 0), names, images,
+            precision=self.precision, compile=self.compile, tell=work.tell,
         )  # fmt: skip
 
-    def attention(self, cells: list[Cell], on_work: OnWork) -> tuple[dict[str, dict[str, Any]], dict[str, Any] | None]:
-        return measure_attention(self.config, self.data, cells, on_work)
-
-    def details(self, mechanism: str) -> dict[str, Any]:
-        own = own_options(mechanism, self.config.host.options)
-        return {"options": own} if own else {}
-
-    def step_words(self, epoch: int, step: int) -> str:
-        return f"epoch {epoch + 1} of {self.rounds}"
+    def describe_data(self) -> dict[str, Any]:
+        data = self.images()
+        named = {"name": data.name, "classes": list(data.classes), "image_size": list(data.image_size)}
+        sizes = {"train": len(data.train), "test": len(data.test)} if isinstance(data, ImageData) else {}
+        return {**named, "channels": data.channels, **sizes}
 
 
-def describe(config: CompareConfig, data: ImageData | ImageFolders) -> dict[str, Any]:
-    """The ``meta`` of results: machine, command, data, host, budget."""
-    model = create_host(config.mechanisms[0], config.host, data, 0)
-    host = config.host.fingerprint() | describe_host(model, data.image_size)
-    options = config.host.options_by_name(config.mechanisms)
-    host |= {"options": options} if options else {}
-    train = {name: value for name, value in asdict(config.train).items() if name not in ("seed", "lr")}
-    return {
-        **describe_run(torch.device(config.train.device)),
-        "data": describe_data(data),
-        "host": host,
-        "train": train | {"betas": list(config.train.betas)},
-        "seeds": list(range(config.seeds)),
-        "lrs": sorted(set(config.lrs)) or [config.train.lr],
-    }
+@dataclass(frozen=True, kw_only=True)
+class CompareImages(VisionHost, ImageComparison):
+    """Train mechanisms in one host with one budget on images, and compare them by accuracy, speed and memory.
+
+    Writes a table, CSV, charts and report.html. Started again, it goes on; mechanisms and seeds can be added.
+
+    Exit code: 0 all right, 1 a run failed, 2 a bad option, 130 interrupted (finished runs are kept).
+    """
+
+    name: ClassVar[str] = "compare"
+
+    @property
+    def folder(self) -> Path:
+        return self.output or Path("runs") / f"compare-{Path(self.data).stem}"
+
+    def model(self, name: str, data: ImageData | ImageFolders, seed: int) -> nn.Module:
+        return self.create(name, data, seed, self.options(name))
+
+    def describe(self) -> dict[str, Any]:
+        data = self.images()
+        host = self.describe_model(self.create(self.mechanisms[0], data, 0), data.image_size)
+        tokens = ", ".join(map(str, host["tokens"])) if self.host == PYRAMID else host["tokens"]
+        kind = (
+            f"a pyramid {self.size} with stages {host['stages']}"
+            if self.host == PYRAMID
+            else f"a {self.size} ViT of depth {host['depth']} and width {host['width']}"
+        )
+        about = f"{', '.join(self.mechanisms)} in {kind} at {tokens} tokens on {data.name}"
+        about += f", {counted(self.epochs, 'epoch')}, {counted(self.seeds, 'seed')}"
+        return {"data": self.describe_data(), "host": host, "about": about}
+
+    def run_case(self, case: Case, work: Work) -> Mapping[str, Any]:
+        name, data = case["mechanism"], self.images(case["validation"])
+        if self.compile:
+            forget_compiled(name)
+        return self.fit(case, self.training(case["seed"], case["lr"]), self.model(name, data, case["seed"]), data, work)
+
+    def attention_case(self, case: Case, work: Work) -> dict[str, Any]:
+        """Statistics of attention, and maps of a few images of different classes."""
+        data, of = self.images(), case["of"]
+        work.tell(0.0, "entropy, rank, what truncation loses")
+        model: Any = self.model(of["mechanism"], data, of["seed"])
+        model.load_state_dict(RunFolder(self.weights_of(of, work)).load_weights())
+        model = model.to(self.place()).eval()
+        images, labels = test_images(data, self, STATISTICS_IMAGES)
+        images = images.to(self.place())
+        layers = model_statistics(model, images)
+        entropies = [value for found in layers for value in found.entropy]
+        number, (height, width) = layer_to_show(model, data.image_size)
+        token = height // 2, width // 2
+        shown: list[dict[str, Any]] = []
+        for image, label in zip(images[:EXAMPLES], labels.tolist(), strict=False):
+            work.tell(0.5 + len(shown) / EXAMPLES / 2, "where tokens look")
+            heat = token_heat_map(model, image, layer=number, token=token[0] * width + token[1])
+            heat_rows = [[float(f"{x:.4g}") for x in row] for row in heat.tolist()]
+            shown.append({"label": data.classes[label], "pixels": pixels_of(image), "token": token, "map": heat_rows})
+        return {
+            "entropy": sum(entropies) / len(entropies),
+            "layers": [found.as_dict() for found in layers],
+            "examples": {"layer": layers[number].layer, "images": shown},
+        }
 
 
-def describe_data(data: ImageData | ImageFolders) -> dict[str, Any]:
-    described = {
-        "name": data.name,
-        "classes": list(data.classes),
-        "image_size": list(data.image_size),
-        "channels": data.channels,
-    }
-    if isinstance(data, ImageData):
-        described |= {"train": len(data.train.labels), "test": len(data.test.labels)}
-    return described
+@lru_cache(maxsize=2)
+def loaded(source: str, image_size: int | None, validation: bool) -> ImageData | ImageFolders:
+    """The data, or training images split in two, to choose learning rates without the test images."""
+    if not validation:
+        return load_images(source, image_size=image_size)
+    data = loaded(source, image_size, False)
+    if not isinstance(data, ImageData):
+        raise OptionError("lr", "several of them are compared on held-out images, which needs data in memory")
+    return data.hold_out(VALIDATION_SHARE, seed=0)
 
 
-def host_words(host: dict[str, Any]) -> str:
-    """The host of the results' ``meta`` in a few words."""
-    if host.get("family") != PYRAMID:
-        return f"{host['size']} ViT of depth {host['depth']} and width {host['width']} at {host['tokens']} tokens"
-    tokens = ", ".join(map(str, host["tokens"]))
-    return f"pyramid {host['size']} with stages {host['stages']} at {tokens} tokens"
+@lru_cache(maxsize=1)
+def forget_compiled(mechanism: str) -> None:
+    """Reset the compiler when the mechanism changes: else each call is first checked against all earlier code."""
+    torch._dynamo.reset()
+
+
+def test_images(data: ImageData | ImageFolders, config: ImageTraining, count: int) -> tuple[Tensor, Tensor]:
+    """``count`` test images of as many classes as there are, as the model sees them, and their labels."""
+    if isinstance(data, ImageFolders):
+        from linattn.lab.train.folders import test_pictures
+
+        pictures = test_pictures(data)
+        chosen = across_classes(torch.tensor(pictures.targets), count)
+        images, labels = zip(*(pictures[i] for i in chosen.tolist()), strict=True)
+        return torch.stack(images), torch.tensor(labels)
+    test = data.test.take(across_classes(data.test.labels, count))
+    return Augment(config, *data.mean_std()).normalise(test.images), test.labels
+
+
+def pixels_of(image: Tensor) -> list[Any]:
+    """A normalised image ``(C, H, W)`` for drawing: ``(H, W)`` or ``(H, W, 3)``, 0 to 255."""
+    grey = (255 * (image - image.min()) / (image.max() - image.min()).clamp(min=1e-6)).round().to(torch.uint8).cpu()
+    found: list[Any] = (grey[0] if len(grey) == 1 else grey.movedim(0, -1)).tolist()
+    return found

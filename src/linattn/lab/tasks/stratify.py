@@ -1,5 +1,7 @@
 """Stratified subsets: every class keeps its share of a labelled set."""
 
+from collections import Counter
+
 import torch
 from torch import Tensor
 
@@ -36,3 +38,20 @@ def without(total: int, indices: Tensor) -> Tensor:
     kept = torch.ones(total, dtype=torch.bool)
     kept[indices] = False
     return kept.nonzero()[:, 0]
+
+
+def across_classes(labels: Tensor, count: int, seed: int = 0) -> Tensor:
+    """At most ``count`` indices into ``labels (N,)``: one of each class in random order, then a second of each, ...
+
+    Example:
+        >>> labels = torch.tensor([0] * 50 + [1] * 50)
+        >>> sorted(labels[across_classes(labels, 4)].tolist())
+        [0, 0, 1, 1]
+    """
+    shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    seen: Counter[int] = Counter()
+    rank = []
+    for label in labels.cpu()[shuffled].tolist():
+        rank.append(seen[label])
+        seen[label] += 1
+    return shuffled[torch.tensor(rank).argsort(stable=True)[:count]]

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,15 +12,6 @@ from linattn.support.options import OptionError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped]
-
-
-class Place(Protocol):
-    """Where and how precisely a config computes."""
-
-    @property
-    def device(self) -> str: ...
-    @property
-    def precision(self) -> str: ...
 
 
 _PRECISIONS = {"fp32": "no", "bf16": "bf16"}
@@ -40,8 +31,15 @@ def matrix_products(precision: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def create_accelerator(config: Place) -> "Accelerator":
-    """An Accelerator for ``config.device``, or for one of the processes of ``accelerate launch`` or ``torchrun``.
+def place_of(config: Any) -> torch.device:
+    """The device of a config; a GPU if there is one and the config names none."""
+    return torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def create_accelerator(config: Any) -> "Accelerator":
+    """An Accelerator for the device and precision of a config.
+
+    With ``accelerate launch`` or ``torchrun`` it is that of one of several processes.
 
     Example:
         >>> from linattn.lab.train.config import TrainConfig
@@ -53,7 +51,7 @@ def create_accelerator(config: Place) -> "Accelerator":
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
 
-    device = torch.device(config.device)
+    device = place_of(config)
     alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
     if alone:
         # accelerate keeps its first device and precision for the whole process and refuses others, but a process that
@@ -64,11 +62,11 @@ def create_accelerator(config: Place) -> "Accelerator":
     return Accelerator(mixed_precision=_PRECISIONS[config.precision], cpu=device.type == "cpu")
 
 
-def check_accelerator(accelerator: "Accelerator", config: Place) -> None:
+def check_accelerator(accelerator: "Accelerator", config: Any) -> None:
     """Raise unless an accelerator from elsewhere fits the config."""
-    kind = config.device.split(":")[0]
-    if accelerator.device.type != kind:
-        raise OptionError("device", f"is {config.device}, but the accelerator computes on {accelerator.device}")
+    device = place_of(config)
+    if accelerator.device.type != device.type:
+        raise OptionError("device", f"is {device}, but the accelerator computes on {accelerator.device}")
     given = accelerator.mixed_precision
     if given != _PRECISIONS[config.precision]:
         raise OptionError("precision", f"is {config.precision}, but the accelerator has mixed_precision={given!r}")

@@ -50,12 +50,9 @@ class WeightAverage:
     def copy_to(self, model: nn.Module) -> None:
         _overwrite(model, self.average)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        return self.average
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+    def load(self, average: dict[str, Tensor]) -> None:
         for name, value in self.average.items():
-            value.copy_(state[name])
+            value.copy_(average[name])
 
 
 @torch.no_grad()

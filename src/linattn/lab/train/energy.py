@@ -39,7 +39,8 @@ class EnergyLoss:
         self._found: list[Tensor] = []
         having = [module for module in model.modules() if hasattr(module, "energy_loss")]
         self._hooks = [module.register_forward_pre_hook(self._add, with_kwargs=True) for module in having]
-        self._hooks.append(model.register_forward_pre_hook(self._begin))
+        # With gradient checkpointing the backward pass runs blocks again, which adds losses that are never taken.
+        self._hooks.append(model.register_forward_pre_hook(lambda *_: self._found.clear()))
 
     def take(self) -> Tensor | float:
         """Return the loss and forget it; 0 if no mechanism has one."""
@@ -49,10 +50,6 @@ class EnergyLoss:
     def remove(self) -> None:
         for hook in self._hooks:
             hook.remove()
-
-    def _begin(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
-        # With gradient checkpointing the backward pass runs blocks again, which adds losses that are never taken.
-        self._found.clear()
 
     def _add(self, mechanism: Any, inputs: tuple[Tensor, ...], options: Mapping[str, Any]) -> None:
         if mechanism.training and torch.is_grad_enabled():

@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from linattn.lab.tasks.images import ImageFolders
+from linattn.lab.train.batches import Shares, create_mixing
 from linattn.lab.train.config import TrainConfig
-from linattn.lab.train.mixing import create_mixing
-from linattn.lab.train.shares import Shares
 from linattn.support.extras import need
 from linattn.support.machine import cores
 from linattn.support.options import OptionError
@@ -50,7 +49,7 @@ class FolderBatches:
 
         self.config, self.device, self.rank = config, device, rank
         train = ImageFolder(str(data.train_folder), _train_transform(data, config))
-        test = ImageFolder(str(data.test_folder), _test_transform(data))
+        test = test_pictures(data)
         self.shares = Shares(len(train), config.batch_size, processes, rank, config.seed)
         self.steps_per_epoch = self.shares.steps
         self.mixing = create_mixing(config, data.num_classes, self.shares.share)
@@ -65,13 +64,11 @@ class FolderBatches:
         self.train_loader: DataLoader[Any] = DataLoader(
             _Seeded(train, config.seed), batch_sampler=self.sampler, generator=torch.Generator(), **options
         )
-        batches = list(self.shares.test_indices(len(test)))
         self.test_loader: DataLoader[Any] = DataLoader(
-            test, batch_sampler=batches, generator=torch.Generator(), **options
+            test, batch_sampler=self.shares.test_indices(len(test)), generator=torch.Generator(), **options
         )
 
     def train(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """As ``ResidentBatches.train``."""
         self.shares.check_step(first_step)
         self.sampler.epoch, self.sampler.first_step = epoch, first_step
         for step, (pictures, targets) in enumerate(self.train_loader, first_step):
@@ -80,7 +77,6 @@ class FolderBatches:
             yield (images, labels) if self.mixing is None else self.mixing(images, labels)
 
     def test(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """As ``ResidentBatches.test``."""
         for images, labels in self.test_loader:
             yield self._to_device(images), self._to_device(labels)
 
@@ -139,7 +135,10 @@ def _posterize(picture: Any, bits: int, **_: Any) -> Any:
     return posterize(picture, bits) if bits > 0 else picture.point([0] * 256 * len(picture.getbands()))
 
 
-def _test_transform(data: ImageFolders) -> Any:
+def test_pictures(data: ImageFolders) -> Any:
+    """The test pictures as a data set of torchvision: the middle of each, 7/8 of the shorter side, normalised."""
     from timm.data.transforms_factory import create_transform
+    from torchvision.datasets import ImageFolder
 
-    return create_transform((data.channels, *data.image_size), interpolation="bicubic", crop_pct=7 / 8)
+    transform = create_transform((data.channels, *data.image_size), interpolation="bicubic", crop_pct=7 / 8)
+    return ImageFolder(str(data.test_folder), transform)

@@ -1,33 +1,173 @@
-"""The training loop for images."""
+"""Training on images: the loss, a step, an epoch's record, and a run that can be stopped at any moment."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from linattn.lab.train.accelerator import check_accelerator, create_accelerator, matrix_products
-from linattn.lab.train.config import TrainConfig
-from linattn.lab.train.fingerprint import run_fingerprint
-from linattn.lab.train.log import write_log
-from linattn.lab.train.records import DivergedError, EpochRecord, TrainResult
-from linattn.lab.train.rounds import OnStep, Record, Rounds
-from linattn.lab.train.run import Run
-from linattn.support.checkpoint import ResumeError, RunFolder
+from linattn.lab.train.accelerator import check_accelerator, create_accelerator
+from linattn.lab.train.batches import Batches
+from linattn.lab.train.config import TrainConfig, learning_rate
+from linattn.lab.train.ema import WeightAverage
+from linattn.lab.train.energy import EnergyLoss
+from linattn.lab.train.meter import Meter, Reading
+from linattn.lab.train.rounds import DivergedError, OnStep, Rounds, go_through
+from linattn.support.checkpoint import ResumeError, RunFolder, model_digest
 from linattn.support.extras import need
+from linattn.support.seeds import seed_step
 
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped]
 
-    from linattn.lab.train.batches import Batches
+__all__ = ["DivergedError", "EpochRecord", "ResumeError", "Run", "TrainResult", "evaluate", "train", "training_loss"]
+# What says where and how a run computes, but not what: a run may be resumed with other values.
+_WITHOUT_EFFECT = ("output", "jobs", "where", "recipe", "graphs", "checkpoint_seconds", "device")
 
-__all__ = ["DivergedError", "EpochRecord", "ResumeError", "TrainResult", "train"]
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One epoch, counted from 0, with its evaluation on the test split; uses averaged weights if there are any."""
+
+    epoch: int
+    lr: float
+    """Learning rate of the epoch's last step."""
+    train_loss: float
+    """Mean over the epoch's training images, with label smoothing and mixing."""
+    test_loss: float
+    """Plain cross-entropy."""
+    top1: float
+    """Accuracy on the test images, in percent."""
+    seconds: float
+    """Time of training alone; evaluation and files are not counted."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    epochs: list[EpochRecord]
+    top1: float
+    """Accuracy of the last epoch, not of the best: to pick an epoch by test data would be a leak."""
+    seconds: float
+    """Time of training alone over all epochs, including those before a resume."""
+
+    @classmethod
+    def of(cls, epochs: list[EpochRecord]) -> Self:
+        return cls(list(epochs), epochs[-1].top1, sum(record.seconds for record in epochs))
+
+
+def training_loss(logits: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
+    """``mean_i -sum_c t_ic log softmax(logits_i)_c``, in fp32 at least.
+
+    For labels ``targets (b,)`` and s = label_smoothing over C classes, ``t_ic = (1 - s) [c = target_i] + s / C``.
+    Targets ``(b, C)`` are used as they are: those of mixed images are smoothed already.
+    """
+    logits = logits.float() if logits.itemsize < 4 else logits
+    return F.cross_entropy(logits, targets, label_smoothing=label_smoothing if targets.ndim == 1 else 0.0)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], accelerator: "Accelerator") -> Reading:
+    """Mean cross-entropy and accuracy (percent) over ``batches``, in the accelerator's precision; sets ``eval`` mode.
+
+    Each process evaluates its share of the images; the result is over all processes.
+    """
+    model.eval()
+    meter = Meter(accelerator.device)
+    full = 0
+    for images, targets in batches:
+        full = max(full, len(images))
+        with accelerator.autocast():
+            # The last batch may be smaller: it is filled up, so that compiled code sees only one shape.
+            logits = model(F.pad(images, (0, 0, 0, 0, 0, 0, 0, full - len(images))))[: len(images)]
+        meter.add(training_loss(logits, targets, label_smoothing=0.0), logits, targets)
+    return meter.read(accelerator)
+
+
+class Run(Rounds[EpochRecord]):
+    """A run of epochs over images, with an average of the weights if the config asks for one."""
+
+    def __init__(self, model: nn.Module, batches: Batches, config: TrainConfig, accelerator: "Accelerator") -> None:
+        super().__init__(model, config, accelerator)
+        self.batches, self.config = batches, config
+        self.energy = EnergyLoss(model) if config.energy_loss else None
+        self.average = None if config.ema_decay is None else WeightAverage(model, config.ema_decay)
+
+    @property
+    def steps(self) -> int:
+        return self.batches.steps_per_epoch
+
+    def batches_from_here(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.batches.train(self.epoch, self.step)
+
+    def train_step(self, batches: Iterator[tuple[Tensor, Tensor]]) -> None:
+        # Before the batch is drawn: augmentation and dropout of this step must depend only on its number.
+        seed_step(self.config.seed, self.epoch, self.step, self.accelerator.process_index)
+        images, targets = next(batches)
+        self.set_learning_rate()
+        self.meter.count(len(targets))
+        self.apply(images, targets)
+
+    def update(self, images: Tensor, targets: Tensor) -> None:  # type: ignore[override]
+        """``images (b, C, H, W)``; ``targets (b,)`` or ``(b, classes)``."""
+        config = self.config
+        logits = self.network(images)
+        loss = training_loss(logits, targets, config.label_smoothing)
+        if self.energy is not None:
+            loss = loss + config.energy_loss * self.energy.take()
+        self.accelerator.backward(loss)
+        if config.clip_norm is not None:
+            self.accelerator.clip_grad_norm_(self.network.parameters(), config.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.average is not None:
+            self.average.update(self.model)
+        self.meter.add_batch(loss, logits, targets)
+
+    def averages(self) -> Iterable[Tensor]:
+        return () if self.average is None else self.average.average.values()
+
+    def learning_rate(self, step: int) -> float:
+        return learning_rate(self.epoch * self.steps + step, self.steps, self.config)
+
+    def evaluate(self, reading: Reading, lr: float) -> EpochRecord:
+        with nullcontext() if self.average is None else self.average.lent_to(self.model):
+            test = evaluate(self.model, self.batches.test(), self.accelerator)
+        if not isfinite(test.loss):
+            raise self.diverged(self.step, lr, "test loss")
+        return EpochRecord(self.epoch, lr, reading.loss, test.loss, test.accuracy, self.seconds)
+
+    def record_of(self, fields: dict[str, Any]) -> EpochRecord:
+        return EpochRecord(**fields)
+
+    def finish(self) -> None:
+        """Put the averaged weights, if there are any, into the model."""
+        if self.average is not None:
+            self.average.copy_to(self.model)
+        super().finish()
+
+    def close(self) -> None:
+        if self.energy is not None:
+            self.energy.remove()
+        super().close()
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"average": None if self.average is None else self.average.average}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if self.average is not None:
+            self.average.load(state["average"])
 
 
 def train(
     model: nn.Module,
-    batches: "Batches",
+    batches: Batches,
     config: TrainConfig,
     folder: Path,
     *,
@@ -58,65 +198,29 @@ def train(
         accelerator: an accelerator from ``create_accelerator``, if the caller needs it too (None: create one).
 
     Raises:
-        OptionError: the config makes no sense; nothing was done.
         ResumeError: the folder holds a different run; the message says what differs.
         DivergedError: the loss is not finite; the message says where.
     """
     need("training", "accelerate")
-    config.check()
     accelerator = accelerator or create_accelerator(config)
     check_accelerator(accelerator, config)
     files = RunFolder(Path(folder))
-    fingerprint = run_fingerprint(model, config, batches.steps_per_epoch, accelerator.num_processes)
-    fingerprint |= {"options": dict(options)} if options else {}  # runs from before there were options do not have them
-    finished = files.load_result(fingerprint)
+    # Of the device only the kind counts: another GPU can continue a run, but a CPU rounds differently.
+    run_of = {name: value for name, value in config.values().items() if name not in _WITHOUT_EFFECT}
+    run_of |= {"device": config.place().type, "model": model_digest(model), "options": dict(options)}
+    run_of |= {"steps_per_epoch": batches.steps_per_epoch, "processes": accelerator.num_processes}
+    finished = files.load_result(run_of)
     if finished is not None:
         model.to(accelerator.device).load_state_dict(files.load_weights())
         model.eval()
-        return TrainResult.from_dict(finished)
+        return TrainResult.of([EpochRecord(**record) for record in finished["epochs"]])
     run = Run(model, batches, config, accelerator)
     try:
-        go_through(run, config.epochs, files, fingerprint, config.precision, on_step=on_step, on_epoch=on_epoch)
+        go_through(run, config.epochs, files, run_of, config.precision, on_step=on_step, on_epoch=on_epoch)
         result = TrainResult.of(run.epochs)
         if accelerator.is_main_process:
-            files.save_result(model, result.as_dict(), fingerprint)
+            files.save_result(model, asdict(result), run_of)
         accelerator.wait_for_everyone()
     finally:
         run.close()
     return result
-
-
-def go_through(
-    run: Rounds[Record],
-    rounds: int,
-    files: RunFolder,
-    fingerprint: dict[str, Any],
-    precision: str,
-    *,
-    on_step: OnStep | None,
-    on_epoch: Callable[[Record], None] | None,
-) -> None:
-    """Train all remaining rounds of ``run``; each writes a checkpoint and a line of the log."""
-    main = run.accelerator.is_main_process
-    checkpoint = files.load_checkpoint(fingerprint)
-    if main:
-        files.remove_halves()
-    if checkpoint is not None:
-        run.load_state_dict(checkpoint)
-        if main:
-            write_log(files.log, run.epochs)  # the log may have a round that the checkpoint does not
-
-    def save() -> None:
-        state = run.state_dict()
-        if main:
-            files.save_checkpoint({"fingerprint": fingerprint, **state})
-
-    while run.epoch < rounds:
-        with matrix_products(precision):
-            record = run.train_epoch(on_step if main else None, save)
-        save()
-        if main:
-            write_log(files.log, run.epochs)
-        if on_epoch is not None and main:
-            on_epoch(record)
-    run.finish()

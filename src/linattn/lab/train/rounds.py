@@ -1,21 +1,25 @@
 """The base class of training runs on images and on text, which consist of rounds of steps."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from json import dumps
 from math import isfinite
+from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from linattn.lab.train.accelerator import matrix_products
 from linattn.lab.train.captured_step import CapturedStep, graphs_wanted
 from linattn.lab.train.meter import Meter, Reading
-from linattn.lab.train.optimizer import OptimizerConfig, bind_rate, create_optimizer, create_rate
-from linattn.lab.train.records import DivergedError
+from linattn.lab.train.optimizer import bind_rate, create_optimizer, create_rate
 from linattn.lab.train.step_check import training_state
+from linattn.support.checkpoint import RunFolder
 from linattn.support.compiling import compile_blocks
+from linattn.support.files import write_atomically
 
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped]
@@ -29,17 +33,15 @@ SECONDS_BETWEEN_READINGS = 0.1
 STEPS_BETWEEN_VOTES = 50
 
 
-class RoundsConfig(OptimizerConfig, Protocol):
-    """The fields of a config that every run needs."""
+class DivergedError(RuntimeError):
+    """The loss is not finite."""
 
-    @property
-    def compile(self) -> bool: ...
-    @property
-    def graphs(self) -> bool | None: ...
-    @property
-    def precision(self) -> str: ...
-    @property
-    def checkpoint_seconds(self) -> float: ...
+    def __init__(self, epoch: int, step: int, lr: float, what: str = "training loss") -> None:
+        super().__init__(
+            f"the {what} is not finite: epoch {epoch}, step {step}, learning rate {lr:g}. "
+            "A lower lr, more warmup_epochs or a smaller clip_norm helps; checkpoint and log end before this epoch"
+        )
+        self.epoch, self.step, self.lr = epoch, step, lr
 
 
 class Rounds(ABC, Generic[Record]):
@@ -48,7 +50,7 @@ class Rounds(ABC, Generic[Record]):
     A round on images is an epoch; a round on text is the steps from one evaluation to the next.
     """
 
-    def __init__(self, model: nn.Module, config: RoundsConfig, accelerator: "Accelerator") -> None:
+    def __init__(self, model: nn.Module, config: Any, accelerator: "Accelerator") -> None:
         self.model, self.accelerator = model, accelerator
         self._settings = config
         self.epoch, self.step, self.seconds = 0, 0, 0.0
@@ -203,3 +205,48 @@ class Rounds(ABC, Generic[Record]):
             return False
         votes = self.accelerator.gather(torch.tensor([due], device=self.accelerator.device))
         return bool(votes.any())
+
+
+def go_through(
+    run: Rounds[Record],
+    rounds: int,
+    files: RunFolder,
+    fingerprint: dict[str, Any],
+    precision: str,
+    *,
+    on_step: OnStep | None,
+    on_epoch: Callable[[Record], None] | None,
+) -> None:
+    """Train all remaining rounds of ``run``; each writes a checkpoint and a line of the log."""
+    main = run.accelerator.is_main_process
+    checkpoint = files.load_checkpoint(fingerprint)
+    if main:
+        files.remove_halves()
+    if checkpoint is not None:
+        run.load_state_dict(checkpoint)
+        if main:
+            write_log(files.log, run.epochs)  # the log may have a round that the checkpoint does not
+
+    def save() -> None:
+        state = run.state_dict()
+        if main:
+            files.save_checkpoint({"fingerprint": fingerprint, **state})
+
+    while run.epoch < rounds:
+        with matrix_products(precision):
+            record = run.train_epoch(on_step if main else None, save)
+        save()
+        if main:
+            write_log(files.log, run.epochs)
+        if on_epoch is not None and main:
+            on_epoch(record)
+    run.finish()
+
+
+def write_log(path: Path, records: Sequence[Any]) -> None:
+    """Rewrite the whole log. An appended one could end in half a line, or have an epoch that is then trained again.
+
+    ``records`` are dataclasses, such as :class:`EpochRecord`.
+    """
+    text = "".join(dumps(asdict(record), allow_nan=False) + "\n" for record in records)
+    write_atomically(path, lambda temporary: temporary.write_text(text))

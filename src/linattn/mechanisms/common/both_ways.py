@@ -7,8 +7,7 @@ from linattn.mechanisms.common.directions import output_dtype
 from linattn.ops.exponential.api import EXPONENT_BOUND
 from linattn.ops.exponential.stabilizer import stabilize
 from linattn.ops.linear.api import linear_attention
-from linattn.ops.shared.packing import compute_dtype
-from linattn.ops.shared.prepare import hide, widen, without_autocast
+from linattn.ops.shared.call import compute_dtype, hide, widen, without_autocast
 
 
 def exponential_both_ways(

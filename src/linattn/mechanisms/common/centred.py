@@ -9,8 +9,8 @@ from torch import Tensor
 from linattn.mechanisms.base import Call, MechanismOutput
 from linattn.mechanisms.common.over_tokens import sum_over_tokens
 from linattn.mechanisms.common.wide import WideLinear
+from linattn.ops.shared.call import compute_dtype, num_sequences
 from linattn.ops.shared.checks import check_shape
-from linattn.ops.shared.packing import compute_dtype, num_sequences
 
 
 class Centred(WideLinear):

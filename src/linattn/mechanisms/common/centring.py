@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from linattn.ops.shared.positions import sequence_of_tokens
+from linattn.ops.shared.packing import sequence_of_tokens
 
 # The largest distance of a sequence's first two logits at which the others are expected near them.
 NEAR = 1.0

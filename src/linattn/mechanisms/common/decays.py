@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linattn.ops.shared.packing import compute_dtype
+from linattn.ops.shared.call import compute_dtype
 
 SHORTEST_STEP, LONGEST_STEP = 0.001, 0.1
 

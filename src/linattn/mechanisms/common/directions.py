@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from linattn.ops.maps.directions import direction_of, length_of
+from linattn.ops.maps.powers import direction_of, length_of
 from linattn.ops.shared.checks import autocast_dtype
 
 __all__ = ["direction_of", "length_of", "output_dtype"]

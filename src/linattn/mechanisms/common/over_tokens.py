@@ -12,9 +12,8 @@ from linattn.ops.linear.api import run
 from linattn.ops.linear.call import LinearCall
 from linattn.ops.maps import Scaled, WideMap
 from linattn.ops.shared import checks
-from linattn.ops.shared.packing import compute_dtype
-from linattn.ops.shared.positions import sequence_of_tokens
-from linattn.ops.shared.prepare import without_autocast
+from linattn.ops.shared.call import compute_dtype, without_autocast
+from linattn.ops.shared.packing import sequence_of_tokens
 from linattn.ops.shared.types import LinearState
 
 MEAN_EPS = 1e-6

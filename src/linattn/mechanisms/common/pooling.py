@@ -6,10 +6,9 @@ from torch import Tensor
 from linattn.mechanisms.base import Call
 from linattn.mechanisms.common.positions import token_positions
 from linattn.ops.linear.api import linear_attention_with_state
+from linattn.ops.shared.call import hide, num_sequences
 from linattn.ops.shared.checks import check_values
-from linattn.ops.shared.packing import num_sequences
-from linattn.ops.shared.positions import sequence_of_tokens
-from linattn.ops.shared.prepare import hide
+from linattn.ops.shared.packing import sequence_of_tokens
 from linattn.ops.shared.types import LinearState
 
 

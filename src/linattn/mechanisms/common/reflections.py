@@ -7,9 +7,9 @@ from torch import Tensor
 
 from linattn.mechanisms.base import Call
 from linattn.mechanisms.common.over_tokens import count_tokens, query_mask, sum_over_tokens
-from linattn.ops.reflection.plain import pooled_variance
+from linattn.ops.reflection.api import pooled_variance
 from linattn.ops.shared import checks
-from linattn.ops.shared.prepare import hide
+from linattn.ops.shared.call import hide
 
 
 def reflect_pairs(x: Tensor, angle: Tensor) -> Tensor:

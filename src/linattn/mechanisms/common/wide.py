@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from linattn.mechanisms.base import Call, LinearBase, MechanismOutput
+from linattn.ops.shared.call import compute_dtype
 from linattn.ops.shared.checks import autocast_dtype
-from linattn.ops.shared.packing import compute_dtype
 
 
 def wide(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linattn.ops.shared.positions import sequence_of_tokens
+from linattn.ops.shared.packing import sequence_of_tokens
 
 MOST_FILLED = 0.2  # up to this share of nonzero numbers, skipping zeros is faster
 

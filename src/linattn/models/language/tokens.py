@@ -9,7 +9,7 @@ from torch import Tensor
 
 from linattn.models.language.rotary import Rotation
 from linattn.ops.convolution.call import ConvolutionState
-from linattn.ops.shared.positions import sequence_of_tokens
+from linattn.ops.shared.packing import sequence_of_tokens
 
 
 @dataclass(frozen=True)

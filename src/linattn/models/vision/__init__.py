@@ -39,10 +39,10 @@ __all__ = [
     "fold_reflections",
 ]
 
-_CONVERSION = {"ConversionReport": "", "convert": "", "fold_reflections": ".folding"}  # what acts on models, from above
+_CONVERSION = ("ConversionReport", "convert", "fold_reflections")  # what acts on models, from above
 
 
 def __getattr__(name: str) -> Any:
     if name in _CONVERSION:
-        return getattr(importlib.import_module(f"linattn.convert.vision{_CONVERSION[name]}"), name)
+        return getattr(importlib.import_module("linattn.convert.vision"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ops.shared.packing import compute_dtype
+from linattn.ops.shared.call import compute_dtype
 
 POSITIONS = ("learned", "sincos")
 

@@ -3,26 +3,25 @@
 y_t = act(sum_w weight[:, W-1-w] x_{t-w} + bias)   (+ x_t)
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, Unpack
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.kernels.convolution import apply as triton
-from linattn.ops.convolution.call import Activation, ConvolutionCall, ConvolutionState
+from linattn.kernels.convolution import apply as kernels
+from linattn.ops.convolution.call import (
+    Activation,
+    ConvolutionCall,
+    ConvolutionState,
+    StateOptions,
+)
 from linattn.ops.convolution.chunked import convolve as chunked
 from linattn.ops.convolution.recurrent import convolve as recurrent
 from linattn.ops.convolution.reference import convolve as reference
-from linattn.ops.shared.checks import autocast_dtype, check_tensor
-from linattn.ops.shared.choice import Choice, choose
-from linattn.ops.shared.packing import compute_dtype
-from linattn.ops.shared.prepare import without_autocast
+from linattn.ops.shared.call import Choice, choose, compute_dtype, output_dtype, without_autocast
+from linattn.ops.shared.checks import check_tensor
 
-Form = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, Tensor], tuple[Tensor, Tensor]]
-
-FORMS: dict[str, Form] = {"reference": reference, "recurrent": recurrent, "chunked": chunked}
+FORMS = {"reference": reference, "recurrent": recurrent, "chunked": chunked}
 
 
 class ConvolutionOutput(NamedTuple):
@@ -83,17 +82,14 @@ def short_convolution_with_state(
     bias: Tensor | None = None,
     *,
     initial_state: ConvolutionState | None = None,
-    residual: bool = False,
-    activation: Activation = None,
-    key_mask: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
     impl: str = "auto",
-    validate: bool | None = None,
+    **options: Unpack[StateOptions],
 ) -> ConvolutionOutput:
     """:func:`short_convolution` that starts from a state and also returns the state after the last token.
 
-    A sequence may be cut anywhere, also into pieces shorter than the window; if the state is handed over, the pieces
-    give what the whole sequence gives. With ``cu_seqlens`` the state has one row per sequence.
+    ``options`` are those of :func:`short_convolution`. A sequence may be cut anywhere, also into pieces shorter than
+    the window; if the state is handed over, the pieces give what the whole sequence gives. With ``cu_seqlens`` the
+    state has one row per sequence.
 
     Example:
         >>> import torch
@@ -104,8 +100,7 @@ def short_convolution_with_state(
         >>> start.flatten().tolist(), end.flatten().tolist(), state.inputs.flatten().tolist()
         ([1.0], [12.0, 23.0], [3.0])
     """
-    call = ConvolutionCall(x, weight, bias, residual, activation, key_mask, cu_seqlens, validate, initial_state)
-    return _run(call, impl)
+    return _run(ConvolutionCall(x, weight, bias, initial_state=initial_state, **options), impl)
 
 
 def short_convolution_step(
@@ -136,27 +131,18 @@ def short_convolution_step(
     return ConvolutionOutput(out.output.squeeze(1), out.state)
 
 
-def explain_convolution(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, impl: str = "auto", **options: Any
-) -> Choice:
-    """Which implementation ``short_convolution(x, weight, bias, **options)`` takes, and why."""
-    call = ConvolutionCall(x, weight, bias, **options)
+def checked_choice(call: ConvolutionCall, impl: str) -> Choice:
+    """Check the call and choose its form."""
     call.check()
-    return _choose(call, impl)
-
-
-def _choose(call: ConvolutionCall, impl: str) -> Choice:
-    return choose(impl, call.x, lambda: triton.against(call), one_token=call.is_step)
+    return choose(impl, call.x, lambda: kernels.against(call), one_token=call.is_step)
 
 
 def _run(call: ConvolutionCall, impl: str) -> ConvolutionOutput:
-    call.check()
-    chosen = _choose(call, impl).impl
+    chosen, out_dtype = checked_choice(call, impl).impl, output_dtype(call.x)
     padding = None if call.key_mask is None else ~call.key_mask.unsqueeze(-1)
-    out_dtype = call.x.dtype if call.x.dtype == torch.float64 else autocast_dtype(call.x) or call.x.dtype
     with without_autocast(call.x):
         if chosen == "triton":
-            y, final = triton.convolve_call(call, out_dtype)
+            y, final = kernels.convolve_call(call, out_dtype)
             return ConvolutionOutput(y, ConvolutionState(final))
         dtype = compute_dtype(call.x, call.weight)
         # Padding may hold anything, NaN included, and NaN times 0 is NaN.

@@ -1,13 +1,13 @@
 """The arguments of one call of the short convolution, checked together before any work is done."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
 
 from linattn.ops.shared import checks
-from linattn.ops.shared.packing import num_sequences
+from linattn.ops.shared.call import num_sequences
 
 Activation = Literal["silu"] | None
 ACTIVATIONS = ("silu", None)
@@ -21,6 +21,16 @@ class ConvolutionState(NamedTuple):
     """
 
     inputs: Tensor
+
+
+class StateOptions(TypedDict, total=False):
+    """The options of ``short_convolution`` that go with a state: all but ``impl``."""
+
+    residual: bool
+    activation: Activation
+    key_mask: Tensor | None
+    cu_seqlens: Tensor | None
+    validate: bool | None
 
 
 @dataclass(frozen=True)
@@ -55,18 +65,14 @@ class ConvolutionCall:
             checks.check_shape("bias", self.bias, (x.shape[2],))
         checks.check_same("x", x, weight=weight, bias=self.bias)
         checks.check_choice("activation", self.activation, ACTIVATIONS)
-        if not isinstance(self.residual, bool):
-            raise TypeError(f"residual must be True or False, got {self.residual!r}")
+        checks.check_flag("residual", self.residual)
         for name, tensor in (("key_mask", self.key_mask), ("cu_seqlens", self.cu_seqlens)):
             if isinstance(tensor, Tensor):
                 checks.check_device(name, tensor, x, "x")
-        if self.key_mask is not None:
-            checks.check_key_mask(self.key_mask, x.shape[0], x.shape[1], x)
-        if self.cu_seqlens is not None:
-            values = checks.check_values(x, self.validate)
-            checks.check_cu_seqlens(self.cu_seqlens, x.shape[0], x.shape[1], x, values)
-        if self.initial_state is not None:
-            self._check_state(self.initial_state)
+        checks.check_key_mask(self.key_mask, x.shape[0], x.shape[1], x)
+        values = checks.check_values(x, self.validate)
+        checks.check_cu_seqlens(self.cu_seqlens, x.shape[0], x.shape[1], x, values)
+        checks.check_state(self.initial_state, ConvolutionState, {"inputs": self._state_shape()}, x)
 
     def initial_inputs(self, dtype: torch.dtype) -> Tensor:
         """The inputs before the first token, ``(N, W-1, C)``."""
@@ -76,10 +82,3 @@ class ConvolutionCall:
 
     def _state_shape(self) -> tuple[int, int, int]:
         return num_sequences(self.x, self.cu_seqlens), self.weight.shape[1] - 1, self.x.shape[2]
-
-    def _check_state(self, state: object) -> None:
-        if not isinstance(state, ConvolutionState):
-            raise TypeError(f"initial_state must be a ConvolutionState(inputs) or None, got {type(state).__name__}")
-        checks.check_tensor("initial_state.inputs", state.inputs, "(B, W-1, C)", 3)
-        checks.check_shape("initial_state.inputs", state.inputs, self._state_shape())
-        checks.check_device("initial_state.inputs", state.inputs, self.x, "x")

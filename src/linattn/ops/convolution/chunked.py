@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ops.shared.positions import sequence_of_tokens
+from linattn.ops.shared.packing import sequence_of_tokens
 
 
 def convolve(

@@ -4,21 +4,35 @@ C_t = e^{log_decay_t} C_{t-1} + e^{log_input_t} k_t v_t^T,      n_t likewise wit
 o_t = q_t C_t / max(|q_t . n_t|, 1)
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from linattn.kernels.exponential import attend as triton
+from linattn.kernels.exponential import attend as kernels
 from linattn.ops.exponential import chunked, recurrent, reference
-from linattn.ops.exponential.call import ExponentialCall
-from linattn.ops.exponential.types import ExponentialOutput, ExponentialState, ExponentialSums, Form, Gates
-from linattn.ops.shared.checks import autocast_dtype, check_tensor
-from linattn.ops.shared.choice import Choice, choose
-from linattn.ops.shared.packing import compute_dtype, zero_state
-from linattn.ops.shared.prepare import hide, widen, without_autocast
+from linattn.ops.exponential.call import (
+    ExponentialCall,
+    ExponentialOutput,
+    ExponentialState,
+    ExponentialSums,
+    Gates,
+    StateOptions,
+)
+from linattn.ops.shared.call import (
+    Choice,
+    choose,
+    compute_dtype,
+    hide,
+    output_dtype,
+    widen,
+    without_autocast,
+    zero_state,
+)
+from linattn.ops.shared.checks import check_tensor, check_token
 
-FORMS: dict[str, Form] = {
+FORMS: dict[str, Callable[[Tensor, Tensor, Tensor, Gates, ExponentialState], ExponentialSums]] = {
     "reference": reference.exponential_sums,
     "recurrent": recurrent.exponential_sums,
     "chunked": chunked.exponential_sums,
@@ -85,18 +99,15 @@ def exponential_attention_with_state(
     log_input: Tensor,
     log_decay: Tensor,
     initial_state: ExponentialState | None = None,
-    scale: float | None = None,
-    key_mask: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
     impl: str = "auto",
-    validate: bool | None = None,
+    **options: Unpack[StateOptions],
 ) -> ExponentialOutput:
     """:func:`exponential_attention` that starts from a state and also returns the state after the last token.
 
-    A sequence may be cut anywhere; if the state is handed over, the pieces give what the whole sequence gives. With
-    ``cu_seqlens`` the state has one row per sequence. Gradients flow through ``kv`` and ``k``, and into the
-    ``log_scale`` of the initial state. The ``log_scale`` of the returned state is a unit and therefore a constant, also
-    after an empty sequence.
+    ``options`` are those of :func:`exponential_attention`. A sequence may be cut anywhere; if the state is handed over,
+    the pieces give what the whole sequence gives. With ``cu_seqlens`` the state has one row per sequence. Gradients
+    flow through ``kv`` and ``k``, and into the ``log_scale`` of the initial state. The ``log_scale`` of the returned
+    state is a unit and therefore a constant, also after an empty sequence.
 
     Example:
         >>> import torch
@@ -107,9 +118,7 @@ def exponential_attention_with_state(
         >>> output.shape, state.kv.shape, state.log_scale.shape
         (torch.Size([1, 2, 10, 4]), torch.Size([1, 2, 4, 4]), torch.Size([1, 2]))
     """
-    call = ExponentialCall(
-        q, k, v, log_input, log_decay, scale, key_mask, cu_seqlens, validate, initial_state, need_state=True
-    )  # fmt: skip
+    call = ExponentialCall(q, k, v, log_input, log_decay, initial_state=initial_state, need_state=True, **options)
     return _run(call, impl)
 
 
@@ -139,41 +148,35 @@ def exponential_attention_step(
         >>> output.shape, state.log_scale.tolist()
         (torch.Size([1, 2, 4]), [[-0.5, -0.5]])
     """
-    for name, x, shape in (("q_t", q_t, "(B, H, K)"), ("k_t", k_t, "(B, H_kv, K)"), ("v_t", v_t, "(B, H_kv, V)")):
-        check_tensor(name, x, shape, 3)
+    check_token(q_t, k_t, v_t)
     for name, x in (("log_input", log_input), ("log_decay", log_decay)):
         check_tensor(name, x, "(B, H_kv)", 2)
-    q, k, v, log_input, log_decay = (x.unsqueeze(2) for x in (q_t, k_t, v_t, log_input, log_decay))
-    call = ExponentialCall(q, k, v, log_input, log_decay, scale, None, None, validate, state, need_state=True)
+    q, k, v, i, f = (x.unsqueeze(2) for x in (q_t, k_t, v_t, log_input, log_decay))
+    call = ExponentialCall(q, k, v, i, f, scale, validate=validate, initial_state=state, need_state=True)
     out = _run(call, "auto")
     return ExponentialOutput(out.output.squeeze(2), out.state)
 
 
-def explain_exponential(q: Tensor, k: Tensor, v: Tensor, *, impl: str = "auto", **options: Any) -> Choice:
-    """Which implementation ``exponential_attention(q, k, v, **options)`` takes, and why."""
-    call = ExponentialCall(q, k, v, **options)
+def checked_choice(call: ExponentialCall, impl: str) -> Choice:
+    """Check the call and choose its form."""
     call.check()
-    return _choose(call, impl)
-
-
-def _choose(call: ExponentialCall, impl: str) -> Choice:
-    return choose(impl, call.q, lambda: triton.against(call), one_token=call.is_step, own_gradients=True)
+    return choose(impl, call.q, lambda: kernels.against(call), one_token=call.is_step, own_gradients=True)
 
 
 def _run(call: ExponentialCall, impl: str) -> ExponentialOutput:
-    call.check()
-    chosen = _choose(call, impl).impl
-    q, v = call.q, call.v
-    out_dtype = v.dtype if v.dtype == torch.float64 else autocast_dtype(q) or v.dtype
+    chosen = checked_choice(call, impl).impl
+    q, v, out_dtype = call.q, call.v, output_dtype(call.v)
     with without_autocast(q):
         if chosen == "triton":
-            output, state = triton.attend(call, out_dtype)
+            output, state = kernels.attend(call, out_dtype)
             return ExponentialOutput(output, _fix_unit(state) if call.need_state else state)
         dtype = compute_dtype(q, call.k, v)
         q = q.to(dtype) * (q.shape[3] ** -0.5 if call.scale is None else call.scale)
         k, v = (hide(x, call.key_mask).to(dtype) for x in (call.k, v))
         log_input, log_decay = (widen(gate) for gate in call.masked_gates())
-        sums = FORMS[chosen](q, k, v, Gates(log_input, log_decay, call.cu_seqlens), _initial(call, dtype))
+        # Without tokens there is nothing to compute, and only the chunked form is written for that.
+        form = FORMS[chosen if k.shape[2] else "chunked"]
+        sums = form(q, k, v, Gates(log_input, log_decay, call.cu_seqlens), _initial(call, dtype))
         output = _divide(sums)
         state = _fix_unit(sums.state)
     return ExponentialOutput(output.to(out_dtype), state)

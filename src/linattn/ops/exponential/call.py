@@ -1,15 +1,64 @@
-"""The arguments of one call of exponential attention, checked together before any work is done."""
+"""Exponential attention: its types, and the arguments of one call, checked together before any work is done."""
 
-import math
-import numbers
 from dataclasses import dataclass
+from typing import NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
 
-from linattn.ops.exponential.types import ExponentialState
 from linattn.ops.shared import checks
-from linattn.ops.shared.packing import num_sequences
+from linattn.ops.shared.call import num_sequences
+
+
+class ExponentialState(NamedTuple):
+    """State of exponential attention: gated and decayed sums in units of ``e^{log_scale}``.
+
+    The sum of ``k_s v_s^T`` is ``e^{log_scale} kv``, and the sum of the keys is ``e^{log_scale} k``, with
+    ``kv (B, H_kv, K, V)``, ``k (B, H_kv, K)`` and ``log_scale (B, H_kv)``, which is -inf for an empty state. All are
+    fp32, or fp64 for fp64 inputs. With ``cu_seqlens`` B counts sequences.
+    """
+
+    kv: Tensor
+    k: Tensor
+    log_scale: Tensor
+
+
+class ExponentialOutput(NamedTuple):
+    """Output ``(B, H, T, V)`` together with the state after the last token."""
+
+    output: Tensor
+    state: ExponentialState
+
+
+@dataclass(frozen=True)
+class Gates:
+    """Gates ``(B, H_kv, T)`` in fp64; masked tokens have ``log_input`` -inf and ``log_decay`` 0."""
+
+    log_input: Tensor
+    log_decay: Tensor
+    cu_seqlens: Tensor | None = None
+
+    def part(self, start: int, end: int) -> "Gates":
+        """The gates of one packed sequence."""
+        return Gates(self.log_input[:, :, start:end], self.log_decay[:, :, start:end])
+
+
+class ExponentialSums(NamedTuple):
+    """The result of one form before the division; sums at token t are in units of ``e^{log_scale_t}``."""
+
+    numerator: Tensor  # (B, H, T, V)
+    denominator: Tensor  # (B, H, T)
+    log_scale: Tensor  # (B, H_kv, T), fp64
+    state: ExponentialState  # its log_scale in fp64
+
+
+class StateOptions(TypedDict, total=False):
+    """The options of ``exponential_attention`` that go with a state: all but its gates and ``impl``."""
+
+    scale: float | None
+    key_mask: Tensor | None
+    cu_seqlens: Tensor | None
+    validate: bool | None
 
 
 @dataclass(frozen=True)
@@ -35,27 +84,22 @@ class ExponentialCall:
 
     def check(self) -> None:
         """Raise TypeError or ValueError that names the argument and what is allowed."""
-        self._check_shapes()
-        if self.scale is not None and (
-            not isinstance(self.scale, numbers.Real) or not math.isfinite(self.scale) or self.scale <= 0
-        ):
-            raise ValueError(f"scale must be a positive number or None (K**-0.5), got {self.scale!r}")
-        values = checks.check_values(self.q, self.validate)
-        B, H_kv, T, _ = self.k.shape
-        if self.key_mask is not None:
-            checks.check_key_mask(self.key_mask, B, T, self.q)
-        if self.cu_seqlens is not None:
-            checks.check_cu_seqlens(self.cu_seqlens, B, T, self.q, values)
+        q, k, v = self.q, self.k, self.v
+        checks.check_qkv(q, k, v)
+        checks.check_scale(self.scale)
+        values = checks.check_values(q, self.validate)
+        B, H_kv, T, K = k.shape
+        checks.check_key_mask(self.key_mask, B, T, q)
+        checks.check_cu_seqlens(self.cu_seqlens, B, T, q, values)
         for name, gate in (("log_input", self.log_input), ("log_decay", self.log_decay)):
             checks.check_tensor(name, gate, "(B, H_kv, T)", 3)
             checks.check_shape(name, gate, (B, H_kv, T))
-            checks.check_device(name, gate, self.q)
-        log_input, log_decay = self.masked_gates()
-        checks.check_log_decay(log_decay, [(B, H_kv, T)], self.q, values)
-        if values and not bool((log_input < torch.inf).all()):
-            raise ValueError("log_input must be below +inf and not NaN at every real token")
-        if self.initial_state is not None:
-            self._check_state(self.initial_state)
+            checks.check_device(name, gate, q)
+        checks.check_log_decay(self.masked_gates()[1], [(B, H_kv, T)], q, values)
+        checks.check_log_input(self.log_input, self.key_mask, values)
+        n = num_sequences(k, self.cu_seqlens)
+        shapes = {"kv": (n, H_kv, K, v.shape[3]), "k": (n, H_kv, K), "log_scale": (n, H_kv)}
+        checks.check_state(self.initial_state, ExponentialState, shapes, q)
 
     def masked_gates(self) -> tuple[Tensor, Tensor]:
         """The gates with those of masked tokens replaced, so that these add nothing and decay nothing."""
@@ -63,31 +107,3 @@ class ExponentialCall:
             return self.log_input, self.log_decay
         padding = ~self.key_mask.unsqueeze(1)
         return self.log_input.masked_fill(padding, -torch.inf), self.log_decay.masked_fill(padding, 0)
-
-    def _check_shapes(self) -> None:
-        q, k, v = self.q, self.k, self.v
-        checks.check_tensor("q", q, "(B, H, T, K)", 4)
-        checks.check_tensor("k", k, "(B, H_kv, T, K)", 4)
-        checks.check_tensor("v", v, "(B, H_kv, T, V)", 4)
-        checks.check_same("q", q, k=k, v=v)
-        checks.check_groups(q.shape[1], k.shape[1])
-        checks.check_size("k", "head dimension", k.shape[3], q.shape[3], "q")
-        checks.check_size("v", "number of heads", v.shape[1], k.shape[1], "k")
-        for name, x in (("k", k), ("v", v)):
-            checks.check_size(name, "batch size", x.shape[0], q.shape[0], "q")
-            checks.check_size(name, "length", x.shape[2], q.shape[2], "q")
-
-    def _check_state(self, state: object) -> None:
-        if not isinstance(state, ExponentialState):
-            raise TypeError(
-                f"initial_state must be an ExponentialState(kv, k, log_scale) or None, got {type(state).__name__}"
-            )
-        n, H_kv, K, V = num_sequences(self.k, self.cu_seqlens), self.k.shape[1], self.k.shape[3], self.v.shape[3]
-        for name, x, shape in (
-            ("kv", state.kv, (n, H_kv, K, V)),
-            ("k", state.k, (n, H_kv, K)),
-            ("log_scale", state.log_scale, (n, H_kv)),
-        ):
-            checks.check_tensor(f"initial_state.{name}", x, str(shape), len(shape))
-            checks.check_shape(f"initial_state.{name}", x, shape)
-            checks.check_device(f"initial_state.{name}", x, self.q)

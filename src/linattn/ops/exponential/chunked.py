@@ -6,8 +6,8 @@ In units of ``e^{m_t}`` the sums decay by ``g_t = f_t + m_{t-1} - m_t <= 0`` and
 
 from torch import Tensor
 
+from linattn.ops.exponential.call import ExponentialState, ExponentialSums, Gates
 from linattn.ops.exponential.stabilizer import stabilize
-from linattn.ops.exponential.types import ExponentialState, ExponentialSums, Gates
 from linattn.ops.linear.chunked.sums import linear_sums
 from linattn.ops.shared.types import LinearState, Pattern
 

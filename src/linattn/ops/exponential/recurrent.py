@@ -8,7 +8,8 @@ numerator_t = q_t C_t,   denominator_t = q_t . n_t,   both in units of e^{m_t}
 import torch
 from torch import Tensor
 
-from linattn.ops.exponential.types import ExponentialState, ExponentialSums, Gates, one_by_one
+from linattn.ops.exponential.call import ExponentialState, ExponentialSums, Gates
+from linattn.ops.shared.packing import one_by_one
 
 
 @one_by_one

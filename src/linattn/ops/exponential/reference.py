@@ -11,7 +11,8 @@ The output is ``numerator_t / max(|denominator_t|, e^{-m_t})``, in which m cance
 import torch
 from torch import Tensor
 
-from linattn.ops.exponential.types import ExponentialState, ExponentialSums, Gates, one_by_one
+from linattn.ops.exponential.call import ExponentialState, ExponentialSums, Gates
+from linattn.ops.shared.packing import one_by_one
 
 
 @one_by_one

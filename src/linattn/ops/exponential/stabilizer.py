@@ -14,8 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from linattn.ops.shared.positions import sequence_of_tokens
-from linattn.ops.shared.prepare import STRONGEST_DECAY, widen
+from linattn.ops.shared.call import widen
+from linattn.ops.shared.packing import sequence_of_tokens
+from linattn.ops.shared.types import STRONGEST_DECAY
 
 
 class Stabilized(NamedTuple):

@@ -7,7 +7,7 @@ o_t = (sum_exact e^{s_ti - m_t} v_i + g_t * sum_rest (phi_t . psi_i) v_i)
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -15,18 +15,12 @@ from torch import Tensor
 from linattn.kernels.hybrid import attend as kernels
 from linattn.ops.hybrid.call import HybridCall, HybridOptions, StepOptions
 from linattn.ops.hybrid.chunked import hybrid_sums as chunked
-from linattn.ops.hybrid.decoding import DecodingState
-from linattn.ops.hybrid.decoding_step import StepToken, decoding_step
-from linattn.ops.hybrid.layout import packing
 from linattn.ops.hybrid.recurrent import Token, hybrid_step
 from linattn.ops.hybrid.reference import hybrid_sums as reference
-from linattn.ops.hybrid.rows import build_rows
-from linattn.ops.hybrid.state import empty_cache, empty_state, final_state
+from linattn.ops.hybrid.rows import build_rows, empty_cache, empty_state, final_state
 from linattn.ops.hybrid.types import HybridOutput, HybridState, HybridSums, Layout, Rows, SalientBudget, Units
-from linattn.ops.shared.checks import autocast_dtype, check_tensor
-from linattn.ops.shared.choice import Choice, choose
-from linattn.ops.shared.packing import compute_dtype
-from linattn.ops.shared.prepare import hide, without_autocast
+from linattn.ops.shared.call import Choice, choose, compute_dtype, hide, output_dtype, without_autocast
+from linattn.ops.shared.checks import check_tensor, check_token
 
 FORMS: dict[str, Callable[[Rows], HybridSums]] = {"reference": reference, "chunked": chunked}
 LARGEST_EXPONENT = 80.0  # e^80 is finite in fp32; a unit below e^-80 means that both parts together are next to 0
@@ -172,73 +166,38 @@ def hybrid_attention_step(
         >>> output.shape, state.length.tolist()
         (torch.Size([1, 2, 4]), [5])
     """
-    for name, x, shape in (("q_t", q_t, "(B, H, K)"), ("k_t", k_t, "(B, H_kv, K)"), ("v_t", v_t, "(B, H_kv, V)")):
-        check_tensor(name, x, shape, 3)
-    pair = features
+    check_token(q_t, k_t, v_t)
     if isinstance(features, tuple) and len(features) == 2:
-        for name, x in (("features[0]", features[0]), ("features[1]", features[1])):
-            check_tensor(name, x, "(B, heads, F)", 3)
-        pair = features[0].unsqueeze(2), features[1].unsqueeze(2)
+        for n, x in enumerate(features):
+            check_tensor(f"features[{n}]", x, "(B, heads, F)", 3)
+        features = features[0].unsqueeze(2), features[1].unsqueeze(2)
     if salient is not None and (not isinstance(salient, Tensor) or salient.dtype != torch.bool or salient.ndim != 2):
         raise TypeError("salient must be a bool tensor (B, H_kv): whether this token stays exact")
-    if scores is not None:
-        check_tensor("scores", scores, "(B, H_kv)", 2)
-    if gate is not None:
-        check_tensor("gate", gate, "(B, H, V)", 3)
-    more = {name: None if x is None else x.unsqueeze(2) for name, x in
-            (("salient", salient), ("scores", scores), ("gate", gate))}  # fmt: skip
+    given = {"salient": salient, "scores": scores, "gate": gate}
+    for name, shape, ndim in (("scores", "(B, H_kv)", 2), ("gate", "(B, H, V)", 3)):
+        if given[name] is not None:
+            check_tensor(name, given[name], shape, ndim)
+    more = {name: None if x is None else x.unsqueeze(2) for name, x in given.items()}
     q, k, v = (x.unsqueeze(2) for x in (q_t, k_t, v_t))
-    call = HybridCall(q, k, v, features=pair, initial_state=state, need_state=True, **more, **options)
+    call = HybridCall(q, k, v, features=features, initial_state=state, need_state=True, **more, **options)
     out = _run(call, "auto")
     return HybridOutput(out.output.squeeze(2), out.state)
 
 
-def hybrid_attention_decode(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    state: DecodingState,
-    *,
-    features: tuple[Tensor, Tensor] | None = None,
-    gate: Tensor | None = None,
-    units: Units = "row_max",
-) -> tuple[Tensor, DecodingState]:
-    """Decode one token ``(B, heads, 1, .)`` of each sequence without gradients, in as few operations as possible.
-
-    All tokens must be real. The state, made by :func:`linattn.ops.hybrid.decoding.begin`, is overwritten. Nothing is
-    checked: this is the inner loop of models, whose inputs have the same form in every step.
-    """
-    (B, H), H_kv = q.shape[:2], k.shape[1]
-    phi, psi = (q[..., :0], k[..., :0]) if features is None else features
-    q, phi = (x.reshape(B * H_kv, H // H_kv, x.shape[3]) for x in (q, phi))
-    token = StepToken(q, k, v, phi, psi)
-    if gate is not None:
-        gate = gate.reshape(B * H_kv, H // H_kv, v.shape[3]).to(state.sums.dtype)
-    out, state = decoding_step(token, state, gate, units)
-    return out.view(B, H, 1, v.shape[3]).to(v.dtype), state
-
-
-def explain_hybrid(q: Tensor, k: Tensor, v: Tensor, *, impl: str = "auto", **options: Any) -> Choice:
-    """Which implementation ``hybrid_attention(q, k, v, **options)`` takes, and why."""
-    call = HybridCall(q, k, v, **options)
+def checked_choice(call: HybridCall, impl: str) -> Choice:
+    """Check the call and choose its form."""
     call.check()
-    return _choose(call, impl)
-
-
-def _choose(call: HybridCall, impl: str) -> Choice:
     return choose(impl, call.q, lambda: kernels.against(call), one_token=call.is_step)
 
 
 def _run(call: HybridCall, impl: str) -> HybridOutput:
-    call.check()
-    chosen = _choose(call, impl).impl
+    chosen, out_dtype = checked_choice(call, impl).impl, output_dtype(call.v)
     if call.cu_seqlens is not None:
         return _packed(call, chosen)
-    out_dtype = call.v.dtype if call.v.dtype == torch.float64 else autocast_dtype(call.q) or call.v.dtype
     with without_autocast(call.q):
         if chosen == "triton":
-            found, state = kernels.attend(call, out_dtype)
-            return HybridOutput(hide(found, call.key_mask), state)
+            output, state = kernels.attend(call, out_dtype)
+            return HybridOutput(hide(output, call.key_mask), state)
         dtype = compute_dtype(call.q, call.k, call.v)
         if chosen == "recurrent" or call.k.shape[2] == 0:
             sums, state = _token_by_token(call, dtype)
@@ -263,8 +222,8 @@ def _share(sums: HybridSums, gate: Tensor | None, units: Units, eps: float) -> T
         # In units of the larger part: the linear part is multiplied by e^{-unit}, the exact one by e^{log_max - unit}.
         unit = torch.maximum(log_max, linear_total.clamp(min=0).log()).detach()
         unit = torch.where(none_exact, 0.0, unit)
-        own = torch.where(none_exact, 0.0, log_max - unit).exp()
-        exact, exact_total = exact * own.unsqueeze(-1), exact_total * own
+        shrink = torch.where(none_exact, 0.0, log_max - unit).exp()
+        exact, exact_total = exact * shrink.unsqueeze(-1), exact_total * shrink
         other = (-unit).clamp(max=LARGEST_EXPONENT).exp()
         linear, linear_total = linear * other.unsqueeze(-1), linear_total * other
     total = exact_total + linear_total + torch.where(none_exact, eps, 0.0)
@@ -282,41 +241,41 @@ def _token_by_token(call: HybridCall, dtype: torch.dtype) -> tuple[HybridSums, H
     q, named, scores = q * call.logit_scale, call.salient_mask(), call.scores
     if scores is not None:
         scores = (scores if mask is None else scores.masked_fill(~mask[:, None], 0)).detach().to(dtype)
-    found = []
+    outputs = []
     for t in range(k.shape[2]):
         token = Token(
             q[:, :, :, t], k[:, :, t], v[:, :, t], phi[:, :, :, t], psi[:, :, t],
             None if scores is None else scores[:, :, t], named[:, :, t], None if mask is None else mask[:, t],
         )  # fmt: skip
         sums, state = hybrid_step(token, state, call.spans, call.budget)
-        found.append(sums)
-    if not found:
+        outputs.append(sums)
+    if not outputs:
         totals = q.new_zeros(*call.q.shape[:3])
         values = q.new_zeros(*totals.shape, v.shape[3])
         return HybridSums(values, totals, totals, values, totals), state
-    return HybridSums(*(torch.stack(x, 3).flatten(1, 2) for x in zip(*found, strict=True))), state
+    return HybridSums(*(torch.stack(x, 3).flatten(1, 2) for x in zip(*outputs, strict=True))), state
 
 
 def _packed(call: HybridCall, impl: str) -> HybridOutput:
-    """Run packed sequences unpacked, one per row, and pack the output again."""
+    """Run packed sequences unpacked, one per row, as long as the longest: to know it, the host waits for a GPU."""
     assert call.cu_seqlens is not None
-    rows = packing(call.cu_seqlens, call.k.shape[2])
-    q, k, v = (rows.unpack(x) for x in (call.q, call.k, call.v))
-    phi, psi = (rows.unpack(x) for x in call.feature_pair)
-    mask = rows.mask if call.key_mask is None else rows.mask & call.key_mask[0][rows.tokens]
-    scores, gate = (None if x is None else rows.unpack(x) for x in (call.scores, call.gate))
-    salient = None if call.salient is None else rows.unpack(call.salient_mask())
-    call = replace(
-        call,
-        q=q,
-        k=k,
-        v=v,
-        features=(phi, psi),
-        salient=salient,
-        scores=scores,
-        gate=gate,
-        key_mask=mask,
-        cu_seqlens=None,
-    )
-    out = _run(call, impl)
-    return HybridOutput(rows.pack(out.output), out.state)
+    bounds = call.cu_seqlens.long()
+    lengths = bounds.diff()
+    slots = torch.arange(int(lengths.max()), device=bounds.device)
+    real = slots < lengths[:, None]  # (N, L)
+    tokens = (bounds[:-1, None] + slots).clamp(max=max(call.k.shape[2] - 1, 0))
+
+    def unpack(x: Tensor) -> Tensor:
+        """``(1, H, T, ...)`` to ``(N, H, L, ...)``."""
+        return x[0][:, tokens].transpose(0, 1)
+
+    phi, psi = call.feature_pair
+    alone = replace(
+        call, q=unpack(call.q), k=unpack(call.k), v=unpack(call.v), features=(unpack(phi), unpack(psi)),
+        salient=None if call.salient is None else unpack(call.salient_mask()),
+        scores=None if call.scores is None else unpack(call.scores),
+        gate=None if call.gate is None else unpack(call.gate),
+        key_mask=real if call.key_mask is None else real & call.key_mask[0][tokens], cu_seqlens=None,
+    )  # fmt: skip
+    output, state = _run(alone, impl)
+    return HybridOutput(output.transpose(1, 2)[real].transpose(0, 1).unsqueeze(0), state)

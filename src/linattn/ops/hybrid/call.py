@@ -1,7 +1,5 @@
 """The arguments of one call of hybrid attention, checked together before any work is done."""
 
-import math
-import numbers
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -14,12 +12,11 @@ from linattn.ops.hybrid.types import (
     HybridState,
     Layout,
     SalientBudget,
-    SalientCache,
     Units,
     Window,
-    WindowRing,
 )
 from linattn.ops.shared import checks
+from linattn.ops.shared.call import num_sequences
 from linattn.ops.shared.types import LinearState
 
 SHORTEST_CHUNK, LONGEST_CHUNK = 16, 64
@@ -107,10 +104,6 @@ class HybridCall:
         return self.budget is not None and self.scores is None
 
     @property
-    def caps(self) -> bool:
-        return self.budget is not None and self.budget.cap is not None
-
-    @property
     def logit_scale(self) -> float:
         return self.q.shape[3] ** -0.5 if self.scale is None else self.scale
 
@@ -132,30 +125,20 @@ class HybridCall:
 
     def check(self) -> None:
         """Raise TypeError or ValueError that names the argument and what is allowed."""
-        self._check_shapes()
+        checks.check_qkv(self.q, self.k, self.v)
+        self._check_features()
         self._check_options()
         values = checks.check_values(self.q, self.validate)
         B, _, T, _ = self.k.shape
-        if self.key_mask is not None:
-            checks.check_key_mask(self.key_mask, B, T, self.q)
-        if self.cu_seqlens is not None:
-            checks.check_cu_seqlens(self.cu_seqlens, B, T, self.q, values)
+        checks.check_key_mask(self.key_mask, B, T, self.q)
+        checks.check_cu_seqlens(self.cu_seqlens, B, T, self.q, values)
         self._check_choice(values)
         if self.initial_state is not None:
             self._check_state(self.initial_state)
 
-    def _check_shapes(self) -> None:
+    def _check_features(self) -> None:
         q, k, v = self.q, self.k, self.v
-        checks.check_tensor("q", q, "(B, H, T, K)", 4)
-        checks.check_tensor("k", k, "(B, H_kv, T, K)", 4)
-        checks.check_tensor("v", v, "(B, H_kv, T, V)", 4)
-        checks.check_same("q", q, k=k, v=v, gate=self.gate)
-        checks.check_groups(q.shape[1], k.shape[1])
-        checks.check_size("k", "head dimension", k.shape[3], q.shape[3], "q")
-        checks.check_size("v", "number of heads", v.shape[1], k.shape[1], "k")
-        for name, x in (("k", k), ("v", v)):
-            checks.check_size(name, "batch size", x.shape[0], q.shape[0], "q")
-            checks.check_size(name, "length", x.shape[2], q.shape[2], "q")
+        checks.check_same("q", q, gate=self.gate)
         if self.gate is not None:
             checks.check_tensor("gate", self.gate, "(B, H, T, V)", 4)
             checks.check_shape("gate", self.gate, (*q.shape[:3], v.shape[3]))
@@ -171,13 +154,10 @@ class HybridCall:
     def _check_options(self) -> None:
         checks.check_choice("layout", self.layout, LAYOUTS)
         checks.check_choice("units", self.units, UNITS)
-        for name, value in (("window", self.window), ("delay", self.delay)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ValueError(f"{name} must be a whole number >= 0, got {value!r}")
-        if self.scale is not None and not (_is_number(self.scale) and self.scale > 0):
-            raise ValueError(f"scale must be a positive number or None (K**-0.5), got {self.scale!r}")
-        if not (_is_number(self.eps) and self.eps >= 0):
-            raise ValueError(f"eps must be a number >= 0, got {self.eps!r}")
+        checks.check_integer("window", self.window, least=0)
+        checks.check_integer("delay", self.delay, least=0)
+        checks.check_scale(self.scale)
+        checks.check_eps(self.eps)
 
     def _check_choice(self, values: bool) -> None:
         B, H_kv, T, _ = self.k.shape
@@ -222,30 +202,22 @@ class HybridCall:
     def _check_state(self, state: object) -> None:
         if not isinstance(state, HybridState):
             raise TypeError(f"initial_state must be a HybridState or None, got {type(state).__name__}")
-        n = self.k.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
-        H_kv, K, V, Fs, R = (
-            self.k.shape[1],
-            self.k.shape[3],
-            self.v.shape[3],
-            self.feature_pair[1].shape[3],
-            self.ring_size,
-        )
-        ring, cache = state.window, state.salient
+        n, H_kv, R = num_sequences(self.k, self.cu_seqlens), self.k.shape[1], self.ring_size
+        K, V, Fs = (x.shape[3] for x in (self.k, self.v, self.feature_pair[1]))
         shapes: list[tuple[str, Tensor, tuple[int, ...]]] = [
             ("length", state.length, (n,)),
-            *(
-                (f"window.{name}", x, (n, H_kv, R, *more))
-                for name, x, more in zip(WindowRing._fields, ring, ((K,), (V,), (Fs,), (), ()), strict=True)
-            ),
-            *zip(("linear.kv", "linear.k"), state.linear, ((n, H_kv, Fs, V), (n, H_kv, Fs)), strict=True),
+            ("linear.kv", state.linear.kv, (n, H_kv, Fs, V)),
+            ("linear.k", state.linear.k, (n, H_kv, Fs)),
         ]
-        if cache is not None:
+        widths = {"k": (K,), "v": (V,), "features": (Fs,)}
+        for name, x in state.window._asdict().items():
+            shapes.append((f"window.{name}", x, (n, H_kv, R, *widths.get(name, ()))))
+        if state.salient is not None:
             cap = None if self.budget is None else self.budget.cap
-            M, kept = (cache.k.shape[2], 0) if cap is None else (cap, Fs)  # without a cap nothing leaves the cache
-            shapes += [
-                (f"salient.{name}", x, (n, H_kv, M, *more))
-                for name, x, more in zip(SalientCache._fields, cache, ((K,), (V,), (kept,), (), (), ()), strict=True)
-            ]
+            M = state.salient.k.shape[2] if cap is None else cap
+            widths["features"] = (0 if cap is None else Fs,)  # without a cap nothing leaves the cache
+            for name, x in state.salient._asdict().items():
+                shapes.append((f"salient.{name}", x, (n, H_kv, M, *widths.get(name, ()))))
         for name, x, shape in shapes:
             checks.check_shape(f"initial_state.{name}", x, shape)
             checks.check_device(f"initial_state.{name}", x, self.q)
@@ -256,7 +228,3 @@ class HybridCall:
         B, H_kv, _, Fs = self.feature_pair[1].shape
         kv = torch.zeros(B, H_kv, Fs, self.v.shape[3], dtype=dtype, device=self.k.device)
         return LinearState(kv, kv.new_zeros(B, H_kv, Fs))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, numbers.Real) and math.isfinite(value)

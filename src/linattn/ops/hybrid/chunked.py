@@ -111,8 +111,8 @@ def _block(plan: _Plan, c0: int, c1: int, state: LinearState) -> tuple[HybridSum
         more = weights.flatten(2, 4) @ chosen.v
         total, sums = total + weights.sum(-1), sums + more.unflatten(2, q.shape[2:5])
     linear, linear_total, state = _linear(plan, phi, exact, real, v, chosen, c0, c1, state)
-    found = (x.transpose(2, 3).flatten(1, 2).flatten(2, 3) for x in (sums, total, log_max, linear, linear_total))
-    return HybridSums(*found), state
+    parts = (x.transpose(2, 3).flatten(1, 2).flatten(2, 3) for x in (sums, total, log_max, linear, linear_total))
+    return HybridSums(*parts), state
 
 
 def _linear(

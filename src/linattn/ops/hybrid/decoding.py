@@ -120,8 +120,8 @@ def count_chosen(length: int, window: Window, budget: SalientBudget | None) -> i
     if budget is None:
         return 0
     L = budget.chunk
-    found = budget.chosen_of(max(0, max(length - 1, 0) // L - window.wait))
-    return found if budget.cap is None else min(found, budget.cap)
+    chosen = budget.chosen_of(max(0, max(length - 1, 0) // L - window.wait))
+    return chosen if budget.cap is None else min(chosen, budget.cap)
 
 
 @torch.no_grad()
@@ -244,8 +244,8 @@ def scored(queries: Tensor, rows: Tensor, scores: Tensor, length: int, steps: in
     back = t[:, None] - torch.arange(length - first, device=q.device)
     others = logits.masked_fill(((back <= 0) | (back >= L)).unsqueeze(1), -torch.inf)
     itself = logits[..., begins - first :].diagonal(dim1=2, dim2=4).mT  # (B, H_kv, m, G)
-    found = of_group(score_of(itself, others, budget.score), budget.reduce, 3)
-    return torch.cat([scores[..., : begins - first], found, scores[..., length - first :]], 2)
+    new = of_group(score_of(itself, others, budget.score), budget.reduce, 3)
+    return torch.cat([scores[..., : begins - first], new, scores[..., length - first :]], 2)
 
 
 def add_rows(sums: Tensor, rows: Tensor, where: Tensor, width: int) -> Tensor:

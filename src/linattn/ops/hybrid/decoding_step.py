@@ -24,17 +24,7 @@ LEAST_ROOM = 64  # slots that a table without a cap grows by
 LEAST_LOGIT = -60.0
 
 
-class StepToken(NamedTuple):
-    """One token of each sequence, in the dtype of the table, with query heads grouped by the key head they share."""
-
-    q: Tensor  # (B H_kv, G, K), not scaled
-    k: Tensor  # (B, H_kv, 1, K)
-    v: Tensor  # (B, H_kv, 1, V)
-    query_features: Tensor  # (B H_kv, G, F)
-    features: Tensor  # (B, H_kv, 1, F)
-
-
-class Places(NamedTuple):
+class StepPlaces(NamedTuple):
     """Where the tokens of one step lie, which is the same in all layers of a model."""
 
     ended: tuple[tuple[Tensor | None, int], ...]  # rows (None: all) in which a chunk ended, and their length
@@ -49,37 +39,50 @@ class Places(NamedTuple):
     leaving: Tensor | bool  # whether the token that was in the slot is added to the sums; (B, 1, 1) if rows differ
 
 
-def decoding_step(
-    token: StepToken, state: DecodingState, gate: Tensor | None, units: Units
+def hybrid_attention_decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: DecodingState,
+    *,
+    features: tuple[Tensor, Tensor] | None = None,
+    gate: Tensor | None = None,
+    units: Units = "row_max",
 ) -> tuple[Tensor, DecodingState]:
-    """The output ``(B H_kv, G, V)`` of one token, and the next state in the same memory.
+    """Decode one token ``(B, heads, 1, .)`` of each sequence without gradients, in as few operations as possible.
+
+    All tokens must be real. The state, made by :func:`linattn.ops.hybrid.decoding.begin`, is overwritten. Nothing is
+    checked: this is the inner loop of models, whose inputs have the same form in every step.
 
     ``o = (sum p_i v_i + u g * phi . kv) / (1 + u phi . z)``, where ``p`` is the softmax over the exact keys and ``u``
     the value of a linear weight of 1 in units of p: the largest ``p_i``, or with ``units="one"`` the largest ``p_i``
     over ``e^m`` with ``m`` the largest logit. The two sums of each part come from one product.
     """
-    state, logits, values, phi = _write_and_weigh(token, state)
-    V = token.v.shape[3]
+    (B, H), H_kv, V = q.shape[:2], k.shape[1], v.shape[3]
+    phi, psi = (q[..., :0], k[..., :0]) if features is None else features
+    q, phi = (x.reshape(B * H_kv, H // H_kv, x.shape[3]) for x in (q, phi))  # the query heads of each key head
+    state, logits, values = _write_and_weigh(q, torch.cat([psi, k, v], -1), k.shape[3], state)
     weights = logits.softmax(-1)
-    found = torch.bmm(weights, values)
+    output = torch.bmm(weights, values)
     if phi.shape[2]:
         unit = weights.amax(-1, keepdim=True)
         if units == "one":
             unit = unit / logits.amax(-1, keepdim=True).clamp_(min=LEAST_LOGIT).exp_()
-        phi, sums = phi * unit, state.sums.flatten(0, 1)
+        sums = state.sums.flatten(0, 1)
+        phi = phi.to(sums.dtype) * unit
         if gate is None:
-            found = torch.baddbmm(found, phi, sums)
+            output = torch.baddbmm(output, phi, sums)
         else:
             linear = torch.bmm(phi, sums)
-            linear[..., :V].mul_(gate)
-            found = found.add_(linear)
-    return found[..., :V] / found[..., V : V + 1], state
+            linear[..., :V].mul_(gate.reshape(B * H_kv, H // H_kv, V).to(sums.dtype))
+            output = output.add_(linear)
+    return (output[..., :V] / output[..., V : V + 1]).view(B, H, 1, V).to(v.dtype), state
 
 
-def _write_and_weigh(token: StepToken, state: DecodingState) -> tuple[DecodingState, Tensor, Tensor, Tensor]:
-    """Write the token; returns the state, logits ``(B H_kv, G, N)``, values and ones, features of queries.
+def _write_and_weigh(q: Tensor, row: Tensor, K: int, state: DecodingState) -> tuple[DecodingState, Tensor, Tensor]:
+    """Write the token, a row ``(B, H_kv, 1, F + K + V)`` of the table; returns the state, logits ``(B H_kv, G, N)``.
 
-    Values and ones are ``(B H_kv, N, V + ONES)``.
+    The third result are values and ones, ``(B H_kv, N, V + ONES)``.
     """
     lengths, setting = state.lengths(), state.setting
     state = _with_room(state, max(count_chosen(n + 1, setting.window, setting.budget) for n in lengths))
@@ -87,18 +90,17 @@ def _write_and_weigh(token: StepToken, state: DecodingState) -> tuple[DecodingSt
     places = _places(lengths, setting, H_kv, M, state.table.device, state.sums.dtype)
     for rows, length in places.ended:
         _end_chunk(state, rows, length)
-    _write(token, state, places)
-    K, Fs, dtype = token.k.shape[3], token.features.shape[3], state.sums.dtype
-    read = state.table[:, :, places.first : places.last, Fs:].flatten(0, 1).to(dtype)
-    q, phi = token.q.to(dtype), token.query_features.to(dtype)
+    _write(q, row, state, places)
+    dtype = state.sums.dtype
+    read = state.table[:, :, places.first : places.last, state.sums.shape[2] :].flatten(0, 1).to(dtype)
+    q = q.to(dtype)
     start, share = (q[:, :1, :1], 0) if places.hidden is None else (places.hidden, 1)
     logits = torch.baddbmm(start, q, read[..., :K].mT, beta=share, alpha=setting.scale)
-    return state._replace(steps=state.steps + 1), logits, read[..., K:], phi
+    return state._replace(steps=state.steps + 1), logits, read[..., K:]
 
 
-def _write(token: StepToken, state: DecodingState, places: Places) -> None:
-    row = torch.cat([token.features, token.k, token.v], -1)
-    table, sums, Fs = state.table, state.sums, token.features.shape[3]
+def _write(q: Tensor, row: Tensor, state: DecodingState, places: StepPlaces) -> None:
+    table, sums, Fs = state.table, state.sums, state.sums.shape[2]
     if places.leaving is not False:
         old = table.select(2, places.slot) if places.slots is None else table[places.rows, :, places.slots]
         old = old.to(sums.dtype)
@@ -110,7 +112,7 @@ def _write(token: StepToken, state: DecodingState, places: Places) -> None:
         table[..., :-ONES][places.rows, :, places.slots] = row.squeeze(2)
     if state.queries is None:
         return
-    q = token.q.unflatten(0, row.shape[:2])
+    q = q.unflatten(0, row.shape[:2])
     if places.turns is None:
         state.queries.select(2, places.turn).copy_(q)
     else:
@@ -120,7 +122,7 @@ def _write(token: StepToken, state: DecodingState, places: Places) -> None:
 @lru_cache(maxsize=16)  # for the layers of a model, which may differ in their settings
 def _places(
     lengths: tuple[int, ...], setting: Setting, heads: int, M: int, device: torch.device, dtype: torch.dtype
-) -> Places:
+) -> StepPlaces:
     window, budget, W = setting.window, setting.budget, setting.window.size
     chosen = [count_chosen(n + 1, window, budget) for n in lengths]
     held = [n + 1 - window_start(n + 1, window) for n in lengths]
@@ -135,7 +137,7 @@ def _places(
     )
     leaving = [not chunks and n >= W for n in lengths]
     if same:
-        return Places(ended, first, last, slots[0], lengths[0] % W, None, None, None, None, leaving[0])
+        return StepPlaces(ended, first, last, slots[0], lengths[0] % W, None, None, None, None, leaving[0])
     begins, stops = [M - c for c in chosen], [M + h for h in held]
     turns = [n % W for n in lengths]
     numbers = torch.tensor([slots, turns, begins, stops, leaving], device=device)  # one transfer
@@ -146,7 +148,7 @@ def _places(
         hidden = torch.zeros(empty.shape, dtype=dtype, device=device).masked_fill_(empty, -torch.inf)
         hidden = hidden.repeat_interleave(heads, 0).unsqueeze(1)
     differ = len(set(leaving)) > 1
-    return Places(
+    return StepPlaces(
         ended, first, last, slots[0], turns[0], torch.arange(len(lengths), device=device), numbers[0], numbers[1],
         hidden, numbers[4, :, None, None].to(dtype) if differ else leaving[0],
     )  # fmt: skip
@@ -172,10 +174,10 @@ def _end_chunk(state: DecodingState, rows: Tensor | None, length: int) -> None:
         _end_chunk_of_all(state, length)
         return
     held = {name: x for name in WRITTEN if (x := getattr(state, name)) is not None}
-    own = {name: x.index_select(0, rows) for name, x in held.items()}
-    _end_chunk_of_all(state._replace(**own), length)
+    some = {name: x.index_select(0, rows) for name, x in held.items()}
+    _end_chunk_of_all(state._replace(**some), length)
     for name, x in held.items():
-        x.index_copy_(0, rows, own[name])
+        x.index_copy_(0, rows, some[name])
 
 
 def _end_chunk_of_all(state: DecodingState, length: int) -> None:

@@ -1,9 +1,10 @@
 """Places of tokens in rows without padding, after a state's tokens: index arithmetic that stays on the device."""
 
-from typing import NamedTuple
-
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from linattn.ops.shared.types import LinearState
 
 
 class Places:
@@ -50,19 +51,14 @@ class Places:
         if self._held:
             held = new.new_zeros(*new.shape[:2], self._held, *new.shape[3:]) if held is None else held.to(new)
             new = torch.cat([held, new], 2)
-        hidden = ~self.real[:, None]
-        found = take(new, self._source[:, None].expand(-1, new.shape[1], -1))
-        return found.masked_fill(hidden if found.ndim == 3 else hidden.unsqueeze(-1), 0)
+        return blank(take(new, self._source[:, None].expand(-1, new.shape[1], -1)), ~self.real[:, None])
 
     def back(self, rows: Tensor) -> Tensor:
         """Take the tokens ``(B, H, T, ...)`` back out of rows; 0 at masked tokens."""
         if self._plain:
             return rows
-        found = take(rows, self._target[:, None].expand(-1, rows.shape[1], -1))
-        if self._key_mask is None:
-            return found
-        hidden = ~self._key_mask[:, None]
-        return found.masked_fill(hidden if found.ndim == 3 else hidden.unsqueeze(-1), 0)
+        x = take(rows, self._target[:, None].expand(-1, rows.shape[1], -1))
+        return x if self._key_mask is None else blank(x, ~self._key_mask[:, None])
 
     def is_old(self) -> Tensor | None:
         """``(B, S)``: which places hold tokens of the state; None: none do."""
@@ -76,29 +72,25 @@ def take(x: Tensor, index: Tensor) -> Tensor:
     return x.gather(2, index.unsqueeze(-1).expand(*index.shape, x.shape[-1]))
 
 
+def blank(x: Tensor, where: Tensor, value: float = 0) -> Tensor:
+    """``x (B, H, N, ...)`` with a value in the entries that ``where (B, 1 or H, N)`` marks."""
+    return x.masked_fill(where if x.ndim == 3 else where.unsqueeze(-1), value)
+
+
 def first_true(flags: Tensor, count: int) -> Tensor:
     """Indices of the first ``count`` True entries of the last axis, in order; if there are fewer, False ones follow."""
     return (~flags).to(torch.uint8).argsort(dim=-1, stable=True)[..., :count]
 
 
-class Packing(NamedTuple):
-    """Layout of packed sequences with one padded row each: ``tokens (N, L)`` says which token lies where."""
-
-    tokens: Tensor
-    mask: Tensor  # (N, L) bool
-
-    def unpack(self, x: Tensor) -> Tensor:
-        """``(1, H, T, ...)`` to ``(N, H, L, ...)``."""
-        return x[0][:, self.tokens].transpose(0, 1)
-
-    def pack(self, x: Tensor) -> Tensor:
-        """``(N, H, L, ...)`` to ``(1, H, T, ...)``."""
-        return x.transpose(1, 2)[self.mask].transpose(0, 1).unsqueeze(0)
+def whole_chunks(x: Tensor, chunk: int) -> Tensor:
+    """``x (B, H, S, ...)`` with zeros appended up to a multiple of chunk."""
+    more = -x.shape[2] % chunk
+    if more == 0:  # padding by nothing is a copy
+        return x
+    return F.pad(x, (0, more) if x.ndim == 3 else (0, 0, 0, more))
 
 
-def packing(cu_seqlens: Tensor, length: int) -> Packing:
-    """The layout with rows as long as the longest sequence. The host must know that length: it waits for a GPU."""
-    bounds = cu_seqlens.long()
-    lengths = bounds.diff()
-    slots = torch.arange(int(lengths.max()), device=bounds.device)
-    return Packing((bounds[:-1, None] + slots).clamp(max=max(length - 1, 0)), slots < lengths[:, None])
+def add(state: LinearState, features: Tensor, v: Tensor, where: Tensor) -> LinearState:
+    """The sums with the tokens added that ``where (B, H_kv, N)`` marks."""
+    features = features * where.unsqueeze(-1)
+    return LinearState(state.kv + features.mT @ v, state.k + features.sum(2))

@@ -1,23 +1,19 @@
 """The types of hybrid attention: which keys are exact, how many may be chosen, and what a state remembers."""
 
-import numbers
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.checks import check_choice, check_integer, check_number
 from linattn.ops.shared.types import LinearState
 
 Layout = Literal["sliding", "chunks"]
 Units = Literal["row_max", "one"]
 Score = Literal["log_prob", "kl"]
 Reduce = Literal["mean", "max"]
-LAYOUTS = ("sliding", "chunks")
-UNITS = ("row_max", "one")
-SCORES = ("log_prob", "kl")
-REDUCTIONS = ("mean", "max")
+LAYOUTS, UNITS, SCORES, REDUCTIONS = map(get_args, (Layout, Units, Score, Reduce))
 # A position that no sequence reaches: a token that is exact until this position stays exact for good.
 FOREVER = torch.iinfo(torch.int64).max
 
@@ -86,11 +82,9 @@ class SalientBudget:
     reduce: Reduce = "mean"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.ratio, numbers.Real) or not 0 <= self.ratio <= 1:
-            raise ValueError(f"ratio must be a number from 0 to 1, got {self.ratio!r}")
-        for name, value, least in (("chunk", self.chunk, 1), ("sinks", self.sinks, 0)):
-            if not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
+        check_number("ratio", self.ratio, least=0, most=1)
+        check_integer("chunk", self.chunk)
+        check_integer("sinks", self.sinks, least=0)
         if self.cap is not None and (not isinstance(self.cap, int) or self.cap < max(1, self.sinks)):
             raise ValueError(f"cap must be a whole number >= 1 and >= sinks ({self.sinks}), or None, got {self.cap!r}")
         check_choice("score", self.score, SCORES)
@@ -108,8 +102,8 @@ class SalientBudget:
     def chosen_of(self, chunks: int) -> int:
         """How many tokens of the first ``chunks`` chunks are chosen, before the cap."""
         mixed = min(chunks, -(-self.sinks // self.chunk))  # chunks with sinks
-        found = sum(max(self.per_chunk, min(self.sinks - i * self.chunk, self.chunk)) for i in range(mixed))
-        return found + (chunks - mixed) * self.per_chunk
+        first = sum(max(self.per_chunk, min(self.sinks - i * self.chunk, self.chunk)) for i in range(mixed))
+        return first + (chunks - mixed) * self.per_chunk
 
 
 class WindowRing(NamedTuple):
@@ -226,5 +220,5 @@ class SalientList:
 
     def until_of_rows(self, length: int) -> Tensor:
         """``(B, H_kv, S)``: ``until`` of every token of the rows, 0 of those never chosen."""
-        own = self.until[..., self.head :]
-        return own.new_zeros(*own.shape[:2], length).scatter_reduce(2, self.index, own, "amax")
+        until = self.until[..., self.head :]
+        return until.new_zeros(*until.shape[:2], length).scatter_reduce(2, self.index, until, "amax")

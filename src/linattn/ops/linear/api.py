@@ -5,33 +5,36 @@
 with features ``phi = map(q)``, ``psi = map(k)``, a mask or decay M and a normaliser n.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Unpack
 
-import torch
 from torch import Tensor
 
-from linattn.kernels import linear as triton
-from linattn.kernels.common.which_kernel import is_step
-from linattn.ops.linear.call import FeatureMaps, LinearCall
-from linattn.ops.linear.chunked.sums import linear_sums as chunked
-from linattn.ops.linear.recurrent import linear_sums as recurrent
-from linattn.ops.linear.reference import linear_sums as reference
-from linattn.ops.maps.flows import join_outputs, split_decay, split_values
-from linattn.ops.shared.checks import autocast_dtype, check_tensor
-from linattn.ops.shared.choice import Choice, choose
-from linattn.ops.shared.packing import Form, compute_dtype
-from linattn.ops.shared.prepare import (
-    hide,
+from linattn.kernels import linear as kernels
+from linattn.ops.linear.call import (
+    FeatureMaps,
+    LinearCall,
+    StateOptions,
+    StepOptions,
+    join_outputs,
     log_decay_for,
     log_input_for,
     map_features,
     normalize,
-    turned,
+    rotated,
+    split_decay,
+    split_values,
     weigh,
-    without_autocast,
 )
+from linattn.ops.linear.chunked.sums import linear_sums as chunked
+from linattn.ops.linear.recurrent import linear_sums as recurrent
+from linattn.ops.linear.reference import linear_sums as reference
+from linattn.ops.shared.call import Choice, choose, compute_dtype, hide, output_dtype, without_autocast, zero_state
+from linattn.ops.shared.checks import check_token
 from linattn.ops.shared.rotation import Rotate
 from linattn.ops.shared.types import AttentionOutput, DecayIndex, LinearState, Normalizer, Pattern, Sums
+
+Form = Callable[[Tensor, Tensor, Tensor, Pattern, LinearState], Sums]
 
 FORMS: dict[str, Form] = {"reference": reference, "recurrent": recurrent, "chunked": chunked}
 
@@ -117,21 +120,12 @@ def linear_attention_with_state(
     v: Tensor,
     *,
     initial_state: LinearState | None = None,
-    causal: bool = False,
-    log_decay: Tensor | None = None,
-    log_input: Tensor | None = None,
-    normalizer: Normalizer = "sum",
-    eps: float = 1e-6,
-    feature_map: FeatureMaps = None,
-    norm_features: tuple[Tensor, Tensor] | None = None,
-    key_mask: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    decay_index: DecayIndex | None = None,
     impl: str = "auto",
-    validate: bool | None = None,
+    **options: Unpack[StateOptions],
 ) -> AttentionOutput:
     """:func:`linear_attention` that starts from a state and also returns the state after the last token.
 
+    ``options`` are those of :func:`linear_attention` but ``rotate``, which counts positions from the first token.
     Causal: a sequence may be cut anywhere; if the state is handed over, the pieces give what the whole sequence gives.
     Bidirectional: the state is the sum over all keys so far. A bidirectional decay has no state and is refused.
     With ``cu_seqlens`` the state has one row per sequence.
@@ -147,9 +141,7 @@ def linear_attention_with_state(
         >>> torch.allclose(torch.cat([start, end], dim=2), linear_attention(q, k, v, causal=True), atol=1e-5)
         True
     """
-    call = LinearCall(q, k, v, causal, log_decay, normalizer, eps, feature_map, norm_features, key_mask,
-                      cu_seqlens, decay_index, validate, initial_state, True, log_input)  # fmt: skip
-    return run(call, impl)
+    return run(LinearCall(q, k, v, initial_state=initial_state, need_state=True, **options), impl)
 
 
 def linear_attention_step(
@@ -157,21 +149,14 @@ def linear_attention_step(
     k_t: Tensor,
     v_t: Tensor,
     state: LinearState | None,
-    *,
-    log_decay: Tensor | None = None,
-    log_input: Tensor | None = None,
-    normalizer: Normalizer = "sum",
-    eps: float = 1e-6,
-    feature_map: FeatureMaps = None,
-    norm_features: tuple[Tensor, Tensor] | None = None,
-    decay_index: DecayIndex | None = None,
-    validate: bool | None = None,
+    **options: Unpack[StepOptions],
 ) -> AttentionOutput:
     """One decoding step of causal :func:`linear_attention`: attend with one token and return the next state.
 
-    ``q_t (B, H, K)``, ``k_t (B, H_kv, K)`` and ``v_t (B, H_kv, V)`` are the token's, and so are ``log_decay``,
-    ``(H_kv,)``, ``(B, H_kv)`` or ``(B, H_kv, K)``, and ``log_input (B, H_kv)``. A state of None is empty.
-    Returns the output ``(B, H, V)`` and the next state.
+    ``q_t (B, H, K)``, ``k_t (B, H_kv, K)`` and ``v_t (B, H_kv, V)`` are the token's. A state of None is empty. Of the
+    options of :func:`linear_attention` ``log_decay``, ``(H_kv,)``, ``(B, H_kv)`` or ``(B, H_kv, K)``, ``log_input
+    (B, H_kv)`` and ``norm_features`` are the token's; ``normalizer``, ``eps``, ``feature_map``, ``decay_index`` and
+    ``validate`` are as there. Returns the output ``(B, H, V)`` and the next state.
 
     Example:
         >>> import torch
@@ -183,85 +168,67 @@ def linear_attention_step(
         >>> torch.allclose(output, linear_attention(q, k, v, causal=True)[:, :, -1], atol=1e-5)
         True
     """
-    for name, x, shape in (
-        ("q_t", q_t, "(B, H, K)"),
-        ("k_t", k_t, "(B, H_kv, K)"),
-        ("v_t", v_t, "(B, H_kv, V)"),
-    ):
-        check_tensor(name, x, shape, 3)
+    check_token(q_t, k_t, v_t)
     # Anything that is not a tensor is passed on unchanged: the call's own check raises an error that names it.
+    log_decay, pair = options.get("log_decay"), options.get("norm_features")
     if isinstance(log_decay, Tensor) and log_decay.ndim > 1:
-        log_decay = log_decay.unsqueeze(2)
-    if isinstance(log_input, Tensor):
-        log_input = log_input.unsqueeze(-1)
-    if isinstance(norm_features, tuple):
-        norm_features = tuple(x.unsqueeze(2) if isinstance(x, Tensor) else x for x in norm_features)  # type: ignore[assignment]
-    call = LinearCall(q_t.unsqueeze(2), k_t.unsqueeze(2), v_t.unsqueeze(2), True, log_decay, normalizer, eps,
-                      feature_map, norm_features, None, None, decay_index, validate, state, True,
-                      log_input)  # fmt: skip
-    out = run(call, "auto")
+        options["log_decay"] = log_decay.unsqueeze(2)
+    if isinstance(options.get("log_input"), Tensor):
+        options["log_input"] = options["log_input"].unsqueeze(-1)  # type: ignore[union-attr]
+    if isinstance(pair, tuple):
+        options["norm_features"] = tuple(x.unsqueeze(2) if isinstance(x, Tensor) else x for x in pair)  # type: ignore[typeddict-item]
+    q, k, v = (x.unsqueeze(2) for x in (q_t, k_t, v_t))
+    out = run(LinearCall(q, k, v, causal=True, initial_state=state, need_state=True, **options), "auto")
     return AttentionOutput(out.output.squeeze(2), out.state)
 
 
-def explain(q: Tensor, k: Tensor, v: Tensor, *, impl: str = "auto", **options: Any) -> Choice:
-    """Which implementation ``linear_attention(q, k, v, **options)`` takes, and why.
-
-    The arguments are checked as in the real call, so wrong ones raise the same error.
-
-    Example:
-        >>> import torch
-        >>> from linattn import explain
-        >>> q = torch.randn(1, 2, 16, 8)
-        >>> explain(q, q, q, causal=True).impl
-        'chunked'
-    """
-    call = LinearCall(q, k, v, **options)
+def checked_choice(call: LinearCall, impl: str) -> Choice:
+    """Check the call and choose its form."""
     call.check()
-    return choose(impl, q, lambda: triton.against(call), one_token=is_step(call), own_gradients=True)
+    return choose(impl, call.q, lambda: kernels.against(call), one_token=call.is_step, own_gradients=True)
 
 
 def run(call: LinearCall, impl: str) -> AttentionOutput:
     """Run a call, for use inside the library: a ``LinearCall`` has more options than the functions above."""
-    call.check()
-    q, k, v = call.q, call.k, call.v
-    chosen = choose(impl, q, lambda: triton.against(call), one_token=is_step(call), own_gradients=True).impl
-    out_dtype = v.dtype if v.dtype == torch.float64 else autocast_dtype(q) or v.dtype
+    chosen = checked_choice(call, impl).impl
+    q, v, mask, flows = call.q, call.v, call.key_mask, call.flows
+    dtype, out_dtype = compute_dtype(q, call.k, v), output_dtype(v)
     with without_autocast(q):
         # Wipe padding before the map too: it may be NaN, and a gradient of 0 through a NaN would be NaN.
-        k = hide(k, call.key_mask)
-        initial = call.initial_state
+        k, initial = hide(call.k, mask), call.initial_state
         if initial is not None:
-            dtype = compute_dtype(q, k, v)
             initial = LinearState(initial.kv.to(dtype), initial.k.to(dtype))
         if chosen == "triton":
-            return triton.attend(q, k, v, initial, call, out_dtype)
-        phi, psi, norm_features = turned(*map_features(q, k, call.feature_map), call)
+            return kernels.attend(q, k, v, initial, call, out_dtype)
         form = FORMS[chosen]
-        log_input = split_decay(log_input_for(call.log_input, call.key_mask), call.flows)
-        psi, v = weigh(hide(psi, call.key_mask), log_input), split_values(hide(v, call.key_mask), call.flows)
+        phi, psi, norm_features = rotated(*map_features(q, k, call.feature_map), call)
+        log_input = split_decay(log_input_for(call.log_input, mask), flows)
+        psi, v = weigh(hide(psi, mask), log_input), split_values(hide(v, mask), flows)
         index = call.decay_index or ("query" if call.causal else "key")
-        decay = split_decay(log_decay_for(call.log_decay, call.key_mask), call.flows)
+        decay = split_decay(log_decay_for(call.log_decay, mask), flows)
         pattern = Pattern(call.causal, decay, index, call.cu_seqlens)
         if norm_features is None:
-            sums = form(phi, psi, v, pattern, initial)
+            sums = form(phi, psi, v, pattern, zero_state(psi, v, call.cu_seqlens) if initial is None else initial)
         else:
             norm_q, norm_k = norm_features
-            norm_k = weigh(hide(norm_k, call.key_mask), log_input)
-            sums = _with_own_denominator(form, phi, psi, v, pattern, initial, (norm_q, norm_k))
+            sums = _with_own_denominator(
+                form, phi, psi, v, pattern, initial, norm_q, weigh(hide(norm_k, mask), log_input)
+            )
         output = normalize(sums.numerator, sums.denominator, call.normalizer, call.eps).to(out_dtype)
-    return AttentionOutput(join_outputs(output, call.flows, k.shape[1]), sums.state)
+    return AttentionOutput(join_outputs(output, flows, k.shape[1]), sums.state)
 
 
 def _with_own_denominator(
-    form: Form, phi: Tensor, psi: Tensor, v: Tensor, pattern: Pattern, initial: LinearState | None,
-    norm_features: tuple[Tensor, Tensor],
+    form: Form, phi: Tensor, psi: Tensor, v: Tensor, pattern: Pattern, initial: LinearState | None, norm_q: Tensor,
+    norm_k: Tensor,
 ) -> Sums:  # fmt: skip
     """The sums with a denominator of its own: a second linear attention over the norm features, with empty values."""
     nothing = v[..., :0]
-    start, norm_start = None, None
-    if initial is not None:
+    if initial is None:
+        start, norm_start = zero_state(psi, v, pattern.cu_seqlens), zero_state(norm_k, nothing, pattern.cu_seqlens)
+    else:
         start = LinearState(initial.kv, initial.kv.new_zeros(initial.kv.shape[:3]))
         norm_start = LinearState(initial.kv.new_zeros(*initial.k.shape, 0), initial.k)
     values = form(phi, psi, v, pattern, start)
-    norms = form(*norm_features, nothing, pattern, norm_start)
+    norms = form(norm_q, norm_k, nothing, pattern, norm_start)
     return Sums(values.numerator, norms.denominator, LinearState(values.state.kv, norms.state.k))

@@ -1,17 +1,39 @@
-"""The arguments of one call of linear attention, checked together before any work is done."""
+"""The arguments of one call of linear attention: checked together before any work, then as the forms take them."""
 
-import numbers
 from dataclasses import dataclass
+from typing import TypedDict
 
+import torch
 from torch import Tensor
 
 from linattn.ops.maps import FeatureMap
 from linattn.ops.shared import checks
-from linattn.ops.shared.packing import num_sequences
+from linattn.ops.shared.call import num_sequences
 from linattn.ops.shared.rotation import Rotate
-from linattn.ops.shared.types import DECAY_INDICES, NORMALIZERS, DecayIndex, LinearState, Normalizer
+from linattn.ops.shared.types import DECAY_INDICES, NORMALIZERS, STRONGEST_DECAY, DecayIndex, LinearState, Normalizer
 
 FeatureMaps = FeatureMap | tuple[FeatureMap, FeatureMap] | None
+
+
+class StepOptions(TypedDict, total=False):
+    """The options of ``linear_attention`` that a step of decoding has too."""
+
+    log_decay: Tensor | None
+    log_input: Tensor | None
+    normalizer: Normalizer
+    eps: float
+    feature_map: FeatureMaps
+    norm_features: tuple[Tensor, Tensor] | None
+    decay_index: DecayIndex | None
+    validate: bool | None
+
+
+class StateOptions(StepOptions, total=False):
+    """The options of ``linear_attention`` that go with a state: all but ``rotate`` and ``impl``."""
+
+    causal: bool
+    key_mask: Tensor | None
+    cu_seqlens: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -40,77 +62,77 @@ class LinearCall:
     rotate: Rotate | None = None
     tf32: bool = False
 
+    @property
+    def is_step(self) -> bool:
+        """Whether the call is one token of decoding."""
+        alone = self.key_mask is None and self.cu_seqlens is None
+        return self.causal and self.need_state and alone and self.k.shape[2] == 1
+
+    @property
+    def maps(self) -> tuple[FeatureMap | None, FeatureMap | None]:
+        """The feature maps of q and of k."""
+        return self.feature_map if isinstance(self.feature_map, tuple) else (self.feature_map, self.feature_map)
+
+    @property
+    def flows(self) -> int:
+        """How many virtual heads the maps make of each head."""
+        return flows_of(self.maps[1])
+
+    def num_features(self, side: int) -> int:
+        """Width of the features of q (side 0) or k (side 1)."""
+        width, feature_map = (self.q, self.k)[side].shape[3], self.maps[side]
+        return width if feature_map is None else feature_map.num_features(width)
+
     def check(self) -> None:
         """Raise TypeError or ValueError that names the argument and what is allowed."""
-        self._check_shapes()
+        checks.check_qkv(
+            self.q, self.k, self.v, one_length=False, one_width=not isinstance(self.feature_map, tuple)
+        )  # fmt: skip
         self._check_options()
+        self._check_maps()
         values = checks.check_values(self.q, self.validate)
         B, H_kv, Tk, _ = self.k.shape
-        if self.key_mask is not None:
-            checks.check_key_mask(self.key_mask, B, Tk, self.q)
-        if self.cu_seqlens is not None:
-            checks.check_cu_seqlens(self.cu_seqlens, B, Tk, self.q, values)
+        checks.check_key_mask(self.key_mask, B, Tk, self.q)
+        checks.check_cu_seqlens(self.cu_seqlens, B, Tk, self.q, values)
         if self.log_decay is not None:
-            features = self.num_features(1)
-            allowed = [(H_kv,), (B, H_kv, Tk), (B, H_kv, Tk, features)]
+            allowed = [(H_kv,), (B, H_kv, Tk), (B, H_kv, Tk, self.num_features(1))]
             checks.check_log_decay(self.log_decay, allowed, self.q, values)
-        self._check_log_input(values)
+        if self.log_input is not None:
+            checks.check_tensor("log_input", self.log_input, "(B, H_kv, Tk)", 3)
+            checks.check_shape("log_input", self.log_input, (B, H_kv, Tk))
+            checks.check_device("log_input", self.log_input, self.q)
+            checks.check_log_input(self.log_input, self.key_mask, values)
         self._check_equal_lengths()
         self._check_norm_features()
         self._check_state()
 
-    def _check_shapes(self) -> None:
-        q, k, v = self.q, self.k, self.v
-        checks.check_tensor("q", q, "(B, H, Tq, K)", 4)
-        checks.check_tensor("k", k, "(B, H_kv, Tk, K)", 4)
-        checks.check_tensor("v", v, "(B, H_kv, Tk, V)", 4)
-        checks.check_same("q", q, k=k, v=v)
-        checks.check_size("k", "batch size", k.shape[0], q.shape[0], "q")
-        checks.check_size("v", "batch size", v.shape[0], q.shape[0], "q")
-        checks.check_size("v", "number of heads", v.shape[1], k.shape[1], "k")
-        checks.check_size("v", "length", v.shape[2], k.shape[2], "k")
-        checks.check_groups(q.shape[1], k.shape[1])
-        if self.feature_map is None or not isinstance(self.feature_map, tuple):
-            checks.check_size("k", "head dimension", k.shape[3], q.shape[3], "q")
-
     def _check_options(self) -> None:
         checks.check_choice("normalizer", self.normalizer, NORMALIZERS)
         checks.check_choice("decay_index", self.decay_index, (*DECAY_INDICES, None))
-        if not isinstance(self.causal, bool):
-            raise TypeError(f"causal must be True or False, got {self.causal!r}")
-        if not isinstance(self.eps, numbers.Real) or isinstance(self.eps, bool) or not 0 <= self.eps < float("inf"):
-            raise ValueError(f"eps must be a number >= 0, got {self.eps!r}")
+        checks.check_flag("causal", self.causal)
+        checks.check_eps(self.eps)
         if self.validate is not None and not isinstance(self.validate, bool):
             raise TypeError(f"validate must be True, False or None, got {self.validate!r}")
+        if self.rotate is not None and not callable(self.rotate):
+            raise TypeError(f"rotate must be a function of the features of q and k, or None, got {self.rotate!r}")
+
+    def _check_maps(self) -> None:
         maps = self.maps
         if len(maps) != 2 or not all(m is None or isinstance(m, FeatureMap) for m in maps):
             raise TypeError(
                 "feature_map must be a FeatureMap such as EluPlusOne(), a pair of them, or None, "
                 f"got {self.feature_map!r}"
             )
-        if self.rotate is not None and not callable(self.rotate):
-            raise TypeError(f"rotate must be a function of the features of q and k, or None, got {self.rotate!r}")
-        flows = [1 if m is None else m.flows for m in maps]
-        if flows[0] != flows[1]:
-            raise ValueError(f"feature_map gives q {flows[0]} flows and k {flows[1]}; they must be equal")
+        for what, of_q, of_k in (
+            ("flows", flows_of(maps[0]), self.flows),
+            ("features", self.num_features(0), self.num_features(1)),
+        ):
+            if of_q != of_k:
+                raise ValueError(f"feature_map gives q {of_q} {what} and k {of_k}; they must be equal")
         if self.v.shape[3] % self.flows:
             raise ValueError(
                 f"feature_map has {self.flows} flows, v {self.v.shape[3]} channels for them: not a multiple"
             )
-        if self.num_features(0) != self.num_features(1):
-            raise ValueError(
-                f"feature_map gives q {self.num_features(0)} features and k {self.num_features(1)}; they must be equal"
-            )
-
-    def _check_log_input(self, values: bool) -> None:
-        if self.log_input is None:
-            return
-        checks.check_tensor("log_input", self.log_input, "(B, H_kv, Tk)", 3)
-        checks.check_shape("log_input", self.log_input, tuple(self.k.shape[:3]))
-        checks.check_device("log_input", self.log_input, self.q)
-        bad = ~(self.log_input < float("inf")) if values else None
-        if bad is not None and bool((bad if self.key_mask is None else bad & self.key_mask[:, None]).any()):
-            raise ValueError("log_input must be below +inf and not NaN at every real token")
 
     def _check_equal_lengths(self) -> None:
         Tq, Tk = self.q.shape[2], self.k.shape[2]
@@ -136,10 +158,8 @@ class LinearCall:
         pairs = (("q'", self.norm_features[0], self.q), ("k'", self.norm_features[1], self.k))
         for name, x, _ in pairs:
             checks.check_tensor(f"norm_features {name}", x, "(B, H, T, K)", 4)
-        if self.log_decay is not None and self.log_decay.ndim == 4:
-            features = self.log_decay.shape[3]
-        else:
-            features = self.norm_features[0].shape[-1]
+        per_channel = self.log_decay is not None and self.log_decay.ndim == 4
+        features = (self.log_decay if per_channel else self.norm_features[0]).shape[-1]  # type: ignore[union-attr]
         for name, x, like in pairs:
             checks.check_shape(f"norm_features {name}", x, (*like.shape[:3], features))
             checks.check_same("q", self.q, **{f"norm_features {name}": x})
@@ -149,34 +169,98 @@ class LinearCall:
             raise ValueError(
                 "a bidirectional log_decay has no state to hand over: use linear_attention, or causal=True"
             )
-        if self.initial_state is None:
-            return
-        if not isinstance(self.initial_state, LinearState):
-            raise TypeError(f"initial_state must be a LinearState(kv, k), got {type(self.initial_state).__name__}")
+        if self.need_state and self.rotate is not None:
+            raise ValueError("rotate counts positions from the first token given, so it does not go with a state")
         n, H_kv = num_sequences(self.k, self.cu_seqlens), self.k.shape[1] * self.flows
-        kv, k = self.initial_state
-        checks.check_tensor("initial_state.kv", kv, "(B, H_kv, K, V)", 4)
-        checks.check_tensor("initial_state.k", k, "(B, H_kv, K)", 3)
         features = self.num_features(1)
         norm_width = features if self.norm_features is None else self.norm_features[1].shape[-1]
-        checks.check_shape("initial_state.kv", kv, (n, H_kv, features, self.v.shape[3] // self.flows))
-        checks.check_shape("initial_state.k", k, (n, H_kv, norm_width))
-        checks.check_device("initial_state.kv", kv, self.q)
-        checks.check_device("initial_state.k", k, self.q)
+        shapes = {"kv": (n, H_kv, features, self.v.shape[3] // self.flows), "k": (n, H_kv, norm_width)}
+        checks.check_state(self.initial_state, LinearState, shapes, self.q)
 
-    def num_features(self, side: int) -> int:
-        """Width of the features of q (side 0) or k (side 1)."""
-        width = (self.q, self.k)[side].shape[3]
-        own = self.maps[side]
-        return width if own is None else own.num_features(width)
 
-    @property
-    def flows(self) -> int:
-        """How many virtual heads the maps make of each head."""
-        own = self.maps[1]
-        return 1 if own is None else own.flows
+def flows_of(feature_map: FeatureMap | None) -> int:
+    return 1 if feature_map is None else feature_map.flows
 
-    @property
-    def maps(self) -> tuple[FeatureMap | None, FeatureMap | None]:
-        """The feature maps of q and of k."""
-        return self.feature_map if isinstance(self.feature_map, tuple) else (self.feature_map, self.feature_map)
+
+def map_features(q: Tensor, k: Tensor, feature_map: FeatureMaps) -> tuple[Tensor, Tensor]:
+    """Features of q and k. Flows become virtual heads, and those of q are ordered by key head, flow and query head."""
+    map_q, map_k = feature_map if isinstance(feature_map, tuple) else (feature_map, feature_map)
+    phi, psi = q if map_q is None else map_q(q), k if map_k is None else map_k(k)
+    return order_queries(phi, flows_of(map_q), k.shape[1]), psi
+
+
+def rotated(phi: Tensor, psi: Tensor, call: LinearCall) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+    """The numerator's features, rotated, and the denominator's features if they differ.
+
+    Rotated features may be negative, and the sum of their products 0, so the denominator keeps those before.
+    """
+    if call.rotate is None:
+        return phi, psi, call.norm_features
+    norm_features = call.norm_features
+    if norm_features is None and call.normalizer is not None:
+        norm_features = phi, psi
+    return *call.rotate(phi, psi), norm_features
+
+
+def log_decay_for(log_decay: Tensor | None, key_mask: Tensor | None) -> Tensor | None:
+    """Bound the decay away from -inf, and let masked tokens decay nothing."""
+    if log_decay is None:
+        return None
+    log_decay = log_decay.clamp(min=STRONGEST_DECAY)
+    if key_mask is None:
+        return log_decay
+    padding = ~key_mask[:, None, :]
+    if log_decay.ndim == 1:
+        log_decay = log_decay[None, :, None].expand(-1, -1, key_mask.shape[1])
+    return log_decay.masked_fill(padding if log_decay.ndim == 3 else padding.unsqueeze(-1), 0)
+
+
+def log_input_for(log_input: Tensor | None, key_mask: Tensor | None) -> Tensor | None:
+    """Set ``log_input`` to 0 at masked tokens, which may hold anything, NaN too."""
+    if log_input is None or key_mask is None:
+        return log_input
+    return log_input.masked_fill(~key_mask[:, None, :], 0)
+
+
+def weigh(psi: Tensor, log_input: Tensor | None) -> Tensor:
+    """Features ``(B, H_kv, T, K)`` times ``exp(log_input) (B, H_kv, T)``, rounded once."""
+    if log_input is None:
+        return psi
+    weights = log_input.to(torch.promote_types(psi.dtype, torch.float32)).exp()
+    return (psi.to(weights.dtype) * weights.unsqueeze(-1)).to(psi.dtype)
+
+
+def normalize(numerator: Tensor, denominator: Tensor, normalizer: Normalizer, eps: float) -> Tensor:
+    if normalizer is None:
+        return numerator
+    n = (denominator + eps if normalizer == "sum" else denominator.abs().clamp(min=1)).unsqueeze(-1)
+    # The sums belong to this call alone: without a gradient they can be divided in place.
+    in_place = not (numerator.requires_grad or torch.compiler.is_compiling())
+    return numerator.div_(n) if in_place else numerator / n
+
+
+# Flow f of a key head is a virtual head of its own with one share of v's channels.
+
+
+def order_queries(phi: Tensor, flows: int, kv_heads: int) -> Tensor:
+    """Put the queries of a virtual key head together: in ``(B, H flows, T, F)`` flow f of head h is ``h flows + f``."""
+    return phi if flows == 1 else phi.unflatten(1, (kv_heads, -1, flows)).transpose(2, 3).flatten(1, 3)
+
+
+def split_values(v: Tensor, flows: int) -> Tensor:
+    """``(B, H_kv, T, V) -> (B, H_kv flows, T, V / flows)``."""
+    return v if flows == 1 else v.unflatten(-1, (flows, -1)).movedim(-2, 2).flatten(1, 2)
+
+
+def split_decay(log_decay: Tensor | None, flows: int) -> Tensor | None:
+    """Decays ``(H_kv,)`` or ``(B, H_kv, ..)`` with every head repeated: all flows of a head decay alike."""
+    if log_decay is None or flows == 1:
+        return log_decay
+    return log_decay.repeat_interleave(flows, dim=0 if log_decay.ndim == 1 else 1)
+
+
+def join_outputs(output: Tensor, flows: int, kv_heads: int) -> Tensor:
+    """Join ``(B, H flows, T, V / flows)``, in the order of ``order_queries``, to ``(B, H, T, V)``."""
+    if flows == 1:
+        return output
+    return output.unflatten(1, (kv_heads, flows, -1)).movedim(2, -2).flatten(-2).flatten(1, 2)

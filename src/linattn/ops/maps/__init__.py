@@ -4,9 +4,19 @@ A map turns ``(B, H, T, D)`` into ``(B, H, T, F)`` features. ``linear_attention(
 applies one map to q and k; a pair ``(map_q, map_k)`` gives each its own. A map that has a *twin* runs inside kernels.
 """
 
-from linattn.ops.maps.base import FeatureMap, Scaled, Twin, WideMap
-from linattn.ops.maps.pairs import PairRelu
-from linattn.ops.maps.pointwise import EluPlusOne, Relu, SoftmaxPair, Squares, TaylorExp, UnitSilu
+from linattn.ops.maps.base import (
+    EluPlusOne,
+    FeatureMap,
+    PairRelu,
+    Relu,
+    Scaled,
+    SoftmaxPair,
+    Squares,
+    TaylorExp,
+    Twin,
+    UnitSilu,
+    WideMap,
+)
 from linattn.ops.maps.powers import NormPower, ShiftedPower, SignPower
 from linattn.ops.maps.split import SplitExpm1, SplitPower
 

@@ -9,10 +9,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.ops.maps.base import Twin, WideMap, rows, with_groups
-from linattn.ops.maps.directions import direction_of, length_of
+from linattn.ops.shared.call import compute_dtype
 
 Angle = Literal["hard", "direction", "raw", "scaled"]
 SHIFT = 1e-6
+# Lengths are sqrt(|x|^2 + SMALLEST^2): no vector of usual size changes, and 0 has a direction (0) and a gradient.
+SMALLEST = 1e-6
+
+
+def length_of(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
+    """``|x|`` over ``dim``, which is kept with size 1, in fp32 or fp64."""
+    return (x.to(compute_dtype(x)).square().sum(dim, keepdim=True) + SMALLEST**2).sqrt()
+
+
+def direction_of(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
+    """``x / |x|`` over ``dim``, in fp32 or fp64; 0 at 0."""
+    x = x.to(compute_dtype(x))
+    return x * (x.square().sum(dim, keepdim=True) + SMALLEST**2).rsqrt()  # a quotient has a longer gradient
 
 
 def power_of(base: Tensor, exponent: Tensor) -> Tensor:
@@ -21,7 +34,7 @@ def power_of(base: Tensor, exponent: Tensor) -> Tensor:
     return torch.where(positive, torch.where(positive, base, 1).pow(exponent), 0)
 
 
-def turned(size: Tensor, x: Tensor, angle: Angle) -> Tensor:
+def with_angles(size: Tensor, x: Tensor, angle: Angle) -> Tensor:
     """``size [cos f(x), sin f(x)]``: ``(.., D) -> (.., 2D)``, f in [-pi/4, pi/4].
 
     The ``"hard"`` angle ``f = pi/4 sign(x)`` is computed with each pair rotated by pi/4, which keeps all products and
@@ -38,20 +51,18 @@ def turned(size: Tensor, x: Tensor, angle: Angle) -> Tensor:
 class NormPower(WideMap):
     """``(|x_c| / |x|)^p`` with ``p = power (tau + tanh |x|)``, sharper for longer x; separated by sign or by an angle.
 
-    power and tau are tensors ``()`` without a gradient, head_dim is the width of x; for the angle see ``turned``.
+    power and tau are tensors ``()`` without a gradient, head_dim is the width of x; for the angle see ``with_angles``.
     """
 
     power: Tensor
     tau: Tensor
     head_dim: int
     angle: Angle = "hard"
+    parts = 2
 
     def wide(self, x: Tensor) -> Tensor:
         exponent = self.power * (self.tau + length_of(x).tanh())
-        return turned(power_of(direction_of(x).abs(), exponent), x, self.angle)
-
-    def num_features(self, head_dim: int) -> int:
-        return 2 * head_dim
+        return with_angles(power_of(direction_of(x).abs(), exponent), x, self.angle)
 
     def twin(self) -> Twin | None:
         return (
@@ -66,12 +77,10 @@ class SignPower(WideMap):
     power: Tensor
     head_dim: int
     angle: Angle = "hard"
+    parts = 2
 
     def wide(self, x: Tensor) -> Tensor:
-        return turned(power_of(x.abs(), self.power), x, self.angle)
-
-    def num_features(self, head_dim: int) -> int:
-        return 2 * head_dim
+        return with_angles(power_of(x.abs(), self.power), x, self.angle)
 
     def twin(self) -> Twin | None:
         if self.angle != "hard":
@@ -95,9 +104,6 @@ class ShiftedPower(WideMap):
     def wide(self, x: Tensor) -> Tensor:
         base = with_groups((F.relu(x) + SHIFT) * self.inner.unsqueeze(-1), self.factor.shape[0])
         return (base.pow(self.power) * self.factor[:, None, None]).flatten(1, 2) * self.outer.unsqueeze(-1)
-
-    def num_features(self, head_dim: int) -> int:
-        return head_dim
 
     def twin(self) -> Twin | None:
         if self.power < 1:  # a root of outer would be a power, and might leave the range

@@ -43,9 +43,7 @@ class SplitPower(WideMap):
     factor: Tensor
     opposite: bool = False
 
-    @property
-    def flows(self) -> int:
-        return 2
+    flows, parts = 2, 2
 
     def wide(self, x: Tensor) -> Tensor:
         same = self.one_flow(x)
@@ -55,9 +53,6 @@ class SplitPower(WideMap):
         """``(B, H, T, D) -> (B, H, T, 2D)``: flow 0."""
         heads = with_groups(x, self.power.shape[0]) * self.factor[:, None, None]
         return split_signs(heads).pow(self.power.repeat(1, 2)[:, None, None]).flatten(1, 2)
-
-    def num_features(self, head_dim: int) -> int:
-        return 2 * head_dim
 
     def twin(self) -> Twin:
         power, factor = self.power.repeat(1, 2), self.factor.repeat(1, 2)
@@ -76,9 +71,7 @@ class SplitExpm1(WideMap):
     second: Tensor | None = None
     opposite: bool = False
 
-    @property
-    def flows(self) -> int:
-        return 2
+    flows, parts = 2, 2
 
     def wide(self, x: Tensor) -> Tensor:
         parts = split_signs(with_groups(x, self.same.shape[0]))
@@ -90,9 +83,6 @@ class SplitExpm1(WideMap):
 
     def _one_flow(self, parts: Tensor, factor: Tensor) -> Tensor:
         return (parts * factor[:, None, None]).clamp(max=LARGEST_EXPONENT).expm1().flatten(1, 2)
-
-    def num_features(self, head_dim: int) -> int:
-        return 2 * head_dim
 
     def twin(self) -> Twin:
         unused, second = torch.zeros_like(self.same), self.same if self.second is None else self.second

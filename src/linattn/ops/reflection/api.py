@@ -1,16 +1,28 @@
 """Reflections of queries and keys before a feature map: across heads, and in pairs of channels."""
 
-from typing import Any
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from linattn.kernels.reflection import apply as triton
-from linattn.ops.reflection import plain as plain
-from linattn.ops.reflection.plain import Modulation, Reflected
+from linattn.kernels.reflection import apply as kernels
+from linattn.ops.reflection.types import EPS, SMALLEST_SQUARE, Modulation, Reflected
+from linattn.ops.shared.call import Choice, choose, compute_dtype, hide
 from linattn.ops.shared.checks import check_same, check_shape, check_size, check_tensor
-from linattn.ops.shared.choice import Choice, choose
 
-__all__ = ["Modulation", "Reflected", "explain_reflection", "pair_matrices", "reflect_heads"]
+
+@dataclass(frozen=True)
+class ReflectionCall:
+    """The arguments of ``reflect_heads``."""
+
+    q: Tensor
+    k: Tensor
+    normals: Tensor | None
+    variance: bool = False
+    key_mask: Tensor | None = None
+    wide: bool = False
 
 
 def reflect_heads(
@@ -49,10 +61,15 @@ def reflect_heads(
         >>> reflect_heads(x, x, w).q.flatten().tolist()
         [-1.0, 2.0]
     """
-    _check(q, k, normals)
-    if _choose(q, k, normals, variance, wide, impl).impl == "triton":
-        return triton.reflect_heads(q, k, normals, variance, key_mask, wide)
-    return plain.reflect_heads(q, k, normals, variance, key_mask, wide)
+    call = ReflectionCall(q, k, normals, variance, key_mask, wide)
+    if checked_choice(call, impl).impl == "triton":
+        return kernels.reflect_heads(q, k, normals, variance, key_mask, wide)
+    dtype = compute_dtype(q, k)
+    yq, yk = q.to(dtype), k.to(dtype)
+    for w in () if normals is None else normals.to(dtype).unbind():
+        yq, yk = reflect_across_heads(yq, w), reflect_across_heads(yk, w)
+    over_rows = variance_over_rows(yq, yk, key_mask) if variance else None
+    return Reflected(yq, yk, over_rows) if wide else Reflected(yq.to(q.dtype), yk.to(k.dtype), over_rows)
 
 
 def pair_matrices(
@@ -73,24 +90,21 @@ def pair_matrices(
         ([-1.0, 1.0], [0.0, 0.0])
     """
     given = () if modulation is None or variance is None else modulation
-    if choose(impl, angles, lambda: triton.against_pairs(angles, variance, *given)).impl == "triton":
-        return triton.pair_matrices(angles, variance, modulation)
-    return plain.pair_matrices(plain.turned(angles, variance, modulation))
+    if choose(impl, angles, lambda: kernels.against_pairs(angles, variance, *given)).impl == "triton":
+        return kernels.pair_matrices(angles, variance, modulation)
+    each = modulated_angles(angles, variance, modulation)
+    one, zero = torch.ones_like(each[0]), torch.zeros_like(each[0])
+    aa, ab, ba, bb = one, zero, zero, one  # the matrix by rows: the first channel from a and b, the second from a and b
+    for angle in each:
+        cos, sin = (2 * angle).cos(), (2 * angle).sin()
+        aa, ab, ba, bb = -(cos * aa + sin * ba), -(cos * ab + sin * bb), cos * ba - sin * aa, cos * bb - sin * ab
+    own, other = (torch.stack(pair, dim=-1).flatten(-2).squeeze(-2) for pair in ((aa, bb), (ab, ba)))
+    return (own, other) if own.ndim == 3 else (own.unsqueeze(0), other.unsqueeze(0))
 
 
-def explain_reflection(
-    q: Tensor, k: Tensor, normals: Tensor | None, *, impl: str = "auto", variance: bool = False, **options: Any
-) -> Choice:
-    """Which implementation ``reflect_heads(q, k, normals, **options)`` takes, and why."""
-    _check(q, k, normals)
-    return _choose(q, k, normals, variance, bool(options.get("wide", False)), impl)
-
-
-def _choose(q: Tensor, k: Tensor, normals: Tensor | None, variance: bool, wide: bool, impl: str) -> Choice:
-    return choose(impl, q, lambda: triton.against_heads(q, k, normals, variance, wide))
-
-
-def _check(q: Tensor, k: Tensor, normals: Tensor | None) -> None:
+def checked_choice(call: ReflectionCall, impl: str) -> Choice:
+    """Check the call and choose its form."""
+    q, k, normals = call.q, call.k, call.normals
     for name, x in (("q", q), ("k", k)):
         check_tensor(name, x, "(B, H, T, D)", 4)
     check_same("q", q, k=k)
@@ -100,3 +114,46 @@ def _check(q: Tensor, k: Tensor, normals: Tensor | None) -> None:
         check_size("k", "number of heads", k.shape[1], q.shape[1], "q")
         check_tensor("normals", normals, "(R, H, 1, D)", 4)
         check_shape("normals", normals, (normals.shape[0], q.shape[1], 1, q.shape[3]))
+    return choose(impl, q, lambda: kernels.against_heads(q, k, normals, call.variance, call.wide))
+
+
+def reflect_across_heads(x: Tensor, w: Tensor) -> Tensor:
+    """``x - 2 (x.w) w / |w|^2`` over the channels of all heads: x ``(B, H, T, D)``, w ``(H, 1, D)``."""
+    return x - (x * w).sum((1, 3), keepdim=True) * (2 * w / w.square().sum().clamp(min=SMALLEST_SQUARE))
+
+
+def variance_over_rows(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
+    """``pooled_variance`` over the real tokens of each row; if lengths of q and k differ, all queries are real."""
+    mask = key_mask if q.shape[2] == k.shape[2] else None
+    q, k = hide(q, mask), hide(k, key_mask)
+
+    def count(x: Tensor, mask: Tensor | None) -> Tensor | int:
+        return max(x.shape[2], 1) if mask is None else mask.sum(1).clamp(min=1).to(x.dtype)[:, None, None, None]
+
+    number = count(k, key_mask) + q.shape[1] // k.shape[1] * count(q, mask)
+
+    def mean(q: Tensor, k: Tensor) -> Tensor:
+        queries = hide(q, mask).unflatten(1, (k.shape[1], -1)).sum((2, 3))
+        return (queries + hide(k, key_mask).sum(2)).unsqueeze(2) / number
+
+    return pooled_variance(q, k, mean)
+
+
+def pooled_variance(q: Tensor, k: Tensor, mean: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Variance over tokens, averaged over the two channels of a pair: ``(B, H_kv, 1 or T, D/2)``.
+
+    Keys and the queries that share them are one sample; ``mean(q, k)`` is its mean ``(B, H_kv, 1 or T, D)``.
+    """
+    center = mean(q, k)
+    away = q - center.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    return mean(away.square(), (k - center).square()).unflatten(-1, (-1, 2)).mean(-1)
+
+
+def modulated_angles(angles: Tensor, variance: Tensor | None, modulation: Modulation | None) -> list[Tensor]:
+    """The R ``angles (R, H_kv, D/2)`` as a list, ``(.., H_kv, 1 or T, D/2)`` each; the variance changes the last."""
+    each = list(angles.to(compute_dtype(angles)).unsqueeze(2).unbind())
+    if each and variance is not None and modulation is not None:
+        amplitude, gain, bias = (p.to(variance.dtype).unsqueeze(1) for p in modulation)
+        shift = math.pi / 2 * amplitude.tanh() * (gain * (variance + EPS).log() + bias).tanh()
+        each[-1] = each[-1] + shift
+    return each

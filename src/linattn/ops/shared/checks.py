@@ -1,6 +1,8 @@
 """Checks of arguments, shared by all ops: their errors say what was given and what is allowed."""
 
-from collections.abc import Sequence
+import math
+import numbers
+from collections.abc import Mapping, Sequence
 from operator import eq
 
 import torch
@@ -52,12 +54,68 @@ def check_device(name: str, value: Tensor, like: Tensor, reference: str = "q") -
         raise ValueError(f"{name} is on {value.device}, but {reference} is on {like.device}")
 
 
+def check_qkv(q: object, k: object, v: object, *, one_length: bool = True, one_width: bool = True) -> None:
+    """Check q ``(B, H, T, K)``, k ``(B, H_kv, T, K)`` and v ``(B, H_kv, T, V)``.
+
+    Without ``one_length`` queries may be fewer or more than keys, without ``one_width`` their widths may differ.
+    """
+    Tq, Tk = ("T", "T") if one_length else ("Tq", "Tk")
+    check_tensor("q", q, f"(B, H, {Tq}, K)", 4)
+    check_tensor("k", k, f"(B, H_kv, {Tk}, K)", 4)
+    check_tensor("v", v, f"(B, H_kv, {Tk}, V)", 4)
+    assert isinstance(q, Tensor)
+    assert isinstance(k, Tensor)
+    assert isinstance(v, Tensor)
+    check_same("q", q, k=k, v=v)
+    check_groups(q.shape[1], k.shape[1])
+    check_size("k", "batch size", k.shape[0], q.shape[0], "q")
+    check_size("v", "batch size", v.shape[0], q.shape[0], "q")
+    check_size("v", "number of heads", v.shape[1], k.shape[1], "k")
+    if one_length:
+        check_size("k", "length", k.shape[2], q.shape[2], "q")
+    check_size("v", "length", v.shape[2], k.shape[2], "k")
+    if one_width:
+        check_size("k", "head dimension", k.shape[3], q.shape[3], "q")
+
+
+def check_token(q_t: object, k_t: object, v_t: object) -> None:
+    """Check the tensors of one token of decoding."""
+    for name, x, shape in (("q_t", q_t, "(B, H, K)"), ("k_t", k_t, "(B, H_kv, K)"), ("v_t", v_t, "(B, H_kv, V)")):
+        check_tensor(name, x, shape, 3)
+
+
+def check_state(state: object, kind: type, shapes: Mapping[str, tuple[int, ...]], like: Tensor) -> None:
+    """Check that an initial state is None or of a kind, and the shapes of its tensors, by name."""
+    if state is None:
+        return
+    if not isinstance(state, kind):
+        fields = ", ".join(kind.__annotations__)
+        raise TypeError(f"initial_state must be {kind.__name__}({fields}) or None, got {type(state).__name__}")
+    for name, shape in shapes.items():
+        x = getattr(state, name)
+        check_tensor(f"initial_state.{name}", x, str(shape), len(shape))
+        check_shape(f"initial_state.{name}", x, shape)
+        check_device(f"initial_state.{name}", x, like)
+
+
+def check_scale(scale: float | None) -> None:
+    if scale is not None and not (isinstance(scale, numbers.Real) and math.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale must be a positive number or None (K**-0.5), got {scale!r}")
+
+
+def check_eps(eps: float) -> None:
+    if not isinstance(eps, numbers.Real) or isinstance(eps, bool) or not 0 <= eps < float("inf"):
+        raise ValueError(f"eps must be a number >= 0, got {eps!r}")
+
+
 def check_groups(num_heads: int, num_kv_heads: int) -> None:
     if num_kv_heads == 0 or num_heads % num_kv_heads:
         raise ValueError(f"the heads of q ({num_heads}) must be a multiple of the heads of k and v ({num_kv_heads})")
 
 
 def check_key_mask(mask: object, batch: int, length: int, like: Tensor) -> None:
+    if mask is None:
+        return
     if not isinstance(mask, Tensor):
         raise TypeError(f"key_mask must be a bool tensor ({batch}, {length}), got {type(mask).__name__}")
     if mask.dtype != torch.bool:
@@ -67,6 +125,8 @@ def check_key_mask(mask: object, batch: int, length: int, like: Tensor) -> None:
 
 
 def check_cu_seqlens(offsets: object, batch: int, length: int, like: Tensor, values: bool) -> None:
+    if offsets is None:
+        return
     if not isinstance(offsets, Tensor):
         raise TypeError(f"cu_seqlens must be an int32 or int64 tensor (N+1,), got {type(offsets).__name__}")
     if offsets.dtype not in (torch.int32, torch.int64):
@@ -94,6 +154,15 @@ def check_log_decay(decay: object, allowed: Sequence[tuple[int, ...]], like: Ten
         raise ValueError(f"log_decay must be <= 0 (a decay of at most 1), got a maximum of {decay.max().item():g}")
 
 
+def check_log_input(log_input: Tensor, key_mask: Tensor | None, values: bool) -> None:
+    """Check that the logarithms ``(B, H_kv, T)`` of weights of keys are numbers below infinity at real tokens."""
+    if not values:
+        return
+    bad = ~(log_input < float("inf"))
+    if bool((bad if key_mask is None else bad & key_mask[:, None]).any()):
+        raise ValueError("log_input must be below +inf and not NaN at every real token")
+
+
 def check_values(like: Tensor, validate: bool | None) -> bool:
     """Whether to check values: as ``validate`` says; None: only on the CPU, since elsewhere it costs a sync."""
     if torch.compiler.is_compiling() or (like.is_cuda and torch.cuda.is_current_stream_capturing()):
@@ -107,3 +176,24 @@ def autocast_dtype(like: Tensor) -> torch.dtype | None:
     if device not in ("cpu", "cuda", "xpu", "mps") or not torch.is_autocast_enabled(device):
         return None
     return torch.get_autocast_dtype(device)
+
+
+def check_integer(name: str, value: object, least: int = 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+
+
+def check_number(
+    name: str, value: object, *, above: float = -math.inf, least: float = -math.inf, most: float = math.inf
+) -> None:
+    """Check for a finite number: above ``above``, at least ``least`` and at most ``most``."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and above < value < math.inf and least <= value <= most):  # type: ignore[operator]
+        bounds = ((">", above, -math.inf), (">=", least, -math.inf), ("<=", most, math.inf))
+        allowed = " and ".join(f"{sign} {bound:g}" for sign, bound, none in bounds if bound != none)
+        raise ValueError(f"{name} must be a finite number {allowed}".rstrip() + f", got {value!r}")
+
+
+def check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")

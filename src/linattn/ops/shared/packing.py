@@ -1,58 +1,65 @@
-"""Packed batches: several sequences laid end to end in one row, told apart by ``cu_seqlens``."""
+"""Several sequences in one row, told apart by ``cu_seqlens``, and a row read in both directions."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from linattn.ops.shared.call import compute_dtype
 from linattn.ops.shared.types import LinearState, Pattern, Sums
 
-Form = Callable[[Tensor, Tensor, Tensor, Pattern, LinearState | None], Sums]
-FormOfOneSequence = Callable[[Tensor, Tensor, Tensor, Pattern, LinearState], Sums]
+Sweep = Callable[[Tensor, Tensor, Tensor, Pattern, LinearState, bool], Sums]
 
 
-def compute_dtype(*tensors: Tensor) -> torch.dtype:
-    """The dtype of states, gates and sums: fp32, or fp64 if any of the tensors is fp64."""
-    return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+def sequence_of_tokens(cu_seqlens: Tensor, length: int) -> Tensor:
+    """The sequence each of ``length`` packed tokens belongs to, ``(T,)`` int64; empty sequences have none."""
+    tokens = torch.arange(length, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    return torch.searchsorted(cu_seqlens[1:].contiguous(), tokens, right=True)
 
 
-def num_sequences(k: Tensor, cu_seqlens: Tensor | None) -> int:
-    return k.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+def one_by_one(form: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a form ``(q, k, v, pattern, initial)`` of one sequence so that it takes packed ones too, in any dtype.
 
-
-def zero_state(k: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> LinearState:
-    dtype, n = compute_dtype(k, v), num_sequences(k, cu_seqlens)
-    kv = torch.zeros(n, k.shape[1], k.shape[3], v.shape[3], dtype=dtype, device=k.device)
-    return LinearState(kv, torch.zeros(n, k.shape[1], k.shape[3], dtype=dtype, device=k.device))
-
-
-def one_by_one(form: FormOfOneSequence) -> Form:
-    """Wrap a form written for one sequence so that it takes packed ones too; it gets upcast inputs and a real state.
-
-    It slices the inputs: meant for the forms whose purpose is to be obviously right.
+    It slices the inputs: meant for the forms whose purpose is to be obviously right. A pattern has ``cu_seqlens`` and
+    ``part(start, end)``; the last of a form's results is its state.
     """
 
     @wraps(form)
-    def packed(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, initial: LinearState | None = None) -> Sums:
-        initial = zero_state(k, v, pattern.cu_seqlens) if initial is None else initial
+    def packed(q: Tensor, k: Tensor, v: Tensor, pattern: Any, initial: Any) -> Any:
         q, k, v = (x.to(compute_dtype(q, k, v)) for x in (q, k, v))
         if pattern.cu_seqlens is None:
             return form(q, k, v, pattern, initial)
-        bounds = pattern.cu_seqlens.tolist()
-        parts = []
-        for n, (s, e) in enumerate(pairwise(bounds)):
-            a = pattern.log_decay
-            a = a if a is None or a.ndim == 1 else a[:, :, s:e]
-            own = replace(pattern, log_decay=a, cu_seqlens=None)
-            state = LinearState(initial.kv[n : n + 1], initial.k[n : n + 1])
-            parts.append(form(q[:, :, s:e], k[:, :, s:e], v[:, :, s:e], own, state))
-        return Sums(
-            torch.cat([p.numerator for p in parts], dim=2),
-            torch.cat([p.denominator for p in parts], dim=2),
-            LinearState(torch.cat([p.state.kv for p in parts]), torch.cat([p.state.k for p in parts])),
-        )
+        parts, states = [], []
+        for n, (s, e) in enumerate(pairwise(pattern.cu_seqlens.tolist())):
+            state = type(initial)(*(x[n : n + 1] for x in initial))
+            if s < e or q.shape[2] == 0:
+                parts.append(form(q[:, :, s:e], k[:, :, s:e], v[:, :, s:e], pattern.part(s, e), state))
+                state = parts[-1].state
+            states.append(state)
+        *tokens, _ = zip(*parts, strict=True)
+        state = type(initial)(*(torch.cat(x) for x in zip(*states, strict=True)))
+        return type(parts[0])(*(torch.cat(x, dim=2) for x in tokens), state)
 
     return packed
+
+
+def both_ways(sweep: Sweep, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, initial: LinearState) -> Sums:
+    """A bidirectional decay in linear time: one sweep along the sequence, one against it.
+
+    M is a lower triangle with the diagonal plus an upper triangle without it. ``initial`` must be a zero state: a decay
+    that runs both ways has no state to hand over.
+    """
+    forward = replace(pattern, causal=True)
+    a, cu = pattern.log_decay, pattern.cu_seqlens
+    backward = replace(
+        forward,
+        log_decay=a if a is None or a.ndim == 1 else a.flip(2),
+        cu_seqlens=None if cu is None else k.shape[2] - cu.flip(0),
+    )
+    one = sweep(q, k, v, forward, initial, False)
+    two = sweep(q.flip(2), k.flip(2), v.flip(2), backward, initial, True)
+    return Sums(one.numerator + two.numerator.flip(2), one.denominator + two.denominator.flip(2), one.state)

@@ -1,6 +1,6 @@
 """The small types that every form of the algebra shares."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from torch import Tensor
@@ -10,6 +10,8 @@ DecayIndex = Literal["key", "query"]
 
 NORMALIZERS = ("sum", "abs_max_one", None)
 DECAY_INDICES = ("key", "query")
+# exp(-800) is 0 in every dtype: bounding stronger decays, also -inf, changes no result and keeps sums finite.
+STRONGEST_DECAY = -800.0
 
 
 class LinearState(NamedTuple):
@@ -41,6 +43,11 @@ class Pattern:
     log_decay: Tensor | None = None
     decay_index: DecayIndex = "query"
     cu_seqlens: Tensor | None = None
+
+    def part(self, start: int, end: int) -> "Pattern":
+        """The pattern of one packed sequence."""
+        a = self.log_decay
+        return replace(self, log_decay=a if a is None or a.ndim == 1 else a[:, :, start:end], cu_seqlens=None)
 
 
 class Sums(NamedTuple):

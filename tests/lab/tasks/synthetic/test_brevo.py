@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from linattn.lab.tasks.synthetic.brevo_answers import right_answer
-from linattn.lab.tasks.synthetic.brevo_graphs import random_graphs
+from linattn.lab.tasks.synthetic.brevo import random_graphs, right_answer
 from linattn.lab.tasks.text import IGNORED, Sequences, text_task
 
 NAMES = {"one token": {}, "words": {"letters": 3, "word_length": (2, 3), "length": 250}}

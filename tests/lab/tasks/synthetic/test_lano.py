@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from linattn.lab.tasks.synthetic.lano_grammars import grammar, lengths, random_sentences
-from linattn.lab.tasks.synthetic.lano_parser import Parser
+from linattn.lab.tasks.synthetic.lano import Parser, grammar, lengths, random_sentences
 from linattn.lab.tasks.text import IGNORED, text_task
 
 

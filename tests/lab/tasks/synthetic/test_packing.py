@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from linattn.lab.tasks.synthetic import words as words_module
-from linattn.lab.tasks.synthetic.sizes import draw_sizes
+from linattn.lab.tasks.synthetic.packed import draw_sizes
 from linattn.lab.tasks.synthetic.words import Words
 from linattn.lab.tasks.text import text_task
 from linattn.support.options import OptionError

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from linattn.lab.tasks.text import text_task
-from linattn.lab.tasks.text.content import content_digest
+from linattn.lab.tasks.text.task import content_digest
 
 
 def test_a_file_is_known_by_what_it_holds_wherever_it_lies(tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from tests.lab.tasks.text.test_protocol import same
 
-from linattn.lab.tasks.text import drawn, text_task
+from linattn.lab.tasks.text import generated as drawn
+from linattn.lab.tasks.text import text_task
 from linattn.lab.tasks.text.listops import ListOps
 from linattn.lab.tasks.text.mqar import Mqar
-from linattn.lab.train.text.loop import task_settings
-from linattn.support.options import SettingError
+from linattn.support.options import OptionError
 
 
 @pytest.fixture(autouse=True)
@@ -61,18 +61,7 @@ def test_a_kept_set_is_the_drawn_one(name, tmp_path):
 
 def test_what_is_kept_is_drawn_once(tmp_path, draws):
     mqar(cache=str(tmp_path)).prepare()
-    assert draws.asked == [
-        4,
-        4,
-        4,
-        4,
-        4,
-        4,
-        1,
-        4,
-        4,
-        2,
-    ]  # the first tells the folder; 21 = 5 x 4 + 1, 6 = 4 + 2
+    assert draws.asked == [4, *[4] * 5, 1, 4, 4, 2]  # the first tells the folder; 21 = 5 x 4 + 1, 6 = 4 + 2
     draws.asked.clear()
     mqar(cache=str(tmp_path)).prepare()
     assert draws.asked == [4, 4]
@@ -125,7 +114,7 @@ def test_a_damaged_file_is_named(tmp_path):
     task.prepare()
     (path,) = tmp_path.rglob("train-set/*/8-8.pt")
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(SettingError, match=r"^cache: .*/8-8\.pt cannot be read .*: delete it$"):
+    with pytest.raises(OptionError, match=r"^cache: .*/8-8\.pt cannot be read .*: delete it$"):
         replace(task).prepare()
 
 
@@ -144,4 +133,4 @@ def test_it_is_told_how_many_there_are():
 
 
 def test_where_a_set_is_kept_is_no_part_of_what_is_trained():
-    assert task_settings(mqar(cache="somewhere")) == task_settings(mqar())
+    assert mqar(cache="somewhere").identity() == mqar().identity()

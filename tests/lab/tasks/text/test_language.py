@@ -11,8 +11,7 @@ import torch
 
 from linattn.lab.tasks.text import IGNORED, text_task
 from linattn.lab.tasks.text import corpus as corpus_module
-from linattn.lab.tasks.text.corpus import load_corpus
-from linattn.lab.tasks.text.encoders import Bytes
+from linattn.lab.tasks.text.corpus import Bytes, load_corpus
 from linattn.support.options import OptionError
 from linattn.support.seeds import as_generator
 
@@ -139,7 +138,8 @@ def test_wrong_sources_and_lengths_are_named(file, tmp_path):
         ({"data": str(tmp_path / "none")}, "data: .* does not exist"),
         ({"data": file, "length": 200}, "length: must be below the 200 tokens of the test part"),
         ({"data": file, "evaluate": "train"}, "evaluate: must be one of test, valid"),
-        ({"data": file, "test": 0.95}, "test: must lie between 0 and 0.9"),
+        ({"data": file, "test": 0.95}, "test: must be at least 0 and at most 0.9"),
+        ({"data": file, "test": 0.9, "valid": 0.1}, "valid . test: must be at most 0.95"),
         ({"data": file, "tokenizer": str(tmp_path / "none")}, "tokenizer: must be a folder"),
     ):
         with pytest.raises(OptionError, match=message):

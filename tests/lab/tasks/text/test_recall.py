@@ -39,7 +39,7 @@ def test_mqar_gaps_follow_the_power_law():
 
 def test_mqar_gaps_need_a_law():
     for power in (0, -1, float("inf")):
-        with pytest.raises(OptionError, match="power: must be above 0 and finite"):
+        with pytest.raises(OptionError, match="power: must be "):
             text_task("mqar", power=power)
 
 

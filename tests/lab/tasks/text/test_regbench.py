@@ -3,7 +3,7 @@
 import torch
 
 from linattn.lab.tasks.text import IGNORED, text_task
-from linattn.lab.tasks.text.automata import canonical, random_automata
+from linattn.lab.tasks.text.regbench import canonical, random_automata
 from linattn.support.seeds import as_generator
 
 SETTINGS = {"words": (3, 5), "word_length": (1, 12)}

@@ -7,11 +7,10 @@ import torch
 
 from linattn.analysis.capture import capture
 from linattn.lab.theory.entropy.activations import Activations, captured_activations, random_activations
-from linattn.lab.theory.entropy.measure import measure
-from linattn.lab.theory.entropy.settings import EntropyConfig
+from linattn.lab.theory.entropy.experiment import measure_layer
 from linattn.models.vision import create_vit
 
-CONFIG = EntropyConfig(batch=2, heads=2, head_dim=8, tokens=40)
+SMALL = {"batch": 2, "heads": 2, "head_dim": 8, "tokens": 40}
 SCALES = (4.0, 1.0, 0.25)
 
 
@@ -24,7 +23,7 @@ def softmax_entropies(q, k, causal=False):
 
 
 def test_random_activations_depend_on_the_seed_alone():
-    one, same, other = (random_activations(EntropyConfig(tokens=64, seed=seed)) for seed in (3, 3, 4))
+    one, same, other = (random_activations(tokens=64, seed=seed) for seed in (3, 3, 4))
     assert torch.equal(one.q, same.q)
     assert not torch.equal(one.q, other.q)
     norms = one.q.norm(dim=-1)
@@ -34,34 +33,34 @@ def test_random_activations_depend_on_the_seed_alone():
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_softmax_rows_are_those_of_the_formula(causal):
-    given = random_activations(CONFIG)
+    given = random_activations(**SMALL)
     given = Activations("random", "", given.q, given.k, given.x, causal=causal)
-    row = measure("softmax", given, SCALES)
+    row = measure_layer("softmax", given, SCALES)
     counted = slice(30, None) if causal else slice(None)  # causal: the last quarter of the queries
-    assert row.scales == (0.25, 1.0, 4.0)
-    expected = [softmax_entropies(c * given.q, given.k, causal)[:, :, counted] for c in row.scales]
-    assert row.pse == pytest.approx([float(e.mean()) for e in expected])
-    assert row.entropy == pytest.approx(row.pse)
+    assert row["scales"] == [0.25, 1.0, 4.0]
+    expected = [softmax_entropies(c * given.q, given.k, causal)[:, :, counted] for c in row["scales"]]
+    assert row["pse"] == pytest.approx([float(e.mean()) for e in expected])
+    assert row["entropy"] == pytest.approx(row["pse"])
     norms = given.q.norm(dim=-1)[:, :, counted]
-    assert row.norms == pytest.approx([float(c * norms.median()) for c in row.scales])
+    assert row["norms"] == pytest.approx([float(c * norms.median()) for c in row["scales"]])
     pairs = [
         torch.stack([e.flatten(), n.flatten()])
         for e, n in zip(*(t.unbind(1) for t in (expected[1], norms)), strict=True)
     ]
-    assert row.correlation == pytest.approx(sum(float(p.corrcoef()[0, 1]) for p in pairs) / 2)
-    assert sorted(row.binned_norms) == list(row.binned_norms)
-    assert sum(row.binned_pse) / 8 == pytest.approx(row.pse[1], rel=0.05)
-    assert (row.kind, row.reason) == ("sharper", "")
+    assert row["correlation"] == pytest.approx(sum(float(p.corrcoef()[0, 1]) for p in pairs) / 2)
+    assert sorted(row["binned_norms"]) == row["binned_norms"]
+    assert sum(row["binned_pse"]) / 8 == pytest.approx(row["pse"][1], rel=0.05)
+    assert row["kind"] == "sharper"
 
 
 def test_kinds_and_reasons():
-    given = random_activations(CONFIG)
-    assert measure("relu", given, SCALES).kind == "blind"
-    assert measure("gated", given, SCALES).kind == "blind"  # takes its gates from x
+    given = random_activations(**SMALL)
+    assert measure_layer("relu", given, SCALES)["kind"] == "blind"
+    assert measure_layer("gated", given, SCALES)["kind"] == "blind"  # takes its gates from x
     causal = Activations("random", "", given.q, given.k, causal=True)
-    row = measure("agent", causal, SCALES)
-    assert (row.pse, row.reason) == ((), "mechanism 'agent' is only bidirectional: use causal=False")
-    assert "kind" not in row.as_dict()
+    row = measure_layer("agent", causal, SCALES)
+    assert "only bidirectional" in row["reason"]
+    assert "pse" not in row
 
 
 def test_captured_activations_are_what_the_layers_made_of_their_input():
@@ -76,7 +75,7 @@ def test_captured_activations_are_what_the_layers_made_of_their_input():
         torch.testing.assert_close(layer.q, q.unflatten(-1, (3, 16)).transpose(1, 2))
         torch.testing.assert_close(layer.k, k.unflatten(-1, (3, 16)).transpose(1, 2))
     assert not model.blocks[0].attn._forward_pre_hooks
-    own = measure("softmax", layers[0], SCALES, trained=True)
-    assert own.pse == measure("softmax", layers[0], SCALES).pse
-    assert own.pse[0] == pytest.approx(math.log(layers[0].k.shape[2]), abs=0.1)
-    assert own.trained
+    own = measure_layer("softmax", layers[0], SCALES, trained=True)
+    assert own["pse"] == measure_layer("softmax", layers[0], SCALES)["pse"]
+    assert own["pse"][0] == pytest.approx(math.log(layers[0].k.shape[2]), abs=0.1)
+    assert own["trained"]

@@ -3,13 +3,11 @@
 import pytest
 import torch
 
-from linattn.lab.theory.entropy import sequences, theorems
+from linattn.lab.theory.entropy import theorems
 from linattn.lab.theory.entropy.activations import random_activations
-from linattn.lab.theory.entropy.sequences import sequence_checks
-from linattn.lab.theory.entropy.settings import EntropyConfig
-from linattn.lab.theory.entropy.theorems import attention_checks
+from linattn.lab.theory.entropy.theorems import attention_checks, sequence_checks
 
-SMALL = EntropyConfig(batch=1, heads=2, head_dim=16, tokens=24)
+SMALL = {"batch": 1, "heads": 2, "head_dim": 16, "tokens": 24}
 
 
 def failed(checks):
@@ -17,7 +15,7 @@ def failed(checks):
 
 
 def test_all_theorems_hold_with_their_numbers():
-    found = {check.name: check for check in sequence_checks(seed=1) + attention_checks(random_activations(SMALL), 1)}
+    found = {check.name: check for check in sequence_checks(seed=1) + attention_checks(random_activations(**SMALL), 1)}
     assert failed(found.values()) == []
     assert len(found) == 14
     assert found["power"].numbers["pse_p=6"] < 0.7 * found["power"].numbers["pse_p=1"]
@@ -35,12 +33,12 @@ def test_all_theorems_hold_with_their_numbers():
     ],
 )
 def test_a_map_without_the_property_is_noticed(monkeypatch, maps, wrong, noticed):
-    monkeypatch.setitem(getattr(sequences, maps), "wrong", wrong)
+    monkeypatch.setitem(getattr(theorems, maps), "wrong", wrong)
     assert set(failed(sequence_checks(count=30, length=16))) == noticed
 
 
 def test_a_mechanism_that_sees_norms_is_not_blind(monkeypatch):
     monkeypatch.setattr(theorems, "BLIND", ("relu", "elu"))
-    check = theorems._blind(random_activations(SMALL))
+    check = theorems._blind(random_activations(**SMALL))
     assert not check.passed
     assert check.numbers["relu"] < 1e-9 < 1e-3 < check.numbers["elu"]

@@ -11,13 +11,13 @@ import torch
 
 from linattn.lab.tasks.text import text_task
 from linattn.lab.tasks.text.mqar import Mqar
-from linattn.lab.train import loop as image_loop
+from linattn.lab.train import rounds
 from linattn.lab.train.text.config import TextConfig
-from linattn.lab.train.text.hosts import HostOptions, create_host
+from linattn.lab.train.text.hosts import Host, create_host
 from linattn.lab.train.text.loop import train_text
 
 TASK = text_task("mqar", vocab=32, length=16, pairs=4, test_examples=50)
-HOST = HostOptions("pico", "elu", canon="B", width=16, depth=1, dropout=0.1)
+HOST = Host(size="pico", mechanism="elu", canon="B", width=16, depth=1, dropout=0.1)
 CONFIG = TextConfig(steps=7, batch_size=8, accumulation=2, lr=1e-2, warmup_steps=2, eval_every=3, seed=5, graphs=None)
 
 
@@ -47,7 +47,7 @@ def train_and_die(folder, every, moment):
     child = os.fork()
     if child == 0:
         if moment == "log":
-            image_loop.write_log = die
+            rounds.write_log = die
         else:
             die_before_step(moment)
         run(folder, replace(CONFIG, checkpoint_seconds=every))

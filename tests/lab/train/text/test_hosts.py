@@ -7,11 +7,8 @@ import torch
 from tests.lab.train.text.small_text import HOST, TASK
 
 from linattn.lab.tasks.text import text_task
-from linattn.lab.train.mechanism_options import parse_options
-from linattn.lab.train.text.ahead import ahead
-from linattn.lab.train.text.hosts import HostOptions, count_parameters, create_host, with_parameters
-from linattn.lab.train.text.pattern import layer_names
-from linattn.lab.train.text.start import take_weights
+from linattn.lab.train.text.feed import ahead
+from linattn.lab.train.text.hosts import Host, count_parameters, create_host, take_weights, with_parameters
 from linattn.support.options import OptionError
 
 
@@ -32,7 +29,7 @@ def test_what_mechanisms_do_not_own_starts_the_same_beside_each():
 
 def test_encoders_of_the_arena_learn_a_position_for_each_token_of_the_task():
     task = text_task("listops", length=60, shortest=10, train_examples=8, test_examples=8)
-    model = create_host(HostOptions("lra", "elu"), task, 0)
+    model = create_host(Host(size="lra", mechanism="elu"), task, 0)
     assert (model.config.max_position_embeddings, model.config.rotary) == (60, 0.0)
     assert abs(model.model.embed_positions.weight.std() - 0.02) < 0.002
     assert create_host(HOST, TASK, 0).config.max_position_embeddings is None
@@ -43,13 +40,13 @@ def test_a_model_of_several_documents_knows_what_ends_one(tmp_path):
         (tmp_path / f"{name}.txt").write_text(f"{name} text. " * 40)
     several = text_task("text", data=str(tmp_path), length=8)
     one = text_task("text", data=str(tmp_path / "a.txt"), length=8)
-    found = [create_host(HostOptions("pico"), task, 0) for task in (several, one)]
+    found = [create_host(Host(size="pico"), task, 0) for task in (several, one)]
     assert [model.config.eos_token_id for model in found] == [256, None]
     assert found[0].generation_config.eos_token_id == 256, "generate stops there"
 
 
 def test_layers_are_those_of_the_pattern():
-    host = HostOptions("pico", "gated*2,softmax", depth=4, options=parse_options(["gated.gate=head"]))
+    host = Host(size="pico", hybrid="gated*2,softmax", depth=4, option={"gated.gate": "head"})
     model = create_host(host, TASK, 0)
     assert model.config.mechanism == ["gated", "gated", "softmax", "gated"]
     assert [layer.attn.mechanism.gate for layer in model.model.layers if layer.attn.mechanism.info.name == "gated"] == [
@@ -61,45 +58,45 @@ def test_layers_are_those_of_the_pattern():
 @pytest.mark.parametrize(
     ("mechanism", "options", "norm"),
     [
-        ("softmax", [], None),
-        ("gated", [], "head_rms"),
-        ("zeros", [], None),
-        ("zeros", ["zero_order=tanh"], None),
-        ("zeros", ["head_norm=False"], "head_rms"),
-        ("zeros,softmax", [], None),
-        ("zeros,softmax", ["zeros.head_norm=False"], "head_rms"),
-        ("zeros,gated", [], "head_rms"),
+        ("softmax", {}, None),
+        ("gated", {}, "head_rms"),
+        ("zeros", {}, None),
+        ("zeros", {"zero_order": "tanh"}, None),
+        ("zeros", {"head_norm": False}, "head_rms"),
+        ("zeros,softmax", {}, None),
+        ("zeros,softmax", {"zeros.head_norm": False}, "head_rms"),
+        ("zeros,gated", {}, "head_rms"),
     ],
 )
 def test_a_norm_stands_behind_mechanisms_that_have_none(mechanism, options, norm):
-    host = HostOptions("pico", mechanism, options=parse_options(options))
+    host = Host(size="pico", mechanism=mechanism, option=options)
     assert create_host(host, TASK, 0).config.attention_norm == norm
     assert replace(host, attention_norm="layer").norm == "layer"
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("changes", "words"),
     [
-        (lambda: layer_names("gated*,softmax", 4), "hybrid: must look like"),
-        (lambda: layer_names("gated*5", 4), "names 5 layers, but the model has 4"),
-        (lambda: parse_options(["gate"]), "option: must look like"),
-        (lambda: parse_options([".gate=head"]), "option: must look like .*, got '.gate=head'"),
-        (lambda: create_host(replace(HOST, mechanism="gated/elu", depth=2, options={"": {"gate": "head"}}), TASK, 0),
-         "say whose it is"),
-        (lambda: create_host(replace(HOST, options={"gated": {"gate": "head"}}), TASK, 0), "the layers are elu"),
-        (lambda: create_host(replace(HOST, options={"": {"gate": "head"}}), TASK, 0), "option: .* no option 'gate'"),
-        (lambda: create_host(replace(HOST, canon="AX"), TASK, 0), "canon: canon must be made of"),
-        (lambda: create_host(replace(HOST, attention_gate="relu"), TASK, 0), "attention_gate: .* one of None, 'lin"),
-        (lambda: create_host(replace(HOST, heads=3), TASK, 0), "heads: num_attention_heads must divide hidden_size"),
-        (lambda: create_host(replace(HOST, mechanism="agent"), TASK, 0), "mechanism: mechanism 'agent' is only"),
-        (lambda: create_host(replace(HOST, mechanism="nobody"), TASK, 0), "nobody"),
-        (lambda: create_host(replace(HOST, head_dim=5), TASK, 0), "width: must be a multiple of 5, .* got 16"),
-        (lambda: create_host(replace(HOST, head_dim=8, heads=2), TASK, 0), "head_dim: and heads = 2 both fix"),
+        ({"hybrid": "gated*,softmax"}, "hybrid: must look like"),
+        ({"hybrid": "gated*5", "depth": 4}, "names 5 layers, but the model has 4"),
+        ({"mechanism": "gated/elu", "depth": 2, "option": {"gate": "head"}}, "say whose it is"),
+        ({"option": {"gated.gate": "head"}}, "the layers are elu"),
+        ({"option": {"gate": "head"}}, "option: .* no option 'gate'"),
+        ({"canon": "AX"}, "canon: canon must be made of"),
+        ({"attention_gate": "relu"}, "attention_gate: must be one of none, lin"),
+        ({"attention_norm": "l1"}, "attention_norm: must be one of auto, none"),
+        ({"heads": 3}, "heads: num_attention_heads must divide hidden_size"),
+        ({"mechanism": "agent"}, "mechanism: mechanism 'agent' is only"),
+        ({"mechanism": "nobody"}, "nobody"),
+        ({"head_dim": 5}, "width: must be a multiple of 5, .* got 16"),
+        ({"head_dim": 8, "heads": 2}, "head_dim: and heads = 2 both fix"),
+        ({"width": 0}, "width: must be at least 1"),
+        ({"rotary": 1.5}, "rotary: must be at least 0 and at most 1"),
     ],
 )  # fmt: skip
-def test_a_wrong_option_is_named(make, words):
+def test_a_wrong_option_is_named(changes, words):
     with pytest.raises(OptionError, match=words):
-        make()
+        create_host(replace(HOST, **changes), TASK, 0)
 
 
 def test_parameters_are_made_equal():

@@ -14,9 +14,8 @@ from linattn.lab.train import rounds
 from linattn.lab.train.optimizer import split_by_decay
 from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.feed import Feed
-from linattn.lab.train.text.hosts import HostOptions, create_host
-from linattn.lab.train.text.network import TextNetwork
-from linattn.lab.train.text.records import TextDivergedError
+from linattn.lab.train.text.hosts import Host, create_host
+from linattn.lab.train.text.run import TextDivergedError, TextNetwork
 from linattn.models.language import LinearAttentionForCausalLM
 from linattn.support.options import OptionError
 from linattn.support.schedule import warmed_cosine, warmed_line
@@ -26,7 +25,7 @@ def test_softmax_with_canon_solves_recall(tmp_path):
     """Without recall the best guess is one of the four values of the sequence: log 4 nats, 25 %."""
     task = text_task("mqar", vocab=32, length=16, pairs=4, test_examples=100)
     config = TextConfig(steps=90, batch_size=32, lr=1e-2, warmup_steps=10, weight_decay=0.0, eval_every=30)
-    host = HostOptions("pico", "softmax", canon="B", width=32, depth=1)
+    host = Host(size="pico", mechanism="softmax", canon="B", width=32, depth=1)
     _, result = run(tmp_path, config, host, task)
     assert result.records[0].train_loss > 0.5 * log(4)
     assert result.score > 90
@@ -135,8 +134,12 @@ def test_what_is_drawn_first_is_told_and_only_if_something_is_trained(tmp_path):
     run(tmp_path, task=replace(task), on_work=told.append)
     assert not told
     held_out = replace(TASK, data_seed=1, train_examples=20)
-    run(tmp_path / "held out", task=replace(task), test=held_out, on_work=told.append)
+    model, result = run(tmp_path / "held out", task=replace(task), validation=held_out, on_work=told.append)
     assert "_train_set" not in vars(held_out), "what is only tested on draws nothing to train on"
+    with torch.no_grad():
+        batch = next(held_out.test_batches(50))
+        assert result.validation == pytest.approx(held_out.metrics(held_out.score(model(batch.inputs).logits, batch)))
+    assert run(tmp_path / "held out", task=replace(task), validation=held_out)[1] == result
 
 
 def test_divergence_names_the_step(tmp_path, monkeypatch):
@@ -180,9 +183,13 @@ def test_blocks_compile_whole_and_change_nothing(tmp_path, monkeypatch):
         ({"warmup_steps": 8}, "warmup_steps: must not exceed"),
         ({"min_lr": 1.0}, "min_lr: must not exceed"),
         ({"precision": "fp8"}, "precision: must be one of"),
+        ({"schedule": "sine"}, "schedule: must be one of cosine, linear"),
+        ({"eps": 0.0}, "eps: must be above 0"),
+        ({"betas": (0.9,)}, "betas: must be a tuple of 2"),
+        ({"graphs": True}, "graphs: CUDA graphs need a GPU"),
+        ({"device": "tpu"}, "device: must be one of cpu, cuda"),
     ],
 )
-def test_a_wrong_config_is_named_before_anything_is_done(tmp_path, changes, words):
+def test_a_wrong_config_is_named_when_it_is_made(changes, words):
     with pytest.raises(OptionError, match=words):
-        run(tmp_path / "x", replace(CONFIG, **changes))
-    assert not (tmp_path / "x").exists()
+        replace(CONFIG, **changes)

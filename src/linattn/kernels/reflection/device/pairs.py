@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from linattn.ops.reflection.plain import EPS
+from linattn.ops.reflection.types import EPS
 
 SMALL = tl.constexpr(EPS)
 HALF_TURN = tl.constexpr(1.5707963267948966)

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from linattn.ops.reflection.plain import SMALLEST_SQUARE
+from linattn.ops.reflection.types import SMALLEST_SQUARE
 
 SMALLEST = tl.constexpr(SMALLEST_SQUARE)
 

@@ -1,24 +1,39 @@
-"""Brevo: how broadly a model reasons, by sorting what a node depends on (Physics of Language Models 4.1)."""
+"""Brevo: how broadly a model reasons, by sorting what a node depends on (Physics of Language Models 4.1).
 
-from collections.abc import Mapping
+The task, its random graphs, and a check of answers from the tokens alone.
+"""
+
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from linattn.lab.tasks.synthetic.brevo_answers import chances
-from linattn.lab.tasks.synthetic.brevo_graphs import Graphs, random_graphs
-from linattn.lab.tasks.synthetic.packed import PackedTask, Stream, numpy_random
-from linattn.lab.tasks.synthetic.ragged import Ints, below, groups, shuffled, written
-from linattn.lab.tasks.synthetic.sizes import SMALLEST, draw_sizes, mean_size
+from linattn.lab.tasks.synthetic.packed import (
+    SMALLEST,
+    Flags,
+    Floats,
+    Ints,
+    PackedTask,
+    Stream,
+    below,
+    draw_sizes,
+    groups,
+    mean_size,
+    numpy_random,
+    shuffled,
+    written,
+)  # fmt: skip
 from linattn.lab.tasks.synthetic.words import Words
-from linattn.lab.tasks.text.batch import IGNORED, Sequences
-from linattn.lab.tasks.text.checks import at_least, one_of
-from linattn.lab.tasks.text.once import once
+from linattn.lab.tasks.text.generated import Range
+from linattn.lab.tasks.text.task import IGNORED, Sequences, once
+from linattn.support.config import option
 from linattn.support.seeds import stream
 
-SOURCES = ("paper", "released")
+Name = tuple[int, ...]
+MOST = 4  # the most parents, and the most children, of a node
 FAR = 1e6  # separates the times of one graph from those of the next
 
 
@@ -30,31 +45,22 @@ class Brevo(PackedTask):
     Graphs of training have n nodes, ``3 .. nodes``, small n more often; graphs of a test have ``nodes``. The loss is on
     the answer and ``eos``. A token is legal if some right answer continues with it. ``exact_match`` counts answers
     whose tokens are all legal, each given the right ones before it; ``accuracy`` counts tokens of the order drawn.
-
-    Args:
-        nodes: N, the largest n.
-        letters, word_length: names are words of ``first .. last`` tokens over this many letters; None: N names of one
-            token.
-        source: "paper": the query is a node of the last quarter; "released": always the last node, as in the
-            published code.
-        length: tokens of a window, which holds several instances.
     """
 
     name = "brevo"
     metric = "exact_match"
-    nodes: int = 70
-    letters: int | None = None
-    word_length: tuple[int, int] = (1, 1)
-    source: str = "paper"
-    length: int = 1024
-    test_examples: int = 128
+    nodes: int = option(70, "N, the largest n.", least=SMALLEST)
+    letters: int | None = option(None, "Letters of names; none: N names of one token.")
+    word_length: Range = option((1, 1), "Names have first .. last tokens.")
+    source: Literal["paper", "released"] = option(
+        "paper", "The query is a node of the last quarter, or always the last node, as in the published code."
+    )
+    length: int = option(1024, "Tokens of a window, which holds several instances.")
+    test_examples: int = option(128, "Test sequences.", least=1)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least("nodes", self.nodes, SMALLEST)
-        one_of("source", self.source, SOURCES)
+    def check(self) -> None:
         self.words.check(self.nodes)
-        self.check_length()
+        super().check()
 
     @once
     def words(self) -> Words:
@@ -150,8 +156,159 @@ class Brevo(PackedTask):
         return super().metrics(sums) | {"exact_match": right}
 
 
-def _answers(graphs: Graphs, queries: Ints) -> tuple[Ints, Ints]:
+def _answers(graphs: "Graphs", queries: Ints) -> tuple[Ints, Ints]:
     """Graph and node of every entry of the answers, graph after graph, in the order of times."""
     whose, node = np.nonzero(graphs.ancestors(queries))
     order = np.argsort(whose * FAR + graphs.times[whose, node])
     return whose[order], node[order]
+
+
+class Graphs(NamedTuple):
+    """M graphs of at most N nodes; nodes are numbered after their parents.
+
+    Attributes:
+        sizes: ``n (M,)``.
+        parents: ``(M, N, 4)``, -1 where there are fewer.
+        times: ``(M, N)``. In their order a node comes after its parents, and all nodes that may come next are equally
+            likely: a node is ready when its last parent has come, and then waits for an exponentially distributed time.
+    """
+
+    sizes: Ints
+    parents: Ints
+    times: Floats
+
+    def ancestors(self, nodes: Ints) -> Flags:
+        """Flags ``(M, N)`` of ``nodes[m]`` itself and all nodes that it depends on."""
+        number, most = self.times.shape
+        found = np.zeros((number, most + 1), np.bool_)  # the last column is for parents of -1, which are none
+        found[np.arange(number), nodes] = True
+        for node in range(most - 1, 0, -1):
+            rows = np.nonzero(found[:, node])[0]
+            found[rows[:, None], self.parents[rows, node]] = True
+        return found[:, :most]
+
+
+def random_graphs(rng: np.random.Generator, sizes: Ints) -> Graphs:
+    """Draw graphs with ``L ~ U{1 .. (n - 1) // 4 + 1}`` leaves; every later node takes ``U{1 .. min(4, available)}``
+    parents among earlier nodes with fewer than four children.
+
+    All graphs grow by one node at a time. ``free[m, : left[m]]`` are the nodes of graph m that may become parents, in
+    any order: chosen ones are exchanged with the last ones, where they are easily removed.
+    """
+    number, most = len(sizes), int(sizes.max())
+    order = np.argsort(-sizes, kind="stable")  # so that graphs that still grow come first
+    sizes = sizes[order]
+    leaves = 1 + below(rng, (sizes - 1) // 4 + 1)
+    growing = np.searchsorted(-sizes, -np.arange(most))  # how many graphs have more than 0, 1, 2 ... nodes
+    # Node i of graph m has index m N + i in all these arrays: one index is several times as fast as two.
+    row = np.arange(number) * most
+    free = (row[:, None] + np.arange(most)).ravel()
+    left, children = leaves.copy(), np.zeros(number * most, np.int8)
+    parents, times = np.full((number * most, MOST), -1), rng.standard_exponential(number * most)
+    for node in range(1, most):
+        rows = np.nonzero(leaves[: growing[node]] <= node)[0]
+        offset, available = row[rows], left[rows]
+        wanted = 1 + below(rng, np.minimum(MOST, available))
+        start, taken = np.zeros(len(rows)), []
+        for j in range(MOST):
+            some = np.nonzero(wanted > j)[0]
+            own, last = offset[some], available[some] - 1 - j
+            place, end = own + below(rng, last + 1), own + last
+            parent = free[place]
+            free[place] = free[end]
+            free[end] = parent
+            parents[own + node, j] = parent - own
+            children[parent] += 1
+            start[some] = np.maximum(start[some], times[parent])
+            taken.append((some, end, parent))
+        kept = available
+        for some, place, parent in taken:
+            full = children[parent] == MOST
+            some, place = some[full], place[full]
+            kept[some] -= 1
+            free[place] = free[offset[some] + kept[some]]
+        times[offset + node] += start
+        free[offset + kept] = offset + node
+        left[rows] = kept + 1
+    back = np.empty(number, np.int64)
+    back[order] = np.arange(number)
+    return Graphs(sizes[back], parents.reshape(number, most, MOST)[back], times.reshape(number, most)[back])
+
+
+class Question(NamedTuple):
+    """``needed``: the names that the answer must contain; ``parents``: the names that must come before each."""
+
+    needed: set[Name]
+    parents: dict[Name, set[Name]]
+
+    @classmethod
+    def read(cls, tokens: list[int], words: Words, bos: int) -> "Question":
+        """Read the tokens from ``bos`` to the mark of the answer."""
+        mark = tokens.index(bos + 1)
+        names = split(tokens[1:mark], words)
+        parents: dict[Name, set[Name]] = {}
+        for parent, child in zip(names[::2], names[1::2], strict=True):
+            parents.setdefault(child, set()).add(parent)
+        needed = set(split(tokens[mark + 1 : tokens.index(bos + 2)], words))
+        waiting = list(needed)
+        while waiting:
+            new = parents.get(waiting.pop(), set()) - needed
+            needed |= new
+            waiting += new
+        return cls(needed, parents)
+
+    def ready(self, done: set[Name]) -> list[Name]:
+        """The names that may come next after those in ``done``."""
+        return [name for name in self.needed - done if self.parents.get(name, set()) <= done]
+
+
+def right_answer(question: list[int], answer: list[int], words: Words, bos: int) -> bool:
+    """Whether ``answer``, without ``eos``, has every needed name once, after its parents."""
+    asked, done = Question.read(question, words, bos), set[Name]()
+    for name in split(answer, words):
+        if name not in asked.ready(done):
+            return False
+        done.add(name)
+    return done == asked.needed
+
+
+def chances(tokens: list[int], targets: list[int], words: Words, bos: int) -> Iterator[tuple[int, int, float]]:
+    """``(place, token, chance)`` of every token that may follow, for each scored place of a window.
+
+    All names that may come next are equally likely; inside a name, those that begin with its tokens so far.
+    """
+    begins = [place for place, token in enumerate(tokens) if token == bos]
+    for begin, end in zip(begins, [*begins[1:], len(tokens)], strict=True):
+        scored = sum(target != IGNORED for target in targets[begin:end])
+        if scored:
+            first = tokens.index(bos + 2, begin)
+            asked = Question.read(tokens[begin : first + 1], words, bos)
+            for step, token, chance in _steps(asked, tokens[first + 1 : end], scored, bos + 3):
+                yield first + step, token, chance
+
+
+def _steps(asked: Question, written: list[int], scored: int, eos: int) -> Iterator[tuple[int, int, float]]:
+    begun: Name = ()
+    done = set[Name]()
+    for step in range(scored):
+        waiting = [name for name in asked.ready(done) if name[: len(begun)] == begun]
+        following = [name[len(begun)] for name in waiting] or [eos]
+        for token in set(following):
+            yield step, token, following.count(token) / len(following)
+        if step < len(written):
+            begun = (*begun, written[step])
+            if begun in waiting:
+                done.add(begun)
+                begun = ()
+
+
+def split(tokens: list[int], words: Words) -> list[Name]:
+    """Split tokens into names; tokens after the last whole name become a name of their own, which matches none."""
+    names: list[Name] = []
+    begun: Name = ()
+    for token in tokens:
+        begun = (*begun, token)
+        if words.longest == 1 or token > words.letters:
+            names.append(begun)
+            begun = ()
+    return [*names, begun] if begun else names

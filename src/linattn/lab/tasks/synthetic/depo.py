@@ -7,13 +7,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from linattn.lab.tasks.synthetic.packed import PackedTask, Stream
-from linattn.lab.tasks.synthetic.ragged import Ints, below, groups, shuffled, written
-from linattn.lab.tasks.synthetic.sizes import SMALLEST, draw_sizes, mean_size
+from linattn.lab.tasks.synthetic.packed import (
+    SMALLEST,
+    Ints,
+    PackedTask,
+    Stream,
+    below,
+    draw_sizes,
+    groups,
+    mean_size,
+    shuffled,
+    written,
+)  # fmt: skip
 from linattn.lab.tasks.synthetic.words import Words
-from linattn.lab.tasks.text.batch import IGNORED, Sequences
-from linattn.lab.tasks.text.checks import at_least
-from linattn.lab.tasks.text.once import once
+from linattn.lab.tasks.text.generated import Range
+from linattn.lab.tasks.text.task import IGNORED, Sequences, once
+from linattn.support.config import option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +34,6 @@ class Depo(PackedTask):
     power of two up to ``hops`` or ``hops`` itself (also 24 if ``hops`` is 32). The loss is on answers, and in training
     also on the mark before them. ``accuracy`` counts tokens of answers, ``accuracy_k`` those with a certain k.
 
-    Args:
-        letters, word_length: names are random words of ``first .. last`` tokens over this many letters.
-        nodes: N, the largest n.
-        hops: K, the largest k.
-        queries: the most queries of an instance, which never has more than n.
-        length: tokens of a window, which holds several instances.
-
     Example:
         >>> task = Depo(letters=9, word_length=(1, 1), nodes=3, hops=2, queries=1, length=12)
         >>> batch = task.batch(0, 1)
@@ -40,21 +42,17 @@ class Depo(PackedTask):
     """
 
     name = "depo"
-    letters: int = 50
-    word_length: tuple[int, int] = (1, 2)
-    nodes: int = 225
-    hops: int = 8
-    queries: int = 10
-    length: int = 2048
-    test_examples: int = 256
+    letters: int = option(50, "Letters of names, which are random words.")
+    word_length: Range = option((1, 2), "Names have first .. last tokens.")
+    nodes: int = option(225, "N, the largest n.", least=SMALLEST)
+    hops: int = option(8, "K, the largest k.", least=1)
+    queries: int = option(10, "Most queries of an instance, which never has more than n.", least=1)
+    length: int = option(2048, "Tokens of a window, which holds several instances.")
+    test_examples: int = option(256, "Test sequences.", least=1)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least("nodes", self.nodes, SMALLEST)
-        at_least("hops", self.hops, 1)
-        at_least("queries", self.queries, 1)
+    def check(self) -> None:
         self.words.check(self.nodes)
-        self.check_length()
+        super().check()
 
     @once
     def words(self) -> Words:

@@ -1,12 +1,14 @@
 """Mano: how well a model uses what it knows, by arithmetic without written steps (Physics of Language Models 4.1)."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from linattn.lab.tasks.synthetic.mano_expressions import OPERATIONS, random_expressions, values
-from linattn.lab.tasks.synthetic.packed import PackedTask, Stream
-from linattn.lab.tasks.text.checks import at_least
+from linattn.lab.tasks.synthetic.packed import Flags, Ints, PackedTask, Stream, below
+from linattn.support.config import option
+
+OPERATIONS = ("+", "-", "*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,12 +19,6 @@ class Mano(PackedTask):
     training, and only on the value in a test, where ``accuracy`` counts it. ``bos``, operations, lengths and marks
     have two tokens each that mean the same, one of which is chosen at random.
 
-    Args:
-        operations: L, the largest l.
-        modulus: modulus of the arithmetic.
-        synonyms: False: use only one token for each.
-        length: tokens of a window, which holds several instances.
-
     Example:
         >>> task = Mano(operations=2, synonyms=False, length=12)
         >>> task.batch(0, 1).inputs.shape, task.vocabulary
@@ -30,17 +26,11 @@ class Mano(PackedTask):
     """
 
     name = "mano"
-    operations: int = 10
-    modulus: int = 23
-    synonyms: bool = True
-    length: int = 1024
-    test_examples: int = 256
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least("operations", self.operations, 1)
-        at_least("modulus", self.modulus, 2)
-        self.check_length()
+    operations: int = option(10, "L, the largest l.", least=1)
+    modulus: int = option(23, "Modulus of the arithmetic.", least=2)
+    synonyms: bool = option(True, "False: only one token for each.")
+    length: int = option(1024, "Tokens of a window, which holds several instances.")
+    test_examples: int = option(256, "Test sequences.", least=1)
 
     @property
     def vocabulary(self) -> int:
@@ -79,3 +69,63 @@ class Mano(PackedTask):
         asked[every, end + 1] = True
         spans = 2 * sizes + 5
         return Stream(rows[real], asked[real], np.cumsum(spans) - spans)
+
+
+class Expressions(NamedTuple):
+    """M expressions; number m has ``sizes[m]`` operations and fills the first ``2 sizes[m] + 1`` places.
+
+    Attributes:
+        operation: ``(M, 2 L + 1)``, whether a place holds an operation.
+        codes: the index in ``OPERATIONS``, or the number.
+    """
+
+    sizes: Ints
+    operation: Flags
+    codes: Ints
+
+
+def random_expressions(rng: np.random.Generator, sizes: Ints, modulus: int) -> Expressions:
+    """Draw expressions. One of l operations is an operation, a left part with ``U{0 .. l - 1}`` of the others, and a
+    right part with the rest; one without operations is a number."""
+    number, most = len(sizes), int(sizes.max())
+    order = np.argsort(-sizes, kind="stable")  # so that expressions that still grow come first
+    places = 2 * most + 1
+    waiting, top = np.zeros((number, most + 2), np.int64), np.zeros(number, np.int64)
+    waiting[:, 0] = sizes[order]
+    growing = np.searchsorted(-(2 * sizes[order] + 1), -np.arange(places))
+    operation = np.zeros((number, places), np.bool_)
+    share = rng.random((places, number))
+    every = np.arange(number)
+    for place in range(places):
+        rows = every[: growing[place]]
+        level = top[: growing[place]]
+        size = waiting[rows, level]
+        inner = size > 0
+        left = (share[place, : len(rows)] * size).astype(np.int64)
+        waiting[rows, level] = size - 1 - left  # a number pops the stack; what remains there is never read
+        waiting[rows, level + 1] = left
+        operation[: len(rows), place] = inner
+        top[: len(rows)] += 2 * inner - 1
+    operation[order] = operation.copy()
+    kinds = np.where(operation, len(OPERATIONS), modulus).ravel()
+    return Expressions(sizes, operation, below(rng, kinds).reshape(number, places))
+
+
+def values(expressions: Expressions, modulus: int) -> Ints:
+    """The value of each expression, read from its end: numbers go on a stack, an operation takes two from it."""
+    number, places = expressions.codes.shape
+    order = np.argsort(-expressions.sizes, kind="stable")
+    operation, codes = expressions.operation[order], expressions.codes[order]
+    reading = np.searchsorted(-(2 * expressions.sizes[order] + 1), -np.arange(places))
+    stack, top = np.zeros((number, places // 2 + 3), np.int64), np.zeros(number, np.int64)
+    every = np.arange(number)
+    for place in reversed(range(places)):
+        rows = every[: reading[place]]
+        inner, code, level = operation[: len(rows), place], codes[: len(rows), place], top[: len(rows)]
+        left, right = stack[rows, level - 1], stack[rows, level - 2]
+        result = np.where(code == 0, left + right, np.where(code == 1, left - right, left * right)) % modulus
+        stack[rows, level - 2 * inner] = np.where(inner, result, code)
+        top[: len(rows)] += 1 - 2 * inner
+    found = np.empty(number, np.int64)
+    found[order] = stack[:, 0]
+    return found

@@ -1,17 +1,22 @@
-"""Windows that hold several instances end to end, the first of them whole."""
+"""Windows that hold several instances end to end, and arrays of groups of different sizes, without loops."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from linattn.lab.tasks.synthetic.ragged import Flags, Ints
-from linattn.lab.tasks.text.batch import IGNORED, Sequences
 from linattn.lab.tasks.text.generated import GeneratedTask
-from linattn.support.options import SettingError
+from linattn.lab.tasks.text.task import IGNORED, Sequences
+from linattn.support.options import OptionError
 
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+SMALLEST = 3
 MOST_ROUNDS = 1000  # of drawing more instances: far more than can be needed by chance
 
 
@@ -41,10 +46,10 @@ class PackedTask(GeneratedTask):
     def typical(self, train: bool) -> float:
         """Rough mean of the tokens of an instance; it decides how many are drawn at once, never what they contain."""
 
-    def check_length(self) -> None:
+    def check(self) -> None:
         typical = self.typical(False)
         if typical > self.length:
-            raise SettingError("length", f"must hold a test instance of about {typical:.0f} tokens, got {self.length}")
+            raise OptionError("length", f"must hold a test instance of about {typical:.0f} tokens, got {self.length}")
 
     def draw(self, generator: torch.Generator, count: int, train: bool) -> Sequences:
         rows, asked = self.windows(numpy_random(generator), count, train)
@@ -69,7 +74,7 @@ class PackedTask(GeneratedTask):
                 flags &= np.arange(width) < _whole(stream, begins, width)[:, None]
             asked[done : done + len(begins)] = flags
             done += len(begins)
-        raise SettingError("length", f"must hold an instance, got {self.length}")
+        raise OptionError("length", f"must hold an instance, got {self.length}")
 
 
 def _begins(stream: Stream, length: int) -> Ints:
@@ -95,3 +100,77 @@ def _whole(stream: Stream, begins: Ints, width: int) -> Ints:
 def numpy_random(generator: torch.Generator) -> np.random.Generator:
     """A numpy generator seeded by the next draw of ``generator``; for small arrays it is several times faster."""
     return np.random.Generator(np.random.SFC64(int(torch.randint(2**62, (1,), generator=generator))))
+
+
+class Groups(NamedTuple):
+    """``sizes (M,)``, and for each of ``sum(sizes)`` members its group ``of`` and its place ``inner`` in the group."""
+
+    sizes: Ints
+    base: Ints
+    of: Ints
+    inner: Ints
+
+
+def groups(sizes: Ints) -> Groups:
+    """Groups of these sizes.
+
+    Example:
+        >>> found = groups(np.array([2, 3]))
+        >>> found.base.tolist(), found.of.tolist(), found.inner.tolist()
+        ([0, 2], [0, 0, 1, 1, 1], [0, 1, 0, 1, 2])
+    """
+    base = np.cumsum(sizes) - sizes
+    of = np.repeat(np.arange(len(sizes)), sizes)
+    return Groups(sizes, base, of, np.arange(len(of)) - base[of])
+
+
+def shuffled(rng: np.random.Generator, of: Ints) -> Ints:
+    """Indices of all members, group after group in the order of ``of``, shuffled inside each group.
+
+    Example:
+        >>> of = np.array([0, 0, 0, 1, 1])
+        >>> of[shuffled(np.random.default_rng(0), of)].tolist()
+        [0, 0, 0, 1, 1]
+    """
+    return np.argsort(of + rng.random(len(of)))
+
+
+def below(rng: np.random.Generator, limits: Ints) -> Ints:
+    """For each limit, a uniform whole number from ``0 .. limit - 1``."""
+    return (rng.random(len(limits)) * limits).astype(np.int64)
+
+
+def written(lexicon: Ints, lengths: Ints, slots: Ints) -> tuple[Ints, Ints]:
+    """Tokens of the entries ``slots (S,)`` of a lexicon ``(W, longest)``, end to end, and the length of each entry.
+
+    Entry w has the tokens ``lexicon[w, : lengths[w]]``.
+    """
+    sizes = lengths[slots]
+    begin = np.cumsum(sizes) - sizes
+    place = np.repeat(slots * lexicon.shape[1] - begin, sizes)
+    place += np.arange(len(place))
+    return lexicon.ravel()[place], sizes
+
+
+@cache
+def shares(largest: int) -> Floats:
+    """``P(n <= m)`` for ``m = 3 .. N``, where ``P(n) ~ 1 / (n + sqrt N)``: small n are frequent, and large n not rare.
+
+    Example:
+        >>> [round(float(share), 3) for share in shares(5)]
+        [0.39, 0.718, 1.0]
+    """
+    chances = 1 / (np.arange(SMALLEST, largest + 1) + largest**0.5)
+    return np.cumsum(chances) / chances.sum()
+
+
+def draw_sizes(rng: np.random.Generator, number: int, largest: int, train: bool) -> Ints:
+    """Sizes ``(number,)``: drawn as in training, or without ``train`` all the largest."""
+    if not train:
+        return np.full(number, largest)
+    return SMALLEST + np.searchsorted(shares(largest)[:-1], rng.random(number), side="right")
+
+
+def mean_size(largest: int, train: bool) -> float:
+    chances = np.diff(shares(largest), prepend=0.0)
+    return float(chances @ np.arange(SMALLEST, largest + 1)) if train else float(largest)

@@ -5,9 +5,10 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from linattn.lab.tasks.synthetic.ragged import Floats, Ints, groups
-from linattn.lab.tasks.text.checks import at_least, ordered
-from linattn.support.options import SettingError
+from linattn.lab.tasks.synthetic.packed import Floats, Ints, groups
+from linattn.lab.tasks.text.generated import check_range
+from linattn.support.checks import check_integer
+from linattn.support.options import OptionError
 
 MOST_WORDS = 2**20
 DENSE = 3  # words for each one needed: with fewer, draws would mostly repeat words
@@ -26,11 +27,11 @@ class Words:
     longest: int
 
     def check(self, needed: int) -> None:
-        at_least("letters", self.letters, 1)
-        ordered("word_length", (self.shortest, self.longest), 1)
+        check_integer("letters", self.letters, 1)
+        check_range("word_length", (self.shortest, self.longest), 1)
         total = sum(self.letters**length for length in range(self.shortest, self.longest + 1))
         if not needed <= total <= MOST_WORDS:
-            raise SettingError("letters", f"must give {needed} to {MOST_WORDS} words, and {self.letters} give {total}")
+            raise OptionError("letters", f"must give {needed} to {MOST_WORDS} words, and {self.letters} give {total}")
 
     @property
     def tokens(self) -> int:

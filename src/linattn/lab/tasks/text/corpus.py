@@ -1,15 +1,92 @@
-"""A text as token ids, cut into three parts, and windows of it."""
+"""A text as token ids, bytes or those of a tokenizer; cut into three parts, and windows of it."""
 
+import hashlib
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from linattn.lab.tasks.text.batch import IGNORED, Sequences
-from linattn.lab.tasks.text.checks import between
-from linattn.lab.tasks.text.encoders import Encoder
-from linattn.support.documents import read_documents
-from linattn.support.options import SettingError
+from linattn.lab.tasks.text.task import IGNORED, Sequences, content_digest, once
+from linattn.support.documents import as_text, encode, read_documents
+from linattn.support.extras import need
+from linattn.support.files import write_atomically
+from linattn.support.options import OptionError
+
+
+class Encoder(Protocol):
+    """Encodes text. ``end`` is the id after documents, ``mask`` that of hidden tokens; both may be ``size`` or more."""
+
+    @property
+    def size(self) -> int:
+        """Ids of text are below this number."""
+
+    @property
+    def end(self) -> int: ...
+
+    @property
+    def mask(self) -> int: ...
+
+    def encode(self, document: Tensor) -> Tensor: ...
+
+
+class Bytes:
+    """The encoder without a tokenizer: ids are bytes."""
+
+    size, end, mask = 256, 256, 257
+
+    def encode(self, document: Tensor) -> Tensor:
+        return document
+
+
+class Pretrained:
+    """A tokenizer in a folder, as saved by transformers; with a folder ``cache``, texts are encoded only once."""
+
+    def __init__(self, folder: str, cache: str | None = None) -> None:
+        if not Path(folder).expanduser().is_dir():
+            raise OptionError("tokenizer", f"must be a folder with a tokenizer of transformers, got {folder}")
+        need("reading a tokenizer", "transformers")
+        self.folder, self.cache = Path(folder).expanduser(), cache
+
+    @once
+    def tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.folder)
+
+    @once
+    def _content(self) -> str:
+        return content_digest([self.folder])  # all files: some tokenizers have a separate file of words
+
+    @property
+    def size(self) -> int:
+        return len(self.tokenizer)
+
+    @property
+    def end(self) -> int:
+        return self._special("eos_token_id", "sep_token_id", beyond=0)
+
+    @property
+    def mask(self) -> int:
+        return self._special("mask_token_id", beyond=1)
+
+    def _special(self, *names: str, beyond: int) -> int:
+        found = [value for name in names if (value := getattr(self.tokenizer, name, None)) is not None]
+        return found[0] if found else self.size + beyond
+
+    def encode(self, document: Tensor) -> Tensor:
+        """Encode a document as int32 ``(n,)``; ids in the cache are mapped into memory."""
+        if self.cache is None:
+            return encode(self.tokenizer, as_text(document))
+        digest = hashlib.blake2b(self._content.encode() + document.numpy().tobytes(), digest_size=12).hexdigest()
+        path = Path(self.cache).expanduser() / f"{digest}.int32"
+        if not path.exists():
+            tokens = encode(self.tokenizer, as_text(document))
+            write_atomically(path, lambda temporary: temporary.write_bytes(tokens.numpy().tobytes()))
+        size = path.stat().st_size // 4
+        return torch.from_file(str(path), shared=False, size=size, dtype=torch.int32)
+
 
 PARTS = ("train", "valid", "test")
 ENWIK8 = 100_000_000  # bytes; a file of exactly this size is cut in the usual way
@@ -67,9 +144,6 @@ def load_corpus(source: str, encoder: Encoder, *, valid: float = 0.05, test: flo
     A file of 100,000,000 bytes, such as enwik8, gives parts of 90, 5 and 5 million. If there are several documents,
     each ends with ``encoder.end``, and cuts move to the beginning of the next document if that leaves no part empty.
     """
-    between("valid", valid, 0, 0.9)
-    between("test", test, 0, 0.9)
-    between("valid + test", valid + test, 0, 0.95)
     documents = read_documents(source)
     several = len(documents) > 1
     cuts = _cuts([len(document) for document in documents], valid, test)
@@ -112,9 +186,3 @@ def _part(encoder: Encoder, documents: list[Tensor], several: bool) -> Part:
     pieces = [torch.cat([tokens.int(), end]) for tokens in encoded]
     lengths = torch.tensor([0, *(len(piece) for piece in pieces)])
     return Part(torch.cat(pieces) if pieces else end[:0], lengths.cumsum(0)[:-1], size)
-
-
-def check_length(part: str, tokens: int, length: int) -> None:
-    """Raise unless a part has enough tokens for one window and its last target."""
-    if tokens <= length:
-        raise SettingError("length", f"must be below the {tokens} tokens of the {part} part, got {length}")

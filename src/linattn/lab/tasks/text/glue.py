@@ -1,22 +1,22 @@
-"""GLUE (arXiv:1804.07461): labelled sentences and pairs of sentences from jsonl files."""
+"""GLUE (arXiv:1804.07461): labelled sentences and pairs of sentences from jsonl files, and similarity (STS-B)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.lab.tasks.text.batch import Sequences
-from linattn.lab.tasks.text.checks import at_least
-from linattn.lab.tasks.text.encoders import Bytes, Pretrained
-from linattn.lab.tasks.text.examples import Examples
-from linattn.lab.tasks.text.labelled import LabelledTask, find_jsonl
-from linattn.lab.tasks.text.once import once
+from linattn.lab.tasks.text.corpus import Bytes, Pretrained
+from linattn.lab.tasks.text.generated import require
+from linattn.lab.tasks.text.labelled import Examples, LabelledTask, find_jsonl
+from linattn.lab.tasks.text.task import Sequences, once
+from linattn.support.config import option
 from linattn.support.documents import as_bytes, count_jsonl, read_jsonl
-from linattn.support.options import SettingError
+from linattn.support.options import OptionError
 
 PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question", "sentence"), ("question1", "question2"))
 SINGLES = ("sentence", "text")
@@ -32,23 +32,21 @@ class Glue(LabelledTask):
     has a ``label``, a whole number or a name, and a ``sentence`` (or ``text``) or a pair: ``sentence1`` and
     ``sentence2``, ``premise`` and ``hypothesis``, ``question`` and ``sentence``, or ``question1`` and ``question2``.
     With two classes ``metrics`` adds ``f1`` of class 1 and ``matthews``.
-
-    Args:
-        length: most tokens of an example; in a pair that is longer, the longer sentence is cut at its end first.
-        tokenizer: a folder with a tokenizer of transformers, which joins pairs in its own way; None: bytes, with the
-            end of a document between sentences. Ids are those of the task ``masked-text``, to start from its models.
-        labels: names in the order of the classes; None: those in the training file, sorted.
+    In a pair that is too long, the longer sentence is cut at its end first. A tokenizer joins pairs in its own way;
+    bytes have the end of a document between sentences. Ids are those of the task ``masked-text``, to start from its
+    models.
     """
 
     name = "glue"
-    needs = MappingProxyType({"data": "a folder with train.jsonl and validation.jsonl"})
-    length: int = 128
-    tokenizer: str | None = None
-    labels: tuple[str, ...] | None = None
+    data: str = option(help="a folder with train.jsonl and validation.jsonl")
+    length: int = option(128, "Most tokens of an example.", least=4)
+    tokenizer: str | None = option(None, "Folder of a tokenizer of transformers.", default_text="bytes")
+    labels: tuple[str, ...] | None = option(
+        None, "Names in the order of the classes.", default_text="those in the training file, sorted"
+    )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least("length", self.length, 4)
+    def check(self) -> None:
+        super().check()
         for names in (("train",), TEST_FILES):
             find_jsonl(self.data, names)
         _ = self.vocabulary  # raises now if the tokenizer cannot be read
@@ -64,7 +62,7 @@ class Glue(LabelledTask):
     @once
     def label_names(self) -> tuple[str, ...]:
         if self.labels is not None:
-            return tuple(self.labels)
+            return self.labels
         path = find_jsonl(self.data, ("train",))
         found = [row.get("label") for row in read_jsonl(path)]
         numbers = [label for label in found if isinstance(label, int) and not isinstance(label, bool)]
@@ -73,7 +71,7 @@ class Glue(LabelledTask):
             return tuple(str(n) for n in range(max(numbers) + 1))
         if not names or any(not isinstance(label, str) for label in found):
             wrong = next((one for one in found if isinstance(one, bool) or not isinstance(one, int | str)), found[:1])
-            raise SettingError(
+            raise OptionError(
                 "data",
                 f"{path}: labels must be all whole numbers or all names of classes, got {wrong!r}; labels that measure "
                 "something, as in STS-B, are for the task stsb",
@@ -96,7 +94,7 @@ class Glue(LabelledTask):
             encoded.append(self._encode(*_sentences(path, row)))
             labels.append(label)
         if not encoded:
-            raise SettingError("data", f"{path} has no examples")
+            raise OptionError("data", f"{path} has no examples")
         return Examples.of(encoded, labels, self.length)
 
     def _label(self, path: Path, row: Mapping[str, Any], numbers: Mapping[str, int]) -> float:
@@ -104,9 +102,7 @@ class Glue(LabelledTask):
         if isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(numbers):
             return label
         if not isinstance(label, str) or label not in numbers:
-            raise SettingError(
-                "data", f"{path}: label must be one of {', '.join(numbers)} or its number, got {label!r}"
-            )
+            raise OptionError("data", f"{path}: label must be one of {', '.join(numbers)} or its number, got {label!r}")
         return numbers[label]
 
     def _encode(self, first: str, second: str | None) -> Tensor:
@@ -149,4 +145,67 @@ def _sentences(path: Path, row: Mapping[str, Any]) -> tuple[str, str | None]:
         if isinstance(row.get(name), str):
             return row[name], None
     pairs = "; ".join(" and ".join(pair) for pair in PAIRS)
-    raise SettingError("data", f"{path}: a line needs {' or '.join(SINGLES)}, or {pairs}; got {', '.join(row)}")
+    raise OptionError("data", f"{path}: a line needs {' or '.join(SINGLES)}, or {pairs}; got {', '.join(row)}")
+
+
+NEAR = 0.5  # answers that are off by at most this count as right where the screen shows percent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Similarity(Glue):
+    """Regression on files as those of :class:`Glue`, but with a number as ``label``; the model has one output.
+
+    The loss is the mean squared error. ``pearson`` is the correlation of the answers with the labels, in percent, and
+    ``near`` the share of answers that are off by at most 1/2. GLUE also has Spearman's correlation, the only one that
+    the code of M2, the source of the recipes, reports. It needs the ranks of all answers, which sums over batches do
+    not give; do not compare ``pearson`` with it.
+    """
+
+    name = "stsb"
+    metric = "pearson"
+    classes = 1
+    label_names = ()
+
+    def check(self) -> None:
+        super().check()
+        require("labels", self.labels is None, "None, as labels are numbers here", self.labels)
+
+    def _label(self, path: Path, row: Mapping[str, Any], numbers: Mapping[str, int]) -> float:
+        label = row.get("label")
+        if not isinstance(label, int | float) or isinstance(label, bool) or not isfinite(label):
+            raise OptionError("data", f"{path}: label must be a finite number, got {label!r}")
+        return float(label)
+
+    def strata(self, labels: Tensor) -> Tensor:
+        return (labels - labels.min()).round().long()
+
+    def training_sums(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        said = logits.float().squeeze(-1)
+        loss = F.mse_loss(said, targets, reduction="sum")
+        return loss, ((said.detach() - targets).abs() <= NEAR).sum()
+
+    def loss(self, logits: Tensor, batch: Sequences) -> Tensor:
+        """Mean squared error, in fp32; gradients flow."""
+        return self.training_sums(logits, batch.targets)[0] / len(batch)
+
+    @torch.no_grad()
+    def score(self, logits: Tensor, batch: Sequences) -> dict[str, Tensor]:
+        """Sums that add up over batches, as in all tasks: moments of answers and labels."""
+        squared, near = self.training_sums(logits, batch.targets)
+        said, true = logits.squeeze(-1).double(), batch.targets.double()
+        return {
+            "total": torch.tensor(len(batch), dtype=torch.float64, device=logits.device),
+            "squared": squared.double(), "near": near.double(),
+            "said": said.sum(), "true": true.sum(), "said_said": said.square().sum(), "true_true": true.square().sum(),
+            "said_true": (said * true).sum(),
+        }  # fmt: skip
+
+    def metrics(self, sums: Mapping[str, float | Tensor]) -> dict[str, float]:
+        """``loss`` (mean squared error), ``pearson`` (0 where all answers are the same) and ``near``, in percent."""
+        n = max(float(sums["total"]), 1.0)
+        said, true = float(sums["said"]) / n, float(sums["true"]) / n
+        spreads = float(sums["said_said"]) / n - said**2, float(sums["true_true"]) / n - true**2
+        together = float(sums["said_true"]) / n - said * true
+        spread = max(spreads[0] * spreads[1], 0.0) ** 0.5
+        pearson = 100 * together / spread if spread > 0 else 0.0
+        return {"loss": float(sums["squared"]) / n, "pearson": pearson, "near": 100 * float(sums["near"]) / n}

@@ -1,45 +1,62 @@
 """Tasks of classifying sequences that are read from files."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from linattn.lab.tasks.stratify import stratified, without
-from linattn.lab.tasks.text.batch import Sequences
-from linattn.lab.tasks.text.checks import at_least, between, one_of, require
-from linattn.lab.tasks.text.examples import Examples
-from linattn.lab.tasks.text.once import once
-from linattn.lab.tasks.text.order import shuffled_batch
-from linattn.lab.tasks.text.task import SequenceTask
-from linattn.support.options import SettingError
+from linattn.lab.tasks.text.generated import require
+from linattn.lab.tasks.text.task import Sequences, SequenceTask, once, shuffled_batch
+from linattn.support.checks import check_integer
+from linattn.support.config import option
+from linattn.support.options import OptionError
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """N sequences end to end in ``tokens``, with number n from ``offsets[n]`` to ``offsets[n + 1]``; ``labels (N,)``.
+
+    They are not padded: padding all to the longest would take several times the memory for most data.
+    """
+
+    tokens: Tensor
+    offsets: Tensor
+    labels: Tensor
+    length: int
+
+    @classmethod
+    def of(cls, sequences: Sequence[Tensor], labels: Sequence[float], length: int) -> "Examples":
+        sizes = torch.tensor([0, *(len(sequence) for sequence in sequences)])
+        return cls(torch.cat(list(sequences)), sizes.cumsum(0), torch.tensor(labels), length)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: Tensor, pad: int) -> Sequences:
+        """The batch of these rows, padded on the right to ``length``; without a ``key_mask`` if nothing is padded."""
+        place = self.offsets[rows, None] + torch.arange(self.length)
+        mask = place < self.offsets[rows + 1, None]
+        inputs = self.tokens[place.clamp(max=len(self.tokens) - 1)].long().masked_fill(~mask, pad)
+        return Sequences(inputs, self.labels[rows], None if bool(mask.all()) else mask)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledTask(SequenceTask):
-    """A task with labelled examples from files, which are read once and shuffled anew in each training epoch.
-
-    Args:
-        data: where the files are.
-        hold_out: share of the training examples that is left out of training, for choosing options.
-        evaluate: what tests use: "test", the test examples, or "valid", the examples held out.
-        data_seed: seed of the choice of examples to hold out.
-    """
+    """A task with labelled examples from files, which are read once and shuffled anew in each training epoch."""
 
     kind = "classification"
     pad: ClassVar[int] = 0
-    data: str
-    hold_out: float = 0.0
-    evaluate: str = "test"
-    data_seed: int = 0
+    data: str = option(help="files with labelled examples")
+    hold_out: float = option(0.0, "Share of the training examples left out, for choosing options.", least=0, most=0.9)
+    evaluate: Literal["test", "valid"] = option("test", "Test on the test examples, or on those held out.")
+    data_seed: int = option(0, "Seed of the choice of examples to hold out.")
 
-    def __post_init__(self) -> None:
-        between("hold_out", self.hold_out, 0, 0.9)
-        one_of("evaluate", self.evaluate, ("test", "valid"))
+    def check(self) -> None:
         if self.evaluate == "valid":
             require("hold_out", self.hold_out > 0, "above 0 to evaluate on what is held out", self.hold_out)
 
@@ -77,13 +94,11 @@ class LabelledTask(SequenceTask):
     def _kept(self) -> Tensor:
         return without(len(self._train), self._held)
 
-    def train_batch(self, batch_size: int, seed: int, step: int) -> Sequences:
-        at_least("batch_size", batch_size, 1)
-        rows = self._kept[shuffled_batch(len(self._kept), batch_size, seed, step)]
-        return self._train.take(rows, self.pad)
+    def _train_batch(self, batch_size: int, seed: int, step: int) -> Sequences:
+        return self._train.take(self._kept[shuffled_batch(len(self._kept), batch_size, seed, step)], self.pad)
 
     def test_batches(self, batch_size: int) -> Iterator[Sequences]:
-        at_least("batch_size", batch_size, 1)
+        check_integer("batch_size", batch_size, 1)
         rows = self._held if self.evaluate == "valid" else torch.arange(len(self._test))
         for some in rows.split(batch_size):
             yield self._test.take(some, self.pad)
@@ -95,8 +110,8 @@ def find_jsonl(data: str, names: tuple[str, ...]) -> Path:
     tried = [f"{name}{end}" for name in names for end in (".jsonl", ".jsonl.gz")]
     if not folder.is_dir():
         wanted = " and ".join(f"{name}.jsonl" for name in dict.fromkeys(("train", names[0])))
-        raise SettingError("data", f"must be a folder with {wanted}, got {data}")
+        raise OptionError("data", f"must be a folder with {wanted}, got {data}")
     found = [folder / name for name in tried if (folder / name).is_file()]
     if not found:
-        raise SettingError("data", f"{data} has none of {', '.join(tried)}")
+        raise OptionError("data", f"{data} has none of {', '.join(tried)}")
     return found[0]

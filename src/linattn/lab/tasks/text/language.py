@@ -2,18 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from linattn.lab.tasks.text.batch import IGNORED, Sequences, join
-from linattn.lab.tasks.text.checks import at_least, between, one_of, require
-from linattn.lab.tasks.text.corpus import Corpus, Part, check_length, load_corpus
-from linattn.lab.tasks.text.encoders import Encoder, encoder
-from linattn.lab.tasks.text.once import once
-from linattn.lab.tasks.text.task import Kind, SequenceTask
+from linattn.lab.tasks.text.corpus import Bytes, Corpus, Encoder, Part, Pretrained, load_corpus
+from linattn.lab.tasks.text.generated import require
+from linattn.lab.tasks.text.task import IGNORED, Kind, Sequences, SequenceTask, join, once
+from linattn.support.checks import check_integer
+from linattn.support.config import option
 from linattn.support.documents import SOURCES
 from linattn.support.seeds import stream
 
@@ -23,45 +21,31 @@ class Text(SequenceTask):
     """Prediction of the next byte or token of a text.
 
     Training takes windows at random places; tests take consecutive windows, which cover all of the text.
-
-    Args:
-        data: a text file (enwik8), plain or ``.gz``, a folder of ``.txt`` files, or a ``.jsonl`` file.
-        length: tokens of a window.
-        tokenizer: a folder with a tokenizer of transformers; None: bytes.
-        cache: a folder that keeps the token ids of texts for later runs.
-        valid, test: shares of the text, taken from its end; enwik8 is cut in its usual way.
-        evaluate: the part that tests use, "test" or "valid".
-        test_windows: how many windows to test on, from the beginning of that part; None: all.
-        packed: lay the windows of a batch end to end in one row, with ``cu_seqlens`` that also cut it where a document
-            begins, so that no document sees another one.
     """
 
     name = "text"
     kind: ClassVar[Kind] = "causal"
     metric = "bits_per_byte"
     higher_is_better = False
-    needs = MappingProxyType({"data": SOURCES})
-    data: str
-    length: int = 1024
-    tokenizer: str | None = None
-    cache: str | None = None
-    valid: float = 0.05
-    test: float = 0.05
-    evaluate: str = "test"
-    test_windows: int | None = None
-    packed: bool = False
+    data: str = option(help=SOURCES)
+    length: int = option(1024, "Tokens of a window.", least=2)
+    tokenizer: str | None = option(None, "Folder of a tokenizer of transformers.", default_text="bytes")
+    cache: str | None = option(None, "Folder that keeps the token ids of texts for later runs.", affects=False)
+    valid: float = option(0.05, "Share of the text, before the test part; enwik8 is cut as usual.", least=0, most=0.9)
+    test: float = option(0.05, "Share of the text, at its end; enwik8 is cut as usual.", least=0, most=0.9)
+    evaluate: Literal["test", "valid"] = option("test", "The part that tests use.")
+    test_windows: int | None = option(None, "Test on so many windows, from the beginning.", least=1, default_text="all")
+    packed: bool = option(False, "Lay windows end to end in one row, cut where a document begins.")
 
-    def __post_init__(self) -> None:
-        at_least("length", self.length, 2)
-        one_of("evaluate", self.evaluate, ("test", "valid"))
-        if self.test_windows is not None:
-            at_least("test_windows", self.test_windows, 1)
+    def check(self) -> None:
+        require("valid + test", self.valid + self.test <= 0.95, "at most 0.95", self.valid + self.test)
         for part in ("train", self.evaluate):
-            check_length(part, len(self.corpus.parts[part]), self.length)
+            tokens = len(self.corpus.parts[part])
+            require("length", tokens > self.length, f"below the {tokens} tokens of the {part} part", self.length)
 
     @once
     def encoder(self) -> Encoder:
-        return encoder(self.tokenizer, self.cache)
+        return Bytes() if self.tokenizer is None else Pretrained(self.tokenizer, self.cache)
 
     @once
     def corpus(self) -> Corpus:
@@ -80,14 +64,13 @@ class Text(SequenceTask):
     def _tested(self) -> Part:
         return self.corpus.parts[self.evaluate]
 
-    def train_batch(self, batch_size: int, seed: int, step: int) -> Sequences:
-        at_least("batch_size", batch_size, 1)
+    def _train_batch(self, batch_size: int, seed: int, step: int) -> Sequences:
         part = self.corpus.parts["train"]
         return self._cut(part, part.anywhere(stream("text", seed, step), batch_size, self.length))
 
     def test_batches(self, batch_size: int) -> Iterator[Sequences]:
         """Batches of all windows; in the last window, places beyond the end of the text are not scored."""
-        at_least("batch_size", batch_size, 1)
+        check_integer("batch_size", batch_size, 1)
         windows = self._windows(-(-(len(self._tested) - 1) // self.length))
         for first in range(0, windows, batch_size):
             yield self._test_batch(torch.arange(first, min(first + batch_size, windows)))
@@ -107,25 +90,19 @@ class MaskedText(Text):
     """Prediction of masked tokens (BERT, arXiv:1810.04805): 80 % of chosen tokens are hidden, 10 % replaced, 10 % kept.
 
     Hidden tokens become the tokenizer's mask token, or 257 for bytes. Replaced tokens become a random id of text.
-
-    Args:
-        share: share of the tokens that are chosen in training; at least one in each window.
-        test_share: the same in tests, where the choice depends only on the window.
     """
 
     name = "masked-text"
     kind = "masked"
     metric = "accuracy"
     higher_is_better = True
-    length: int = 128
-    share: float = 0.15
-    test_share: float = 0.15
+    length: int = option(128, "Tokens of a window.", least=2)
+    share: float = option(0.15, "Share of the tokens chosen in training; at least one a window.", least=0, most=1)
+    test_share: float = option(0.15, "The same in tests: the choice depends only on the window.", least=0, most=1)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require("packed", not self.packed, "False, as hidden tokens are chosen window by window", self.packed)
-        between("share", self.share, 0, 1)
-        between("test_share", self.test_share, 0, 1)
 
     @property
     def vocabulary(self) -> int:
@@ -135,13 +112,13 @@ class MaskedText(Text):
     def bytes_per_token(self) -> None:
         return None
 
-    def train_batch(self, batch_size: int, seed: int, step: int) -> Sequences:
-        batch = super().train_batch(batch_size, seed, step)
+    def _train_batch(self, batch_size: int, seed: int, step: int) -> Sequences:
+        batch = super()._train_batch(batch_size, seed, step)
         return self.hide(stream("mask", seed, step), batch.inputs, self.share)
 
     def test_batches(self, batch_size: int) -> Iterator[Sequences]:
         """Batches of all whole windows."""
-        at_least("batch_size", batch_size, 1)
+        check_integer("batch_size", batch_size, 1)
         windows = self._windows(len(self._tested) // self.length)
         for first in range(0, windows, batch_size):
             numbers = range(first, min(first + batch_size, windows))

@@ -1,15 +1,15 @@
 """ListOps of the Long Range Arena (arXiv:2011.04006, 1804.06028): compute the value of a nested list."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from linattn.lab.tasks.text.batch import Sequences
-from linattn.lab.tasks.text.checks import at_least, between, ordered, require
-from linattn.lab.tasks.text.generated import GeneratedTask
-from linattn.lab.tasks.text.listops_trees import random_trees
-from linattn.support.options import SettingError
+from linattn.lab.tasks.text.generated import GeneratedTask, Range, check_range, require, whole
+from linattn.lab.tasks.text.task import Sequences
+from linattn.support.config import option
+from linattn.support.options import OptionError
 
 PAD = 0
 DIGIT = 1  # 1 .. 10 are the digits 0 .. 9
@@ -36,45 +36,115 @@ class ListOps(GeneratedTask):
 
     name = "listops"
     kind = "classification"
-    length: int = 2000
-    shortest: int = 500
-    depth: int = 10
-    arguments: tuple[int, int] = (2, 10)
-    branching: float = 0.25
-    test_examples: int = 2000
+    vocabulary = len(TOKENS)
+    classes = 10
+    length: int = option(2000, "Expressions have fewer tokens.")
+    shortest: int = option(500, "Expressions have more tokens.", least=0)
+    depth: int = option(10, "Deepest level of a node.", least=2)
+    arguments: Range = option((2, 10), "Range of the arguments of an operator.")
+    branching: float = option(0.25, "Chance of an operator at a node.", least=0.01, most=1)
+    test_examples: int = option(2000, "Test sequences.", least=1)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least("depth", self.depth, 2)
-        between("branching", self.branching, 0.01, 1)
-        ordered("arguments", self.arguments, 1)
-        at_least("shortest", self.shortest, 0)
+    def check(self) -> None:
+        check_range("arguments", self.arguments, 1)
         require("length", self.length > self.shortest + 4, f"above shortest + 4 = {self.shortest + 4}", self.length)
-
-    @property
-    def vocabulary(self) -> int:
-        return len(TOKENS)
-
-    @property
-    def classes(self) -> int:
-        return 10
 
     def draw(self, generator: torch.Generator, count: int, train: bool) -> Sequences:
         inputs: list[Tensor] = []
         answers: list[Tensor] = []
         found, attempts = 0, 0
         while found < count:
-            drawn, answer = random_trees(
-                generator, 1024, self.depth, self.arguments, self.branching, self.shortest, self.length
-            )
+            drawn, answer = random_trees(generator, 1024, self)
             inputs.append(drawn)
             answers.append(answer)
             found, attempts = found + len(answer), attempts + 1
             if attempts >= 200 and not found:
-                raise SettingError(
+                raise OptionError(
                     "shortest",
                     f"no expression of {self.shortest} to {self.length} tokens in {1024 * attempts} with depth "
                     f"{self.depth}, arguments {self.arguments} and branching {self.branching}: change these settings",
                 )
         tokens = torch.cat(inputs)[:count]
         return Sequences(tokens, torch.cat(answers)[:count], tokens != PAD)
+
+
+@dataclass
+class Level:
+    """All nodes of one depth. Children of one parent are side by side, in the order of their parents."""
+
+    tree: Tensor  # (n,) the expression each node belongs to
+    operator: Tensor  # (n,) 0 .. 3, or -1 for a digit
+    arity: Tensor  # (n,) number of children
+    value: Tensor  # (n,) digits now, results of operators later
+    size: Tensor  # (n,) tokens of the node and all nodes below
+
+
+def random_trees(generator: torch.Generator, count: int, task: ListOps) -> tuple[Tensor, Tensor]:
+    """Draw ``count`` expressions, keep those with ``shortest < tokens < length``: ``(kept, length)``, ``(kept,)``."""
+    length, levels = task.length, _grow(generator, count, task)
+    for upper, lower in zip(levels[-2::-1], levels[:0:-1], strict=True):
+        _fold(upper, lower)
+    size = levels[0].size
+    kept = (size > task.shortest) & (size < length)
+    row = torch.where(kept, kept.cumsum(0) - 1, -1)
+    tokens = torch.zeros(int(kept.sum()), length, dtype=torch.int64)
+    start = torch.zeros(len(size), dtype=torch.int64)
+    _write(tokens, row, levels[0], start)
+    for upper, lower in pairwise(levels):
+        start = _starts(upper, lower, start)
+        _write(tokens, row, lower, start)
+    return tokens, levels[0].value[kept]
+
+
+def _grow(generator: torch.Generator, count: int, task: ListOps) -> list[Level]:
+    depth, length, tree = task.depth, task.length, torch.arange(count)
+    used = torch.zeros(count, dtype=torch.int64)  # tokens so far: expressions that are too long do not grow further
+    levels: list[Level] = []
+    for d in range(1, depth + 1):
+        n = len(tree)
+        is_operator = (torch.rand(n, generator=generator) < task.branching) & (d < depth)
+        used.scatter_add_(0, tree, 1 + is_operator.long())
+        is_operator &= used[tree] < length
+        kind = torch.randint(4, (n,), generator=generator)
+        arity = whole(generator, *task.arguments, n) * is_operator
+        digit = torch.randint(10, (n,), generator=generator)
+        size = torch.where(is_operator, 2, 1)
+        # A tree that is cut here cannot pass for a short one: its size is out of range already.
+        levels.append(Level(tree, torch.where(is_operator, kind, -1), arity, digit, size))
+        tree = tree.repeat_interleave(arity)
+        if not len(tree):
+            break
+    levels[0].size += length * (used >= length)
+    return levels
+
+
+def _fold(upper: Level, lower: Level) -> None:
+    """Compute values and sizes of the operators in ``upper`` from their arguments in ``lower``."""
+    is_operator = upper.operator >= 0
+    parents, arity = is_operator.nonzero()[:, 0], upper.arity[is_operator]
+    owner = torch.arange(len(parents)).repeat_interleave(arity)
+    first = arity.cumsum(0) - arity
+    size = torch.zeros(len(parents), dtype=torch.int64).scatter_add_(0, owner, lower.size)
+    total = torch.zeros(len(parents), dtype=torch.int64).scatter_add_(0, owner, lower.value)
+    ranked = lower.value[(owner * 10 + lower.value).argsort(stable=True)]  # arguments of one parent from low to high
+    middle = ranked[first + (arity - 1) // 2] + ranked[first + arity // 2]
+    results = torch.stack([ranked[first], ranked[first + arity - 1], middle // 2, total % 10])
+    upper.value[parents] = results.gather(0, upper.operator[parents][None])[0]
+    upper.size[parents] += size
+
+
+def _starts(upper: Level, lower: Level, start: Tensor) -> Tensor:
+    """Where each node of ``lower`` begins: after the opening token of its parent and the siblings before it."""
+    before = lower.size.cumsum(0) - lower.size
+    arity = upper.arity[upper.arity > 0]
+    eldest = (arity.cumsum(0) - arity).repeat_interleave(arity)
+    return start[upper.arity > 0].repeat_interleave(arity) + 1 + before - before[eldest]
+
+
+def _write(tokens: Tensor, row: Tensor, level: Level, start: Tensor) -> None:
+    """Write the tokens of a level: digits are 1 .. 10, operators open with 11 .. 14 and close with 15."""
+    here = row[level.tree]
+    is_operator = level.operator >= 0
+    kept, opens = here >= 0, (here >= 0) & is_operator
+    tokens[here[kept], start[kept]] = torch.where(is_operator, 11 + level.operator, 1 + level.value)[kept]
+    tokens[here[opens], (start + level.size - 1)[opens]] = 15

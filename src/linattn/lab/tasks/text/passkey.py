@@ -8,11 +8,10 @@ from re import finditer
 import torch
 from torch import Tensor
 
-from linattn.convert.evaluate.words import ADJECTIVES, NOUNS, SENTENCES
-from linattn.lab.tasks.text.batch import IGNORED, Sequences
-from linattn.lab.tasks.text.checks import at_least, require
-from linattn.lab.tasks.text.draws import python_random
-from linattn.lab.tasks.text.generated import GeneratedTask
+from linattn.convert.evaluate.needles import ADJECTIVES, NOUNS, SENTENCES
+from linattn.lab.tasks.text.generated import GeneratedTask, python_random, require
+from linattn.lab.tasks.text.task import IGNORED, Sequences
+from linattn.support.config import option
 from linattn.support.documents import as_bytes
 
 
@@ -29,19 +28,14 @@ class Passkey(GeneratedTask):
     name = "passkey"
     kind = "causal"
     metric = "exact_match"
-    length: int = 1024
-    digits: int = 7
-    test_examples: int = 500
+    vocabulary = 256
+    length: int = option(1024, "Bytes of a sequence.")
+    digits: int = option(7, "Digits of the number.", least=1)
+    test_examples: int = option(500, "Test sequences.", least=1)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least("digits", self.digits, 1)
+    def check(self) -> None:
         low = 250 + 2 * self.digits
         require("length", self.length >= low, f"at least {low}, the needle, the question and some filler", self.length)
-
-    @property
-    def vocabulary(self) -> int:
-        return 256
 
     def draw(self, generator: torch.Generator, count: int, train: bool) -> Sequences:
         random = python_random(generator)

@@ -1,15 +1,15 @@
 """Pathfinder of the Long Range Arena (arXiv:2011.04006, 1805.08315): are two dots on one dashed curve?"""
 
 from dataclasses import dataclass
+from math import pi
 
 import torch
 from torch import Tensor
 
-from linattn.lab.tasks.text.batch import Sequences
-from linattn.lab.tasks.text.checks import at_least, between, require
-from linattn.lab.tasks.text.generated import GeneratedTask
-from linattn.lab.tasks.text.snakes import Drawing, direction, grow, point_to_dash
-from linattn.support.options import SettingError
+from linattn.lab.tasks.text.generated import GeneratedTask, distinct, require
+from linattn.lab.tasks.text.task import Sequences
+from linattn.support.config import option
+from linattn.support.options import OptionError
 
 ROUNDS = 20  # after so many in a row without a picture that has room for both curves, the settings are impossible
 
@@ -27,47 +27,33 @@ class Pathfinder(GeneratedTask):
 
     name = "pathfinder"
     kind = "classification"
-    size: int = 32
-    contour: int = 14
-    dash: float = 2.0
-    gap: float = 1.5
-    separation: float = 2.0
-    thickness: float = 0.5
-    marker: float = 1.5
-    seed_distance: float = 7.0
-    continuity: float = 1.0
-    distractors: int = 5
-    distractor_contour: int = 4
-    contrast: float = 0.75
-    test_examples: int = 2000
+    vocabulary = 256
+    classes = 2
+    size: int = option(32, "Pixels of a side.", least=8)
+    contour: int = option(14, "Dashes of a long curve.", least=1)
+    dash: float = option(2.0, "Length of a dash.", above=0)
+    gap: float = option(1.5, "Between two dashes of a curve.", least=0)
+    separation: float = option(2.0, "Least distance of dashes that are not neighbours.")
+    thickness: float = option(0.5, "Of a dash.", above=0)
+    marker: float = option(1.5, "Radius of a dot.", above=0)
+    seed_distance: float = option(7.0, "Between the beginnings of the two long curves.", above=0)
+    continuity: float = option(1.0, "How straight curves are: a factor of angles.", least=0, most=100)
+    distractors: int = option(5, "Short curves.", least=0)
+    distractor_contour: int = option(4, "Dashes of a short curve.", least=1)
+    contrast: float = option(0.75, "Ink of dashes; more than 1 is no grey level.", least=0.01, most=1)
+    test_examples: int = option(2000, "Test sequences.", least=1)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least("size", self.size, 8)
-        at_least("contour", self.contour, 1)
-        at_least("distractors", self.distractors, 0)
-        at_least("distractor_contour", self.distractor_contour, 1)
-        for name in ("dash", "thickness", "marker"):  # without them there is nothing to see
-            value = getattr(self, name)
-            require(name, 0 < value < self.size / 2, f"above 0 and below {self.size / 2}", value)
-        between("gap", self.gap, 0, self.size)
-        between("continuity", self.continuity, 0, 100)  # a factor of angles
-        between("contrast", self.contrast, 0.01, 1)  # ink above 1 is no grey level
+    def check(self) -> None:
+        for name in ("dash", "thickness", "marker"):
+            require(name, getattr(self, name) < self.size / 2, f"below {self.size / 2}", getattr(self, name))
+        require("gap", self.gap <= self.size, f"at most {self.size}", self.gap)
         require("separation", self.separation > self.gap, f"above gap = {self.gap}", self.separation)
         high = self.size / 4
-        require("seed_distance", 0 < self.seed_distance < high, f"above 0 and below {high}", self.seed_distance)
+        require("seed_distance", self.seed_distance < high, f"below {high}", self.seed_distance)
 
     @property
-    def length(self) -> int:  # type: ignore[override]
+    def length(self) -> int:
         return self.size**2
-
-    @property
-    def vocabulary(self) -> int:
-        return 256
-
-    @property
-    def classes(self) -> int:
-        return 2
 
     def draw(self, generator: torch.Generator, count: int, train: bool) -> Sequences:
         pictures: list[Tensor] = []
@@ -81,7 +67,7 @@ class Pathfinder(GeneratedTask):
             failed = 0 if len(label) else failed + 1
         if found >= count:
             return Sequences(torch.cat(pictures)[:count].flatten(1), torch.cat(labels)[:count])
-        raise SettingError(
+        raise OptionError(
             "contour",
             f"two curves of {self.contour} dashes of {self.dash} found no room in {self.size} x {self.size} pixels: "
             "lower contour, dash, gap, separation or seed_distance, or raise size",
@@ -92,12 +78,11 @@ class Pathfinder(GeneratedTask):
         drawing = Drawing(count, self.size, padding=1.0)
         margin, span = 2 * self.seed_distance, self.size - 4 * self.seed_distance
         starts = margin + span * torch.rand(count, 1, 2, generator=generator)
-        law = (self.dash, self.gap, self.separation, self.continuity)
         tips = torch.zeros(count, 0, 2, 2)  # (images, curve, tip, 2)
         for _ in range(2):
             if not len(tips):
                 break
-            curve, laid = grow(generator, drawing, starts, self.contour, *law)
+            curve, laid = grow(generator, drawing, starts, self.contour, self)
             complete = laid == self.contour
             drawing.keep(complete)
             tips = torch.cat([tips, curve[:, None]], 1)[complete]
@@ -108,7 +93,7 @@ class Pathfinder(GeneratedTask):
             return torch.zeros(0, self.size, self.size, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
         for _ in range(self.distractors):
             anywhere = self.size * torch.rand(count, 16, 2, generator=generator)
-            grow(generator, drawing, anywhere, self.distractor_contour, *law)
+            grow(generator, drawing, anywhere, self.distractor_contour, self)
         label = torch.randint(2, (count,), generator=generator)
         which, every = torch.randint(2, (count,), generator=generator), torch.arange(count)
         dots = torch.stack([tips[every, which, 0], tips[every, (which + 1 - label) % 2, 1]], 1)
@@ -125,3 +110,95 @@ class Pathfinder(GeneratedTask):
         for dot in dots.unbind(1):
             ink = ink.maximum((self.marker + 0.5 - (pixels - dot[:, None, None]).norm(dim=-1)).clamp(0, 1))
         return (255 * ink).round().long()
+
+
+HEADINGS = 16  # directions tried for each next dash
+
+
+class Drawing:
+    """Dashes ``(B, S, 2 ends, 2 coordinates)`` drawn so far; those not ``there (B, S)`` found no room."""
+
+    def __init__(self, count: int, size: int, padding: float) -> None:
+        self.size, self.padding = size, padding
+        self.dashes = torch.zeros(count, 0, 2, 2)
+        self.there = torch.zeros(count, 0, dtype=torch.bool)
+
+    def add(self, dash: Tensor, there: Tensor) -> None:
+        self.dashes = torch.cat([self.dashes, dash[:, None]], 1)
+        self.there = torch.cat([self.there, there[:, None]], 1)
+
+    def keep(self, images: Tensor) -> None:
+        """Keep only these images."""
+        self.dashes, self.there = self.dashes[images], self.there[images]
+
+    def free(self, dashes: Tensor, separation: float, skip_last: bool) -> Tensor:
+        """Whether candidates ``(B, K, 2, 2)`` are inside and far enough from all dashes, or all but the last.
+
+        Distances are measured between ends and middles. The true distance is less by at most
+        ``(length / 4)^2 / (2 separation)``.
+        """
+        inside = ((dashes >= self.padding) & (dashes <= self.size - self.padding)).flatten(2).all(2)
+        end = self.dashes.shape[1] - int(skip_last)
+        if end <= 0:
+            return inside
+        # Dashes that are not there are moved far away.
+        laid = self.dashes[:, :end] + 9.0 * self.size * ~self.there[:, :end, None, None]
+        near = torch.cdist(_points(dashes), _points(laid), compute_mode="use_mm_for_euclid_dist")
+        return inside & (near.view(*dashes.shape[:2], -1).amin(2) >= separation)
+
+
+def _points(dashes: Tensor) -> Tensor:
+    """Ends and middles ``(B, 3 N, 2)`` of dashes ``(B, N, 2, 2)``."""
+    return torch.stack([dashes[:, :, 0], dashes.mean(2), dashes[:, :, 1]], 2).flatten(1, 2)
+
+
+def point_to_dash(points: Tensor, dashes: Tensor) -> Tensor:
+    """Distances of points ``(..., 2)`` from dashes ``(..., 2, 2)``."""
+    start, along = dashes[..., 0, :], dashes[..., 1, :] - dashes[..., 0, :]
+    share = ((points - start) * along).sum(-1) / along.square().sum(-1).clamp(min=1e-12)
+    return (points - start - share.clamp(0, 1)[..., None] * along).norm(dim=-1)
+
+
+def direction(heading: Tensor) -> Tensor:
+    return torch.stack([heading.cos(), heading.sin()], -1)
+
+
+def grow(
+    generator: torch.Generator, drawing: Drawing, starts: Tensor, number: int, task: Pathfinder
+) -> tuple[Tensor, Tensor]:
+    """Add a curve of ``number`` dashes to each image, beginning at a free one of the places ``starts (B, N, 2)``.
+
+    Each dash begins ``gap`` after the last and turns by an angle d with chance ``~ cos^2(min(continuity |d|, pi/2))``
+    among the angles with room for it. Returns the first and the last tip, ``(B, 2, 2)``, and the number of dashes that
+    were drawn, ``(B,)``.
+    """
+    dash, gap, separation, continuity = task.dash, task.gap, task.separation, task.continuity
+    count, tries = starts.shape[:2]
+    headings = 2 * pi * torch.rand(count, tries, generator=generator)
+    dashes = torch.stack([starts, starts + dash * direction(headings)], 2)
+    going, chosen = _pick(generator, drawing.free(dashes, separation, False).double())
+    every = torch.arange(count)
+    current, heading = dashes[every, chosen], headings[every, chosen]
+    drawing.add(current, going)
+    tips, laid = current.clone(), going.long()
+    for _ in range(number - 1):
+        turns = pi * (2 * torch.rand(count, HEADINGS, generator=generator) - 1)
+        start = current[:, 1] + gap * direction(heading)
+        ends = start[:, None] + dash * direction(heading[:, None] + turns)
+        dashes = torch.stack([start[:, None].expand_as(ends), ends], 2)
+        weights = (continuity * turns.abs()).clamp(max=pi / 2).cos().square() * drawing.free(dashes, separation, True)
+        # A dash that heads for an edge or another curve leaves no room for the next; dashes that do are preferred.
+        ahead = torch.stack([dashes[:, :, 1], ends + (gap + dash) * direction(heading[:, None] + turns)], 2)
+        weights = weights * torch.where(drawing.free(ahead, separation, True), 1.0, 1e-4)
+        found, chosen = _pick(generator, weights.double())
+        going = going & found
+        current, heading = dashes[every, chosen], heading + turns[every, chosen]
+        drawing.add(current, going)
+        tips[going, 1] = current[going, 1]
+        laid += going
+    return tips, laid
+
+
+def _pick(generator: torch.Generator, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether any weight is above 1e-9, and an index drawn in proportion to the weights."""
+    return (weights > 1e-9).any(1), distinct(generator, len(weights), weights.clamp(min=1e-30), 1)[:, 0]

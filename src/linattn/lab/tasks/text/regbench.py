@@ -1,15 +1,16 @@
 """RegBench (arXiv:2401.12973): learn a regular language from examples in the sequence."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from linattn.lab.tasks.text.automata import Range, random_automata, random_walks, side
-from linattn.lab.tasks.text.batch import IGNORED, Sequences
-from linattn.lab.tasks.text.checks import at_least, ordered, require
-from linattn.lab.tasks.text.draws import whole
-from linattn.lab.tasks.text.generated import GeneratedTask
+from linattn.lab.tasks.text.generated import GeneratedTask, Range, check_range, choose, distinct, require, whole
+from linattn.lab.tasks.text.task import IGNORED, Sequences
+from linattn.support.config import option
 
 TEST_PARTS = 8  # one automaton in eight is kept for tests
 
@@ -28,20 +29,18 @@ class RegBench(GeneratedTask):
     name = "regbench"
     kind = "causal"
     metric = "legal"
-    symbols: int = 18
-    nodes: Range = (4, 12)
-    alphabet: Range = (4, 18)
-    edges: Range = (1, 3)
-    words: Range = (10, 19)
-    word_length: Range = (1, 49)
-    train_examples: int | None = 5000
-    test_examples: int = 500
+    symbols: int = option(18, "Symbols of all alphabets.", least=2)
+    nodes: Range = option((4, 12), "Range of the nodes of an automaton.")
+    alphabet: Range = option((4, 18), "Range of the symbols of an automaton.")
+    edges: Range = option((1, 3), "Range of the edges at a node.")
+    words: Range = option((10, 19), "Range of the words of a sequence.")
+    word_length: Range = option((1, 49), "Range of the symbols of a word.")
+    train_examples: int | None = option(5000, "Size of a fixed training set; none: new ones in each step.", least=1)
+    test_examples: int = option(500, "Test sequences.", least=1)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least("symbols", self.symbols, 2)
+    def check(self) -> None:
         for name, low in (("nodes", 2), ("alphabet", 1), ("edges", 1), ("words", 1), ("word_length", 1)):
-            ordered(name, getattr(self, name), low)
+            check_range(name, getattr(self, name), low)
         require("alphabet", self.alphabet[1] <= self.symbols, f"within the {self.symbols} symbols", self.alphabet)
         most = min(self.alphabet[0], self.nodes[0] - 1)
         allowed = f"at most {most}, the smallest alphabet and the nodes other than itself"
@@ -52,7 +51,7 @@ class RegBench(GeneratedTask):
         return self.symbols + 2
 
     @property
-    def length(self) -> int:  # type: ignore[override]
+    def length(self) -> int:
         return self.words[1] * (self.word_length[1] + 1) - 1
 
     def draw(self, generator: torch.Generator, count: int, train: bool) -> Sequences:
@@ -82,14 +81,14 @@ class RegBench(GeneratedTask):
         tokens = torch.cat([walks.view(count, most, -1), bars], 2).masked_fill(is_bar, self.symbols).flatten(1)
         inputs = left_aligned(tokens, used, self.symbols + 1)[:, : self.length]
         mask = torch.arange(self.length) < used.sum(1, keepdim=True)
-        following = torch.nn.functional.pad(inputs[:, 1:], (0, 1), value=self.symbols + 1)
+        following = F.pad(inputs[:, 1:], (0, 1), value=self.symbols + 1)
         targets = following.masked_fill(following >= self.symbols, IGNORED)
         chances = None
         if exact:
             at = torch.cat([nodes.view(count, most, -1), torch.zeros(count, most, 1, dtype=torch.int64)], 2).flatten(1)
             at = left_aligned(at, used, 0)[:, 1 : self.length]
             legal = tables.gather(1, at[..., None].expand(-1, -1, self.symbols)) >= 0
-            legal = torch.nn.functional.pad(legal.float(), (0, 2, 0, 1))
+            legal = F.pad(legal.float(), (0, 2, 0, 1))
             chances = legal / legal.sum(-1, keepdim=True).clamp(min=1)
         return Sequences(inputs, targets, mask, chances)
 
@@ -99,3 +98,74 @@ def left_aligned(values: Tensor, kept: Tensor, filler: int) -> Tensor:
     order = kept.long().argsort(dim=1, descending=True, stable=True)
     rest = torch.arange(values.shape[1]) >= kept.sum(1, keepdim=True)
     return values.gather(1, order).masked_fill(rest, filler)
+
+
+def random_automata(
+    generator: torch.Generator, count: int, symbols: int, nodes: Range, alphabet: Range, edges: Range
+) -> Tensor:
+    """Random tables ``(count, max nodes, symbols)``: the node that a symbol leads to, -1 where it is not allowed.
+
+    Numbers of nodes, of letters in the alphabet and of edges at a node are uniform in the ranges, ends included. Each
+    automaton has its own alphabet among the ``symbols``. The edges of a node have distinct symbols and lead to distinct
+    other nodes. All automata start at node 0.
+    """
+    high, most = nodes[1], edges[1]
+    sizes = whole(generator, *nodes, count)
+    letters = choose(generator, count, symbols, symbols) < whole(generator, *alphabet, count, 1)
+    node = torch.arange(high)
+    allowed = (node < sizes[:, None])[:, None] & (node != node[:, None])  # (count, from, to)
+    to = distinct(generator, count * high, allowed.flatten(0, 1).double(), most)
+    by = distinct(generator, count * high, letters.double().repeat_interleave(high, 0), most)
+    kept = torch.arange(most) < whole(generator, *edges, count * high, 1)
+    table = torch.full((count * high, symbols), -1)
+    table.scatter_(1, by, to.masked_fill(~kept, -1))
+    return table.view(count, high, symbols).masked_fill((node >= sizes[:, None])[..., None], -1)
+
+
+def canonical(table: Sequence[Sequence[int]]) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """The smallest automaton that allows the same sequences, with nodes in the order in which they are first reached.
+
+    Two tables give the same result if and only if they allow the same sequences, however their nodes are numbered.
+    """
+    rows = [{symbol: to for symbol, to in enumerate(row) if to >= 0} for row in table]
+    # Nodes are separated by what may follow, one symbol further in each round, until a round separates no more.
+    group = [0] * len(rows)
+    while True:
+        signs = [(group[n], *((symbol, group[to]) for symbol, to in row.items())) for n, row in enumerate(rows)]
+        names = {sign: number for number, sign in enumerate(dict.fromkeys(signs))}
+        finer = [names[sign] for sign in signs]
+        if len(names) == len(set(group)):
+            break
+        group = finer
+    some = dict(zip(group, rows, strict=True))
+    order = {group[0]: 0}
+    queue = [group[0]]
+    for current in queue:
+        for to in some[current].values():
+            if group[to] not in order:
+                order[group[to]] = len(order)
+                queue.append(group[to])
+    return tuple(tuple((symbol, order[group[to]]) for symbol, to in some[member].items()) for member in queue)
+
+
+def side(table: Sequence[Sequence[int]], parts: int) -> int:
+    """A number below ``parts`` that depends only on the allowed sequences: equal automata get the same number."""
+    digest = blake2b(repr(canonical(table)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % parts
+
+
+def random_walks(generator: torch.Generator, table: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Walks from node 0 through ``table (N, nodes, symbols)``, each allowed symbol being equally likely.
+
+    Returns the symbols ``(N, steps)`` and the nodes ``(N, steps)`` at which they were drawn.
+    """
+    every = torch.arange(len(table))
+    node = torch.zeros(len(table), dtype=torch.int64)
+    symbols, nodes = [], []
+    for _ in range(steps):
+        here = table[every, node]
+        symbol = distinct(generator, len(table), (here >= 0).double(), 1)
+        symbols.append(symbol[:, 0])
+        nodes.append(node)
+        node = here.gather(1, symbol)[:, 0]
+    return torch.stack(symbols, 1), torch.stack(nodes, 1)

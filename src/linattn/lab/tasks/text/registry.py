@@ -1,39 +1,38 @@
 """All sequence tasks by name."""
 
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from importlib import import_module
 from typing import Any
 
-from linattn.lab.tasks.text.setting_kinds import check_kinds
 from linattn.lab.tasks.text.task import SequenceTask
-from linattn.support.options import SettingError, check_option
+from linattn.support.config import option_of
+from linattn.support.options import OptionError, SettingError, check_option
 
-# Name -> class and its module: below this folder or, if the name has a dot, below linattn.lab.tasks.
-# A module is imported when its task is first used.
+# Name -> class and its module below linattn.lab.tasks, which is imported when its task is first used.
 TASKS = {
-    "text": ("language", "Text"),
-    "masked-text": ("language", "MaskedText"),
-    "mqar": ("mqar", "Mqar"),
-    "mqar-mix": ("mqar_mix", "MqarMix"),
-    "mad-recall": ("mad_recall", "InContextRecall"),
-    "mad-noisy-recall": ("mad_recall", "NoisyRecall"),
-    "mad-fuzzy-recall": ("mad_fuzzy", "FuzzyRecall"),
-    "mad-selective-copying": ("mad_state", "SelectiveCopying"),
-    "mad-compression": ("mad_state", "Compression"),
-    "mad-memorization": ("mad_state", "Memorization"),
-    "regbench": ("regbench", "RegBench"),
-    "listops": ("listops", "ListOps"),
-    "lra-text": ("lra_text", "LraText"),
-    "lra-image": ("lra_image", "LraImage"),
-    "pathfinder": ("pathfinder", "Pathfinder"),
-    "passkey": ("passkey", "Passkey"),
-    "glue": ("glue", "Glue"),
-    "stsb": ("similarity", "Similarity"),
-    "depo": ("synthetic.depo", "Depo"),
-    "brevo": ("synthetic.brevo", "Brevo"),
-    "capo": ("synthetic.capo", "Capo"),
-    "mano": ("synthetic.mano", "Mano"),
-    "lano": ("synthetic.lano", "Lano"),
+    "text": "text.language:Text",
+    "masked-text": "text.language:MaskedText",
+    "mqar": "text.mqar:Mqar",
+    "mqar-mix": "text.mqar:MqarMix",
+    "mad-recall": "text.mad:InContextRecall",
+    "mad-noisy-recall": "text.mad:NoisyRecall",
+    "mad-fuzzy-recall": "text.mad:FuzzyRecall",
+    "mad-selective-copying": "text.mad:SelectiveCopying",
+    "mad-compression": "text.mad:Compression",
+    "mad-memorization": "text.mad:Memorization",
+    "regbench": "text.regbench:RegBench",
+    "listops": "text.listops:ListOps",
+    "lra-text": "text.lra:LraText",
+    "lra-image": "text.lra:LraImage",
+    "pathfinder": "text.pathfinder:Pathfinder",
+    "passkey": "text.passkey:Passkey",
+    "glue": "text.glue:Glue",
+    "stsb": "text.glue:Similarity",
+    "depo": "synthetic.depo:Depo",
+    "brevo": "synthetic.brevo:Brevo",
+    "capo": "synthetic.capo:Capo",
+    "mano": "synthetic.mano:Mano",
+    "lano": "synthetic.lano:Lano",
 }
 
 
@@ -49,14 +48,13 @@ def text_tasks() -> list[str]:
 
 def task_class(name: str) -> type[SequenceTask]:
     check_option("task", name, TASKS)
-    module, cls = TASKS[name]
-    place = f"linattn.lab.tasks.{module}" if "." in module else f"linattn.lab.tasks.text.{module}"
-    found: type[SequenceTask] = getattr(import_module(place), cls)
+    module, _, cls = TASKS[name].partition(":")
+    found: type[SequenceTask] = getattr(import_module(f"linattn.lab.tasks.{module}"), cls)
     return found
 
 
 def text_task(name: str, **settings: Any) -> SequenceTask:
-    """Create a task with its default settings, changed by ``settings``.
+    """Create a task with its default settings, changed by ``settings``; lists pass for tuples, texts are parsed.
 
     Example:
         >>> task = text_task("mqar", vocab=64, length=32, pairs=4)
@@ -67,12 +65,15 @@ def text_task(name: str, **settings: Any) -> SequenceTask:
         torch.Size([8, 32])
     """
     cls = task_class(name)
-    known = sorted(field.name for field in fields(cls) if field.init)  # type: ignore[arg-type]
-    for setting in settings:
-        if setting not in known:
-            raise SettingError(setting, f"{name} has no such setting; it has {', '.join(known)}")
-    for setting, what in cls.needs.items():
-        if setting not in settings:
-            raise SettingError(setting, f"{name} needs {what}")
-    check_kinds(cls, settings)
-    return cls(**settings)
+    for field in fields(cls):
+        if field.default is MISSING and field.name not in settings:
+            raise SettingError(field.name, f"{name} needs {option_of(field).help}")
+    try:
+        return cls.parse(settings)
+    except OptionError as error:
+        raise SettingError(error.option, error.message) from error
+
+
+def usual_settings(name: str) -> dict[str, Any]:
+    """The settings of a task that have a default, with their defaults."""
+    return {field.name: field.default for field in fields(task_class(name)) if field.default is not MISSING}

@@ -1,40 +1,145 @@
-"""The base class of sequence tasks, as training, evaluation and comparison use it."""
+"""The base class of sequence tasks, as training, evaluation and comparison use it, and the batches that they give."""
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
 from itertools import count
 from math import log
-from types import MappingProxyType
-from typing import ClassVar, Literal
+from pathlib import Path
+from threading import RLock
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from linattn.lab.tasks.text.batch import IGNORED, Sequences
-from linattn.lab.tasks.text.content import content_digest
-from linattn.lab.tasks.text.once import once
+from linattn.support.checks import check_integer
+from linattn.support.config import Config
+from linattn.support.seeds import stream
 from linattn.support.telling import OnWork, in_silence
 
 Kind = Literal["causal", "classification", "masked"]
+T = TypeVar("T")
+IGNORED = -100  # a target that is not scored; torch's own default of cross_entropy
 FILES = ("data", "tokenizer")  # settings that name files
-PLACES = ("cache",)  # settings that say where a task keeps data, not what the data is
+# Endings of texts, labelled examples and tokenizers. Other files of a folder, such as model weights, do not count.
+ENDINGS = (".txt", ".jsonl", ".gz", ".npz", ".json", ".model", ".tiktoken")
+PIECE = 1 << 24
 
 
-class SequenceTask(ABC):
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """A batch of B sequences of T tokens.
+
+    Attributes:
+        inputs: token ids ``(B, T)``, int64.
+        targets: ``(B, T)`` for causal and masked tasks: ``targets[b, t]`` is what ``logits[b, t]`` should predict
+            (already shifted), ``IGNORED`` where nothing is scored. For classification ``(B,)``, or ``(B, P)`` for P
+            answers from one vector.
+        key_mask: ``(B, T)`` bool, True = real token; None if nothing is padded.
+        exact: ``(B, T, vocabulary)`` fp32, the true distribution of the next token, if the task knows it.
+        cu_seqlens: offsets ``(N + 1,)`` of N pieces laid end to end in one row, B = 1; None if each row is a sequence.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    key_mask: Tensor | None = None
+    exact: Tensor | None = None
+    cu_seqlens: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "Sequences":
+        return Sequences(**{name: function(value) for name, value in self.tensors().items()})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that are not None, by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def take(self, rows: Tensor | slice) -> "Sequences":
+        """The batch with only these rows."""
+        if self.cu_seqlens is not None:
+            raise ValueError("pieces laid end to end in one row cannot be taken apart by row")
+        return self._map(lambda value: value[rows])
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Sequences":
+        return self._map(lambda value: value.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "Sequences":
+        return self._map(lambda value: value.pin_memory())
+
+
+def join(parts: Iterable[Sequences]) -> Sequences:
+    """Concatenate batches of the same shape."""
+    columns = [part.tensors() for part in parts]
+    return Sequences(**{name: torch.cat([column[name] for column in columns]) for name in columns[0]})
+
+
+class once(cached_property[T]):  # noqa: N801  used like a keyword, as its parent is
+    """``cached_property`` that never makes a value twice, though threads that prepare batches may ask at the same time.
+
+    Once made, the value is an attribute of the instance, and access costs nothing more. Each property has its own lock,
+    as making one value may start threads that need another.
+    """
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        super().__init__(make)
+        self.making = RLock()
+
+    def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
+        with self.making:
+            return super().__get__(instance, owner)
+
+
+def shuffled_batch(total: int, batch_size: int, seed: int, step: int) -> Tensor:
+    """Indices ``(batch_size,)`` of batch ``step``: the set shuffled anew for each epoch, one epoch after another.
+
+    Batches continue across the end of an epoch, so every batch is full and every epoch has each example once.
+
+    Example:
+        >>> first = [shuffled_batch(6, 4, seed=0, step=step) for step in range(3)]
+        >>> sorted(torch.cat(first)[:6].tolist()), sorted(torch.cat(first)[6:].tolist())
+        ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5])
+    """
+    begin = step * batch_size
+    epochs = range(begin // total, (begin + batch_size - 1) // total + 1)
+    order = torch.cat([torch.randperm(total, generator=stream("order", seed, epoch)) for epoch in epochs])
+    offset = begin - epochs[0] * total
+    return order[offset : offset + batch_size]
+
+
+def content_digest(places: Iterable[str | Path]) -> str:
+    """Digest of files, or of the files in folders, by their names and their whole content."""
+    found = hashlib.blake2b(digest_size=12)
+    for place in places:
+        path = Path(place).expanduser()
+        in_folder = (file for file in path.glob("*") if file.suffix in ENDINGS and file.is_file())
+        for file in [path] if path.is_file() else sorted(in_folder):
+            inside = b"" if file == path else file.name.encode()  # a file given by itself may be renamed
+            found.update(b"\0".join([inside, str(file.stat().st_size).encode(), b""]))
+            with file.open("rb") as opened:
+                while piece := opened.read(PIECE):
+                    found.update(piece)
+    return found.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceTask(Config, ABC):
     """A task with endless training batches, fixed test batches, and a score for the logits of a model.
 
-    Logits are ``(B, T, V)`` for causal and masked tasks, with V at least ``vocabulary``, and ``(B, classes)`` for
-    classification. ``targets[b, t]`` belongs to ``logits[b, t]``: targets are already shifted.
+    A task is a config: its settings are fields, made by ``option``. Logits are ``(B, T, V)`` for causal and masked
+    tasks, with V at least ``vocabulary``, and ``(B, classes)`` for classification. ``targets[b, t]`` belongs to
+    ``logits[b, t]``: targets are already shifted.
 
     Attributes:
         name: the name in the registry.
         kind: "causal" (no token may see later ones), "classification", or "masked".
         metric: the entry of ``metrics`` by which models are compared; ``higher_is_better`` says which way.
         pooling: for classification, the vector that represents the sequence: "mean" or "last".
-        vocabulary: token ids are below this number.
-        classes: width of the logits for classification, 1 if the answer is a number; None for other kinds.
-        length: tokens of the longest sequence.
     """
 
     name: ClassVar[str]
@@ -42,23 +147,31 @@ class SequenceTask(ABC):
     metric: ClassVar[str] = "accuracy"
     higher_is_better: ClassVar[bool] = True
     pooling: ClassVar[Literal["mean", "last"]] = "mean"
-    # Settings without a default, and a description of what they may be.
-    needs: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    length: int
 
     @property
-    @abstractmethod
-    def vocabulary(self) -> int: ...
+    def length(self) -> int:
+        """Tokens of the longest sequence; of most tasks a setting."""
+        raise NotImplementedError
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below this number; of many tasks the setting ``vocab``."""
+        return int(self.vocab)  # type: ignore[attr-defined]
 
     @property
     def classes(self) -> int | None:
+        """Width of the logits for classification, 1 if the answer is a number; None for other kinds."""
         return None
 
-    def prepare(self, on_work: OnWork = in_silence, *, train: bool = True, test: bool = True) -> None:  # noqa: B027
-        """Make training and test data that takes long, which the first batches would otherwise make silently.
+    @property
+    def train_size(self) -> int | None:
+        """Number of training sequences in an epoch; None if there is no end of them."""
+        return None
 
-        Data that exists already is not made again. ``on_work`` is told what is being made.
-        """
+    @property
+    def bytes_per_token(self) -> float | None:
+        """For text: bytes per token in the test part; None where bits per byte have no meaning."""
+        return None
 
     @once
     def content(self) -> str | None:
@@ -66,14 +179,24 @@ class SequenceTask(ABC):
         places = [place for name in FILES if (place := getattr(self, name, None))]
         return content_digest(places) if places else None
 
-    @property
-    def train_size(self) -> int | None:
-        """Number of training sequences in an epoch; None if there is no end of them."""
-        return None
+    def identity(self) -> dict[str, Any]:
+        """What the sequences depend on, as JSON: the name, the settings, and what files hold, wherever these are."""
+        known = {"name": self.name, "content": self.content, "length": self.length, "vocabulary": self.vocabulary}
+        return known | {key: value for key, value in self.values(affecting=True).items() if key not in FILES}
 
-    @abstractmethod
+    def prepare(self, on_work: OnWork = in_silence, *, train: bool = True, test: bool = True) -> None:
+        """Make training and test data that takes long, which the first batches would otherwise make silently.
+
+        Data that exists already is not made again. ``on_work`` is told what is being made.
+        """
+
     def train_batch(self, batch_size: int, seed: int, step: int) -> Sequences:
         """Batch number ``step``; it depends on these three numbers alone."""
+        check_integer("batch_size", batch_size, 1)
+        return self._train_batch(batch_size, seed, step)
+
+    @abstractmethod
+    def _train_batch(self, batch_size: int, seed: int, step: int) -> Sequences: ...
 
     def train_batches(self, batch_size: int, seed: int, start: int = 0) -> Iterator[Sequences]:
         """Batches ``start, start + 1, ...`` without end; those before ``start`` are not made."""
@@ -126,11 +249,6 @@ class SequenceTask(ABC):
         if self.bytes_per_token is not None:
             means["bits_per_byte"] = means["loss"] / log(2) / self.bytes_per_token
         return means
-
-    @property
-    def bytes_per_token(self) -> float | None:
-        """For text: bytes per token in the test part; None where bits per byte have no meaning."""
-        return None
 
     def _rows(self, logits: Tensor, batch: Sequences) -> tuple[Tensor, Tensor]:
         """Logits ``(N, V)`` and targets ``(N,)`` of all places, scored or not."""

@@ -1,19 +1,24 @@
 """Feeds the batches of a task to the training device."""
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import NamedTuple
+from itertools import count
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from linattn.lab.tasks.text import IGNORED, Sequences, SequenceTask
-from linattn.lab.train.text.ahead import ahead
 from linattn.lab.train.text.config import TextConfig
 from linattn.support.machine import cores
 from linattn.support.options import OptionError
 
 MOST_THREADS = 8  # threads that make batches while a GPU works; on a CPU they would take cores from the model
+
+
+Item = TypeVar("Item")
 
 
 class Part(NamedTuple):
@@ -47,7 +52,6 @@ class Feed:
         *,
         rank: int = 0,
         processes: int = 1,
-        test: SequenceTask | None = None,
     ) -> None:
         if config.batch_size % (processes * config.accumulation):
             raise OptionError(
@@ -57,7 +61,6 @@ class Feed:
             )
         self.task, self.config, self.device = task, config, device
         self.rank, self.processes = rank, processes
-        self.tested = test or task
         # Recorded steps need a graph for each shape, and the number of scored targets may differ between batches.
         self.rounded = device.type == "cuda" and config.graphs is not False and processes * config.accumulation == 1
         self.threads = min(MOST_THREADS, max(1, cores() - 1)) if device.type == "cuda" else 0
@@ -67,15 +70,8 @@ class Feed:
         for step in ahead(self._make, first, self.threads):
             yield Step([self._send(part) for part in step.parts], step.total)
 
-    def test(self) -> Iterator[Sequences]:
-        """Batches with all test sequences once; several processes share them."""
-        return self._test_of(self.tested)
-
-    def own_test(self) -> Iterator[Sequences]:
-        """Test batches of the task that is trained on, if another task is tested."""
-        return self._test_of(self.task)
-
-    def _test_of(self, task: SequenceTask) -> Iterator[Sequences]:
+    def test(self, task: SequenceTask) -> Iterator[Sequences]:
+        """Batches with all test sequences of ``task`` once; several processes share them."""
         config = self.config
         size = config.eval_batch_size or max(1, config.batch_size // (self.processes * config.accumulation))
         for number, batch in enumerate(task.test_batches(size)):
@@ -137,3 +133,31 @@ def without_idle_mask(batch: Sequences) -> Sequences:
     if batch.key_mask is None or not bool(batch.key_mask.all()):
         return batch
     return replace(batch, key_mask=None)
+
+
+def ahead(make: Callable[[int], Item], first: int, threads: int) -> Iterator[Item]:
+    """``make(first), make(first + 1), ...`` without end, in this order; with 0 threads, each is made when it is needed.
+
+    For each thread, one item waits besides the one it is working on. An error in ``make`` is raised at the place of its
+    item. The threads end when the iterator is closed.
+
+    Example:
+        >>> squares = ahead(lambda n: n * n, 3, threads=2)
+        >>> next(squares), next(squares)
+        (9, 16)
+        >>> squares.close()
+    """
+    if not threads:
+        yield from map(make, count(first))
+        return
+    yield make(first)  # first and alone, so that what all items share is made once, and not by each thread
+    with ThreadPoolExecutor(threads, "batches") as pool:
+        waiting = deque(pool.submit(make, first + 1 + i) for i in range(2 * threads))
+        try:
+            for number in count(first + 1 + len(waiting)):
+                item = waiting.popleft().result()
+                waiting.append(pool.submit(make, number))
+                yield item
+        finally:
+            for future in waiting:
+                future.cancel()

@@ -1,66 +1,121 @@
 """Hosts: language models around any mechanisms, sized for a task."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from linattn.lab.tasks.text import SequenceTask
-from linattn.lab.train.mechanism_options import layer_options
-from linattn.lab.train.text.pattern import layer_names
-from linattn.lab.train.text.sizes import SIZES
+from linattn.lab.train.mechanism_options import options_of
+from linattn.models.language.options import ATTENTION_GATES, ATTENTION_NORMS
 from linattn.models.language.output_norm import norm_behind
-from linattn.support.options import OptionError, check_option
+from linattn.support.config import Config, option
+from linattn.support.options import OptionError
 
 AUTOMATIC = "auto"
+BY_SIZE = "by --size"
+WEIGHTS = "model.safetensors"
+# Sizes of hosts: fields of LinearAttentionConfig. learned_positions: max_position_embeddings is the task's length.
+SIZES: dict[str, dict[str, Any]] = {
+    # For tests: it learns a small task in seconds on one core.
+    "pico": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},
+    # For associative recall, after Zoology: two layers of one head, so that the width alone decides the state. Zoology
+    # has no feed-forward part; a block of this size has one, as narrow as the model.
+    "mqar": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 1, "intermediate_size": 64},
+    # For the Long Range Arena, as in the PyTorch setting of papers on linear attention. Positions are learned vectors:
+    # rotary positions tell how far tokens are apart, but not which is the first, which in a nested list decides most.
+    "lra": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128,
+            "mlp": "gelu", "rotary": 0.0, "learned_positions": True},
+    # For the MAD suite: two pairs of a mixer and a SwiGLU, 128 channels, without positions.
+    "mad": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 8, "rotary": 0.0},
+    # For bytes of text: 14 M parameters in 8 layers.
+    "small": {"hidden_size": 384, "num_hidden_layers": 8, "num_attention_heads": 6},
+    # 12 layers of 768 channels: 85 M parameters without embeddings, as the smallest GPT-2 and BERT.
+    "base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12},
+    # 135 M parameters with 49,152 tokens, in the shape of SmolLM2: deep and narrow, three heads to each of k and v.
+    "135m": {"hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
+             "intermediate_size": 1536, "tie_word_embeddings": True},
+}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class HostOptions:
-    """The host of a run: a language model. Fields of None are as in ``size``, or off if sizes do not set them."""
+@dataclass(frozen=True, kw_only=True)
+class HostShape(Config):
+    """What hosts have in common that are compared. Fields of None are as in ``size``, or off where it does not say."""
 
-    size: str = "pico"
-    mechanism: str = "softmax"
-    """The name of a mechanism, or a pattern of several, such as ``gated*3,softmax``."""
-    canon: str | None = None
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Options of mechanisms, by name; options under the empty name are for all mechanisms."""
-    width: int | None = None
-    depth: int | None = None
-    heads: int | None = None
-    mlp_width: int | None = None
-    rotary: float | None = None
-    attention_norm: str | None = AUTOMATIC
-    """Norm after the mechanism; ``auto``: ``head_rms``, or None if no layer needs it, as with softmax or ZeroS."""
-    attention_gate: str | None = None
-    """Activation of an output gate after that norm, computed from the input, as in RetNet, GLA and mLSTM."""
-    dropout: float = 0.0
-    head_dim: int | None = None
-    """Channels of a head, which fix the number of heads for every width; to be given in place of ``heads``."""
-    tied: bool | None = None
-    """Whether embeddings and head share one matrix."""
+    size: str = option("pico", "Size of the model.", choices=SIZES, group="Model", default_text="by task")
+    depth: int | None = option(None, "Blocks of the model.", least=1, group="Model", default_text=BY_SIZE)
+    heads: int | None = option(None, "Attention heads of a block.", least=1, group="Model", default_text=BY_SIZE)
+    mlp_width: int | None = option(
+        None, "Channels inside the feed-forward parts.", least=1, group="Model", default_text=BY_SIZE
+    )
+    rotary: float | None = option(
+        None, "Share of a head's channels that rotary positions turn.", least=0, most=1, group="Model",
+        default_text=BY_SIZE,
+    )  # fmt: skip
+    attention_norm: str | None = option(
+        AUTOMATIC, "Norm of the attention's output; auto: head_rms, or none where no layer needs it, as with softmax.",
+        choices=(AUTOMATIC, "none", *filter(None, ATTENTION_NORMS)), group="Model",
+    )  # fmt: skip
+    attention_gate: str | None = option(
+        None, "Gate of the attention's output, behind its norm, computed from the input, as in RetNet, GLA and mLSTM.",
+        choices=("none", *filter(None, ATTENTION_GATES)), group="Model", default_text="none",
+    )  # fmt: skip
+    dropout: float = option(
+        0.0, "Dropout on embeddings and on both branches of a block.", least=0, below=1, group="Model",
+        default_text="0, or that of --recipe",
+    )  # fmt: skip
+    head_dim: int | None = option(
+        None, "Channels of a head, which fix the number of heads; in place of heads.", least=1, hidden=True
+    )
+    tied: bool | None = option(None, "Whether embeddings and head share one matrix.", hidden=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host(HostShape):
+    """The host of one run: a language model.
+
+    Example:
+        >>> Host(hybrid="gated*3,softmax", depth=6).layers
+        ['gated', 'gated', 'gated', 'softmax', 'gated', 'gated']
+    """
+
+    mechanism: str = option("softmax", "Mechanism of every layer, a name from `linattn mechanisms`.", group="Model")
+    hybrid: str = option(
+        "", "Mechanisms layer by layer, repeated to the last layer, such as gated*3,softmax; in place of --mechanism.",
+        group="Model",
+    )  # fmt: skip
+    canon: str | None = option(
+        None, "Positions of Canon layers: ABCD, AbCD, some of these letters, or none.", group="Model",
+        default_text="none",
+    )  # fmt: skip
+    width: int | None = option(None, "Channels of the model.", least=1, group="Model", default_text=BY_SIZE)
+    option: dict[str, Any] = option(
+        {}, "Option of a mechanism: key=value for all, mechanism.key=value for one; may be given again.", group="Model"
+    )
 
     def check(self) -> None:
-        """Raise ``OptionError`` for options that are wrong for every task."""
-        check_option("size", self.size, SIZES)
-        for name in ("width", "depth", "heads", "mlp_width", "head_dim"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise OptionError(name, f"must be an integer >= 1, got {value}")
+        super().check()
         if self.heads is not None and self.head_dim is not None:
             raise OptionError("head_dim", f"and heads = {self.heads} both fix the number of heads: give one of them")
         width = self.shape["hidden_size"]
         if self.head_dim is not None and width % self.head_dim:
             allowed = f"a multiple of {self.head_dim}, the channels of a head, where heads is not given"
             raise OptionError("width", f"must be {allowed}, got {width}")
-        layer_options(self.names, self.options)
+        names = dict.fromkeys(self.layers)
+        for key in self.option:
+            owner = key.rpartition(".")[0]
+            if owner and owner not in names:
+                raise OptionError("option", f"{key} is given, but the layers are {', '.join(names)}")
+            if not owner and len(names) > 1:
+                raise OptionError("option", "with several mechanisms, say whose it is: mechanism.key=value")
 
     @property
     def shape(self) -> dict[str, Any]:
         """The fields of ``LinearAttentionConfig`` for width, depth and heads, and others that a size sets."""
-        found = SIZES[self.size]()
+        found = dict(SIZES[self.size])
         if self.width is not None:
             scaled = found.get("intermediate_size")
             if scaled is not None:
@@ -74,40 +129,59 @@ class HostOptions:
         return found | {name: value for name, value in changed.items() if value is not None}
 
     @property
-    def names(self) -> list[str]:
-        """The mechanism of each layer."""
-        return layer_names(self.mechanism, self.shape["num_hidden_layers"], self.mechanism_option)
+    def layers(self) -> list[str]:
+        """The mechanism of each layer: the names of the pattern, repeated."""
+        names: list[str] = []
+        depth = self.shape["num_hidden_layers"]
+        for part in self.pattern.replace("/", ",").split(","):
+            name, star, times = (text.strip() for text in part.partition("*"))
+            if not name or (star and not (times.isdecimal() and int(times))):
+                raise OptionError(self.named_by, f"must look like gated*3,softmax, got {self.pattern!r}")
+            names += [name] * (int(times) if star else 1)
+        if len(names) > depth:
+            raise OptionError(
+                self.named_by, f"names {len(names)} layers, but the model has {depth}, got {self.pattern!r}"
+            )
+        return list(islice(cycle(names), depth))
 
     @property
-    def mechanism_option(self) -> str:
-        """The command line option for ``mechanism``: ``hybrid`` for a pattern of several, else ``mechanism``."""
-        return "hybrid" if any(mark in self.mechanism for mark in ",/*") else "mechanism"
+    def pattern(self) -> str:
+        return self.hybrid or self.mechanism
+
+    @property
+    def named_by(self) -> str:
+        """The option that names the mechanisms."""
+        return "hybrid" if any(mark in self.pattern for mark in ",/*") else "mechanism"
+
+    @property
+    def options(self) -> list[dict[str, Any]]:
+        """The options of each layer's mechanism."""
+        return [options_of(name, self.option) for name in self.layers]
 
     @property
     def norm(self) -> str | None:
         if self.attention_norm != AUTOMATIC:
             return self.attention_norm
-        return norm_behind(zip(self.names, layer_options(self.names, self.options), strict=True))
+        return norm_behind(zip(self.layers, self.options, strict=True))
 
 
-def create_host(host: HostOptions, task: SequenceTask, seed: int) -> Any:
+def create_host(host: Host, task: SequenceTask, seed: int) -> Any:
     """Create a model of ``linattn.models.language`` with the head that ``task`` needs, in fp32 on the CPU.
 
     Weights outside of mechanisms start the same for every mechanism, even if a mechanism draws random numbers itself.
 
     Example:
         >>> from linattn.lab.tasks.text import text_task
-        >>> model = create_host(HostOptions("mqar", "elu", width=32), text_task("mqar", vocab=64), seed=0)
+        >>> model = create_host(Host(size="mqar", mechanism="elu", width=32), text_task("mqar", vocab=64), seed=0)
         >>> type(model).__name__, model.config.hidden_size
         ('LinearAttentionForCausalLM', 32)
     """
     from linattn.models import language
 
-    host.check()
     causal = task.kind == "causal"
     options: dict[str, Any] = host.shape | {
-        "vocab_size": task.vocabulary, "causal": causal, "mechanism": host.names, "canon": host.canon or None,
-        "mechanism_options": layer_options(host.names, host.options), "attention_norm": host.norm,
+        "vocab_size": task.vocabulary, "causal": causal, "mechanism": host.layers, "canon": host.canon,
+        "mechanism_options": host.options, "attention_norm": host.norm,
         "attention_gate": host.attention_gate, "dropout": host.dropout,
     }  # fmt: skip
     if options.pop("learned_positions", False):
@@ -135,7 +209,7 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def with_parameters(host: HostOptions, task: SequenceTask, wanted: int, multiple: int = 8) -> HostOptions:
+def with_parameters(host: Host, task: SequenceTask, wanted: int, multiple: int = 8) -> Host:
     """The same host with the width of its feed-forward parts chosen so that it has about ``wanted`` parameters.
 
     Mechanisms with parameters of their own should not win merely by having more. The width is a multiple of
@@ -149,7 +223,7 @@ def with_parameters(host: HostOptions, task: SequenceTask, wanted: int, multiple
     found = width + multiple * round((wanted - here) / step)
     if found < multiple:
         raise OptionError(
-            "mechanism", f"{host.mechanism} has more parameters without a feed-forward part than {wanted:,}"
+            "mechanism", f"{host.pattern} has more parameters without a feed-forward part than {wanted:,}"
         )
     return replace(host, mlp_width=found)
 
@@ -167,12 +241,12 @@ def _start_alike(model: Any) -> None:
             module.reset_parameters()
 
 
-def _named(error: Exception, host: HostOptions) -> OptionError:
+def _named(error: Exception, host: Host) -> OptionError:
     """Turn an error about an argument of the model into one about the option of the command line."""
     message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     options = {"canon": "canon", "rotary": "rotary", "dropout": "dropout", "attention_norm": "attention_norm",
                "attention_gate": "attention_gate", "num_attention_heads": "heads", "hidden_size": "width",
-               "mechanism": host.mechanism_option}  # fmt: skip
+               "mechanism": host.named_by}  # fmt: skip
     first = message.split("=")[0].split()[0] if message else ""
     if "has no option" in message:
         return OptionError("option", message)
@@ -180,6 +254,25 @@ def _named(error: Exception, host: HostOptions) -> OptionError:
         return OptionError("width", message)
     if first in options:
         return OptionError(options[first], message)
-    return OptionError(
-        "option" if host.options else host.mechanism_option, f"{host.mechanism} does not fit this host: {message}"
-    )
+    return OptionError("option" if host.option else host.named_by, f"{host.pattern} does not fit this host: {message}")
+
+
+def take_weights(model: Any, folder: Path) -> list[str]:
+    """Copy the parameters of ``model`` that ``folder`` has; return the names of the others, a new head.
+
+    A folder whose body does not fit entirely is refused.
+    """
+    from safetensors.torch import load_file
+
+    path = folder / WEIGHTS
+    if not path.is_file():
+        raise OptionError("start", f"must be the folder of a trained model with {WEIGHTS}, got {folder}")
+    found, own = load_file(path), model.state_dict()
+    body = {name: value for name, value in found.items() if name.startswith("model.")}
+    wrong = [name for name in own if name.startswith("model.") and name not in body]
+    wrong += [name for name, value in body.items() if name not in own or own[name].shape != value.shape]
+    if wrong:
+        raise OptionError("start", f"{folder} holds another model: {', '.join(sorted(set(wrong))[:3])} does not fit")
+    same = {name: value for name, value in found.items() if name in own and own[name].shape == value.shape}
+    model.load_state_dict(same, strict=False)
+    return [name for name in own if name not in same]

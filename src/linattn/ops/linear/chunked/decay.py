@@ -11,9 +11,12 @@ heads that share a key head lie one after the other, so that one matrix product 
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ops.shared.prepare import widen
+from linattn.ops.shared.call import widen
+
+_LEAF = 4  # tokens closer than this are weighed pair by pair where each channel decays by itself
 
 
 class NoDecay:
@@ -84,6 +87,99 @@ class ScalarDecay(NoDecay):
     def split(self, x: Tensor) -> Tensor:
         """Reshape (N, G L, D) to (R, M, G, L, D)."""
         return x.view(x.shape[0] // self.chunks, self.chunks, x.shape[1] // self.length, self.length, x.shape[2])
+
+
+class ChannelDecay(ScalarDecay):
+    """Pairs inside a chunk when each key channel decays by itself.
+
+    The weight ``exp(f_t - f_s)`` of a channel does not factor out of the score. Split at a token r between s and t
+    it does, ``exp(f_t - f_r) exp(f_r - f_s)``, and both factors are at most 1. So the chunk is halved, its later half
+    sees the earlier one through the split, and the halves are treated in the same way. The last few neighbours are
+    weighed directly.
+    """
+
+    def __init__(self, log_decay: Tensor, chunks: int, key_index: bool, strict: bool, dtype: torch.dtype) -> None:
+        """``log_decay (R, M, L, K)``."""
+        NoDecay.__init__(self, log_decay.shape[2], strict)
+        self.chunks, self.dtype = chunks, dtype
+        f, c = potentials(log_decay, key_index)
+        self.reading = f.exp().to(dtype).unsqueeze(2)  # (R, M, 1, L, K)
+        self.writing = (c[:, :, -1:] - f).exp().to(dtype).unsqueeze(2)
+        self.keep = c[:, :, -1].exp().to(dtype).unsqueeze(-1)  # (R, M, K, 1)
+        blocks = -(-self.length // _LEAF)
+        self.padding = _LEAF * (1 << (blocks - 1).bit_length()) - self.length
+        self.halves = [_LEAF << i for i in range((blocks - 1).bit_length())]
+        self.f = torch.cat([f, f[:, :, -1:].expand(-1, -1, self.padding, -1)], dim=2).unsqueeze(2)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, num: Tensor, den: Tensor) -> None:
+        q, k, v = self._pad(q), self._pad(k), self._pad(v)
+        inside = q.new_zeros(*q.shape[:-1], v.shape[-1] + 1)
+        v = F.pad(v, (0, 1), value=1.0)  # the denominator is the value 1
+        _leaves(inside).add_(self._near_scores(q, k, self._near_weights()) @ _leaves(v))
+        for half in self.halves:
+            decay_q, decay_k = self._across(half)
+            scores = (_later(q, half) * decay_q) @ (_earlier(k, half) * decay_k).mT
+            _later(inside, half).add_(scores @ _earlier(v, half))
+        inside = inside[..., : self.length, :]
+        num.add_(inside[..., :-1].reshape(num.shape))
+        den.add_(inside[..., -1:].reshape(den.shape))
+
+    def pull_back(self, q: Tensor, k: Tensor, v: Tensor, d_num: Tensor, d_den: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        d_out = self._pad(torch.cat([d_num, d_den], dim=-1))
+        q, k, v = self._pad(q), self._pad(k), F.pad(self._pad(v), (0, 1), value=1.0)
+        dq, dk, dv = torch.zeros_like(q), torch.zeros_like(q), torch.zeros_like(d_out)
+        weights = self._near_weights()
+        d_near = _leaves(d_out) @ _leaves(v).mT
+        _leaves(dv).add_(self._near_scores(q, k, weights).mT @ _leaves(d_out))
+        _leaves(dq).add_(((d_near.unsqueeze(-1) * weights) * _leaves(k).unsqueeze(-3)).sum(-2))
+        _leaves(dk).add_(((d_near.unsqueeze(-1) * weights) * _leaves(q).unsqueeze(-2)).sum(-3))
+        for half in self.halves:
+            decay_q, decay_k = self._across(half)
+            later_q, earlier_k = _later(q, half) * decay_q, _earlier(k, half) * decay_k
+            d_scores = _later(d_out, half) @ _earlier(v, half).mT
+            _later(dq, half).add_((d_scores @ earlier_k) * decay_q)
+            _earlier(dk, half).add_((d_scores.mT @ later_q) * decay_k)
+            _earlier(dv, half).add_((earlier_k @ later_q.mT) @ _later(d_out, half))
+        return self._crop(dq), self._crop(dk.sum(2)), self._crop(dv[..., :-1].sum(2))
+
+    def _pad(self, x: Tensor) -> Tensor:
+        """Reshape (N, G L, D) to (R, M, G, padded L, D)."""
+        return F.pad(self.split(x), (0, 0, 0, self.padding))
+
+    def _crop(self, x: Tensor) -> Tensor:
+        """Reshape (R, M, .., padded L, D) to (N, .. L, D)."""
+        x = x[..., : self.length, :]
+        return x.reshape(x.shape[0] * x.shape[1], x.shape[2:-1].numel(), x.shape[-1])
+
+    def _near_weights(self) -> Tensor:
+        """Weights of pairs of neighbours, (R, M, 1, blocks, LEAF, LEAF, K)."""
+        f = _leaves(self.f)
+        log_weights = (f.unsqueeze(-2) - f.unsqueeze(-3)).movedim(-1, -3)
+        return exp_tril(log_weights, self.diagonal, self.dtype).movedim(-3, -1)
+
+    def _near_scores(self, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
+        """Weighted scores of pairs of neighbours, (R, M, G, blocks, LEAF, LEAF)."""
+        return ((weights * _leaves(k).unsqueeze(-3)) @ _leaves(q).unsqueeze(-1)).squeeze(-1)
+
+    def _across(self, half: int) -> tuple[Tensor, Tensor]:
+        """Decays from the split (the last earlier token) to each later query, and to it from each earlier key."""
+        split = _earlier(self.f, half)[..., -1:, :]
+        later, earlier = _later(self.f, half) - split, split - _earlier(self.f, half)
+        return later.to(self.dtype).exp_(), earlier.to(self.dtype).exp_()
+
+
+def _leaves(x: Tensor) -> Tensor:
+    """(.., L, D) as (.., blocks, LEAF, D)."""
+    return x.unflatten(-2, (-1, _LEAF))
+
+
+def _earlier(x: Tensor, half: int) -> Tensor:
+    """The first halves of blocks of ``2 half`` tokens, (.., blocks, half, D); a view."""
+    return x.unflatten(-2, (-1, 2, half))[..., 0, :, :]
+
+
+def _later(x: Tensor, half: int) -> Tensor:
+    return x.unflatten(-2, (-1, 2, half))[..., 1, :, :]
 
 
 def potentials(log_decay: Tensor, key_index: bool) -> tuple[Tensor, Tensor]:

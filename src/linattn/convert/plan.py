@@ -1,0 +1,228 @@
+"""Plans: what each layer of a model is converted to, as plain data that is saved beside the weights."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple
+
+from linattn.mechanisms.registry import mechanism_info
+from linattn.ops.hybrid.types import Reduce, SalientBudget, Score
+from linattn.ops.shared.checks import check_choice
+from linattn.support.config import Config, option
+
+METHODS = ("still", "lolcats", "hedgehog", "t2r", "features", "zeros_softmax", "dof")
+LOLCATS_WINDOW_FACTOR = 0.1  # initial value in LoLCATs: the window weighs a tenth of the linear part
+# Initial linear weight for STILL. In units of the strongest exact key and with a weight fixed at 1, features that have
+# not learned yet would together outweigh the window, and the converted model stays worse than without them.
+STILL_LINEAR_WEIGHT = 0.1
+# The authors count in units of the strongest exact key ("row_max"): a sum over many tokens is then as heavy beside a
+# clear match as without one, and grows with the text. Compared to e^s a match outweighs the rest, as in softmax.
+STILL_UNITS = "one"
+OF_THE_MODEL = ("num_heads", "head_dim", "num_kv_heads", "causal", "input_dim")  # arguments that the model sets
+
+
+class LayerShape(NamedTuple):
+    """Shapes of an attention layer, known before it is converted."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden: int
+    causal: bool
+
+
+@dataclass(frozen=True)
+class LayerPlan(Config):
+    """What one attention layer is converted to.
+
+    Args:
+        kind: ``"hybrid"``: exact softmax over a window and over chosen tokens, linear attention over the rest;
+            ``"mechanism"``: a registered mechanism.
+        features: features of the linear part, see ``linattn.convert.layer.features``; ``"none"``: no linear part.
+        feature_dim: F, before the two signs are concatenated; for ``"prf"`` the number of features. None: D.
+        window: number of exact tokens, 0: none; a bidirectional layer can have none.
+        layout: ``"chunks"`` or ``"sliding"``, as in ``hybrid_attention``.
+        delay: number of whole chunks before a query's own that are exact.
+        ratio: share of each chunk's tokens that stay exact for good, as a whole number of tokens and at least one; None
+            with a ``cap``: 1/16, else none.
+        cap: most of these tokens that are kept at a time.
+        sinks: number of first tokens that always stay.
+        score: how these tokens are chosen, ``"log_prob"`` or ``"kl"``: the ``kind`` of ``self_saliency``.
+        reduce: how the scores of query heads that share a key head are combined, ``"mean"`` or ``"max"``.
+        householder: a learned reflection before the NP map.
+        gate: ``sigmoid(W x + b)`` on the numerator of the linear part. W starts at 0 and b at 4, so that the gate
+            starts open; the published one of STILL is ``sigmoid(W x)``, without b.
+        linear_weight: initial value of a learned factor of the linear part, per head; None: fixed at 1.
+        units: what a linear weight is compared to, as in ``hybrid_attention``.
+        mechanism: name of the mechanism.
+        options: options of the mechanism.
+    """
+
+    kind: Literal["hybrid", "mechanism"]
+    features: Literal["np", "hedgehog", "t2r", "prf", "none"] = "np"
+    feature_dim: int | None = option(None, least=1)
+    window: int = option(64, least=0)
+    layout: Literal["chunks", "sliding"] = "chunks"
+    delay: int = option(1, least=0)
+    ratio: float | None = option(None, least=0, most=1)
+    cap: int | None = option(None, least=1)
+    sinks: int = option(4, least=0)
+    score: Score = "log_prob"
+    reduce: Reduce = "mean"
+    householder: bool = False
+    gate: bool = False
+    linear_weight: float | None = option(None, above=0)
+    units: Literal["row_max", "one"] = "row_max"
+    mechanism: str | None = None
+    options: dict[str, Any] = option({})
+
+    def check(self) -> None:
+        if self.kind == "mechanism":
+            if self.mechanism is None:
+                raise ValueError("mechanism must be a name of linattn.list_mechanisms() where kind is 'mechanism'")
+            mechanism_info(self.mechanism)
+            return
+        if self.mechanism is not None or self.options:
+            raise ValueError("mechanism and options need kind='mechanism'; a hybrid layer has features instead")
+        if self.linear_weight is not None and not (self.window and self.features != "none"):
+            raise ValueError("linear_weight weighs the linear part against the exact one: it needs both")
+        if self.features == "none" and not self.window:
+            raise ValueError("features='none' has no linear part and window=0 no exact one: nothing would be seen")
+        if self.householder and self.features != "np":
+            raise ValueError(f"householder is a part of the NP map: it needs features='np', got {self.features!r}")
+        if self.features == "prf" and self.window and self.units != "one":
+            raise ValueError("features='prf' approximate the exponential itself: beside a window they need units='one'")
+        if (self.ratio is not None or self.cap is not None) and not self.window:
+            raise ValueError("ratio and cap choose tokens that leave a window: they need window > 0")
+        chooses = self.budget is not None and self.budget.per_chunk > 0  # SalientBudget checks the rest
+        for name, value, usual in (("score", self.score, "log_prob"), ("reduce", self.reduce, "mean")):
+            if value != usual and not chooses:
+                raise ValueError(
+                    f"{name} ranks tokens that stay exact, got {value!r}: it needs a ratio > 0, or a cap and no ratio"
+                )
+
+    @property
+    def budget(self) -> SalientBudget | None:
+        """The budget of salient tokens; None if none are chosen."""
+        if self.kind == "mechanism" or (self.ratio is None and self.cap is None):
+            return None
+        ratio = SalientBudget.ratio if self.ratio is None else self.ratio
+        return SalientBudget(
+            ratio=ratio, chunk=self.window, cap=self.cap, sinks=self.sinks, score=self.score, reduce=self.reduce
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, without those that equal the defaults."""
+        defaults: dict[str, Any] = {own.name: {} if own.name == "options" else own.default for own in fields(self)}
+        return {name: value for name, value in self.values().items() if value != defaults[name]}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "LayerPlan":
+        known = [own.name for own in fields(cls)]
+        if unknown := sorted(map(str, values.keys() - set(known))):
+            raise ValueError(f"a layer's plan has no field {', '.join(unknown)}; its fields are {', '.join(known)}")
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plans of the layers that are converted, by number; layers without one stay as they are."""
+
+    method: str
+    layers: dict[int, LayerPlan]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"method": self.method, "layers": {str(i): layer.to_dict() for i, layer in self.layers.items()}}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Plan":
+        layers = {int(i): LayerPlan.from_dict(layer) for i, layer in values["layers"].items()}
+        return cls(str(values["method"]), layers)
+
+
+def plan(method: str, shapes: Sequence[LayerShape], *, layers: Sequence[int] | None = None, **options: Any) -> Plan:
+    """Make the plan of a named method for layers of the given shapes.
+
+    Args:
+        method: one of ``METHODS``.
+        shapes: shapes of all layers, in order.
+        layers: numbers of the layers to convert; None: all.
+        options: fields of :class:`LayerPlan` that differ from the method's own; ``feature_dim`` may be a dict with a
+            value for each layer. For the method ``"features"``: ``mechanism`` and that mechanism's options.
+
+    Example:
+        >>> from linattn.convert.plan import LayerShape, plan
+        >>> shapes = [LayerShape(num_heads=4, num_kv_heads=2, head_dim=16, hidden=64, causal=True)] * 3
+        >>> still = plan("still", shapes, layers=[1], cap=128)
+        >>> still.layers[1].ratio, still.layers[1].cap, sorted(still.layers)
+        (0.0625, 128, [1])
+    """
+    check_choice("method", method, METHODS)
+    chosen = range(len(shapes)) if layers is None else layers
+    check_layers(chosen, len(shapes))
+    of_mechanism = method in ("features", "zeros_softmax")
+    allowed = [own.name for own in fields(LayerPlan) if own.name not in ("kind", "mechanism", "options")]
+    for name in () if of_mechanism else options:
+        if name not in allowed:
+            more = ", cost, clip, tolerance (of features that layers share)" if method == "dof" else ""
+            raise ValueError(f"{name} is no option of method {method!r}; it takes {', '.join(allowed)}{more}")
+    make = _mechanism_plan if of_mechanism else _hybrid_plan
+    return Plan(method, {index: make(method, index, shapes[index], dict(options)) for index in chosen})
+
+
+def check_layers(layers: object, count: int) -> None:
+    """Raise ValueError unless these are numbers of a model's layers, each given once."""
+    numbers = layers if isinstance(layers, Sequence) and not isinstance(layers, str) else ()
+    whole = all(isinstance(each, int) and not isinstance(each, bool) for each in numbers)
+    if not numbers or not whole or len(set(numbers)) < len(numbers):
+        raise ValueError(f"layers must be a list of different numbers from 0 to {count - 1}, or None, got {layers!r}")
+    if not 0 <= min(numbers) <= max(numbers) < count:
+        raise ValueError(f"layers must name layers from 0 to {count - 1}, got {layers!r}")
+
+
+def _hybrid_plan(method: str, index: int, shape: LayerShape, options: dict[str, Any]) -> LayerPlan:
+    if not shape.causal and (method in ("still", "lolcats") or options.get("window")):
+        raise ValueError(
+            f"method {method!r} has a window of past tokens, and layer {index} is bidirectional: use "
+            "'features', 'hedgehog', 't2r', 'dof' or 'zeros_softmax'"
+        )
+    dims = options.get("feature_dim")
+    if isinstance(dims, Mapping):
+        if index not in dims:
+            raise ValueError(f"feature_dim names a dimension for the layers {sorted(dims)}, but none for layer {index}")
+        options["feature_dim"] = dims[index]
+    return LayerPlan.from_dict({"kind": "hybrid", **_defaults(method, shape, options), **options})
+
+
+def _defaults(method: str, shape: LayerShape, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The method's own fields of :class:`LayerPlan`, before the user's options."""
+    weighed = options.get("window", LayerPlan.window) != 0 and options.get("features") != "none"
+    if method == "still":
+        weight = {"linear_weight": STILL_LINEAR_WEIGHT, "units": STILL_UNITS} if weighed else {}
+        return {"features": "np", "ratio": 1 / 16, "sinks": 4, **weight}
+    if method == "lolcats":
+        half = max(shape.head_dim // 2, 1)
+        weight = {"linear_weight": 1 / LOLCATS_WINDOW_FACTOR} if weighed else {}
+        return {"features": "hedgehog", "feature_dim": half, **weight}
+    if method == "dof":
+        units = "one" if options.get("features", "prf") == "prf" else "row_max"
+        return {"features": "prf", "window": 0, "units": units}
+    return {"features": method, "window": 0}
+
+
+def _mechanism_plan(method: str, index: int, shape: LayerShape, options: dict[str, Any]) -> LayerPlan:
+    name = "zeros_softmax" if method == "zeros_softmax" else options.pop("mechanism", None)
+    if name is None:
+        raise ValueError("method 'features' needs mechanism=..., a name of linattn.list_mechanisms()")
+    info = mechanism_info(name)
+    for given in OF_THE_MODEL:
+        if given in options:
+            raise ValueError(f"{given} is as the model has it, and no option of a conversion: leave it out")
+    if not (info.causal if shape.causal else info.bidirectional):
+        only = "bidirectional" if shape.causal else "causal"
+        raise ValueError(f"mechanism {name!r} is only {only}, and the attention of layer {index} is not")
+    if shape.causal and info.state == "none":
+        raise ValueError(f"mechanism {name!r} has no recurrent form, so the model could not generate with it")
+    if name == "mirror":
+        # Two reflections start as the identity; across heads they need as many key heads as query heads.
+        options = {"reflections": 2, "cross_head": shape.num_heads == shape.num_kv_heads, **options}
+    return LayerPlan("mechanism", mechanism=name, options=options)

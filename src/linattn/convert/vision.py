@@ -1,0 +1,407 @@
+"""Other attention inside models of timm: ViT, DeiT, DeiT III, DINOv2, SigLIP, EVA, BEiT, Swin and PVTv2."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from math import prod
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from linattn.convert.adapters.timm import KNOWN, TABLE, BeitAttention, TimmAttention, class_path, pair
+from linattn.convert.layer.attention import ReplacedAttention
+from linattn.convert.layer.scores import attend_with_scores, has_scores
+from linattn.layers.attention import Attention
+from linattn.layers.attention_options import check_mechanism_options
+from linattn.layers.plane import mechanism_plane, prefix_option
+from linattn.mechanisms.mirror import Mirror
+from linattn.mechanisms.registry import create_mechanism, mechanism_info
+from linattn.ops.shared.checks import check_choice
+
+
+@dataclass
+class ConversionReport:
+    """What a conversion did, with names as in ``model.named_modules()`` and ``model.state_dict()``; prints a summary.
+
+    ``changed``: the attention layers that were replaced, and by what. ``left``: those that were not asked for, and
+    attention pools, which are not part of the blocks. ``kept``, ``initialised``: parameters of the changed layers that
+    are the model's own, and those that are new. ``dropped``: what the mechanism cannot hold, and why.
+    """
+
+    mechanism: str
+    changed: dict[str, str] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    initialised: list[str] = field(default_factory=list)
+    dropped: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Names that differ only in their number share a line: ``blocks.*.attn.qkv.weight (12)``."""
+        lines = [f"converted to {self.mechanism}: {len(self.changed)} layers of attention"]
+        for title in ("changed", "left", "kept", "initialised", "dropped"):
+            found: dict[str, str] | list[str] = getattr(self, title)
+            texts = [f"{n}: {what}" for n, what in found.items()] if isinstance(found, dict) else found
+            counts = Counter(re.sub(r"(?<=\.)\d+(?=\.)", "*", text) for text in texts)
+            lines += [f"  {title:<12} {text}" + (f" ({n})" if n > 1 else "") for text, n in counts.items()]
+        return "\n".join(lines)
+
+
+class Converted(NamedTuple):
+    """The given model, changed in place, and the report of the conversion."""
+
+    model: nn.Module
+    report: ConversionReport
+
+
+class Planes:
+    """The planes into which a model cuts images, by their number of tokens, for layers that are not passed them.
+
+    A model with a fixed image size has one grid. One that takes images of any size (``dynamic_img_size=True``) is
+    watched, since the same number of tokens may be 4 x 4 or 2 x 8. If tokens were dropped, there is no plane.
+    """
+
+    def __init__(self, patch_embed: Any = None, dynamic: bool = False) -> None:
+        self.patch_embed, self.dynamic = patch_embed, dynamic
+        self.seen: dict[int, tuple[int, int]] = {}
+
+    def watch(self) -> None:
+        """Start to record planes; only models for images of any size need it."""
+        if self.dynamic:
+            self.patch_embed.register_forward_pre_hook(self._note)
+
+    def _note(self, patch_embed: Any, inputs: tuple[Any, ...]) -> None:
+        height, width = patch_embed.dynamic_feat_size(inputs[0].shape[-2:])
+        self.seen[height * width] = (height, width)
+
+    def find(self, tokens: int) -> tuple[int, int] | None:
+        if self.dynamic:
+            return self.seen.get(tokens)
+        grid = getattr(self.patch_embed, "grid_size", None)  # read anew each time: timm's set_input_size changes it
+        return None if grid is None or prod(grid) != tokens else (int(grid[0]), int(grid[1]))
+
+
+@dataclass(frozen=True)
+class VisionPlan:
+    """What a conversion asks for, and where the model's tokens are."""
+
+    mechanism: str
+    options: dict[str, Any]
+    impl: str
+    rotary: str
+    reduction: str
+    num_prefix_tokens: int
+    planes: Planes = field(compare=False)
+
+
+class ConvertedAttention(ReplacedAttention):
+    """A layer of timm with its parameters, under their own names, and ``mechanism`` in place of softmax.
+
+    ``y = proj(mechanism(q, k, v))``, with the layer's own norms of q and k, rotary positions, and norm and gate of the
+    output; the adapter knows how the layer makes q, k and v, and what it passes with them.
+    """
+
+    adapter: TimmAttention
+    proj: Any
+    num_heads: int
+    relative_position_bias_table: Any
+
+    def __init__(self, old: nn.Module, adapter: TimmAttention, plan: VisionPlan) -> None:
+        super().__init__(old, adapter)
+        self.plan, self.dropped = plan, dict[str, str]()
+        self.num_kv_heads = int(getattr(old, "num_kv_heads", old.num_heads))  # type: ignore[arg-type]
+        self.head_dim = int(getattr(old, "head_dim", 0)) or self.proj.weight.shape[1] // self.num_heads
+        self.num_prefix_tokens = int(getattr(old, "num_prefix_tokens", plan.num_prefix_tokens))
+        self.own_prefix = self.num_prefix_tokens if adapter.prefixed else 0
+        weight = self.proj.weight
+        with torch.device(weight.device):
+            mechanism = create_mechanism(
+                plan.mechanism, num_heads=self.num_heads, head_dim=self.head_dim, num_kv_heads=self.num_kv_heads,
+                impl=plan.impl, input_dim=adapter.input_dim(self),
+                **prefix_option(plan.mechanism, self.own_prefix, plan.options),
+            ).to(weight.dtype)  # fmt: skip
+        self._modules.pop("mechanism", None)  # that of a layer that was converted before
+        self.mechanism = mechanism.train(self.training)
+        adapter.check(self)
+        if not self.has_scores:
+            for name, what in adapter.biases.items():
+                self.drop(name, f"{what} is added to scores, and {plan.mechanism} has none")
+            if (rate := self._drop_rate) > 0:
+                self.dropped["attn_drop"] = f"dropout {rate:g} is of weights, and {plan.mechanism} never has them"
+
+    def drop(self, name: str, why: str) -> None:
+        """Remove a part and record why, if the layer has it."""
+        part = getattr(self, name, None)
+        if part is None:
+            return
+        if isinstance(part, nn.Module):
+            self.dropped |= {f"{name}.{own}": why for own, _ in part.named_parameters()}
+        elif isinstance(part, nn.Parameter):
+            self.dropped[name] = why
+        setattr(self, name, None)
+
+    @property
+    def has_scores(self) -> bool:
+        return has_scores(self.mechanism)
+
+    @property
+    def _drop_rate(self) -> float:
+        return float(getattr(getattr(self, "attn_drop", None), "p", 0.0))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        x, named = self.adapter.hidden(args, kwargs)
+        return self.adapter.merge(self, self.adapter.attend(self, x, **named), **named)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        x: Tensor,
+        *,
+        bias: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+        spatial_shape: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """Heads ``(B, H, T, D)``; ``bias`` broadcasts to ``(B, H, Tq, Tk)``.
+
+        ``rotate`` turns q and k or, with ``rotary="features"``, the features that the mechanism makes of them.
+        """
+        dropout = self._drop_rate if self.training else 0.0
+        with_scores = self.has_scores and (bias is not None or dropout > 0)
+        if rotate is not None and (self.plan.rotary == "inputs" or with_scores):
+            q, k = rotate(q, k)
+            rotate = None
+        q, k = q.to(v.dtype), k.to(v.dtype)  # norms and rotations may widen them under autocast
+        if with_scores:
+            return attend_with_scores(self.mechanism, q, k, v, x=x, bias=bias, dropout=dropout, key_mask=key_mask)
+        plane = mechanism_plane(self.mechanism, spatial_shape, self.own_prefix)
+        own = x if self.mechanism.info.uses_input else None
+        return self.mechanism(q, k, v, x=own, key_mask=key_mask, rotate=rotate, spatial_shape=plane)
+
+    def plane(self, length: int) -> tuple[int, int] | None:
+        """The plane of ``length`` tokens, prefix tokens included, for models that do not pass it to their layers."""
+        return self.plan.planes.find(length - self.num_prefix_tokens)
+
+    def set_window_size(self, window_size: int | tuple[int, int]) -> None:
+        """Called by timm's Swin for other image sizes; a table of positions is resized, as in timm."""
+        if self.relative_position_bias_table is not None:
+            from timm.models.swin_transformer import WindowAttention
+
+            WindowAttention.set_window_size(self, pair(window_size))  # type: ignore[arg-type]
+        self.window_size: Any = pair(window_size)
+
+
+def convert(
+    model: nn.Module,
+    mechanism: str,
+    *,
+    layers: Sequence[int | str] | None = None,
+    rotary: Literal["inputs", "features"] = "inputs",
+    reduction: Literal["keep", "drop"] = "keep",
+    impl: str = "auto",
+    **mechanism_options: Any,
+) -> Converted:
+    """Replace the attention layers of a timm model by ``mechanism``, in place, and report what changed.
+
+    Supports ViT, DeiT, DeiT III, DINOv2, SigLIP, EVA, BEiT, Swin and PVTv2. Projections, biases, norms of q and k,
+    rotary positions, and gates and norms of the output stay, under their names; the mechanism's own parameters are new.
+    A relative position bias, which only scores can hold, is dropped unless the mechanism has scores.
+
+    With ``"softmax"`` the model computes what it did before; ``"zeros_softmax"`` starts there, and ``"mirror",
+    reflections=2`` starts with the model's q.k, before its ReLU. The same call on a fresh model builds one that the
+    state dict fits. If it raises, nothing was changed.
+
+    Args:
+        model: a timm model, or one converted before.
+        mechanism: a name of ``linattn.list_mechanisms()``.
+        layers: which layers, in the order of the model: numbers, where negative ones count from the end, or patterns of
+            names such as ``"stages.0.*"``; None: all.
+        rotary: what rotary positions turn: ``"inputs"``, queries and keys as in the model, or ``"features"``, those of
+            the numerator, as in papers of linear attention.
+        reduction: reduction of keys in PVTv2: ``"keep"``, or ``"drop"``, so that every token gives a key.
+        impl: form of the algebra, as in ``linear_attention``.
+        mechanism_options: options of the mechanism.
+
+    Returns:
+        ``(model, report)``; ``print(report)`` shows a summary.
+
+    Example:
+        >>> import timm
+        >>> from linattn.models.vision import convert
+        >>> model = timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=10)
+        >>> model, report = convert(model, "mirror", reflections=2)
+        >>> list(report.changed)
+        ['blocks.0.attn', 'blocks.1.attn']
+    """
+    check_choice("rotary", rotary, ("inputs", "features"))
+    check_choice("reduction", reduction, ("keep", "drop"))
+    mechanism_info(mechanism)
+    check_mechanism_options(mechanism_options)
+    found: dict[str, Any] = {name: own for name, own in model.named_modules() if name and adapter_of(own) is not None}
+    chosen = _chosen(list(found), layers)
+    _refuse_unknown(model, list(found), chosen, everything=layers is None)
+    plan = VisionPlan(mechanism, dict(mechanism_options), impl, rotary, reduction, *_tokens_of(model))
+    new = {}
+    for name in chosen:
+        if not (isinstance(found[name], ConvertedAttention) and found[name].plan == plan):
+            adapter = adapter_of(found[name])
+            assert adapter is not None
+            new[name] = ConvertedAttention(found[name], adapter, plan)
+    if not new:
+        raise ValueError(f"nothing to change: all {len(chosen)} layers asked for have {mechanism} with these options")
+    pools = [n for n, m in model.named_modules() if "attentionpool" in type(m).__name__.lower().replace("_", "")]
+    report = ConversionReport(mechanism, left=[name for name in found if name not in new] + pools)
+    for name, layer in new.items():
+        model.set_submodule(name, layer)
+        _note(report, name, found[name], layer)
+    report.dropped |= _drop_shared_bias(model)
+    plan.planes.watch()
+    return Converted(model, report)
+
+
+def adapter_of(module: nn.Module) -> TimmAttention | None:
+    """The adapter of an attention of timm, converted or not; None for all other modules."""
+    return module.adapter if isinstance(module, ConvertedAttention) else KNOWN.get(class_path(module))
+
+
+def _chosen(names: list[str], layers: Sequence[int | str] | None) -> list[str]:
+    if layers is None:
+        return names
+    if isinstance(layers, str) or not isinstance(layers, Sequence):
+        raise TypeError(f"layers must be a list of numbers or patterns of names, or None, got {layers!r}")
+    picked: set[str] = set()
+    for item in layers:
+        if isinstance(item, str):
+            own = [name for name in names if fnmatch(name, item)]
+        else:
+            own = [names[item]] if -len(names) <= item < len(names) else []
+        if not own:
+            raise ValueError(f"layers has {item!r}, but the model's are 0 to {len(names) - 1}: {', '.join(names)}")
+        picked.update(own)
+    if not picked:
+        raise ValueError("nothing to change: layers is empty")
+    return [name for name in names if name in picked]
+
+
+def _refuse_unknown(model: nn.Module, found: list[str], chosen: list[str], everything: bool) -> None:
+    inside = tuple(f"{name}." for name in found)
+    others = {
+        class_path(module): name
+        for name, module in model.named_modules()
+        if _looks_like_attention(module) and name not in found and not name.startswith(inside)
+    }
+    if chosen and not (everything and others):
+        return
+    what = "; ".join(f"{kind} ({name or 'the model itself'})" for kind, name in others.items())
+    hint = "; layers=[...] converts the known ones alone" if chosen else ""
+    raise ValueError(
+        f"{type(model).__name__} has {what or 'no attention'}, which is not known here. Known: {', '.join(KNOWN)}{hint}"
+    )
+
+
+def _looks_like_attention(module: nn.Module) -> bool:
+    """Whether a module with weights is named like attention, or is a block with attention's projections inside."""
+    name = type(module).__name__.lower()
+    called = ("attn" in name or "attention" in name) and "pool" not in name
+    inline = name.endswith("block") and ("qkv" in module._modules or "in_proj" in module._modules)
+    return (called or inline) and next(module.parameters(), None) is not None
+
+
+def _tokens_of(model: nn.Module) -> tuple[int, Planes]:
+    """The number of tokens before the plane, and the planes."""
+    for module in model.modules():
+        count = getattr(module, "num_prefix_tokens", None)
+        if isinstance(count, int) and hasattr(module, "patch_embed"):
+            return count, Planes(module.patch_embed, bool(getattr(module, "dynamic_img_size", False)))
+    return 0, Planes()
+
+
+def _note(report: ConversionReport, name: str, old: Any, new: ConvertedAttention) -> None:
+    before = old.plan.mechanism if isinstance(old, ConvertedAttention) else type(old).__name__
+    report.changed[name] = f"{before} -> {report.mechanism}"
+    own = {id(p) for p in old.parameters()}
+    for parameter, value in new.named_parameters():
+        (report.kept if id(value) in own else report.initialised).append(f"{name}.{parameter}")
+    report.dropped |= {f"{name}.{part}": why for part, why in new.dropped.items()}
+    if isinstance(old, ConvertedAttention):
+        for part, _ in old.mechanism.named_parameters():
+            report.dropped[f"{name}.mechanism.{part}"] = f"it was {before}'s own"
+
+
+def _drop_shared_bias(model: nn.Module) -> dict[str, str]:
+    """Remove the bias that all layers share from a BEiT in which no layer can use it."""
+    dropped: dict[str, str] = {}
+    for prefix, host in model.named_modules():
+        shared, blocks = getattr(host, "rel_pos_bias", None), getattr(host, "blocks", None)
+        if not isinstance(shared, nn.Module) or not isinstance(blocks, nn.ModuleList):
+            continue
+        layers: list[Any] = [block.attn for block in blocks]
+        if all(isinstance(adapter_of(x), BeitAttention) and not getattr(x, "has_scores", True) for x in layers):
+            start = f"{prefix}." if prefix else ""
+            why = f"{TABLE} is added to scores, and the mechanism has none"
+            dropped |= {f"{start}rel_pos_bias.{name}": why for name, _ in shared.named_parameters()}
+            host.rel_pos_bias = None
+    return dropped
+
+
+def fold_reflections(model: nn.Module) -> list[str]:
+    """Merge the fixed reflections of every mirror into its layer's projections, in place; returns the layers' names.
+
+    ``W_q <- H W_q``, ``b_q <- H b_q``, and the same for k. Outputs do not change. Needs ``modulation="none"``:
+    otherwise reflections depend on the input, and this raises an error, as it does if anything stands between
+    projection and mechanism. If it raises, nothing was changed.
+
+    Example:
+        >>> from linattn.models.vision import create_pyramid, fold_reflections
+        >>> options = {"mirror": {"modulation": "none"}}
+        >>> model = create_pyramid("mirror", "xt", depths=(1, 1, 1, 1), mechanism_options=options)
+        >>> fold_reflections(model)
+        ['stages.0.blocks.0.attn', 'stages.1.blocks.0.attn']
+    """
+    layers = {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, Attention | ConvertedAttention)
+        and isinstance(layer.mechanism, Mirror)
+        and layer.mechanism.angles.shape[0]  # not folded before
+    }
+    if not layers:
+        raise ValueError("nothing to fold: the model has no mirror with reflections left in it")
+    for name, layer in layers.items():
+        layer.mechanism.reflection_matrix()  # type: ignore[operator]  # raises if no matrix stands for the reflection
+        if between := _before_reflection(layer):
+            raise ValueError(f"{between} stands between the projections of {name} and its reflection")
+    for layer in layers.values():
+        layer.fold() if isinstance(layer, Attention) else _fold(layer)
+    return list(layers)
+
+
+def _before_reflection(layer: Attention | ConvertedAttention) -> str:
+    if isinstance(layer, Attention):
+        return "" if layer.options.qk_norm is None else "qk_norm"
+    if layer.adapter.rotates:
+        return "a rotation by position"
+    norm = getattr(layer, "q_norm", None)
+    return "" if norm is None or isinstance(norm, nn.Identity) else "a norm of q and k"
+
+
+@torch.no_grad()
+def _fold(layer: Any) -> None:
+    mirror = layer.mechanism
+    for_q, for_k = mirror.reflection_matrix(), mirror.reflection_matrix(keys=True)
+    n = for_q.shape[0]
+    if getattr(layer, "qkv", None) is not None:
+        places = [(layer.qkv, slice(0, n), for_q), (layer.qkv, slice(n, 2 * n), for_k)]
+    elif getattr(layer, "kv", None) is not None:
+        places = [(layer.q, slice(0, n), for_q), (layer.kv, slice(0, n), for_k)]
+    else:
+        places = [(layer.q_proj, slice(0, n), for_q), (layer.k_proj, slice(0, for_k.shape[0]), for_k)]
+    rows = [(own[part], matrix) for p, part, matrix in places for own in (p.weight, p.bias) if own is not None]
+    biases = ((getattr(layer, "q_bias", None), for_q), (getattr(layer, "k_bias", None), for_k))
+    for own, matrix in rows + [(bias, matrix) for bias, matrix in biases if bias is not None]:
+        own.copy_((matrix.double() @ own.double()).to(own))  # kept for good: rounded only once
+    layer.mechanism = mirror.without_reflection()

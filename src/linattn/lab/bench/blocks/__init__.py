@@ -1,1 +1,0 @@
-"""Memory and time of one transformer block by the number of tokens."""

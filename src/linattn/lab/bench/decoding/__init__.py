@@ -1,1 +1,0 @@
-"""Decoding: time and memory of a token by the length of the context, beside softmax with a key-value cache."""

@@ -1,1 +1,0 @@
-"""Times of kernels beside those of rivals, and beside the floor that memory and arithmetic set."""

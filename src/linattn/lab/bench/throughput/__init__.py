@@ -1,1 +1,0 @@
-"""Training throughput: tokens per second by sequence length, beside softmax with PyTorch's flash kernel."""

@@ -1,0 +1,309 @@
+"""``linattn compare --task ...``: a language model around each mechanism, on text or a task of sequences."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
+from json import dumps, loads
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from linattn.lab.cases import Outcome, Work
+from linattn.lab.compare.comparison import OF_CASES, Comparison, Metric
+from linattn.lab.compare.text_costs import measure_costs
+from linattn.lab.kept import Case
+from linattn.lab.page.numbers import counted
+from linattn.lab.screen import Screen
+from linattn.lab.tasks.text import SequenceTask
+from linattn.lab.tasks.text.task import once
+from linattn.lab.train.text.command import SETTINGS, OnTask, settings_named
+from linattn.lab.train.text.config import TextConfig, part_of
+from linattn.lab.train.text.hosts import Host, count_parameters, create_host, with_parameters
+from linattn.lab.train.text.loop import train_text
+from linattn.lab.train.text.recipes import host_of_recipe
+from linattn.lab.train.text.run import StepRecord
+from linattn.mechanisms.registry import list_mechanisms
+from linattn.support.config import option
+from linattn.support.extras import need
+from linattn.support.options import OptionError, check_option
+
+VALIDATION_SHARE = 0.1  # of labelled training data, held out while learning rates are chosen
+PERCENT = ("accuracy", "exact_match", "legal", "pearson", "share")
+# Options of a single run -> the option of a comparison with several values.
+OF_MANY = {"mechanism": "mechanisms", "hybrid": "mechanisms", "width": "widths"}
+
+
+class Contender(NamedTuple):
+    """A mechanism or pattern of mechanisms, with or without Canon layers, in a host of one width."""
+
+    pattern: str
+    canon: str | None
+    width: int | None
+
+    @property
+    def series(self) -> str:
+        """The name of the contender without its width."""
+        return self.pattern if self.canon is None else f"{self.pattern}+{self.canon}"
+
+    @property
+    def name(self) -> str:
+        return self.series if self.width is None else f"{self.series} {self.width}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareText(OnTask, Comparison):
+    """Train mechanisms on text or a task of sequences; table, CSV, charts and report.html. Started again, it goes on.
+
+    Exit code: 0 all right, 1 a run failed, 2 a bad option, 130 interrupted (finished runs are kept).
+    """
+
+    name: ClassVar[str] = "compare text"
+    of_cases: ClassVar[tuple[str, ...]] = (
+        *OF_CASES, *SETTINGS, "task", "set", "recipe", "tokens", "canon", "widths", "equal_parameters", "rate"
+    )  # fmt: skip
+    mechanisms: tuple[str, ...] = option(
+        ("softmax", "elu", "gated", "mlstm", "zeros"),
+        "Mechanisms, with commas; a model whose layers differ is written with slashes: gated*3/softmax.",
+        group="Comparison",
+    )
+    canon: tuple[str, ...] = option(
+        ("none",), "Canon layers, with commas: none, ABCD, AbCD; each mechanism is trained with each.",
+        group="Comparison",
+    )  # fmt: skip
+    widths: tuple[int, ...] = option(
+        (), "Channels of the model, with commas; each mechanism is trained in each.", least=1, group="Comparison",
+        default_text="by --size",
+    )  # fmt: skip
+    equal_parameters: bool = option(
+        False, "Widen or narrow feed-forward parts until all have the parameters of the first.", group="Comparison"
+    )
+    weights: bool = option(True, "Keep the weights of every run.", affects=False, group="Comparison")
+    rate: float = option(1e-3, "The learning rate of the recipe.", hidden=True)
+
+    @classmethod
+    def by_recipe(cls, task: SequenceTask, given: Mapping[str, Any], recipe: str) -> dict[str, Any]:
+        rates: tuple[float, ...] = given.get("lr") or ()
+        one = {key: value for key, value in given.items() if key != "lr"}
+        found = super().by_recipe(task, one | ({"lr": rates[0]} if len(rates) == 1 else {}), recipe)
+        found["rate"], found["lr"] = found["lr"], tuple(rates)
+        width = None if "size" in given else host_of_recipe(recipe).get("width")
+        return ({} if width is None else {"widths": (width,)}) | found
+
+    def check(self) -> None:
+        for name, values in (("mechanisms", self.mechanisms), ("canon", self.canon), ("widths", self.widths)):
+            if len(set(values)) < len(values):
+                raise OptionError(name, f"each may be named once, got {', '.join(map(str, values))}")
+        for name in self.of_name:
+            for mechanism in self.host_named(name).layers:
+                check_option("mechanisms", mechanism, list_mechanisms())
+        super().check()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # other processes make the data anew
+
+    # Contenders and their hosts.
+
+    @property
+    def of_name(self) -> dict[str, Contender]:
+        """The contenders by name: those with and without Canon side by side, width after width."""
+        canons = [None if letters in ("", "none") else letters for letters in self.canon] or [None]
+        found = [Contender(p, c, w) for w in self.widths or (None,) for p in self.mechanisms for c in canons]
+        return {contender.name: contender for contender in found}
+
+    def series(self, name: str) -> str:
+        """The name of a contender without its width: a line of charts joins these."""
+        return self.of_name[name].series
+
+    def contenders(self) -> tuple[str, ...]:
+        return tuple(self.of_name)
+
+    def owners(self) -> set[str]:
+        return {mechanism for name in self.of_name for mechanism in self.host_named(name).layers}
+
+    def host_named(self, name: str) -> Host:
+        """The host of a contender, before numbers of parameters are made equal."""
+        contender = self.of_name[name]
+        with options_of_many(name):
+            host = part_of(
+                self, Host, mechanism=contender.pattern, canon=contender.canon, width=contender.width, option={}
+            )
+            own = {key: value for key, value in self.option.items() if key.rpartition(".")[0] in ("", *host.layers)}
+            return replace(host, option=own)
+
+    @once
+    def hosts(self) -> dict[str, Host]:
+        """Hosts by name; if equal parameters are asked for, all of one width have as many as the first."""
+        plain = {name: self.host_named(name) for name in self.of_name}
+        if not self.equal_parameters:
+            return plain
+        found: dict[str, Host] = {}
+        wanted: dict[int | None, int] = {}
+        for name, host in plain.items():
+            if host.width not in wanted:
+                wanted[host.width] = count_parameters(create_host(host, self.made, 0))
+                found[name] = host
+            else:
+                found[name] = with_parameters(host, self.made, wanted[host.width])
+        return found
+
+    def options(self, name: str) -> dict[str, Any]:
+        host = self.hosts[name]
+        return {"layers": host.layers, "canon": host.canon, "width": host.width, "mlp_width": host.mlp_width,
+                "rotary": host.rotary, "option": host.option}  # fmt: skip
+
+    def check_hosts(self) -> None:
+        need("a comparison of language models", "accelerate", "transformers", "safetensors")
+        task = self.made
+        for name in self.of_name:
+            host = self.host_named(name)
+            with options_of_many(name):
+                create_host(host, task, 0)
+        if len(self.lr) > 1:
+            _ = self.validation
+        _ = self.hosts  # raises if numbers of parameters cannot be made equal
+
+    # The task, and what chooses learning rates.
+
+    @once
+    def validation(self) -> tuple[SequenceTask, SequenceTask]:
+        """The task to train on and the task to evaluate while settings are chosen; test data is in neither.
+
+        A text has a separate part for this. Of labelled examples a share is held out. Drawn sequences are drawn again
+        with another seed.
+        """
+        task: Any = self.made
+        if hasattr(task, "hold_out"):
+            kept = replace(task, hold_out=task.hold_out or VALIDATION_SHARE, evaluate="valid")
+            return kept, kept
+        if hasattr(task, "evaluate"):
+            return task, replace(task, evaluate="valid")
+        if hasattr(task, "data_seed"):
+            return task, replace(task, data_seed=task.data_seed + 1)
+        raise OptionError("lr", f"several of them are compared on held-out data, and {task.name} has none: name one")
+
+    @property
+    def sweep_is_final(self) -> bool:  # type: ignore[override]
+        """Whether validation takes no examples from training: a text has others, and drawn sequences are unlimited."""
+        return not hasattr(self.made, "hold_out")
+
+    def common(self) -> dict[str, Any]:
+        return super().common() | {"task": self.made.identity()}
+
+    def usual_lr(self, name: str) -> float:
+        return self.lr[0] if self.lr else self.rate
+
+    def metric(self) -> Metric:
+        task, percent = self.made, self.made.metric in PERCENT
+        name = task.metric.replace("_", " ")
+        return Metric(name, "%" if percent else "", 2 if percent else 4, task.higher_is_better, "token", "step")
+
+    @property
+    def folder(self) -> Path:
+        return self.output or Path("runs") / f"compare-{self.task}"
+
+    def prepare(self, screen: Screen) -> None:
+        if self.at_a_time() > 1 and getattr(self.made, "cache", None) is not None:
+            self.made.prepare(screen.say)  # processes then read it from the cache
+
+    # Cases.
+
+    def training(self, lr: float, seed: int) -> TextConfig:
+        device = self.device or self.place().type
+        return part_of(self, TextConfig, lr=lr, seed=seed, min_lr=min(self.min_lr, lr), device=device)
+
+    def run_case(self, case: Case, work: Work) -> Mapping[str, Any]:
+        one, config = self.in_this_process(), self.training(case["lr"], case["seed"])
+        if config.compile:
+            start_compiling(case["mechanism"])
+        task, validation = one.made, None
+        if case["validation"]:
+            task, _ = one.validation
+        elif case["seed"] == 0 and self.sweep_is_final:  # whether or not several rates are tried: it is the same run
+            with suppress(OptionError):
+                _, validation = one.validation
+        scored = ""
+
+        def on_record(record: StepRecord) -> None:
+            nonlocal scored
+            scored = f", {self.metric().text(record.score)}"
+
+        def on_step(done: int, step: int, loss: float, accuracy: float) -> None:
+            step += done * config.round_steps
+            work.tell(step / config.steps, f"step {step:,} of {config.steps:,}, loss {loss:.3f}{scored}")
+
+        with settings_named(type(self)):
+            found = train_text(
+                create_host(one.hosts[case["mechanism"]], one.made, case["seed"]), task, config, work.folder,
+                validation=validation, keep_weights=self.keeps_weights(), on_step=on_step, on_record=on_record,
+                on_work=lambda words: work.tell(0.0, words),
+            )  # fmt: skip
+        more = {} if found.validation is None else {
+            "validation": found.validation[task.metric], "validation_metrics": found.validation
+        }  # fmt: skip
+        records = [{"round": record.step, **asdict(record)} for record in found.records]
+        return {"score": found.score, "metrics": found.records[-1].metrics, "seconds": found.seconds,
+                "graphs": found.graphs, "records": records, **more}  # fmt: skip
+
+    def keeps_weights(self) -> bool:
+        return self.weights
+
+    def cost_case(self, case: Case, work: Work) -> Mapping[str, Any]:
+        names = [part["mechanism"] for part in case["mechanisms"]]
+        if self.compile:
+            start_compiling(names[0])
+        hosts = {name: self.hosts[name] for name in names}
+        config = self.training(self.usual_lr(names[0]), 0)
+        return measure_costs(hosts, self.made, config, lambda words: work.tell(0.0, words))
+
+    def in_this_process(self) -> "CompareText":
+        """This config, with the data that earlier cases of a worker have made."""
+        kind: Any = type(self)
+        return self if "made" in vars(self) else _with_data(kind, dumps(self.values()))
+
+    # What is shown.
+
+    def describe(self) -> dict[str, Any]:
+        model = create_host(self.hosts[self.contenders()[0]], self.made, 0).config
+        width = ", ".join(map(str, self.widths)) or str(model.hidden_size)
+        about = (
+            f"{self.made.name}, {self.size} model of depth {model.num_hidden_layers} and width {width} at "
+            f"{self.made.length:,} tokens, {counted(self.steps, 'step')} of {counted(self.batch_size, 'sequence')}: "
+            f"{counted(len(self.contenders()), 'mechanism')} x {counted(self.seeds, 'seed')}"
+        )
+        host = {"size": self.size, "width": width, "depth": model.num_hidden_layers, "heads": model.num_attention_heads,
+                "tokens": self.made.length}  # fmt: skip
+        return {"kind": "text", "data": self.made.identity() | {"kind": self.made.kind}, "host": host, "about": about}
+
+    def rows(self, done: Sequence[tuple[str, Outcome]]) -> list[dict[str, Any]]:
+        """Rows of runs and costs say what contender they are of."""
+        found = []
+        for row in super().rows(done):
+            contender, host = self.of_name.get(row["mechanism"]), dict(row.pop("options", None) or {})
+            given = host.pop("option", None)
+            named = {} if contender is None else {"pattern": contender.pattern, "series": self.series(row["mechanism"])}
+            width = {} if contender is None or contender.width is None else {"width": contender.width}
+            more = {name: value for name, value in (("host", host), ("options", given)) if value}
+            found.append(row | named | width | more)
+        return found
+
+
+@lru_cache(maxsize=2)
+def _with_data(kind: type[CompareText], values: str) -> CompareText:
+    return kind(**kind.typed(loads(values)))
+
+
+@lru_cache(maxsize=1)
+def start_compiling(contender: str) -> None:
+    """Forget what was compiled for another contender: every call would first be checked against all of it."""
+    torch._dynamo.reset()
+
+
+@contextmanager
+def options_of_many(contender: str) -> Iterator[None]:
+    """Turn an error in an option of one contender into one of the option for all contenders."""
+    try:
+        yield
+    except OptionError as error:
+        raise OptionError(OF_MANY.get(error.option, error.option), f"{contender}: {error.message}") from error

@@ -1,1 +1,0 @@
-"""The work of the commands: from a folder with a model to a folder with results."""

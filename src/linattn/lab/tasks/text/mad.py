@@ -1,0 +1,245 @@
+"""The tasks of MAD (arXiv:2403.17844): recall, also noisy and fuzzy, copying, compression and memorization."""
+
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from linattn.lab.tasks.text.generated import GeneratedTask, choose, distinct, python_random, require
+from linattn.lab.tasks.text.task import IGNORED, Sequences, once
+from linattn.support.config import option
+from linattn.support.seeds import stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class InContextRecall(GeneratedTask):
+    """``k v k v ...``: random keys, each with one value in the whole sequence; the last key appeared before.
+
+    Of the tokens without noise, the first half are keys and the second half values. Training scores every next token,
+    a test only the values of keys that appeared before. The last ``noise_vocab`` tokens of ``vocab`` are noise: with
+    chance ``noise``, a pair is replaced by two of them, except the last pair and one other.
+
+    Example:
+        >>> batch = InContextRecall(vocab=4, length=8).batch(3, 1)
+        >>> batch.inputs.shape, (batch.targets != IGNORED).nonzero()[:, 1].tolist()
+        (torch.Size([1, 8]), [2, 4, 6])
+    """
+
+    name = "mad-recall"
+    kind = "causal"
+    vocab: int = option(16, "Number of tokens, noise included.")
+    length: int = option(128, "Tokens of a sequence, even.")
+    noise: float = option(0.0, "Share of pairs that are noise.", least=0, most=0.99)
+    noise_vocab: int = option(0, "Tokens of noise.", least=0)
+    test_examples: int = option(1280, "Test sequences.", least=1)
+
+    def check(self) -> None:
+        require("length", self.length % 2 == 0 and self.length >= 4, "even and at least 4", self.length)
+        require("vocab", self.vocab >= self.noise_vocab + 4, f"at least {self.noise_vocab + 4}", self.vocab)
+        require("noise_vocab", self.noise == 0 or self.noise_vocab > 0, "at least 1 where there is noise", 0)
+
+    def draw(self, generator: torch.Generator, count: int, train: bool) -> Sequences:
+        tokens = self.vocab - self.noise_vocab
+        num_keys, pairs = tokens // 2, self.length // 2
+        keys = torch.randint(num_keys, (count, pairs), generator=generator)
+        noisy = torch.rand(count, pairs, generator=generator) < self.noise
+        # At least one pair stays, so that the last key has something to recall.
+        noisy.scatter_(1, torch.randint(pairs - 1, (count, 1), generator=generator), False)
+        noisy[:, -1] = False
+        shown = F.one_hot(keys, num_keys).bool() & ~noisy[..., None]  # (count, pairs, keys)
+        before = shown.cumsum(1) - shown.long() > 0
+        probe = distinct(generator, count, before[:, -1].double(), 1)
+        keys[:, -1:] = probe
+        seen = before.gather(2, keys[..., None])[..., 0] & ~noisy
+        values = num_keys + torch.randint(tokens - num_keys, (count, num_keys), generator=generator)
+        filler = torch.randint(tokens, max(self.vocab, tokens + 1), (count, pairs, 2), generator=generator)
+        clean = torch.stack([keys, values.gather(1, keys)], 2)
+        inputs = torch.where(noisy[..., None], filler, clean).flatten(1)
+        return Sequences(inputs, next_tokens(inputs) if train else values_of_seen_keys(inputs, seen))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyRecall(InContextRecall):
+    """In-context recall in which a share ``noise`` of the pairs is replaced by noise."""
+
+    name = "mad-noisy-recall"
+    vocab: int = option(32, "Number of tokens, noise included.")
+    noise: float = option(0.2, "Share of pairs that are noise.", least=0, most=0.99)
+    noise_vocab: int = option(16, "Tokens of noise.", least=0)
+
+
+def next_tokens(inputs: Tensor) -> Tensor:
+    """Targets ``(B, T)`` of a language model: each next token, ``IGNORED`` at the last token."""
+    return F.pad(inputs[:, 1:], (0, 1), value=IGNORED)
+
+
+def values_of_seen_keys(inputs: Tensor, seen: Tensor) -> Tensor:
+    """Targets with the value of pair i at its key, where ``seen (B, pairs)``; ``IGNORED`` elsewhere."""
+    targets = torch.full_like(inputs, IGNORED)
+    targets[:, ::2] = inputs[:, 1::2].masked_fill(~seen, IGNORED)
+    return targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class FuzzyRecall(GeneratedTask):
+    """``k v k v ...``, where a key has 1 to ``key_tokens`` different tokens and a value 1 to ``value_tokens``.
+
+    Each key has one value in the whole sequence, and the last pair repeats an earlier one. In tests all keys have
+    ``key_tokens`` tokens, and only values of keys that appeared before are scored; training scores every next token.
+    Sequences are padded on the left with the last token of the vocabulary, which ``key_mask`` masks.
+    """
+
+    name = "mad-fuzzy-recall"
+    kind = "causal"
+    vocab: int = option(16, "Number of tokens.")
+    length: int = option(128, "Tokens of a sequence.")
+    key_tokens: int = option(3, "Most tokens of a key.", least=1)
+    value_tokens: int = option(3, "Most tokens of a value.", least=1)
+    test_examples: int = option(1280, "Test sequences.", least=1)
+
+    def check(self) -> None:
+        longest = max(self.key_tokens, self.value_tokens)
+        low = 2 * longest + 2
+        require("vocab", self.vocab >= low, f"at least {low}, two motifs of {longest} and padding", self.vocab)
+        low = 3 * (self.key_tokens + self.value_tokens)
+        require("length", self.length >= low, f"at least {low}, three pairs", self.length)
+
+    def draw(self, generator: torch.Generator, count: int, train: bool) -> Sequences:
+        random, pad = python_random(generator), self.vocab - 1
+        inputs = torch.full((count, self.length), pad)
+        targets = torch.full((count, self.length), IGNORED)
+        for row in range(count):
+            tokens, scored = self._sequence(random, train)
+            inputs[row, -len(tokens) :] = torch.tensor(tokens)
+            targets[row, -len(tokens) :] = torch.tensor(scored)
+        mask = inputs != pad
+        return Sequences(inputs, next_tokens(inputs).masked_fill(~mask, IGNORED) if train else targets, mask)
+
+    def _sequence(self, random: Random, train: bool) -> tuple[list[int], list[int]]:
+        """Tokens, and at each the target: the next token if that is part of a value whose key appeared before."""
+        half = (self.vocab - 1) // 2
+        smallest = 1 if train else self.key_tokens
+
+        def motif(first: int, last: int, low: int, high: int) -> tuple[int, ...]:
+            return tuple(random.sample(range(first, last), random.randint(low, high)))
+
+        values: dict[tuple[int, ...], tuple[int, ...]] = {}
+        pairs: list[tuple[tuple[int, ...], bool]] = []
+        probe: tuple[int, ...] = ()
+        used = 0
+        while True:
+            key = motif(0, half, smallest, self.key_tokens)
+            value = values.get(key) or motif(half, self.vocab - 1, 1, self.value_tokens)
+            if pairs and used + len(key) + len(value) + len(probe) + len(values[probe]) > self.length:
+                break
+            pairs.append((key, key in values))
+            values[key] = value
+            used += len(key) + len(value)
+            # Every pair has the same chance of being the one repeated at the end.
+            if random.random() * len(pairs) < 1 and used + len(key) + len(value) <= self.length:
+                probe = key
+        tokens: list[int] = []
+        scored: list[int] = []
+        for key, known in [*pairs, (probe, True)]:
+            value = values[key]
+            tokens += key + value
+            scored += [IGNORED] * (len(key) - 1) + list(value if known else [IGNORED] * len(value)) + [IGNORED]
+        return tokens, scored
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectiveCopying(GeneratedTask):
+    """``copies`` tokens at random places among blanks, the copy token, and ``copies`` blanks to copy them to.
+
+    The copy token is ``vocab - 1``, the blank ``vocab - 2``. The tokens, in their order, are the targets at the last
+    blanks.
+
+    Example:
+        >>> batch = SelectiveCopying(vocab=8, length=9, copies=2).batch(0, 1)
+        >>> batch.inputs[0, -3:].tolist(), (batch.targets[0, :7] == IGNORED).all().item()
+        ([7, 6, 6], True)
+    """
+
+    name = "mad-selective-copying"
+    kind = "causal"
+    vocab: int = option(16, "Number of tokens.", least=3)
+    length: int = option(256, "Tokens of a sequence.")
+    copies: int = option(16, "Tokens to copy.", least=1)
+    test_examples: int = option(1280, "Test sequences.", least=1)
+
+    def check(self) -> None:
+        low = 2 * self.copies + 1
+        require("length", self.length >= low, f"at least 2 x copies + 1 = {low}", self.length)
+
+    def draw(self, generator: torch.Generator, count: int, train: bool) -> Sequences:
+        shown = self.length - self.copies - 1
+        tokens = torch.randint(self.vocab - 2, (count, self.copies), generator=generator)
+        places = choose(generator, count, shown, self.copies).sort(1).values
+        inputs = torch.full((count, self.length), self.vocab - 2).scatter_(1, places, tokens)
+        inputs[:, shown] = self.vocab - 1
+        targets = torch.full_like(inputs, IGNORED)
+        targets[:, shown + 1 :] = tokens
+        return Sequences(inputs, targets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compression(GeneratedTask):
+    """Random tokens and a last one, ``vocab - 1``; the vector at the last token must encode them all.
+
+    The vector gives ``classes = length x vocab`` logits, read as ``(length, vocab)``: the token at each place, the
+    last one included, as in the targets of the paper. (The paper adds an encoding of the place to the vector and
+    decodes with a perceptron of two layers. The decoder of this task is a linear head for each place, as in any
+    classifier.)
+    """
+
+    name = "mad-compression"
+    kind = "classification"
+    pooling = "last"
+    vocab: int = option(16, "Number of tokens.", least=3)
+    length: int = option(32, "Tokens of a sequence.", least=2)
+    test_examples: int = option(1280, "Test sequences.", least=1)
+
+    @property
+    def classes(self) -> int:
+        return self.length * self.vocab
+
+    def draw(self, generator: torch.Generator, count: int, train: bool) -> Sequences:
+        inputs = torch.randint(self.vocab - 1, (count, self.length), generator=generator)
+        inputs[:, -1] = self.vocab - 1
+        return Sequences(inputs, inputs.clone())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memorization(GeneratedTask):
+    """``k ? k ? ...``: predict at each ``?`` (the token ``vocab - 1``) the value of the key before, from a fixed table.
+
+    The table maps the first half of the other tokens one to one to the second half, and depends on ``data_seed`` alone.
+    It cannot be read from a sequence and has to be learned.
+    """
+
+    name = "mad-memorization"
+    kind = "causal"
+    vocab: int = option(256, "Number of tokens.", least=3)
+    length: int = option(32, "Tokens of a sequence, even.")
+    train_examples: int | None = option(256, "Size of a fixed training set; none: new ones in each step.", least=1)
+    test_examples: int = option(1280, "Test sequences.", least=1)
+
+    def check(self) -> None:
+        require("length", self.length % 2 == 0 and self.length >= 2, "even and at least 2", self.length)
+
+    @once
+    def table(self) -> Tensor:
+        """``(keys,)``: the value of each key."""
+        keys = (self.vocab - 1) // 2
+        values = torch.randperm(self.vocab - 1 - keys, generator=stream("table", self.data_seed, self.vocab))
+        return keys + values[:keys]
+
+    def draw(self, generator: torch.Generator, count: int, train: bool) -> Sequences:
+        keys = torch.randint(len(self.table), (count, self.length // 2), generator=generator)
+        inputs = torch.full((count, self.length), self.vocab - 1)
+        targets = torch.full_like(inputs, IGNORED)
+        inputs[:, ::2] = keys
+        targets[:, 1::2] = self.table[keys]
+        return Sequences(inputs, targets)

@@ -1,0 +1,161 @@
+"""The host of training on images: a vision transformer or a pyramid around a mechanism, the same for every one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import torch
+from torch import nn
+
+from linattn.lab.tasks.images import ImageData, ImageFolders
+from linattn.lab.train.config import streamed
+from linattn.layers.local import KERNELS
+from linattn.layers.presets import list_presets
+from linattn.models.vision import Pyramid, VisionTransformer, create_pyramid, create_vit
+from linattn.models.vision.backbone import stage_grid
+from linattn.models.vision.pyramid_sizes import PYRAMID_SIZES
+from linattn.models.vision.sizes import SIZES
+from linattn.models.vision.stems import STEM_STRIDES
+from linattn.models.vision.vit import POOLS
+from linattn.support.config import Config, option
+from linattn.support.options import OptionError, check_option
+
+Host = VisionTransformer | Pyramid
+PYRAMID = "pyramid"
+LEAST_PLANE = 2  # fewest tokens on a side in the last stage of a pyramid, as a single token attends only to itself
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionHost(Config):
+    """The options of a host."""
+
+    host: Literal["vit", "pyramid"] = option(
+        "vit", "Pyramid: NaLaFormer's four stages and its relatives.", group="Host"
+    )
+    size: str = option(
+        "digits", "Size of the host: digits, pico, nano, tiny, small or base; of a pyramid xt, t, s, b or l.",
+        group="Host", default_text="by data; xt",
+    )  # fmt: skip
+    stages: str = option(
+        "", "Stages of a pyramid, a letter each: l, the mechanism; s, softmax.", group="Host", rare=True,
+        default_text="llss",
+    )  # fmt: skip
+    patch_size: int | None = option(
+        None, "Pixels of a token's side; in the first stage of a pyramid 4, 2 or 1.", least=1, group="Host",
+        default_text="by size; of a pyramid 4, less where the last stage would be one token",
+    )  # fmt: skip
+    depth: int | None = option(None, "Blocks of the host.", least=1, group="Host", default_text="by size")
+    global_pool: str = option("avg", "token: a class token.", choices=tuple(sorted(POOLS)), group="Host", rare=True)
+    preset: str | None = option(
+        None, "A paper's block around every mechanism alike.", choices=list_presets, group="Host",
+        default_text="none; of a pyramid nala",
+    )  # fmt: skip
+    local: str | None = option(
+        None, "A depthwise convolution of the values beside each mechanism.", choices=tuple(KERNELS), group="Host"
+    )
+    drop_path: float = option(
+        0.0, "Rate at which an image skips a branch in training.", least=0, below=1, group="Host", rare=True
+    )
+
+    @classmethod
+    def parse(cls, texts: Mapping[str, Any]) -> Self:
+        """The size follows from the data where it is not given."""
+        if not texts.get("size"):
+            data = str(texts.get("data", "digits"))
+            size = "digits" if data == "digits" else "tiny" if streamed(data) else "nano"
+            texts = {**texts, "size": "xt" if texts.get("host") == PYRAMID else size}
+        return super().parse(texts)
+
+    def check(self) -> None:
+        super().check()
+        check_option("size", self.size, PYRAMID_SIZES if self.host == PYRAMID else SIZES)
+        if self.host != PYRAMID:
+            if self.stages:
+                raise OptionError("stages", f"are those of a pyramid, but the host is {self.host}")
+            return
+        if self.depth is not None:
+            raise OptionError("depth", "is that of a vision transformer; a pyramid has the depths of its size")
+        check_option("global_pool", self.global_pool, ("avg",))
+        check_option("patch_size", self.patch_size, (None, *STEM_STRIDES))
+        if self.stages and (len(self.stages) != 4 or set(self.stages) - set("ls")):
+            raise OptionError("stages", f"must be four letters, l (mechanism) or s (softmax), got {self.stages!r}")
+
+    def create(
+        self, mechanism: str, data: ImageData | ImageFolders, seed: int, options: Mapping[str, Any] | None = None
+    ) -> Host:
+        """Create the host for ``data``; only the seed decides its first weights.
+
+        Weights outside of mechanisms start the same for every mechanism, even if a mechanism draws random numbers
+        itself. ``options``: those of the mechanism.
+        """
+        chosen: dict[str, Any] = {
+            "img_size": data.image_size,
+            "in_chans": data.channels,
+            "num_classes": data.num_classes,
+            "global_pool": self.global_pool,
+            **({"drop_path_rate": self.drop_path} if self.drop_path else {}),
+        }
+        attention: dict[str, Any] = {} if self.local is None else {"local": self.local}
+        if options and self.host == PYRAMID:
+            chosen["mechanism_options"] = {mechanism: dict(options)}
+        elif options:
+            attention["mechanism_options"] = dict(options)
+        if attention:
+            chosen["attention"] = attention
+        model: Host
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            if self.host == PYRAMID:
+                chosen |= {"stages": self.stages or "llss", "stem_stride": self.stem_stride(data.image_size)}
+                model = create_pyramid(self.preset or "nala", self.size, mechanism, **chosen)
+            else:
+                shape = {"patch_size": self.patch_size, "depth": self.depth}
+                chosen |= {name: value for name, value in shape.items() if value is not None}
+                model = create_vit(self.size, mechanism, preset=self.preset, **chosen)
+            torch.manual_seed(seed)
+            if isinstance(model, VisionTransformer):
+                for name, module in model.named_modules():
+                    if isinstance(module, nn.Conv2d | nn.Conv1d) and ".mechanism." not in name:
+                        module.reset_parameters()
+            model.reset_parameters()
+        return model
+
+    def stem_stride(self, image_size: tuple[int, int]) -> int:
+        """Of a pyramid: as given, or the greatest with a plane of tokens in the last stage, else 1."""
+        if self.patch_size is not None:
+            return self.patch_size
+        return max((s for s in STEM_STRIDES if min(stage_grid(image_size, 3, s)) >= LEAST_PLANE), default=1)
+
+    def describe_model(self, model: Host, image_size: tuple[int, int]) -> dict[str, Any]:
+        """The shape of a host in numbers; for a pyramid, lists with one number for each stage."""
+        named = {"host": self.host, "size": self.size, "preset": self.preset, "local": self.local}
+        if isinstance(model, VisionTransformer):
+            attention: Any = model.blocks[0].attn
+            return named | {
+                "tokens": model.num_prefix_tokens + model.grid[0] * model.grid[1],
+                "width": model.embed_dim,
+                "depth": len(model.blocks),
+                "patch_size": list(model.patch_embed.patch_size),
+                "heads": attention.num_heads,
+            }
+        planes = [stage_grid(image_size, i, model.stride) for i in range(len(model.stages))]
+        first: list[Any] = [stage.blocks[0] for stage in model.stages]  # type: ignore[index]
+        return named | {
+            "stages": self.stages or "llss",
+            "tokens": [height * width for height, width in planes],
+            "width": [block.attn.dim for block in first],
+            "depth": [len(stage.blocks) for stage in model.stages],  # type: ignore[arg-type]
+            "patch_size": [model.stride, model.stride],
+            "heads": [block.attn.num_heads for block in first],
+        }
+
+
+def layer_to_show(model: Host, image_size: tuple[int, int]) -> tuple[int, tuple[int, int]]:
+    """The attention layer that is drawn over images, and its plane of tokens.
+
+    It is the last layer of a vision transformer, and in a pyramid the last of the first stage, whose tokens are the
+    smallest.
+    """
+    if isinstance(model, VisionTransformer):
+        return len(model.blocks) - 1, model.grid
+    return len(model.stages[0].blocks) - 1, stage_grid(image_size, 0, model.stride)  # type: ignore[arg-type]

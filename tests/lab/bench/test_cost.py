@@ -1,0 +1,171 @@
+import pytest
+import torch
+from torch import nn
+
+from linattn.lab.bench import cost as module
+from linattn.lab.bench.cost import model_cost, throughput_in_turns, train_peak_bytes
+from linattn.lab.bench.timing import Timing
+from linattn.models.vision import VisionTransformer, create_vit
+
+WIDTH, HEADS, HEAD_DIM, DEPTH, CLASSES = 24, 3, 8, 2, 7
+
+
+def vit(mechanism, **options):
+    shape = {"embed_dim": WIDTH, "num_heads": HEADS, "depth": DEPTH, "num_classes": CLASSES}
+    return VisionTransformer(mechanism, img_size=(12, 8), patch_size=4, in_chans=3, **shape | options)
+
+
+def by_hand(tokens, patches):
+    """Multiply-adds twice: patches, then per block q k v, output and both halves of the feed-forward part, the head."""
+    per_token = 3 * WIDTH**2 + WIDTH**2 + 2 * 4 * WIDTH**2
+    return 2 * (patches * 3 * 16 * WIDTH + DEPTH * tokens * per_token + WIDTH * CLASSES)
+
+
+T = 7  # 3 x 2 patches and the class token
+ATTENTION = {
+    # Scores and weighted sum.
+    "softmax": HEADS * 2 * (T * T * HEAD_DIM + T * T * HEAD_DIM),
+    # The state written and read, values and denominator.
+    "relu": HEADS * 2 * (T * HEAD_DIM * (HEAD_DIM + 1)) * 2,
+    # Two flows of twice the features, each with half of the values and a denominator.
+    "pola": HEADS * 2 * (2 * T * 2 * HEAD_DIM * (HEAD_DIM // 2 + 1)) * 2,
+}
+STATE = {
+    "softmax": HEADS * 2 * T * HEAD_DIM,
+    "relu": HEADS * HEAD_DIM * (HEAD_DIM + 1),
+    "pola": HEADS * 2 * 2 * HEAD_DIM * (HEAD_DIM // 2 + 1),
+}
+
+
+@pytest.mark.parametrize("name", ["softmax", "relu", "pola"])
+def test_cost_of_a_vit_by_hand(name):
+    cost = model_cost(vit(name), (12, 8), 3)
+    assert cost.attention_flops == DEPTH * ATTENTION[name]
+    assert cost.flops == by_hand(T, patches=6) + DEPTH * ATTENTION[name]
+    assert cost.state_size == STATE[name]
+    learned = 2 * HEADS * HEAD_DIM if name == "pola" else 0  # a power and a scale per channel
+    assert cost.mechanism_parameters == DEPTH * learned
+    assert cost.parameters == model_cost(vit("softmax"), (12, 8), 3).parameters + DEPTH * learned
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+@pytest.mark.parametrize("name", ["softmax", "relu", "hedgehog"])
+def test_what_the_counter_sees_inside_a_mechanism_counts_once(name, impl):
+    """The reference form is made of plain products, hedgehog has learned maps: the counter sees these, and more."""
+    plain = vit("softmax")
+    counted = model_cost(vit(name, attention={"impl": impl}), (12, 8), 3)
+    mechanism = vit(name).blocks[0].attn.mechanism
+    assert counted.flops - DEPTH * mechanism.flops(T) == by_hand(T, patches=6)
+    assert counted.parameters - counted.mechanism_parameters == sum(p.numel() for p in plain.parameters())
+
+
+def test_convolutions_and_gates_by_hand():
+    """Depthwise 5 x 5 over the values, 3 x 3 before the attention and in the feed-forward part, a linear gate."""
+    parts = {"attention": {"local": "channel", "gate": "linear"}, "cpe": 1, "mlp_conv": True, "global_pool": "avg"}
+    cost = model_cost(vit("relu", **parts), (12, 8), 3)
+    patches = 6
+    attention = HEADS * 2 * (patches * HEAD_DIM * (HEAD_DIM + 1)) * 2
+    own = patches * (25 * WIDTH + 9 * WIDTH + 9 * 4 * WIDTH + WIDTH**2)
+    assert cost.flops == by_hand(patches, patches) + DEPTH * (2 * own + attention)
+
+
+def test_other_image_sizes_cost_more():
+    model = vit("softmax", global_pool="avg")
+    small, large = (model_cost(model, size, 3) for size in ((12, 8), 24))
+    assert large.attention_flops == small.attention_flops * (36 / 6) ** 2
+    assert large.parameters == small.parameters
+
+
+def test_a_mechanism_without_a_state_has_none():
+    assert model_cost(vit("agent"), (12, 8), 3).state_size is None
+
+
+def test_a_model_without_mechanisms_is_counted_too():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 10))
+    cost = model_cost(model, 4, 3)
+    assert (cost.parameters, cost.flops, cost.attention_flops, cost.state_size) == (490, 960, 0, None)
+
+
+def test_fewer_keys_than_queries_are_refused():
+    model = vit("relu", global_pool="avg", attention={"spatial_reduction": 2})
+    with pytest.raises(ValueError, match="as many keys as queries, got 2 and 6"):
+        model_cost(model, (12, 8), 3)
+    assert not model.blocks[0].attn.mechanism._forward_pre_hooks
+
+
+class Recorder(nn.Module):
+    """Writes down how it is called."""
+
+    def __init__(self, name, log):
+        super().__init__()
+        self.name, self.log = name, log
+        self.norm, self.drop, self.head = nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3)
+
+    def forward(self, images):
+        out = self.head(self.drop(self.norm(images)))
+        self.log.append((self.name, self.training, torch.is_grad_enabled(), out.dtype))
+        return out
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_models_take_turns_in_the_right_mode(training, precision, dtype):
+    log = []
+    models = {name: Recorder(name, log) for name in "ab"}
+    found = throughput_in_turns(models, torch.randn(4, 6), training=training, precision=precision, min_seconds=0)
+    assert found.keys() == models.keys()
+    assert "".join(entry[0] for entry in log) == "aabb" + "ab" * 3  # two warm-up calls each, then rounds
+    assert {entry[1:] for entry in log} == {(training, training, dtype)}
+
+
+def test_training_runs_backward_and_leaves_the_model_as_it_was():
+    model, log, gradients = Recorder("a", []), [], []
+    model.eval()
+    model.drop.train()  # modes may differ inside a model
+    model.head.weight.grad = torch.ones(3, 6)
+    model.head.weight.register_hook(gradients.append)
+    before, numbers = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
+    throughput_in_turns({"": model}, torch.randn(4, 6), training=True, min_seconds=0)
+    train_peak_bytes(model, torch.randn(4, 6))
+    after = model.state_dict()
+    assert len(gradients) == 6
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert (model.training, model.norm.training, model.drop.training) == (False, False, True)
+    assert torch.equal(model.head.weight.grad, torch.ones(3, 6))
+    assert not log
+    torch.set_rng_state(numbers)  # the inputs above were drawn outside
+
+
+def test_measuring_draws_no_random_numbers():
+    model, images = Recorder("a", []), torch.randn(4, 6)
+    before = torch.get_rng_state()
+    throughput_in_turns({"": model}, images, training=True, min_seconds=0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_images_per_second_from_the_median(monkeypatch):
+    def measured(calls, device, *, min_seconds, min_repeats):
+        assert (min_seconds, device.type) == (0.25, "cpu")
+        return {name: Timing(0.5, 0.1, 9.0, 5) for name in calls}
+
+    monkeypatch.setattr(module, "measure_in_turns", measured)
+    assert throughput_in_turns({"": Recorder("a", [])}, torch.randn(4, 6), training=False, min_seconds=0.25) == {"": 8}
+
+
+def test_gradients_count_in_the_peak_and_weights_do_not():
+    model = nn.Linear(500, 500)
+    weights = 4 * (500 * 500 + 500)
+    assert weights <= train_peak_bytes(model, torch.randn(1, 500)) < 1.05 * weights
+
+
+def test_the_peak_grows_with_the_batch_by_what_is_kept():
+    model = create_vit("digits", "relu", depth=2, patch_size=1)
+    one, two, three = (train_peak_bytes(model, torch.randn(n, 1, 8, 8)) for n in (4, 8, 12))
+    assert two - one == pytest.approx(three - two, rel=0.05)
+    kept = 4 * 2 * 65 * 4 * 48 * 4 * 2  # two hidden tensors of each feed-forward part, for four images
+    assert two - one > kept
+
+
+def test_a_wrong_precision_is_named():
+    with pytest.raises(ValueError, match="precision must be one of 'fp32', 'bf16', got 'fp8'"):
+        throughput_in_turns({"": Recorder("a", [])}, torch.randn(4, 6), training=False, precision="fp8")

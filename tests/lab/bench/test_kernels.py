@@ -1,0 +1,352 @@
+"""`linattn kernels`: floors and goals by hand, rivals in their own layouts, rows that are checked at both sizes."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lab.bench.running import rows_of, statuses
+from linattn.lab.bench import kernels
+from linattn.lab.bench.kernel_cases import (
+    BY_NAME,
+    FLOOR,
+    OURS,
+    PROBLEMS,
+    Goal,
+    Problem,
+    goal_over_floor,
+    outcomes,
+    select,
+)
+from linattn.lab.bench.kernel_problems import (
+    Bound,
+    Truth,
+    bind_form,
+    draw,
+    floors,
+    measure_ceilings,
+    operations,
+    output_bytes,
+    qkvo_bytes,
+    size,
+)  # fmt: skip
+from linattn.lab.bench.kernel_rivals import Contender, make_contenders
+from linattn.lab.bench.kernels import Kernels
+from linattn.ops.exponential.api import exponential_attention
+from linattn.ops.linear.api import linear_attention, linear_attention_with_state
+from linattn.ops.shared.types import LinearState
+from linattn.support.options import OptionError
+
+CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[3]
+# Without kernels: what is tested is the race, and the interpreter is slow.
+SMALL = Kernels(device="cpu", only=("causal-4096", "relu-196"), contenders=("linattn chunked", "fla"), quick=True)
+
+
+def case(family="attention", B=2, H=3, T=8, K=4, V=6, **options):
+    return Problem("x", family, B, H, T, K, V, **options)
+
+
+def moved(of):
+    """Bytes of forward and of backward, from floors at a bandwidth of 1 byte a millisecond."""
+    tensors, _ = draw(of, CPU, torch.bfloat16, 0)
+    found = floors(of, tensors, 1e3, 1e30)
+    return pytest.approx(found["forward"]), pytest.approx(found["forward+backward"] - found["forward"])
+
+
+def test_inputs_are_read_once_and_outputs_written_once():
+    tokens = 2 * 3 * 8
+    assert moved(case()) == (tokens * (2 * 4 + 2 * 6) * 2, tokens * (4 * 4 + 3 * 6) * 2)
+    for decay, width in (("token", 1), ("channel", 4)):  # gates in fp32, and their gradients
+        forward, backward = tokens * (2 * 4 + 2 * 6) * 2, tokens * (4 * 4 + 3 * 6) * 2
+        assert moved(case(decay=decay)) == (forward + tokens * width * 4, backward + tokens * width * 8)
+    assert moved(case(decay="head"))[1] == tokens * (4 * 4 + 3 * 6) * 2 + 3 * 4
+    step, state = case("step", T=1, normalized=True), 2 * 3 * (4 * 6 + 4) * 4
+    assert moved(step)[0] == 2 * 3 * (2 * 4 + 2 * 6) * 2 + 2 * state
+    convolution = case("convolution", H=1, taps=4)
+    assert moved(convolution)[0] == (2 * 2 * 8 * 4 + 4 * 4 + 4) * 2
+    tensors, _ = draw(case(decay="token"), CPU, torch.bfloat16, 0)
+    assert qkvo_bytes(case(decay="token"), tensors) == tokens * (2 * 4 + 2 * 6) * 2
+    assert size({"v": tensors["v"]}) == output_bytes(case(), tensors) == tokens * 6 * 2
+
+
+def test_operations_against_counts_by_hand():
+    tokens, KV = 2 * 3 * 8, 4 * 6
+    assert operations(case(causal=False)) == (4 * KV * tokens, 8 * KV * tokens)
+    assert operations(case()) == ((4 * KV + 17 * 10) * tokens, (10 * KV + 17 * (12 + 12)) * tokens)
+    assert operations(case(normalized=True)) == operations(case(V=7))
+    both = ((8 * KV + 2 * 16 * 10) * tokens, (20 * KV + 2 * 16 * (12 + 12)) * tokens)
+    assert operations(case(causal=False, decay="token")) == both
+    assert operations(case("exponential", decay="token")) == operations(case(V=7, decay="token"))
+    assert operations(case("step", T=1)) == (6 * KV * 6, 0)
+    assert operations(case("convolution", H=1, taps=4)) == (2 * 4 * 2 * 8 * 4, 4 * 4 * 2 * 8 * 4)
+    relu = case("mechanism", V=4, causal=False, normalized=True, mechanism="relu")
+    assert operations(relu) == (4 * 4 * 5 * tokens, 8 * 4 * 5 * tokens)
+    tensors, _ = draw(case(), CPU, torch.bfloat16, 0)
+    slow_units = floors(case(), tensors, 1e30, 1e3)
+    assert slow_units["forward"] == pytest.approx(operations(case())[0])
+    assert slow_units["forward+backward"] == pytest.approx(sum(operations(case())))
+
+
+def test_the_documented_floor_of_the_first_causal_shape():
+    # 4 tensors of 8 x 16 x 4096 x 128 in bf16 at 4.3 TB/s: the 0.125 ms of the measured peers.
+    wide = BY_NAME["causal-4096"]
+    small = wide.resized(1, 1, 64)
+    tensors, _ = draw(small, CPU, torch.bfloat16, 0)
+    floor = floors(small, tensors, 4.3e12, 7e14)["forward"] * (wide.B * wide.H * wide.T) / 64
+    assert floor == pytest.approx(0.1249, rel=1e-3)
+    found = measure_ceilings(CPU, small=True)
+    assert found["copy_bytes_per_second"] > 1e8
+    assert found["matmul_per_second"] > 1e8
+
+
+def test_the_table_of_cases_is_sane():
+    assert len(BY_NAME) == len(PROBLEMS) == 37
+    assert {c.mechanism for c in PROBLEMS} == {"", "relu", "pola", "nala", "mirror", "quadratic"}
+    assert {c.decay for c in PROBLEMS} == {"none", "head", "token", "channel"}
+    for c in PROBLEMS:
+        for goal in (*c.forward, *c.training):
+            assert goal.limit > 0
+            assert not goal.case or (goal.against == OURS and goal.case in BY_NAME)
+        small = c.reduced()
+        assert small.B * small.H * small.T**2 * (small.K if c.decay == "channel" else 1) <= 2**27
+        assert (small.K, small.V) == (c.K, c.V)
+        assert small.T % 128 == 0 or small.T == c.T
+    assert BY_NAME["relu-196"].forward == (Goal(1.6, "floor"), Goal(1.0, "SDPA flash"))
+    assert BY_NAME["step-64"].forward[0].limit == pytest.approx(1 / 0.7)
+    assert [c.name for c in select(("relu-70000", "causal-4096"))] == ["causal-4096", "relu-70000"]
+    assert len(select(("pola-*",))) == 4
+    with pytest.raises(OptionError, match="must be one of"):
+        select(("causal",))
+
+
+def fake(monkeypatch, module, **functions):
+    parts = module.split(".")
+    for i in range(1, len(parts) + 1):
+        name = ".".join(parts[:i])
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    for name, function in functions.items():
+        monkeypatch.setattr(sys.modules[module], name, function, raising=False)
+
+
+def heads_first(*tensors):
+    return [t.transpose(1, 2) for t in tensors]
+
+
+def fla_attention(q, k, v, scale, g=None, normalize=False, **options):
+    """What fla's functions are documented to compute, in their layout."""
+    q, k, v = heads_first(q, k, v)
+    decay = None if g is None else g.transpose(1, 2)
+    normalizer = "sum" if normalize else None
+    out = linear_attention(q * scale, k, v, causal=True, log_decay=decay, normalizer=normalizer, impl="reference")
+    return out.transpose(1, 2), None
+
+
+def fla_retention(q, k, v, scale):
+    g = (1 - 2.0 ** (-5 - torch.arange(q.shape[2], dtype=torch.float32))).log()
+    return fla_attention(q, k, v, scale, g.expand(*q.shape[:3]))
+
+
+def fla_step(q, k, v, scale, initial_state, output_final_state):
+    state = LinearState(initial_state, torch.zeros_like(initial_state[..., 0]))
+    q, k, v = heads_first(q, k, v)
+    out, state = linear_attention_with_state(q * scale, k, v, initial_state=state, causal=True, normalizer=None)
+    return out.transpose(1, 2), state.kv
+
+
+def fla_convolution(x, weight, bias, residual):
+    y = F.conv1d(F.pad(x.transpose(1, 2), (weight.shape[1] - 1, 0)), weight.unsqueeze(1), bias, groups=x.shape[2])
+    return y.transpose(1, 2) + residual, None
+
+
+def mlstm_exponential(q, k, v, i, f, chunk_size, autocast_kernel_dtype):
+    return exponential_attention(q, k, v, log_input=i, log_decay=F.logsigmoid(f), impl="reference")
+
+
+def mlstm_sigmoid(q, k, v, i, f, normalize, chunk_size, autocast_kernel_dtype):
+    k = k * i.sigmoid().unsqueeze(-1) * q.shape[-1] ** -0.5
+    return linear_attention(q, k, v, causal=True, log_decay=F.logsigmoid(f), normalizer=None, impl="reference")
+
+
+XL_CHUNK = "mlstm_kernels.torch.chunkwise.triton_xl_chunk"
+RIVALS = {
+    "causal-4096": ("fla.ops.linear_attn", {"chunk_linear_attn": fla_attention}),
+    "causal-norm-4096": ("fla.ops.linear_attn", {"chunk_linear_attn": fla_attention}),
+    "causal-token-4096": ("fla.ops.simple_gla", {"fused_chunk_simple_gla": fla_attention}),
+    "causal-channel-4096": ("fla.ops.gla", {"chunk_gla": fla_attention}),
+    "causal-head-4096": ("fla.ops.retention", {"chunk_retention": fla_retention}),
+    "step-64": ("fla.ops.simple_gla", {"fused_recurrent_simple_gla": fla_step}),
+    "convolution-4096": ("fla.modules.convolution", {"causal_conv1d": fla_convolution}),
+    "exponential-4096": (XL_CHUNK, {"mlstm_chunkwise__xl_chunk": mlstm_exponential}),
+    "sigmoid-wide": (f"{XL_CHUNK}_siging", {"mlstm_siging_chunkwise__xl_chunk": mlstm_sigmoid}),
+}
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_layouts_scales_and_gates_of_rivals_are_converted_rightly(name, monkeypatch):
+    module, functions = RIVALS[name]
+    fake(monkeypatch, module, **functions)
+    small = BY_NAME[name].resized(2, 3, 128, 8)
+    (rival,) = [c for c in make_contenders(small) if c.name.startswith(("fla", "mlstm"))]
+    verdict = Truth(small, CPU, torch.float32, 0).check(rival.bind, False, backward=small.family != "step")
+    assert verdict.ok, verdict
+
+
+@pytest.mark.parametrize("name", ["exponential-wide", "sigmoid-4096", "lion-16384", "step-64", "mirror-196"])
+def test_forms_are_right_in_every_family(name):
+    small = BY_NAME[name].resized(1, 2, 70, 8)
+    form = bind_form("recurrent" if small.family == "step" else "chunked")
+    assert Truth(small, CPU, torch.bfloat16, 0).check(form, False, backward=small.family != "step").ok
+
+
+def test_parameters_of_a_mechanism_get_gradients():
+    small = BY_NAME["pola-196"].resized(1, 2, 64, 16)
+    tensors, grad = draw(small, CPU, torch.float32, 0)
+    found = bind_form("chunked")(small, tensors).values(grad)
+    assert {"gradient of parameter power", "gradient of parameter scale"} < found.keys()
+
+
+def test_the_full_size_is_checked_at_its_last_head():
+    """What is wrong in one head only, and only at the size that is timed, is found; NaN is wrong anywhere."""
+    wide = replace(BY_NAME["causal-token-4096"], B=3, H=4, T=48, K=16, V=16)
+
+    def bind(own, tensors):
+        right = bind_form("chunked")(own, tensors)
+
+        def run():
+            factor = torch.ones(own.H)
+            factor[-1] = 1.1 if own.H == 4 else 1.0
+            return right.run() * factor[None, :, None, None]
+
+        return Bound(right.leaves, run)
+
+    truth = Truth(wide, CPU, torch.float32, 0)
+    tensors, grad = draw(wide, CPU, torch.float32, 0)
+    assert truth.check(bind, False, backward=True).ok
+    assert not truth.check_full(bind(wide, tensors), tensors, grad, backward=True).ok
+    assert truth.check_full(bind_form("chunked")(wide, tensors), tensors, grad, backward=True).ok
+    nan = lambda own, tensors: Bound(dict(tensors), lambda: tensors["v"] * float("nan"))  # noqa: E731
+    assert not truth.check(nan, False, backward=False).ok
+
+
+def test_every_row_is_checked_timed_and_weighed(tmp_path, monkeypatch):
+    for module in ("fla", "fla.ops", "fla.ops.linear_attn"):
+        monkeypatch.setitem(sys.modules, module, None)  # also where it is installed
+    rows = rows_of(SMALL, tmp_path)
+    chunked = [row for row in rows if row["contender"] == "linattn chunked"]
+    assert {(r["case"], r["pass_name"]) for r in chunked} == {
+        (name, p) for name in ("causal-4096", "relu-196") for p in ("forward", "forward+backward")
+    }
+    for row in chunked:
+        assert row["status"] == "ok"
+        assert 0 <= row["error"] <= row["budget"]
+        assert row["error_at_full_size"] <= 4 * row["budget"]
+        assert 0 < row["p20_ms"] <= row["median_ms"] <= row["p80_ms"]
+        assert row["over_floor"] == row["median_ms"] / row["floor_ms"]
+        assert row["extra_over_qkvo"] >= 0
+        assert (row["timed_by"], row["called_ms"]) == ("calls", row["median_ms"])
+    absent = [row for row in rows if row["contender"] == "fla chunk_linear_attn"]
+    assert {row["status"] for row in absent} == {"absent"}
+    assert "fla not usable: ModuleNotFoundError" in absent[0]["reason"]
+    meta = json.loads((tmp_path / "results.json").read_text())["meta"]
+    assert meta["copy_bytes_per_second"] > 0
+    assert meta["versions"].keys() >= {"triton", "fla-core", "mlstm_kernels", "torch"}
+    without = replace(SMALL, only=("causal-4096",), rivals=("torch",))
+    assert {row["contender"] for row in rows_of(without, tmp_path)} == {"linattn chunked"}
+    order = [case["contender"] for case in Kernels(device="cpu", quick=True, only=("causal-4096",)).cases()]
+    assert order[0] == OURS
+    assert order.index("fla chunk_linear_attn") < order.index("SDPA flash")
+
+
+def test_a_kernel_that_is_missing_says_why(tmp_path, monkeypatch):
+    monkeypatch.setattr("linattn.kernels.linear.reason_against", lambda *tensors: "not today")
+    rows = rows_of(replace(SMALL, only=("relu-196",), contenders=("linattn triton",)), tmp_path)
+    assert {(row["status"], row["reason"]) for row in rows} == {("absent", "not today")}
+
+
+def times(factor):
+    def bind(own, tensors):
+        right = bind_form("chunked")(own, tensors)
+        return Bound(right.leaves, lambda: right.run() * factor)
+
+    return bind
+
+
+def test_wrong_rivals_are_told_and_wrong_rows_of_ours_fail(tmp_path, monkeypatch, capsys):
+    right, wrong = Contender(OURS, times(1)), Contender("a rival", times(1.01), "fla")
+    monkeypatch.setattr(kernels, "make_contenders", lambda own: [right, wrong])
+    config = replace(SMALL, contenders=(), only=("causal-4096",))
+    rows = rows_of(config, tmp_path / "rival")  # not ours
+    assert statuses(rows, "contender") == {(OURS, "ok"), ("a rival", "WRONG")}
+    row = next(row for row in rows if row["status"] == "WRONG")
+    assert row["median_ms"] > 0
+    assert "is off by" in row["reason"]
+    assert (tmp_path / "rival" / "kernels.png").exists()
+    monkeypatch.setattr(kernels, "make_contenders", lambda own: [Contender(OURS, times(1.01))])
+    rows_of(config, tmp_path / "ours", code=1)
+    assert f"causal-4096, {OURS}, forward: WRONG" in capsys.readouterr().err
+
+
+def row(name, contender, pass_name="forward", ms=1.0, status="ok", **more):
+    return {"case": name, "contender": contender, "pass_name": pass_name, "median_ms": ms, "floor_ms": 0.5,
+            "over_floor": ms / 0.5, "status": status, "timed_by": "CUDA graph", "called_ms": 3 * ms} | more  # fmt: skip
+
+
+def test_goals_are_judged_by_rows_that_count():
+    training, norm = "forward+backward", "fla chunk_linear_attn, normalised"
+    rows = [
+        row("causal-4096", OURS, ms=0.6, extra_over_qkvo=0.2), row("causal-4096", OURS, training, extra_over_qkvo=0.2),
+        row("causal-4096", "fla chunk_linear_attn", training, ms=4.0),
+        row("causal-channel-4096", OURS),
+        row("causal-channel-4096", "fla chunk_gla", ms=4.0, timed_by="calls", called_ms=4.0),
+        row("causal-norm-4096", OURS, training), row("causal-norm-4096", norm, training, ms=8.0, timed_by="long calls"),
+        row("relu-196", OURS, status="WRONG", reason="it is"), row("pola-196", OURS, ms=1.5),
+        {"case": "pola-196", "contender": OURS, "pass_name": "cold start", "status": "ok", "first_seconds": 10.5},
+    ]  # fmt: skip
+    found = {(o["case"], o["what"], o["goal"]): o for o in outcomes(rows)}
+    forward = found["causal-4096", "forward", "<= 1.25x floor"]
+    assert (forward["value"], forward["reached"]) == (pytest.approx(1.2), True)
+    assert found["causal-4096", training, "<= 0.5x fla chunk_linear_attn"]["value"] == 0.25
+    assert found["causal-4096", "memory, forward", "<= 15% of q, k, v, o"]["reached"] is False
+    assert found["causal-4096", f"memory, {training}", "<= 30% of q, k, v, o"]["reached"] is True
+    uneven = found["causal-channel-4096", "forward", "<= 0.7x fla chunk_gla"]
+    assert (uneven["value"], uneven["reached"]) == (0.75, False)  # alike: both as Python calls them
+    assert "cannot be captured" in uneven["reason"]
+    long = found["causal-norm-4096", training, f"<= 0.35x {norm}"]
+    assert (long["value"], long["reason"]) == (1 / 8, "")
+    assert found["pola-196", "cold start", "<= 10 s"]["reached"] is False
+    wrong = found["relu-196", "forward", "<= 1.6x floor"]
+    assert (wrong["value"], wrong["reached"], wrong["reason"]) == (None, None, "WRONG: it is")
+    mapped = found["pola-196", "forward", "<= 2x linattn triton in relu-196"]
+    assert mapped["value"] == 1.5  # against the time of a wrong row, which is said
+    assert "WRONG" in mapped["reason"]
+    assert goal_over_floor(rows, "causal-4096", "forward", Goal(1.25, FLOOR)) == 1.25
+    assert goal_over_floor(rows, "causal-4096", training, BY_NAME["causal-4096"].training[0]) == 0.5 * 4.0 / 0.5
+
+
+def test_the_readme_tells_what_is_measured_and_missed(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    from readme_kernels import kernels_text
+
+    meta = {"device": "a GPU", "date": "2026-01-01T00:00", "command": "linattn kernels"}
+    meta |= {"versions": {"torch": "2", "triton": "3", "fla-core": "1"}, "settings": {"dtype": "bfloat16"}}
+    meta |= {"copy_bytes_per_second": 4e12, "matmul_per_second": 7e14}
+    rows = [
+        row("causal-4096", OURS, ms=0.9, error=1e-3, budget=4e-3, shape="B8 H16 T4096 D128"),
+        row("causal-4096", "fla chunk_linear_attn", ms=2.0), row("causal-4096", "SDPA flash", ms=3.0),
+        row("causal-4096", "fla wrong", ms=0.1, status="WRONG"),
+    ]  # fmt: skip
+    path = tmp_path / "results" / "gpu" / "kernels.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"meta": meta, "rows": rows}))
+    text = kernels_text(path)
+    assert "| `causal-4096` | B8 H16 T4096 D128 | 0.900 | 1.80 | 2.00 (fla chunk_linear_attn) | 3.00 |" in text
+    assert "0 of 1 measured goals are reached." in text
+    assert "Not reached: `causal-4096` forward <= 1.25x floor: 1.80." in text
+    assert "1 of 1 rows of this library were right" in text
+    assert "Wrong: fla wrong in causal-4096." in text

@@ -1,0 +1,99 @@
+"""Timing in turns, limits, and what is read off series of times."""
+
+import math
+import time
+
+import pytest
+import torch
+
+from linattn.lab.bench import timing
+from linattn.lab.bench.fit import crossover, crossovers, growth_exponent, steady, times_by
+from linattn.lab.bench.timing import CALLS, TimeLimitError, Timing, first_call, measure_in_turns, time_call
+
+CPU = torch.device("cpu")
+
+
+def test_repeats_are_counted_and_taken_in_turns(monkeypatch):
+    order, seconds = [], {"a": 0.1, "b": 0.4}
+    monkeypatch.setattr(timing, "seconds_of", lambda call, device: seconds[call()])
+    calls = {name: lambda name=name: order.append(name) or name for name in seconds}
+    found = measure_in_turns(calls, CPU, min_seconds=0.45, min_repeats=2)
+    assert (
+        "".join(order) == "aabb" + "abababaaa"[:4] + "aaa"
+    )  # warmed up twice each, then rounds until both have enough
+    assert (found["a"].repeats, found["b"].repeats) == (5, 2)
+    assert found["a"] == Timing(0.1, 0.1, 0.1, 5)
+    order.clear()
+    seconds["a"] = 50.0
+    found = measure_in_turns({"a": calls["a"]}, CPU, min_seconds=0, min_repeats=9, most_seconds=60)
+    assert (found["a"].repeats, len(order)) == (3, 4)  # slow calls get three repeats, and are not warmed up twice
+
+
+def test_quantiles_of_known_samples():
+    assert Timing.of([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == Timing(3.5, 2.0, 5.0, 6)
+    assert Timing.of([2.0]).row() == {"median_ms": 2000, "p20_ms": 2000, "p80_ms": 2000, "repeats": 1}
+
+
+def test_calls_on_a_cpu_and_their_limit():
+    timed, called, by = time_call(lambda: torch.ones(8).sum(), CPU, 1.0)
+    assert (timed, by) == (called, CALLS)
+    assert 0 < timed.p20 <= timed.median <= timed.p80
+    assert first_call(lambda: time.sleep(0.01), CPU, 5) >= 0.01
+    with pytest.raises(TimeLimitError, match="stopped after 0 s"):
+        first_call(lambda: time.sleep(5), CPU, 0.1)
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
+def test_growth_of_a_power_law_is_its_power(power):
+    assert growth_exponent({T: 3.0 * T**power for T in (1024, 2048, 4096)}) == pytest.approx(power)
+
+
+def test_growth_is_the_least_squares_line_over_long_lengths():
+    noise = {1024: 1.3, 2048: 0.8, 4096: 1.1, 8192: 0.9}
+    times = {T: factor * T for T, factor in noise.items()}
+    x = [math.log(T) for T in times if T >= 2048]
+    y = [math.log(t) for T, t in times.items() if T >= 2048]
+    n = len(x)
+    slope = (n * sum(a * b for a, b in zip(x, y, strict=True)) - sum(x) * sum(y)) / (
+        n * sum(a * a for a in x) - sum(x) ** 2
+    )
+    assert growth_exponent(times) == pytest.approx(slope)
+    assert growth_exponent({**times, 64: 1e6}) == pytest.approx(slope)
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        {}, {2048: 1.0, 4096: 2.0}, {64: 1.0, 128: 2.0, 256: 4.0}, {2048: 0.01, 4096: 0.02, 8192: 0.04},
+        {2048: 1.0, 4096: 100.0, 8192: 900.0}, {2048: 9.0, 4096: 1.0, 8192: 8.0},
+    ],
+)  # fmt: skip
+def test_nothing_is_told_of_noise(times):
+    assert growth_exponent(times) is None
+
+
+def test_crossover_of_power_laws_is_exact_and_the_last_one_counts():
+    # T^2 / 1000 = T at T = 1000, between two measured lengths; lines in log-log, so interpolation is exact.
+    lengths = (256, 512, 1024, 2048)
+    assert crossover({T: T**2 / 1000 for T in lengths}, {T: float(T) for T in lengths}) == pytest.approx(1000)
+    assert 4 < crossover({1: 2.0, 2: 1.0, 4: 1.0, 8: 4.0}, {1: 1.0, 2: 2.0, 4: 2.0, 8: 1.0}) < 8
+    ones, twos = dict.fromkeys((64, 128, 256), 1.0), dict.fromkeys((64, 128, 256), 2.0)
+    assert crossover(twos, ones) == 64
+    assert crossover(ones, twos) is None
+    assert crossover(ones, {}) is None
+    assert crossover({**twos, 1024: 0.1}, ones) == 64  # a length that only one of them has says nothing
+
+
+def test_crossovers_of_rows_that_count():
+    rows = [{"mechanism": name, "length": T, "median_ms": ms, "status": "ok"}
+            for T, softmax in ((1024, 1.0), (2048, 2.0), (4096, 4.0), (8192, 8.0))
+            for name, ms in (("softmax", softmax), ("gated", 2 * 2**0.5), ("zeros", 9.0), ("elu", 0.5))]  # fmt: skip
+    rows.append({"mechanism": "gated", "length": 16384, "median_ms": 0.1, "status": "WRONG"})
+    rows.append({"mechanism": "noisy", "length": 8192, "median_ms": 1.0, "p20_ms": 0.5, "p80_ms": 3.0, "status": "ok"})
+    found = {own["mechanism"]: own for own in crossovers(rows, "length", "softmax", "training")}
+    assert found["gated"]["length"] == pytest.approx(2048 * 2**0.5)
+    assert (found["gated"]["longest"], found["gated"]["gain"]) == (8192, 8 / (2 * 2**0.5))
+    assert (found["zeros"]["length"], found["elu"]["length"]) == (None, 1024)
+    assert "noisy" not in found
+    assert times_by(rows, "length", mechanism="gated") == dict.fromkeys((1024, 2048, 4096, 8192), 2 * 2**0.5)
+    assert len(steady(rows)) == len(rows) - 1

@@ -1,0 +1,146 @@
+"""The page about a conversion, read as a user reads it."""
+
+import pytest
+from tests.lab.page.html_page import parse, table_of
+
+from linattn.convert.evaluate.ablation import NO_LINEAR
+from linattn.lab.convert.linearize_page import lead, plan_words, sections
+from linattn.lab.page import render
+
+
+def stage(name, perplexity, found, cache, speed, text):
+    return {
+        "name": name,
+        "seconds": 2.0,
+        "perplexity": [{"length": n, "perplexity": perplexity * n / 256} for n in (256, 512)],
+        "needle_by_length": [{"haystack": "noise", "length": 256, "found": found}],
+        "decoding": [{"context": n, "cache_bytes": cache(n), "tokens_per_second": speed} for n in (1024, 2048)],
+        "samples": [{"prompt": "Once <b>", "text": text}],
+    }
+
+
+def worth(figure, gain, error, counts, **more):
+    return {
+        "figure": figure,
+        "length": 256,
+        "without": NO_LINEAR,
+        "gain": gain,
+        "error": error,
+        "counts": counts,
+    } | more
+
+
+@pytest.fixture
+def results():
+    return {
+        "meta": {"model": "tiny", "method": "still", "converted": 2, "training_tokens": 5000, "command": "linattn x",
+                 "config": {"lr": 0.5}},
+        "plan": {"method": "still", "layers": {"0": {"kind": "hybrid", "ratio": 0.0625}, "1": {"kind": "hybrid"}}},
+        "degrees": None,
+        "stages": [
+            stage("teacher", 15.0, 1.0, lambda n: 1024 * n, 20.0, "upon a time"),
+            stage("finetune", 16.5, 0.5, lambda n: 2**18, 30.0, "there & <i>then"),
+        ],
+        "transfer": [
+            {"layer": i, "before": 0.5, "after": 0.05 * (i + 1), "losses": [0.5, 0.2, 0.1]} for i in range(2)
+        ],
+        "ablation": {
+            "variants": {
+                "as converted": {"perplexity": [{"length": 256, "perplexity": 16.5}]},
+                NO_LINEAR: {"perplexity": [{"length": 256, "perplexity": 17.5}]},
+            },
+            "worth": [worth("perplexity", 0.06, 0.01, True), worth("needle", 0.0, 0.2, False, haystack="noise")],
+        },
+    }  # fmt: skip
+
+
+def page(results):
+    return parse(render("tiny", sections(results), results["meta"], lead(results)))
+
+
+def alts(root, name):
+    return [node.attributes["aria-label"] for node in root.find("section", id=name)[0].find("svg", role="img")]
+
+
+def test_the_page_stands_alone_and_shows_every_figure(results):
+    root = page(results)
+    assert "default-src 'none'" in root.find("meta")[1].attributes["content"]
+    assert not root.find("img")
+    assert not any(value.startswith(("http", "//")) for node in root.nodes() for value in node.attributes.values())
+    stages = table_of(root, "Stage by stage")
+    assert stages["teacher"] == {
+        "stage": "teacher", "perplexity at 256": "15", "perplexity at 512": "30", "needles in noise at 256, %": "100",
+        "cache at 2,048, MiB": "2", "tokens/s at 2,048": "20", "time, s": "2",
+    }  # fmt: skip
+    assert stages["finetune"]["cache at 2,048, MiB"] == "0.25"
+    layers = table_of(root, "Layer by layer")
+    assert layers["0"]["attention"] == "np features, window 64, 1/16 kept"
+    assert (layers["1"]["missed before transfer"], layers["1"]["missed after transfer"]) == ("0.5", "0.1")
+    without = table_of(root, "Is it the linear part?")[NO_LINEAR]
+    assert without["nats lost at 256"] == "+0.0600 ± 0.0100"
+    assert without["needles in noise lost at 256"] == "+0.00 ± 0.20 (may be chance)"
+    samples = root.find("section", id="samples-side-by-side")[0].text
+    assert all(words in samples for words in ("Once <b> …", "teacher: upon a time", "finetune: there & <i>then"))
+    assert all(words in root.find("section", id="made")[0].text for words in ("linattn x", "lr 0.5"))
+    assert "teacher 1 MiB to 2 MiB; finetune 256 KiB to 256 KiB" in alts(root, "cost")[0]
+    assert len(alts(root, "quality")) == len(alts(root, "transfer")) == 2
+    assert not root.find("section", id="freedom")
+
+
+def test_the_lead_says_what_was_lost_and_what_does_not_work(results):
+    said = lead(results)
+    assert "2 attention layers were converted. 5,000 tokens were read" in said
+    assert "went from 15.00 to 16.50 (+10.0 %)" in said
+    assert "After 2,048 tokens the cache holds 256 KiB, the teacher's 2 MiB" in said
+    assert "1.50 times" in said
+    assert "What the linear part adds to retrieval in noise is not more than chance." in said
+    assert "adds to perplexity" not in said
+
+
+def test_needles_in_both_haystacks_are_told_apart(results):
+    for each, text in zip(results["stages"], (0.9, 0.7), strict=True):
+        each["needle_by_length"] += [{"haystack": "text", "length": 256, "found": text}]
+    results["ablation"]["worth"].append(worth("needle", 0.39, 0.1, True, haystack="text"))
+    root = page(results)
+    teacher = table_of(root, "Stage by stage")["teacher"]
+    assert (teacher["needles in noise at 256, %"], teacher["needles in text at 256, %"]) == ("100", "90")
+    assert table_of(root, "Is it the linear part?")[NO_LINEAR]["needles in text lost at 256"] == "+0.39 ± 0.10"
+    assert "retrieval in text" not in lead(results)
+    assert alts(root, "quality")[1:] == [
+        "Needles found in noise, % at 256 tokens of the text: teacher 100; finetune 50.",
+        "Needles found in text, % at 256 tokens of the text: teacher 90; finetune 70.",
+    ]
+
+
+def test_dimensions_that_were_chosen_by_degrees_of_freedom_are_charted(results):
+    results["degrees"] = {"layers": [{"layer": 0, "degrees": [2.0, 30.0]}, {"layer": 1, "degrees": [4.0, 10.0]}]}
+    results["plan"]["layers"] = {"0": {"kind": "hybrid", "feature_dim": 48}, "1": {"kind": "hybrid", "feature_dim": 16}}
+    freedom, given = alts(page(results), "freedom")
+    assert "mean head 16 to 7; widest head 30 to 10" in freedom
+    assert "dimension 48 to 16" in given
+
+
+def test_a_report_of_little_and_of_infinities_is_still_a_page(results):
+    results |= {"stages": [{"name": "teacher", "perplexity": [{"length": 8, "perplexity": float("inf")}]}],
+                "transfer": [], "ablation": None}  # fmt: skip
+    root = page(results)
+    assert table_of(root, "Stage by stage")["teacher"]["perplexity at 8"] == "inf"
+    assert not root.find("section", id="quality")
+    assert not root.find("section", id="samples-side-by-side")
+    assert not page(results | {"stages": []}).find("section", id="stage-by-stage")
+    teacher, last = (
+        {"name": name, "agreement": {"mean": mean}} for name, mean in (("teacher", 1.0), ("finetune", 0.9))
+    )
+    assert "mean cosine of 0.9000" in lead(results | {"stages": [teacher, last]})
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({"kind": "mechanism", "mechanism": "mirror"}, "mirror"),
+        ({"kind": "hybrid", "features": "prf", "feature_dim": 8, "window": 0}, "prf features of 8"),
+        ({"kind": "hybrid", "features": "none", "cap": 4}, "no linear part, window 64, at most 4 kept"),
+    ],
+)
+def test_plans_are_told_in_words(plan, words):
+    assert plan_words(plan) == words
