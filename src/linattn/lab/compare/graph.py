@@ -27,8 +27,6 @@ from linattn.support.config import option
 from linattn.support.options import OptionError, check_option, options_words
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from linattn.lab.page import Section
 
 DECAYS = ("weight_decay", "attention_weight_decay", "graph_weight_decay")
@@ -259,14 +257,6 @@ class CompareGraphs(OnGraph, Comparison):
 
     def rows(self, done: Sequence[tuple[str, Any]]) -> list[dict[str, Any]]:
         return [{k: v for k, v in row.items() if k != "options"} for row in super().rows(done)]  # they are in the meta
-
-    def figures(self, frame: "DataFrame", meta: Mapping[str, Any]) -> "list[Section]":
-        from linattn.lab.page import Section
-
-        rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-        names, table = self.table(rows)
-        results = type(frame)(table, columns=names)
-        return [Section("Results", meta["about"], results), *self.sections(meta, rows)]
 
     def sections(self, meta: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> "list[Section]":
         """The settings of every model, and all points of the grid, the best of each model first."""

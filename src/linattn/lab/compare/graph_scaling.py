@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
+from math import log
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
-from linattn.lab.bench.fit import growth_exponent
 from linattn.lab.bench.memory import peak_bytes
 from linattn.lab.bench.timing import measure_in_turns
 from linattn.lab.cases import Work
@@ -75,12 +75,14 @@ class GraphScaling(Experiment):
         """Growth between the two largest sizes, as the fixed cost of a call hides it at small ones; memory."""
         said = []
         for model in dict.fromkeys(row["model"] for row in rows):
-            last = [row for row in rows if row["model"] == model and row.get("median_ms") is not None][-2:]
-            power = growth_exponent({row["nodes"]: row["median_ms"] for row in last})
-            if power is not None:
-                sizes = f"{last[0]['nodes']:,} to {last[1]['nodes']:,}"
-                each = f"{last[1]['peak_bytes'] / last[1]['nodes'] / 1024:,.1f} KiB a node"
-                said.append(f"{model}: time grows as nodes^{power:.2f} from {sizes}; {each}.")
+            timed = [row for row in rows if row["model"] == model and row.get("median_ms") is not None]
+            if len(timed) < 2:
+                continue
+            (n, ms), (nodes, last) = ((row["nodes"], row["median_ms"]) for row in timed[-2:])
+            each = f"{timed[-1]['peak_bytes'] / nodes / 1024:,.1f} KiB a node"
+            said.append(
+                f"{model}: time grows as nodes^{log(last / ms) / log(nodes / n):.2f} from {n:,} to {nodes:,}; {each}."
+            )
         return said
 
     def table(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[object]]]:
