@@ -33,9 +33,9 @@ class Command(Protocol):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that ``arguments`` name; returns its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] == ["compare"] and any(word.partition("=")[0] == "--task" for word in words[1:]):
-        words[1:] = ["text", *words[2 if words[1] == "text" else 1 :]]  # by --task, with or without its name
     name = command_name(words)
+    if name == "compare" and any(word.partition("=")[0] == "--task" for word in words):
+        name, words = "compare text", ["compare", "text", *words[1:]]
     try:
         return _run(name, words)
     except OptionError as error:
