@@ -14,9 +14,8 @@ from linattn.mechanisms.common.tokens import count_tokens, mean_eps, query_mask,
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.linear.call import FeatureMaps
 from linattn.ops.maps import PairRelu, Relu
+from linattn.ops.reflection.api import modulated_angles, pair_matrices, pooled_variance, reflect_heads
 from linattn.ops.reflection.types import Modulation
-from linattn.ops.reflection.api import pair_matrices, reflect_heads
-from linattn.ops.reflection.api import pooled_variance, modulated_angles
 from linattn.ops.shared import checks
 from linattn.ops.shared.call import hide
 

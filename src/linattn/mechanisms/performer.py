@@ -11,9 +11,8 @@ from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOu
 from linattn.mechanisms.common.tokens import hide_logits, max_over_tokens
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.exponential.stabilizer import stabilize
+from linattn.ops.shared.call import compute_dtype, num_sequences, without_autocast
 from linattn.ops.shared.checks import check_integer, check_shape
-from linattn.ops.shared.call import compute_dtype, num_sequences
-from linattn.ops.shared.call import without_autocast
 from linattn.ops.shared.types import LinearState
 
 

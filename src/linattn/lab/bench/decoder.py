@@ -23,9 +23,9 @@ from linattn.lab.bench.check import Verdict
 from linattn.lab.bench.language import TextModel
 from linattn.lab.bench.steps import ANY_SOFTMAX
 from linattn.lab.bench.timing import capture
+from linattn.layers.attention import Attention
 from linattn.mechanisms.base import Call, MechanismOutput
 from linattn.mechanisms.softmax import Softmax
-from linattn.layers.attention import Attention
 from linattn.models.language.block import BlockState
 
 CHECKED_TOKENS = 4

@@ -10,18 +10,13 @@ from torch import Tensor, nn
 from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput, check_length
 from linattn.mechanisms.common.tokens import sum_over_tokens, with_mean_eps
 from linattn.ops.maps import WideMap
-from linattn.ops.shared.checks import autocast_dtype, check_shape
 from linattn.ops.shared.call import compute_dtype, num_sequences
+from linattn.ops.shared.checks import autocast_dtype, check_shape
 
 
 def wide(x: Tensor) -> Tensor:
     """``x`` in fp32, or in fp64 if it is fp64: the precision for inputs of a steep map."""
     return x.to(compute_dtype(x))
-
-
-def output_dtype(q: Tensor, v: Tensor) -> torch.dtype:
-    """The dtype that attention of these inputs returns, for mechanisms that compute in a more precise one."""
-    return v.dtype if v.dtype == torch.float64 else autocast_dtype(q) or v.dtype
 
 
 class HeadwiseLinear(nn.Module):

@@ -10,8 +10,7 @@ from torch import nn
 
 from linattn.lab.tasks.text import SequenceTask
 from linattn.lab.train.mechanism_options import options_of
-from linattn.models.language.options import ATTENTION_GATES, ATTENTION_NORMS
-from linattn.models.language.options import norm_behind
+from linattn.models.language.options import ATTENTION_GATES, ATTENTION_NORMS, norm_behind
 from linattn.support.config import Config, option
 from linattn.support.options import OptionError
 
