@@ -8,13 +8,12 @@ from torch import Tensor, nn
 
 from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput, check_length
 from linattn.mechanisms.common.decays import ChannelDecay, HeadDecay, Orders, plane_orders
-from linattn.mechanisms.common.linear import output_dtype
 from linattn.mechanisms.common.tokens import token_positions
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.linear.api import linear_attention
 from linattn.ops.linear.call import log_decay_for
 from linattn.ops.maps import EluPlusOne, FeatureMap, UnitSilu
-from linattn.ops.shared.call import compute_dtype, hide, num_sequences
+from linattn.ops.shared.call import compute_dtype, hide, num_sequences, output_dtype
 from linattn.ops.shared.checks import autocast_dtype, check_choice, check_integer
 from linattn.ops.shared.types import DecayIndex, Normalizer
 
@@ -176,12 +175,12 @@ class Lion(LinearBase):
         psi, one = hide(psi, call.key_mask), torch.ones_like(v[..., :1])  # features of padding, which is 0, are not 0
         turned = (phi, psi) if call.rotate is None else call.rotate(phi, psi)
         if self.normalizer is None:
-            return (summed(*turned, v) / 2).to(output_dtype(phi, v))
+            return (summed(*turned, v) / 2).to(output_dtype(v))
         if call.rotate is None:
             total = summed(phi, psi, torch.cat([v, one], dim=-1))  # a column of ones sums the weights
         else:
             total = torch.cat([summed(*turned, v), summed(phi, psi, one)], dim=-1)
-        return (total[..., :-1] / (total[..., -1:] + 2 * EPS)).to(output_dtype(phi, v))
+        return (total[..., :-1] / (total[..., -1:] + 2 * EPS)).to(output_dtype(v))
 
     def _decays_in(self, orders: Orders, k: Tensor, call: Call) -> Tensor:
         """Log decays of both orders as heads, ``(2 H_kv,)`` or ``(B, 2 H_kv, T, ..)`` with the tokens in each order."""

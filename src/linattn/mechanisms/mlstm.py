@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput
-from linattn.mechanisms.common.linear import output_dtype, wide
+from linattn.mechanisms.common.linear import wide
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.exponential.api import EXPONENT_BOUND, exponential_attention, exponential_attention_with_state
 from linattn.ops.exponential.call import ExponentialState
 from linattn.ops.exponential.stabilizer import stabilize
 from linattn.ops.linear.api import linear_attention
-from linattn.ops.shared.call import compute_dtype, hide, widen, without_autocast
+from linattn.ops.shared.call import compute_dtype, hide, output_dtype, widen, without_autocast
 from linattn.ops.shared.checks import check_choice, check_flag, check_number
 from linattn.ops.shared.types import LinearState
 
@@ -167,7 +167,7 @@ def exponential_both_ways(
     units of their own. Both include the token t itself, so it is subtracted once. The rounding error of that is small
     compared with the same token in the other sum.
     """
-    dtype, out_dtype = compute_dtype(q, k, v), output_dtype(q, v)
+    dtype, out_dtype = compute_dtype(q, k, v), output_dtype(v)
     with without_autocast(q):
         q, k, v = (x.to(dtype) for x in (q, hide(k, key_mask), hide(v, key_mask)))
         i, f = widen(log_input), widen(log_decay)

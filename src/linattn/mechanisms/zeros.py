@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mechanisms.base import Call, CommonOptions, Mechanism, MechanismOutput, check_length
-from linattn.mechanisms.common.linear import output_dtype
 from linattn.mechanisms.common.tokens import count_tokens, exp_over_tokens, sum_over_tokens, token_positions
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.exponential.stabilizer import stabilize
@@ -16,7 +15,7 @@ from linattn.ops.linear.api import run
 from linattn.ops.linear.call import LinearCall
 from linattn.ops.maps.powers import direction_of
 from linattn.ops.shared import checks
-from linattn.ops.shared.call import compute_dtype, num_sequences, without_autocast
+from linattn.ops.shared.call import compute_dtype, num_sequences, output_dtype, without_autocast
 from linattn.ops.shared.packing import sequence_of_tokens
 from linattn.ops.shared.types import LinearState
 
@@ -150,7 +149,7 @@ class Zeros(Mechanism):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
         checks.check_size("q", "length", q.shape[2], k.shape[2], "k")
         checks.check_size("v", "length", v.shape[2], k.shape[2], "k")
-        x, out_dtype = self.input_of(call.x, k), output_dtype(q, v)
+        x, out_dtype = self.input_of(call.x, k), output_dtype(v)
         u = self.u_map(x).unflatten(2, (self.num_kv_heads, self.head_dim)).transpose(1, 2)
         gates = self.gates(x)
         with without_autocast(q):

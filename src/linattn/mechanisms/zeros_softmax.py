@@ -7,12 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from linattn.mechanisms.base import Call, CommonOptions, Mechanism, MechanismOutput
-from linattn.mechanisms.common.linear import output_dtype
 from linattn.mechanisms.common.tokens import sum_over_tokens
 from linattn.mechanisms.registry import create_mechanism, register_mechanism
 from linattn.ops.linear.api import linear_attention_with_state
 from linattn.ops.shared import checks
-from linattn.ops.shared.call import compute_dtype, num_sequences, without_autocast
+from linattn.ops.shared.call import compute_dtype, num_sequences, output_dtype, without_autocast
 from linattn.ops.shared.types import LinearState
 
 
@@ -112,7 +111,7 @@ class ZerosSoftmax(Mechanism):
         checks.check_size("q", "length", q.shape[2], k.shape[2], "k")
         checks.check_size("v", "length", v.shape[2], k.shape[2], "k")
         g1, gh, g0 = self.gates(self.input_of(call.x, k))
-        out_dtype = output_dtype(q, v)  # of autocast too, which is off below
+        out_dtype = output_dtype(v)  # of autocast too, which is off below
         state: ZerosSoftmaxState | None = call.state
         cache = None if state is None else self.softmax.state_type(*state[:3])
         exact = self.softmax.attend(q, k, v, replace(call, state=cache, x=None))

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.mechanisms.base import Call, CommonOptions, Mechanism, MechanismOutput
-from linattn.mechanisms.common.linear import output_dtype
-from linattn.ops.shared.call import compute_dtype, hide, without_autocast
+from linattn.ops.shared.call import compute_dtype, hide, output_dtype, without_autocast
 from linattn.ops.shared.checks import check_number
 
 
@@ -32,7 +31,7 @@ class Exact(Mechanism):
         """
         if not explicit:
             return F.scaled_dot_product_attention(q, k, v, visible, scale=self.scale, enable_gqa=self.is_grouped)
-        dtype, out_dtype = compute_dtype(q, k, v), output_dtype(q, v)
+        dtype, out_dtype = compute_dtype(q, k, v), output_dtype(v)
         with without_autocast(q):
             group = self.num_heads // self.num_kv_heads
             q, k, v = (x.to(dtype) for x in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)))

@@ -19,11 +19,6 @@ def wide(x: Tensor) -> Tensor:
     return x.to(compute_dtype(x))
 
 
-def output_dtype(q: Tensor, v: Tensor) -> torch.dtype:
-    """The dtype that attention of these inputs returns, for mechanisms that compute in a more precise one."""
-    return v.dtype if v.dtype == torch.float64 else autocast_dtype(q) or v.dtype
-
-
 class HeadwiseLinear(nn.Module):
     """Linear map per head without bias: ``y_h = x_h W_h`` for ``x (B, H, T, D)``, ``weight (H, D, out_features)``."""
 
