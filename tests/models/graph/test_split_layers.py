@@ -1,6 +1,5 @@
 """Layers on the pseudo-hyperboloid: they stay on it, and are what their formulas say."""
 
-
 import pytest
 import torch
 from torch import nn
