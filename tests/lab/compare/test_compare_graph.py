@@ -13,7 +13,6 @@ from linattn.lab.compare.graph import CompareGraphs
 from linattn.lab.compare.graph_scaling import GraphScaling
 from linattn.lab.experiment import load_results
 from linattn.lab.screen import Screen
-from linattn.lab.tasks.graph.data import GraphData
 from linattn.lab.tasks.graph.files import load_graph
 from linattn.lab.tasks.graph.search import search_signature
 from linattn.lab.train.graph import loop
@@ -62,7 +61,7 @@ def test_a_grid_is_the_same_for_all_and_validation_chooses(tmp_path):
     assert "input_map=normalized" in page
 
 
-def test_the_space_is_searched_where_nobody_names_it(tmp_path):
+def test_the_space_is_searched_where_nobody_names_it():
     config = CompareGraphs(**COMMON, models=("pseudo_riemannian",))
     found = search_signature(load_graph(COMMON["data"]), dimension=64)[:2]
     assert config.options("pseudo_riemannian")["options"]["signature"] == found
@@ -108,8 +107,9 @@ def test_a_point_without_a_finite_loss_is_passed_over_and_any_other_error_fails(
 
     monkeypatch.setattr("linattn.lab.compare.graph.train_graph", train)
     error = loop.NotFiniteError("lost")
-    kinds, _ = run(tmp_path / "a", models=("sgc",), seeds=1, weight_decay=(1.0, 0.0))
+    kinds, _ = run(tmp_path / "a", models=("sgc",), seeds=1, weight_decay=(1.0, 0.0), task="links")
     assert [row["weight_decay"] for row in kinds["run"]] == [0.0]
+    assert kinds["run"][0]["scores"].keys() == {"auc", "average_precision"}
     error = RuntimeError("out of memory")
     config = CompareGraphs(**COMMON, models=("sgc",), seeds=1, weight_decay=(1.0, 0.0), output=tmp_path / "b")
     assert config.run(Screen(quiet=True)) == 1
@@ -276,11 +276,3 @@ def test_growth_is_that_of_large_graphs():
     rows.append({"model": "gcn", "nodes": 10_000_000, "status": "left out"})
     said = GraphScaling(device="cpu").sentences(rows)
     assert said == ["gcn: time grows as nodes^1.00 from 100,000 to 1,000,000; 2.0 KiB a node."]
-
-
-def test_data_without_classes_are_for_links(tmp_path):
-    edges = torch.randint(40, (2, 90), generator=torch.Generator().manual_seed(0))
-    (tmp_path / "friends.txt").write_text("\n".join(f"{a} {b}" for a, b in edges.T.tolist()))
-    kinds, _ = run(tmp_path / "out", data=str(tmp_path / "friends.txt"), task="links", models=("gcn",), seeds=1)
-    assert kinds["run"][0]["scores"].keys() == {"auc", "average_precision"}
-    assert isinstance(CompareGraphs(data=str(tmp_path / "friends.txt")).graph, GraphData)

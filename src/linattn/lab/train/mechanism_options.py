@@ -1,16 +1,9 @@
-"""Options of mechanisms, as ``--option`` gives them: ``key=value`` for all, ``mechanism.key=value`` for one."""
+"""Options of mechanisms, given for all by ``key=value`` or for one by ``mechanism.key=value``."""
 
 from collections.abc import Container, Mapping
 from typing import Any
 
 from linattn.support.options import OptionError
-
-
-def check_compared(options: Mapping[str, Mapping[str, Any]], names: Container[str]) -> None:
-    """Raise for options of a mechanism that is not one of ``names``."""
-    for name in options:
-        if name and name not in names:
-            raise OptionError("option", f"{name}.* is given, but {name} is not compared")
 
 
 def options_of(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
