@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from linattn.mechanisms.base import Call, LinearBase, MechanismOutput, check_length
-from linattn.mechanisms.common.directions import direction_of, output_dtype
+from linattn.mechanisms.common.linear import output_dtype
 from linattn.mechanisms.registry import register_mechanism
+from linattn.ops.maps.powers import direction_of
 from linattn.ops.shared import checks
 from linattn.ops.shared.call import compute_dtype, num_sequences, without_autocast
 from linattn.ops.shared.types import LinearState

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from linattn.lab.bench import timing
-from linattn.lab.bench.fit import crossover, crossovers, growth_exponent, steady, times_by
+from linattn.lab.bench.fit import clear_growth, crossover, crossovers, growth_exponent, steady, times_by
 from linattn.lab.bench.timing import CALLS, TimeLimitError, Timing, first_call, measure_in_turns, time_call
 
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ def test_calls_on_a_cpu_and_their_limit():
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
 def test_growth_of_a_power_law_is_its_power(power):
-    assert growth_exponent({T: 3.0 * T**power for T in (1024, 2048, 4096)}) == pytest.approx(power)
+    assert clear_growth({T: 3.0 * T**power for T in (1024, 2048, 4096)}) == pytest.approx(power)
 
 
 def test_growth_is_the_least_squares_line_over_long_lengths():
@@ -57,8 +57,8 @@ def test_growth_is_the_least_squares_line_over_long_lengths():
     slope = (n * sum(a * b for a, b in zip(x, y, strict=True)) - sum(x) * sum(y)) / (
         n * sum(a * a for a in x) - sum(x) ** 2
     )
-    assert growth_exponent(times) == pytest.approx(slope)
-    assert growth_exponent({**times, 64: 1e6}) == pytest.approx(slope)
+    assert clear_growth(times) == pytest.approx(slope)
+    assert clear_growth({**times, 64: 1e6}) == pytest.approx(slope)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,9 @@ def test_growth_is_the_least_squares_line_over_long_lengths():
     ],
 )  # fmt: skip
 def test_nothing_is_told_of_noise(times):
-    assert growth_exponent(times) is None
+    assert growth_exponent({64: 1.0, 256: 4.0}) == pytest.approx(1)
+    assert growth_exponent({64: 1.0}) is None
+    assert clear_growth(times) is None
 
 
 def test_crossover_of_power_laws_is_exact_and_the_last_one_counts():

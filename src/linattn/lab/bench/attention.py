@@ -18,7 +18,7 @@ from linattn.lab.bench.contenders import (
     timed_call,
     weighed_call,
 )
-from linattn.lab.bench.fit import crossover, growth_exponent, steady, times_by
+from linattn.lab.bench.fit import clear_growth, crossover, steady, times_by
 from linattn.lab.bench.memory import Cost, free_bytes, peak_bytes, predict
 from linattn.lab.bench.oracle import Oracle
 from linattn.lab.bench.timing import measure_in_turns, seconds_of
@@ -213,7 +213,7 @@ def growth(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for pass_name in dict.fromkeys(row["pass_name"] for row in rows):
         for contender in dict.fromkeys(row["contender"] for row in rows if "contender" in row):
-            exponent = growth_exponent(times_by(steady(rows), "length", contender=contender, pass_name=pass_name))
+            exponent = clear_growth(times_by(steady(rows), "length", contender=contender, pass_name=pass_name))
             if exponent is not None:
                 found.append({"contender": contender, "pass_name": pass_name, "exponent": exponent})
     return found

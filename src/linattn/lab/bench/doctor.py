@@ -7,9 +7,9 @@ from importlib.metadata import PackageNotFoundError, distribution, requires, ver
 
 import torch
 
-from linattn import explain
 from linattn._version import __version__
 from linattn.lab.screen import Screen
+from linattn.ops.explain import explain
 from linattn.support.config import Config
 from linattn.support.machine import cpu_name
 

@@ -1,6 +1,6 @@
 """Reads off series of times how they grow, and where one crosses another."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import exp, log
 from typing import Any
 
@@ -11,26 +11,34 @@ LEAST_POINTS, LARGEST_ERROR = 3, 0.4  # the standard error of an exponent
 
 
 def growth_exponent(times: Mapping[int, float]) -> float | None:
-    """p of ``time = c T^p``, times in milliseconds, by least squares in log-log over T >= 2048, else over T >= 1024.
+    """p of ``time = c T^p`` by least squares in log-log; None for fewer than two lengths."""
+    return _power([(log(T), log(t)) for T, t in times.items()])[0] if len(times) > 1 else None
 
-    None where nothing can be told: of fewer than three lengths, of times near the timer's noise, or of times that
-    follow no power.
+
+def clear_growth(times: Mapping[int, float]) -> float | None:
+    """:func:`growth_exponent` of milliseconds over T >= 2048, else over T >= 1024, where it can be told.
+
+    None for fewer than three lengths, for times near the timer's noise, and for times that follow no power.
 
     Example:
-        >>> growth_exponent({1024: 5.0, 2048: 20.0, 4096: 80.0})
+        >>> clear_growth({1024: 5.0, 2048: 20.0, 4096: 80.0})
         2.0
-        >>> growth_exponent({1024: 5.0, 2048: 900.0, 4096: 80.0})
+        >>> clear_growth({1024: 5.0, 2048: 900.0, 4096: 80.0})
     """
     clear = [(T, t) for T, t in times.items() if t >= LEAST_MS]
     series = [[(log(T), log(t)) for T, t in clear if shortest <= T] for shortest in GROWTH_FROM]
     points = next((own for own in series if len(own) >= LEAST_POINTS), None)
-    if points is None:
-        return None
+    slope, error = _power(points) if points else (None, 0.0)
+    return slope if error <= LARGEST_ERROR else None
+
+
+def _power(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The slope of the line through the points, and its standard error."""
     mean_x, mean_y = (sum(axis) / len(points) for axis in zip(*points, strict=True))
     spread = sum((x - mean_x) ** 2 for x, _ in points)
     slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
     rest = sum((y - mean_y - slope * (x - mean_x)) ** 2 for x, y in points)
-    return slope if (rest / (len(points) - 2) / spread) ** 0.5 <= LARGEST_ERROR else None
+    return slope, (rest / max(len(points) - 2, 1) / spread) ** 0.5
 
 
 def crossover(slow_later: Mapping[int, float], fast_later: Mapping[int, float]) -> float | None:

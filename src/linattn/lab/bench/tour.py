@@ -21,7 +21,7 @@ from linattn.lab.bench.contenders import (
 from linattn.lab.bench.fit import crossover, times_by
 from linattn.lab.experiment import FAILED, RIGHT, load_results
 from linattn.lab.screen import Screen
-from linattn.mechanisms.table import COLUMNS, mechanism_rows
+from linattn.mechanisms.registry import COLUMNS, mechanism_rows
 from linattn.ops.linear.api import linear_attention, linear_attention_step, linear_attention_with_state
 from linattn.ops.maps import EluPlusOne
 from linattn.support.config import Config, option

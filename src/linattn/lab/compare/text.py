@@ -77,9 +77,12 @@ class CompareText(OnTask, Comparison):
         default_text="by --size",
     )  # fmt: skip
     equal_parameters: bool = option(
-        False, "Widen or narrow feed-forward parts until all have the parameters of the first.", group="Comparison"
-    )
-    weights: bool = option(True, "Keep the weights of every run.", affects=False, group="Comparison")
+        False,
+        "Widen or narrow feed-forward parts until all have the parameters of the first.",
+        group="Comparison",
+        rare=True,
+    )  # fmt: skip
+    weights: bool = option(True, "Keep the weights of every run.", affects=False, group="Comparison", rare=True)
     rate: float = option(1e-3, "The learning rate of the recipe.", hidden=True)
 
     @classmethod

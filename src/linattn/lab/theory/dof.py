@@ -328,13 +328,15 @@ def curve(rows: Sequence[Row], sampling: str, name: str) -> list[tuple[int, floa
 
 def chart_of(rows: Sequence[Row], source: str) -> Any:
     """Errors of one source against the number of features, with the largest bound over all heads."""
-    from linattn.lab.convert.curves import Curves, chart
+    from linattn.lab.convert.curves import chart
 
-    panels: list[tuple[str, str, Curves, dict[str, Any]]] = []
+    panels: list[Any] = []
     for name, title in ERRORS.items():
-        curves: Curves = {words: [(count, error) for count, error, _, _ in curve(rows, sampling, name)]
-                  for sampling, words in SAMPLINGS.items()}  # fmt: skip
-        bounds: dict[int, float] = {}
+        curves: dict[str, list[tuple[float, float]]] = {
+            words: [(count, error) for count, error, _, _ in curve(rows, sampling, name)]
+            for sampling, words in SAMPLINGS.items()
+        }
+        bounds: dict[float, float] = {}
         for row in rows:
             if row["sampling"] == "leverage" and name != "row":
                 bounds[row["count"]] = max(bounds.get(row["count"], 0.0), row[f"{name}_bound"])

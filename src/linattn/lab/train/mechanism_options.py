@@ -1,4 +1,4 @@
-"""Options of mechanisms, given for all by ``key=value`` or for one by ``mechanism.key=value``."""
+"""Options of mechanisms, as ``--option`` gives them: ``key=value`` for all, ``mechanism.key=value`` for one."""
 
 from collections.abc import Container, Mapping
 from typing import Any

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.layers.attention import Attention
-from linattn.layers.mlp import Mlp
+from linattn.layers.block_parts import Mlp
 from linattn.models.graph.convolution import ConvolutionStack
 from linattn.models.graph.graph import Graph, apply_linear
 from linattn.models.graph.model import GraphModel
