@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-OPTIONAL = ("triton", "transformers", "timm", "matplotlib", "typer", "rich")
+OPTIONAL = ("triton", "transformers", "timm", "matplotlib", "cyclopts", "rich")
 BUDGET_SECONDS = 0.3  # of CPU time beyond the import of torch: what every start costs
 
 # torch may import some of these itself: they are blocked once it is there, and only what comes after it counts.

@@ -4,13 +4,13 @@ from importlib.util import find_spec
 
 # Name under which a package is imported -> the extra that installs it.
 EXTRAS = {
-    "accelerate": "train",
-    "matplotlib": "report",
-    "numpy": "train",
+    "accelerate": "lab",
+    "matplotlib": "lab",
+    "numpy": "lab",
     "onnx": "export",
     "onnxscript": "export",
     "peft": "hf",
-    "sklearn": "train",
+    "sklearn": "lab",
     "safetensors": "hf",
     "timm": "vision",
     "torch_geometric": "graph",

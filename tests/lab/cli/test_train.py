@@ -123,5 +123,5 @@ def test_a_missing_extra_is_told_before_any_work(tmp_path, call, monkeypatch):
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     code, output = call(*QUICK, "--output", tmp_path)
     assert code == 2
-    assert "pip install 'linattn[train]'" in output
+    assert "pip install 'linattn[lab]'" in output
     assert list(tmp_path.iterdir()) == []
