@@ -6,8 +6,7 @@ from typing import Any
 
 from mkdocs.structure.files import File
 
-from linattn.mechanisms.registry import list_mechanisms, mechanism_info
-from linattn.mechanisms.table import markdown_table
+from linattn.mechanisms.registry import list_mechanisms, markdown_table, mechanism_info
 
 ROOT = Path(__file__).parents[1]
 INCLUDE = re.compile(r'<!-- include: (\S+) "(.+?)" -->')

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from linattn.mechanisms.table import markdown_table
+from linattn.mechanisms.registry import markdown_table
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests load this file by its path
 from readme_attention import attention_text, memory_text

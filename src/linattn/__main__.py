@@ -10,10 +10,6 @@ def app() -> None:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         sys.exit(f"The command needs {', '.join(missing)}: pip install 'linattn[lab]'")
-    if sys.argv[1:2] == ["graph"]:
-        from linattn.lab.cli.main import app as others
-
-        others()
     from linattn.lab.command import main
 
     sys.exit(main())

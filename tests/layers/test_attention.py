@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from linattn import create_mechanism, list_mechanisms, mechanism_info
+from linattn import list_mechanisms, mechanism_info
 from linattn.layers import Attention
-from linattn.layers.rotary import plane_rotation
+from linattn.layers.rotary import plane_rotation, rotate_halves, rotations
 
 DIM, HEADS, PLANE = 16, 2, (3, 4)
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-12}  # fp64 sums of a few dozen terms, in two orders
@@ -126,6 +126,32 @@ def test_state_is_handed_over(name):
     torch.testing.assert_close(pieces, whole, **TOLERANCE)
 
 
+def positions(length, start=0, width=DIM // HEADS):
+    return rotations(torch.arange(start, start + length)[None], [width], 100.0, draw())[width]
+
+
+@pytest.mark.parametrize("canon", [None, "B", "b"])
+@pytest.mark.parametrize("qk_norm", [None, "rms"])
+def test_state_of_a_sequence_with_positions_and_canon(canon, qk_norm):
+    """Formula of softmax with grouped heads, as a whole, in pieces and by steps."""
+    options = {"causal": True, "num_kv_heads": 1, "rotary": 1.0, "canon": canon, "qk_norm": qk_norm}
+    layer, x, D = build("softmax", **options), draw(9), DIM // HEADS
+    q, k, v = layer.qkv(x).split([DIM, D, D], dim=-1)
+    if qk_norm:
+        q, k = layer.q_norm(q.unflatten(-1, (HEADS, D))).flatten(2), layer.k_norm(k)
+    if canon:
+        q, k, v = layer.canon(torch.cat([q, k, v], dim=-1)).split([DIM, D, D], dim=-1)
+    q = rotate_halves(q.unflatten(-1, (HEADS, D)).transpose(1, 2), positions(9))
+    k, v = rotate_halves(k[:, None], positions(9)), v[:, None]
+    scores = (q @ k.mT / D**0.5).masked_fill(torch.ones(9, 9, dtype=torch.bool).triu(1), -torch.inf)
+    whole = layer.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(layer(x, rotation=positions(9)), whole, **TOLERANCE)
+    first, state = layer.with_state(x[:, :6], rotation=positions(6))
+    second, state = layer.with_state(x[:, 6:8], state=state, rotation=positions(2, 6))
+    last, _ = layer.step(x[:, 8], state, rotation=positions(1, 8))
+    torch.testing.assert_close(torch.cat([first, second, last[:, None]], dim=1), whole, **TOLERANCE)
+
+
 def test_padding_of_a_causal_state():
     layer, x = build("elu", causal=True), draw(6)
     mask = torch.tensor([[False] * 2 + [True] * 4, [True] * 6])
@@ -144,40 +170,21 @@ def test_compiles_as_one_graph(name):
     torch.testing.assert_close(compiled(x, spatial_shape=PLANE), expected, **TOLERANCE)
 
 
-def test_autocast_and_half():
-    layer, x = build("hedgehog", rotary="features", **EVERY_PART).float(), draw().float()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = layer(x, spatial_shape=PLANE)
-    assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out.float(), layer(x, spatial_shape=PLANE), rtol=0.1, atol=0.1)  # 8 bits, four layers
-    assert layer.bfloat16()(x.bfloat16(), spatial_shape=PLANE).dtype == torch.bfloat16
-
-
-def test_parameters_are_those_of_timm():
-    assert {n: tuple(p.shape) for n, p in build("softmax").named_parameters()} == {
-        "qkv.weight": (3 * DIM, DIM),
-        "qkv.bias": (3 * DIM,),
-        "proj.weight": (DIM, DIM),
-        "proj.bias": (DIM,),
-    }
-    assert "qkv.bias" not in dict(build("softmax", qkv_bias=False, proj_bias=False).named_parameters())
-
-
-def test_options_reach_the_mechanism():
-    layer = build("taylor", mechanism_options={"feature_dim": 4}, impl="reference")
-    expected = create_mechanism("taylor", num_heads=HEADS, head_dim=DIM // HEADS, feature_dim=4)
-    assert layer.mechanism.num_features == expected.num_features
-    assert layer.mechanism.impl == "reference"
-    assert layer.mechanism.input_dim == DIM
-
-
 WRONG = [
     ({"num_heads": 3}, ValueError, "num_heads must divide dim, got dim = 16 and num_heads = 3"),
     ({"mechanism": "nothing"}, ValueError, "mechanism must be one of"),
     ({"local": "wide"}, ValueError, "local must be one of None, 'shared', 'channel', got 'wide'"),
+    ({"num_kv_heads": 0}, ValueError, "num_kv_heads must be an integer >= 1, got 0"),
+    ({"num_kv_heads": 3}, ValueError, "num_kv_heads must divide num_heads = 2, got 3"),
+    ({"qkv_bias": 1}, TypeError, "qkv_bias must be True or False, got 1"),
+    ({"rotary": 1.5}, ValueError, "rotary must be a finite number >= 0 and <= 1, got 1.5"),
+    ({"dim": 6, "rotary": 1.0}, ValueError, "a head_dim of 3 gives it 3: use an even head_dim"),
+    ({"rotary": 1.0, "spatial_reduction": 2}, ValueError, "leaves fewer keys than tokens, but canon and rotary"),
+    ({"canon": "A"}, ValueError, "canon must be one of None, 'B', 'b', got 'A'"),
+    ({"mechanism": "rala", "causal": True}, ValueError, "mechanism 'rala' is only bidirectional"),
     ({"local_kernel": 4}, ValueError, "local_kernel must be odd"),
-    ({"gate": "relu"}, ValueError, "gate must be one of None, 'linear', 'silu'"),
-    ({"norm": "batch"}, ValueError, "norm must be one of None, 'layer', 'rms', 'head_layer', 'head_rms'"),
+    ({"gate": "relu"}, ValueError, "gate must be one of None"),
+    ({"norm": "batch"}, ValueError, "norm must be one of None"),
     ({"qk_norm": True}, ValueError, "qk_norm must be one of None, 'layer', 'rms', got True"),
     ({"rotary": "1d"}, ValueError, "rotary must be one of None, 'features', 'blocks'"),
     ({"spatial_reduction": 0}, ValueError, "spatial_reduction must be an integer >= 1, got 0"),
@@ -189,7 +196,6 @@ WRONG = [
     ({"num_heads": 8, "rotary": "features"}, ValueError,
      r"turns 2 of the 2 features .* 2 must be a multiple of 4 and divide 2 \(head_dim = 2\)"),
     ({"mechanism": "softmax", "num_heads": 8, "rotary": "blocks"}, ValueError, "turns 2 of the 2 channels"),
-    ({"mechanism": "taylor", "rotary": "features"}, ValueError, "turns 153 of the 153 features of mechanism 'taylor'"),
     ({"mechanism": "performer", "rotary": "blocks"}, ValueError, "turns 8 of the 17 features of mechanism 'performer'"),
     ({"mechanism_options": {"causal": True}}, TypeError, "must not hold 'causal': the layer sets it"),
     ({"mechanism_options": {"wings": 2}}, TypeError, "mechanism 'elu' has no option 'wings'"),
@@ -230,15 +236,9 @@ def test_rotary_positions_are_refused_only_where_they_could_not_run(name, rotary
         with pytest.raises(ValueError, match=r"no features that rotate could turn|rotary positions turn"):
             mechanism(q, k, v, x=x if mechanism.info.uses_input else None, spatial_shape=PLANE, rotate=rotation)
     else:
-        assert layer(draw(), spatial_shape=PLANE).isfinite().all()
-
-
-def test_the_width_that_is_turned_decides():
-    with pytest.raises(ValueError, match="turns 10 of the 10 features"):  # 1 + 3 + 6
-        build("taylor", rotary="features", mechanism_options={"feature_dim": 3})
-    heads_of_six = Attention(12, 2, "taylor", rotary="features", mechanism_options={"feature_dim": 6})
-    assert heads_of_six.mechanism.num_features == 28
-    assert heads_of_six(torch.randn(1, 12, 12), spatial_shape=PLANE).shape == (1, 12, 12)
+        found = layer(draw(), spatial_shape=PLANE)
+        assert found.isfinite().all()
+        assert (found - build(name)(draw(), spatial_shape=PLANE)).abs().max() > 1e-4, "positions matter"
 
 
 def test_bad_calls():
@@ -253,3 +253,7 @@ def test_bad_calls():
         layer(draw()[..., :8])
     with pytest.raises(ValueError, match="a state needs causal=True"):
         build().with_state(draw())
+    with pytest.raises(ValueError, match=r"rotation must be that of 8 channels \(rotary=1.0\)"):
+        build(rotary=1.0)(draw())
+    with pytest.raises(ValueError, match="rotation must be that of 0 channels"):
+        build()(draw(), rotation=positions(12))

@@ -21,15 +21,6 @@ def test_formula(impl, causal):
     torch.testing.assert_close(build(causal=causal, impl=impl)(q, k, v), expected, **TOLERANCE)
 
 
-def test_more_tokens_do_not_change_the_past():
-    q, k, v = draw()
-    mechanism = build(causal=True)
-    whole = mechanism(q, k, v)
-    for length in (1, 5, 10):
-        part = mechanism(q[:, :, :length], k[:, :, :length], v[:, :, :length])
-        torch.testing.assert_close(part, whole[:, :, :length], **TOLERANCE)
-
-
 def test_position_counts_real_tokens():
     q, k, v = draw()
     mechanism = build(causal=True)
@@ -99,14 +90,6 @@ def test_own_length_of_masked_sequences():
     assert found[1].isfinite().all()  # a row of padding alone
 
 
-def test_own_length_of_packed_sequences():
-    q, k, v = (x[:1] for x in draw())
-    found = build(max_length=None)(q, k, v, cu_seqlens=torch.tensor([0, 3, 3, 11]))
-    for start, end in ((0, 3), (3, 11)):
-        expected = published(*(x[:, :, start:end] for x in (q, k, v)), end - start)
-        torch.testing.assert_close(found[:, :, start:end], expected, **TOLERANCE)
-
-
 def test_own_length_of_packed_sequences_with_padding():
     """Some of the second sequence and all of the first are padding."""
     q, k, v = (x[:1] for x in draw())
@@ -136,32 +119,3 @@ def test_queries_of_another_sequence_are_refused_beside_packed_keys(max_length, 
     q, k, v = (x[:1] for x in draw())
     with pytest.raises(ValueError, match=f"cu_seqlens needs as many queries as keys, got Tq = {queries} and Tk = 11"):
         build(max_length=max_length)(q[:, :, :queries], k, v, cu_seqlens=torch.tensor([0, 3, 11]))
-
-
-@pytest.mark.parametrize("max_length", [None, 16])
-@pytest.mark.parametrize(("batch", "length"), [(0, 11), (2, 0), (2, 1)])
-def test_no_sequences_no_tokens_and_one_token(max_length, batch, length):
-    q, k, v = (x[:batch, :, :length] for x in draw())
-    mechanism, mask = build(max_length=max_length), torch.ones(batch, length, dtype=torch.bool)
-    expected = weighted(scores(q.relu(), k.relu()), v, causal=False)  # of one token the cosine is 1
-    for found in (mechanism(q, k, v), mechanism(q, k, v, key_mask=mask)):
-        torch.testing.assert_close(found, expected, **TOLERANCE)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_own_length_in_low_precision(dtype):
-    """A length that is counted on the device is not rounded to the inputs' precision: 8 bits know no 1999."""
-    q, k, v = (x.repeat(1, 1, 182, 1)[:1, :, :1999].to(dtype) for x in draw())
-    found = build(max_length=None)(q, k, v, key_mask=torch.ones(1, 1999, dtype=torch.bool))
-    torch.testing.assert_close(found, build(max_length=1999)(q, k, v), rtol=0, atol=0)
-
-
-def test_causal_length_is_fixed():
-    assert build(max_length=None, causal=True).max_length == 8192
-    assert build(max_length=None).max_length is None
-
-
-@pytest.mark.parametrize("max_length", [0, -1, 2.5, True])
-def test_bad_max_length(max_length):
-    with pytest.raises(ValueError, match="max_length must be an integer >= 1 or None"):
-        build(max_length=max_length)

@@ -2,7 +2,7 @@
 
 import torch
 
-from linattn.mechanisms.common.directions import direction_of, length_of
+from linattn.ops.maps.powers import direction_of, length_of
 
 
 def test_directions():

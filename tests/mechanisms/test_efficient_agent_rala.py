@@ -73,18 +73,6 @@ def test_packed_and_padded(name, impl):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_query_that_sees_no_key_gives_zero(name):
-    q, k, v = (x.requires_grad_() for x in draw())
-    mask = torch.ones(2, 11, dtype=torch.bool)
-    mask[0] = False
-    out = build(name)(q, k, v, key_mask=mask)
-    assert not out[0].any()
-    assert out[1].all()
-    out.sum().backward()
-    assert all(bool(x.grad.isfinite().all()) for x in (q, k, v))
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_padding_of_any_size_leaves_no_trace(name):
     """NaN, and scores of padding beyond any real one, in values and gradients."""
     q, k, v = draw()
@@ -133,37 +121,6 @@ def test_long_rows_in_fp16(name):
     assert (found.double() - exact).abs().max() <= 2**-9
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_bidirectional_only(name):
-    with pytest.raises(ValueError, match=f"mechanism '{name}' is only bidirectional: use causal=False"):
-        build(name, causal=True)
-    q, k, v = draw()
-    with pytest.raises(ValueError, match=f"mechanism '{name}' has no recurrent form"):
-        build(name).with_state(q, k, v)
-    assert build(name).state_size(100) == 0
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_packed_queries_need_keys_of_the_same_length(name):
-    q, k, v = (x[:1] for x in draw())
-    with pytest.raises(ValueError, match="q has length 9, but k has 11"):
-        build(name)(q[:, :, :9], k, v, cu_seqlens=torch.tensor([0, 11]))
-
-
-def test_efficient_weights_sum_to_one():
-    q, k, v = draw()
-    out = build("efficient")(20 * q, 20 * k, torch.ones_like(v))
-    torch.testing.assert_close(out, torch.ones_like(out), **TOLERANCE)
-
-
-def test_rala_with_equal_keys_is_plain_linear_attention():
-    """All shares are then 1/N, and alpha is 1."""
-    q, k, v = draw()
-    k = k[:, :, :1].expand_as(k)
-    expected = build("elu")(q, k, v)
-    torch.testing.assert_close(build("rala")(q, k, v), expected, rtol=1e-5, atol=1e-5)  # another eps
-
-
 @pytest.mark.parametrize("shape", [(3, 5), (1, 11), (4, 4), (7, 3)])
 def test_agents_of_the_plane(shape):
     length = math.prod(shape)
@@ -192,21 +149,6 @@ def test_bins_of_the_plane_hold_real_tokens_only():
         agents = torch.stack([own.mean(1) for own in bins if own.shape[1]], dim=1)[None]
         expected = through_agents(agents, *(x[row : row + 1, :, kept] for x in (q, k, v)))
         torch.testing.assert_close(found[row : row + 1, :, kept], expected, **TOLERANCE)
-
-
-def test_more_agents_than_tokens():
-    q, k, v = draw(length=3)
-    assert build("agent", num_agents=49)(q, k, v).isfinite().all()
-
-
-def test_agents_default_to_the_papers():
-    assert create_mechanism("agent", num_heads=1, head_dim=2).num_agents == 49
-
-
-@pytest.mark.parametrize("num_agents", [0, -1, 2.0, True, None])
-def test_bad_num_agents(num_agents):
-    with pytest.raises(ValueError, match="num_agents must be an integer >= 1"):
-        build("agent", num_agents=num_agents)
 
 
 def test_bad_spatial_shape():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from linattn.mechanisms.base import Call
-from linattn.mechanisms.common.orders import Orders, plane_orders
+from linattn.mechanisms.common.decays import Orders, plane_orders
 from mechanisms.formulas import draw
 
 

@@ -60,16 +60,6 @@ def test_gradient_does_not_see_the_scale(causal):
         torch.testing.assert_close(x.grad, y.grad, rtol=1e-9, atol=1e-11)
 
 
-def test_a_large_key_moves_only_what_follows():
-    q, k, v = draw()
-    mechanism = build(causal=True)
-    before = mechanism(q, k, v)
-    k[:, :, 7] *= 1e3
-    after = mechanism(q, k, v)
-    assert torch.equal(before[:, :, :7], after[:, :, :7])
-    assert not torch.allclose(before[:, :, 7:], after[:, :, 7:])
-
-
 @pytest.mark.parametrize("causal", [True, False])
 def test_padding_does_not_set_the_scale(causal):
     q, k, v = draw()
@@ -127,15 +117,6 @@ def test_features_are_unbiased():
     assert ((found - exact).abs() < 5 * deviation)[mild].all()
 
 
-def test_error_shrinks_with_features():
-    q, k, _ = (x / 2 for x in draw(kv_heads=4))
-    exact = ((q * k).sum(-1) / 6**0.5).exp()[0]
-    errors = [((kernel_estimates(q, k, n, 60) - exact) / exact).square().mean().item() for n in (6, 24, 96)]
-    # A mean over n independent blocks has a variance of 1/n; a factor of 4, less what 60 draws leave to chance.
-    assert errors[1] < errors[0] / 2.5
-    assert errors[2] < errors[1] / 2.5
-
-
 def test_directions_are_orthogonal_in_blocks():
     directions = build(num_features=15).directions
     for block in directions.split(6, dim=1):
@@ -164,6 +145,3 @@ def test_redraw_and_checkpoint():
 def test_number_of_features():
     assert create_mechanism("performer", num_heads=1, head_dim=64).num_features == 266  # 64 log 64
     assert create_mechanism("performer", num_heads=1, head_dim=1).num_features == 1
-    for bad in (0, 1.5, "many"):
-        with pytest.raises(ValueError, match="num_features must be an integer >= 1, or None for D log D"):
-            build(num_features=bad)

@@ -41,36 +41,6 @@ def test_formula(kind, impl, causal):
     torch.testing.assert_close(mechanism(q, k, v), expected, **TOLERANCE)
 
 
-def test_exact_weights_are_the_series():
-    q, k, _ = draw()
-    mechanism = build(form="exact")
-    found = scores(mechanism.features(3 * q), mechanism.features(3 * k))
-    z = 9 * scores(q, k) / 6**0.5
-    torch.testing.assert_close(found, 1 + z + z**2 / 2, **TOLERANCE)
-    torch.testing.assert_close(found, ((1 + z) ** 2 + 1) / 2, **TOLERANCE)
-    assert found.min() >= 0.5
-    assert found.min() < 0.6  # some z is near -1, where the bound is met
-
-
-@pytest.mark.parametrize("linear_term", [True, False])
-def test_compact_weights_start_at_one_half_or_more(linear_term):
-    """Squares alone: at least (gamma^2 + 1)/2 = 1. The linear term can take 1/2 of that away."""
-    q, k, _ = draw(length=40)
-    mechanism = build(linear_term=linear_term)
-    found = scores(mechanism.features(q), mechanism.features(k))
-    assert found.min() >= (0.5 if linear_term else 1)
-    with_signs = scores(mechanism.features(-q), mechanism.features(k))
-    assert torch.allclose(found, with_signs) is not linear_term
-
-
-def test_compact_is_the_series_in_one_dimension():
-    """With a single channel nothing is left out but the linear term."""
-    q, k, _ = draw(dim=1)
-    mechanism = create_mechanism("quadratic", num_heads=4, num_kv_heads=2, head_dim=1, linear_term=True).double()
-    z = scores(q, k)
-    torch.testing.assert_close(scores(mechanism.features(q), mechanism.features(k)), 1 + z + z**2 / 2, **TOLERANCE)
-
-
 def test_squares_of_the_compact_form_weigh_as_many_times_as_there_are_channels():
     q, k, _ = draw()
     mechanism, z = build(linear_term=True), scores(q, k) / 6**0.5
@@ -78,14 +48,6 @@ def test_squares_of_the_compact_form_weigh_as_many_times_as_there_are_channels()
     squares = scores(q.square() / 6**0.5, k.square() / 6**0.5)  # those of z^2, without its mixed products
     expected = 1 + z + 6 * squares / 2
     torch.testing.assert_close(scores(mechanism.features(q), mechanism.features(k)), expected, **TOLERANCE)
-
-
-def test_normalized_does_not_see_lengths():
-    q, k, v = draw()
-    mechanism = build(form="normalized")
-    torch.testing.assert_close(mechanism(1e3 * q, 1e-3 * k, v), mechanism(q, k, v), **TOLERANCE)
-    features = mechanism.features(q)
-    torch.testing.assert_close(features[..., :-1].norm(dim=-1), torch.ones(2, 4, 11, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
@@ -117,12 +79,3 @@ def test_fp16_does_not_overflow(kind):
     found = mechanism.half()(q, k, v)
     # weights from features in fp32, the output rounded once
     assert (found.double() - exact).abs().max() <= 2**-11 * exact.abs().max() + 1e-5
-
-
-def test_bad_options():
-    with pytest.raises(ValueError, match="form must be one of 'compact', 'exact', 'normalized', got 'cubic'"):
-        build(form="cubic")
-    with pytest.raises(TypeError, match="linear_term must be True or False, got 1"):
-        build(linear_term=1)
-    with pytest.raises(ValueError, match="linear_term is an option of form=\"compact\", got form='exact'"):
-        build(form="exact", linear_term=True)

@@ -43,9 +43,3 @@ def test_decay_values(dtype):
     # gates are fp32 even for half-precision inputs, and the weakest decay, 2^-28, must not round to none
     precision = 1e-14 if dtype == torch.float64 else 1e-6
     torch.testing.assert_close(found.double(), expected, rtol=precision, atol=0)
-
-
-@pytest.mark.parametrize("normalizer", ["sum", "max", 1])
-def test_bad_normalizer(normalizer):
-    with pytest.raises(ValueError, match="normalizer must be one of None, 'abs_max_one'"):
-        build(normalizer=normalizer)

@@ -85,21 +85,3 @@ def test_states_with_and_without_padding_join():
     assert state.mask.sum(1).tolist() == [9, 11]
     torch.testing.assert_close(out[0], mechanism(q[:, :, 2:], k[:, :, 2:], v[:, :, 2:])[0, :, 2:], **TOLERANCE)
     torch.testing.assert_close(out[1], mechanism(q, k, v)[1, :, 4:], **TOLERANCE)
-
-
-def test_no_keys_at_all():
-    q = torch.randn(2, 4, 3, 6)
-    empty = torch.zeros(2, 2, 0, 6)
-    assert torch.equal(build()(q, empty, empty), torch.zeros(2, 4, 3, 6))
-
-
-@pytest.mark.parametrize("impl", ["recurrent", "chunked", "fast"])
-def test_other_forms_do_not_exist(impl):
-    with pytest.raises(ValueError, match="impl must be one of 'auto', 'reference'"):
-        build(impl=impl)
-
-
-@pytest.mark.parametrize("scale", [0, -1.0, "half"])
-def test_bad_scale(scale):
-    with pytest.raises(ValueError, match="scale must be"):
-        build(scale=scale)

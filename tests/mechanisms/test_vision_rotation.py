@@ -79,7 +79,11 @@ def test_inputs_are_turned_once(name, options):
     torch.testing.assert_close(mechanism(q, k, v, rotate=rotate), mechanism(turn(q), turn(k), v), **TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["efficient", "agent"])
-def test_nothing_to_turn(name):
-    with pytest.raises(ValueError, match=f"mechanism '{name}' has no features that rotate could turn"):
-        build(name)(*draw(), rotate=rotate)
+@pytest.mark.parametrize("name", ["focused", "mirror", "nala"])
+def test_rotated_features_are_for_the_numerator(name):
+    """Turned by nothing they give what they were; turned around, the numerator changes its sign and no more."""
+    q, k, v = draw(kv_heads=4)
+    mechanism = create_mechanism(name, num_heads=4, head_dim=6).double()
+    plain = mechanism(q, k, v)
+    torch.testing.assert_close(mechanism(q, k, v, rotate=lambda q, k: (q, k)), plain, **TOLERANCE)
+    torch.testing.assert_close(mechanism(q, k, v, rotate=lambda q, k: (q, -k)), -plain, **TOLERANCE)

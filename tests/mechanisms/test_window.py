@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from linattn import create_mechanism, mechanism_info
+from linattn import create_mechanism
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -59,22 +59,6 @@ def test_the_state_is_the_last_tokens(cuts):
     assert torch.equal(state.keys, k[:, :, -4:])
     assert torch.equal(state.values, v[:, :, -4:])
     assert sum(part[0].numel() for part in state) == mechanism.state_size(23) == mechanism.state_size(10**6)
-
-
-def test_it_declares_what_it_costs():
-    info = mechanism_info("window")
-    assert (info.state, info.cost, info.bidirectional) == ("constant", "linear", False)
-    assert create().flops(64) == 4 * 4 * 8 * 64 * 5
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"window": 0}, "window must be an integer >= 1, got 0"), ({"window": 2.5}, "window must be an integer"),
-     ({"scale": -1}, "scale must be a number > 0")],
-)  # fmt: skip
-def test_bad_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        create(**options)
 
 
 def test_a_state_of_another_window_is_refused():

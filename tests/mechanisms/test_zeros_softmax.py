@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from linattn import create_mechanism, mechanism_info
+from linattn import create_mechanism
 from linattn.testing import check_mechanism
 from mechanisms.formulas import TOLERANCE, draw, per_query_head
 
@@ -117,57 +117,6 @@ def test_rows_sum_to_zero_without_the_zeroth_order(causal):
         torch.testing.assert_close(found, torch.zeros_like(found), rtol=0, atol=1e-13)
 
 
-def test_the_first_causal_token_has_the_zeroth_order_alone():
-    q, k, v = draw()
-    x = draw_x()
-    mechanism = build(causal=True)
-    expected = gates_of(mechanism, x)[2][:, :, 0, None] * per_query_head(v, 4)[:, :, 0]
-    torch.testing.assert_close(mechanism(q, k, v, x=x)[:, :, 0], expected, **TOLERANCE)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_constant_in_all_scores_changes_nothing(causal):
-    """A vector added to all keys adds the same number to all scores of a query."""
-    q, k, v = draw()
-    mechanism, x = build(causal=causal), draw_x()
-    moved = k + torch.randn(2, 2, 1, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    torch.testing.assert_close(mechanism(q, moved, v, x=x), mechanism(q, k, v, x=x), **TOLERANCE)
-
-
-def test_the_zeroth_order_is_saved_with_the_weights():
-    mechanism = build()
-    mechanism.zero_order.fill_(0.25)
-    other = build()
-    other.load_state_dict(mechanism.state_dict())
-    assert other.zero_order == 0.25
-
-
-def test_it_declares_what_it_costs():
-    info = mechanism_info("zeros_softmax")
-    assert (info.cost, info.state, info.uses_input) == ("quadratic", "growing", True)
-    mechanism = build(causal=True)
-    _, state = mechanism.with_state(*draw(), x=draw_x())
-    assert mechanism.state_size(11) * 2 == sum(part.numel() for part in state if part is not None)
-    softmax = create_mechanism("softmax", num_heads=4, num_kv_heads=2, head_dim=6, causal=True)
-    assert mechanism.flops(9) == softmax.flops(9) + 9 * (6 * 2 * 7 * 6 + 2 * 10 * 12)
-
-
 def test_contracts_of_sigmoid_gates():
     contracts = ["forms", "causality", "padding", "hand_over", "gradients", "scaling"]
     assert check_mechanism("zeros_softmax", contracts, gate="sigmoid")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"gate": "tanh"}, "gate must be one of 'unit', 'sigmoid', got 'tanh'"),
-        ({"zero_order": -1}, "zero_order must be a finite number >= 0"),
-        ({"zero_order": "on"}, "zero_order must be a finite number >= 0"),
-        ({"zero_order": True}, "zero_order must be a finite number >= 0"),
-        ({"zero_order": float("inf")}, "zero_order must be a finite number >= 0"),
-        ({"impl": "chunked"}, "impl must be one of 'auto', 'reference', got 'chunked'"),
-    ],
-)
-def test_bad_options(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        build(**wrong)

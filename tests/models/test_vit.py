@@ -4,12 +4,13 @@ import math
 
 import pytest
 import torch
+from tests.models.vision.cases import silent, stir
 
 from linattn import list_mechanisms
 from linattn.layers import list_presets
 from linattn.layers import preset as find_preset
-from linattn.models.vision import SIZES, VisionTransformer, create_vit
-from linattn.models.vision.position import resize_positions, sincos_positions
+from linattn.models.vision import VisionTransformer, create_vit
+from linattn.models.vision.patches import resize_positions, sincos_positions
 
 SMALL = {"img_size": 8, "patch_size": 2, "in_chans": 1, "num_classes": 5, "embed_dim": 16, "depth": 2, "num_heads": 2}
 
@@ -27,16 +28,11 @@ def image(height=8, width=8, batch=2):
 @pytest.mark.parametrize("name", list_mechanisms(bidirectional=True))
 def test_every_parameter_learns(name, pool):
     model = build(name, global_pool=pool).double()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.1 * torch.randn_like(p))
+    stir(model, 0.1)
     out = model(image().double())
     assert out.shape == (2, 5)
     (out * torch.randn_like(out)).sum().backward()
-    silent = [
-        n for n, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all() or not p.grad.any()
-    ]
-    assert not silent
+    assert not silent(model)
 
 
 @pytest.mark.parametrize("pos_embed", ["learned", "sincos", None])
@@ -111,44 +107,11 @@ def test_any_mechanism_runs_in_any_block_with_rotary_positions(mechanism, preset
     assert model(torch.randn(1, 1, 8, 8)).shape == (1, 10)
 
 
-def test_rotary_positions_of_a_preset_where_features_have_pairs():
-    rotary = lambda *a, **o: create_vit("digits", *a, depth=1, **o).blocks[0].attn.options.rotary  # noqa: E731
-    assert rotary("elu", preset="nala") == rotary("softmax", preset="nala") == "blocks"
-    assert rotary("performer", preset="mala") == "features"  # 44 of them
-    assert rotary("performer", preset="nala") is rotary("agent", preset="nala") is None
-    options = {"mechanism_options": {"num_features": 32}}
-    assert rotary("performer", preset="nala", attention=options) == "blocks"
-    with pytest.raises(ValueError, match="rotary='blocks' turns features, and mechanism 'agent' has none"):
-        rotary("agent", preset="nala", attention={"rotary": "blocks"})
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_heads": 0}, "num_heads must be an integer >= 1, got 0"),
-        ({"num_heads": "3"}, "num_heads must be an integer >= 1, got '3'"),
-        ({"num_heads": 5}, "num_heads must divide dim, got dim = 48 and num_heads = 5"),
-        ({"num_heads": 100}, "num_heads must divide dim, got dim = 48 and num_heads = 100"),
-        ({"attention": {"mechanism_options": {"num_heads": 3}}}, "must not hold 'num_heads': the layer sets it"),
-    ],
-)
-def test_wrong_heads_are_named_in_the_block_of_a_preset_too(options, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        create_vit("digits", "elu", preset="nala", depth=1, **options)
-
-
 @pytest.mark.parametrize(("size", "millions"), [("tiny", 5.717416), ("small", 22.050664), ("base", 86.567656)])
 def test_sizes_are_those_of_deit(size, millions):
     with torch.device("meta"):
         model = create_vit(size)
     assert sum(p.numel() for p in model.parameters()) == round(millions * 1e6)
-
-
-@pytest.mark.parametrize("size", ["nano", "pico", "digits"])
-def test_small_sizes_run(size):
-    model = create_vit(size, "relu", depth=1)
-    options = SIZES[size]
-    assert model(torch.randn(1, options["in_chans"], options["img_size"], options["img_size"])).shape == (1, 10)
 
 
 def test_head():
@@ -200,36 +163,12 @@ def test_block_formula():
     torch.testing.assert_close(block(x, plane), expected, rtol=1e-6, atol=1e-7)
 
 
-def test_depth_drops_more():
-    rates = [block.drop_path.rate for block in build(depth=3, drop_path_rate=0.2).blocks]
-    assert rates == pytest.approx([0, 0.1, 0.2])
-
-
 def test_compiles_as_one_graph():
     model = build("relu", cpe=1, mlp_conv=True, attention={"local": "channel", "rotary": "features", "gate": "silu"})
     model = model.double().eval()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     x = image(6, 10).double()
     torch.testing.assert_close(compiled(x), model(x), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("pos_embed", ["sincos", None])
-def test_learns_to_tell_where_a_patch_is_bright(pos_embed):
-    """Four images, one bright patch each: a model without positions cannot tell them apart."""
-    model = build("elu", num_classes=4, depth=1, pos_embed=pos_embed, global_pool="avg")
-    x = torch.zeros(4, 1, 8, 8)
-    for i, (row, column) in enumerate([(0, 0), (0, 6), (6, 0), (6, 6)]):
-        x[i, 0, row : row + 2, column : column + 2] = 1
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for _ in range(100):
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(x), torch.arange(4))
-        loss.backward()
-        optimizer.step()
-    if pos_embed is None:
-        assert loss.item() == pytest.approx(math.log(4), abs=0.01)
-    else:
-        assert loss.item() < 0.1
 
 
 @pytest.mark.parametrize(
@@ -249,6 +188,10 @@ def test_bad_options(options, message):
 
 
 def test_bad_calls():
+    with pytest.raises(ValueError, match="num_heads must be an integer >= 1, got '3'"):
+        create_vit("digits", "elu", preset="nala", num_heads="3")
+    with pytest.raises(TypeError, match="must not hold 'num_heads': the layer sets it"):
+        create_vit("digits", "elu", preset="nala", attention={"mechanism_options": {"num_heads": 3}})
     with pytest.raises(ValueError, match="size must be one of 'base', 'small'"):
         create_vit("huge")
     with pytest.raises(ValueError, match=r"images must be \(B, 1, height, width\), got shape \(2, 3, 8, 8\)"):

@@ -37,7 +37,9 @@ def save_linearized(model: Any, folder: str | Path) -> None:
         raise ValueError("model has no converted layer; save_linearized is for what linattn.convert returns")
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as name:
+    for half in folder.parent.glob(f".{folder.name}-half-????????"):  # of a process that was killed
+        shutil.rmtree(half, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-half-") as name:
         new = Path(name) / "model"
         new.mkdir()
         if hasattr(model, "save_pretrained"):

@@ -33,9 +33,9 @@ class Command(Protocol):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that ``arguments`` name; returns its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] == ["compare"] and any(word.partition("=")[0] == "--task" for word in words[1:]):
-        words[1:] = ["text", *words[2 if words[1] == "text" else 1 :]]  # by --task, with or without its name
     name = command_name(words)
+    if name == "compare" and any(word.partition("=")[0] == "--task" for word in words):
+        name, words = "compare text", ["compare", "text", *words[1:]]
     try:
         return _run(name, words)
     except OptionError as error:
@@ -139,7 +139,8 @@ def _function(config: type[Config], everything: bool) -> Any:
         return int(made.run(Screen(quiet=quiet, as_json=as_json)))
 
     hints = get_type_hints(config)
-    repeated = {name for name, hint in hints.items() if get_origin(alternatives(hint)[0][0]) is tuple}
+    whole = {own.name for own in fields(config) if option_of(own).repeated}  # their texts may have commas
+    repeated = {name for name, hint in hints.items() if get_origin(alternatives(hint)[0][0]) is tuple} - whole
     parameters, arguments = [], []
     panels: dict[str, Any] = {}
     for own in fields(config):

@@ -13,6 +13,7 @@ class Entry(NamedTuple):
 
 COMPARE = "Train mechanisms or models alike, and compare them."
 TRAIN = "Train one model: on images, on text, or on a task of sequences."
+GRAPHS = "The space that suits a graph, and what models cost as it grows."
 LABORATORIES = "Experiments with known answers: a formula, a theorem or a bound stands beside every number."
 
 COMMANDS: dict[str, Entry] = {
@@ -21,6 +22,7 @@ COMMANDS: dict[str, Entry] = {
     "compare conversion": Entry(
         "linattn.lab.compare.conversion:CompareConversion", "Convert a trained softmax model to each mechanism."
     ),
+    "compare graph": Entry("linattn.lab.compare.graph:CompareGraphs", "Train models on one graph, and compare them."),
     "report": Entry("linattn.lab.report:Report", "Draw the page of a comparison again."),
     "train images": Entry("linattn.lab.train.command:TrainImages", "Train one mechanism on images.", TRAIN),
     "train lm": Entry("linattn.lab.train.text.command:TrainLm", "Train a language model on a text.", TRAIN),
@@ -29,6 +31,8 @@ COMMANDS: dict[str, Entry] = {
     "generate": Entry("linattn.lab.generate:Generate", "Go on from a prompt with a language model."),
     "linearize": Entry("linattn.lab.convert.linearize:Linearize", "Replace a pretrained model's softmax attention."),
     "inspect": Entry("linattn.lab.convert.inspect:Inspect", "Look at a pretrained model's attention beforehand."),
+    "graph search": Entry("linattn.lab.tasks.graph.search:SearchSpace", "The space that suits a graph.", GRAPHS),
+    "graph scaling": Entry("linattn.lab.compare.graph_scaling:GraphScaling", "Cost of a step by number of nodes."),
     "bench": Entry("linattn.lab.bench.attention:Attention", "Time and memory of linear attention beside softmax."),
     "kernels": Entry("linattn.lab.bench.kernels:Kernels", "Time of GPU kernels beside rivals and the floor."),
     "models": Entry("linattn.lab.bench.models:Models", "Training steps of whole models beside the same on softmax."),

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from linattn.lab.screen import Screen
-from linattn.lab.train.config import Precision
+from linattn.lab.train.computing import Precision
 from linattn.support.bars import without_bars
 from linattn.support.config import Config, option
 from linattn.support.extras import need
@@ -57,7 +57,8 @@ class Generate(Config):
         except OptionError as error:
             raise OptionError("checkpoint" if error.option == "model" else error.option, error.message) from error
         answers = model.complete(list(self.prompt), sampling)
-        for text, answer in zip(self.prompt, answers, strict=True):
-            screen.say(text + answer)
-        screen.result([text + answer for text, answer in zip(self.prompt, answers, strict=True)])
+        texts = [text + answer for text, answer in zip(self.prompt, answers, strict=True)]
+        if not screen.quiet:
+            print(*texts, sep="\n")  # as it is: a Screen would draw what looks like the name of an emoji
+        screen.result(texts)
         return 0

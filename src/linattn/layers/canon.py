@@ -10,26 +10,24 @@ from linattn.ops.convolution.api import (
     short_convolution_with_state,
 )
 from linattn.ops.convolution.call import ACTIVATIONS, Activation, ConvolutionState
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.checks import check_choice, check_flag, check_integer
 
 POSITIONS = ("A", "B", "b", "C", "D")
 MEANING = "A before attention, B on q, k and v, b a SiLU convolution in its place, C before the MLP, D inside it"
 
 
-def canon_positions(canon: str | None) -> frozenset[str]:
-    """Check ``canon`` and return its letters; None and the empty string stand for no Canon layers.
+def check_canon(canon: str | None) -> None:
+    """Check the positions of Canon layers, such as ``"AbCD"``; None and the empty string stand for none.
 
     Example:
-        >>> from linattn.layers.canon import canon_positions
-        >>> sorted(canon_positions("AbCD"))
-        ['A', 'C', 'D', 'b']
-        >>> canon_positions("BbC")
+        >>> from linattn.layers.canon import check_canon
+        >>> check_canon("BbC")
         Traceback (most recent call last):
             ...
         ValueError: canon must have B or b, not both, they stand at the same place, got 'BbC'
     """
     if canon is None:
-        return frozenset()
+        return
     if not isinstance(canon, str):
         raise TypeError(f"canon must be a string such as 'ABCD', or None, got {type(canon).__name__}")
     for letter in canon:
@@ -39,7 +37,6 @@ def canon_positions(canon: str | None) -> frozenset[str]:
             raise ValueError(f"canon must name each position once, got {letter!r} twice or more in {canon!r}")
     if {"B", "b"} <= set(canon):
         raise ValueError(f"canon must have B or b, not both, they stand at the same place, got {canon!r}")
-    return frozenset(canon)
 
 
 class Canon(nn.Module):
@@ -83,11 +80,9 @@ class Canon(nn.Module):
         self, width: int, *, kernel_size: int = 4, residual: bool = True, activation: Activation = None
     ) -> None:
         super().__init__()
-        for name, value in (("width", width), ("kernel_size", kernel_size)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
-        if not isinstance(residual, bool):
-            raise TypeError(f"residual must be True or False, got {residual!r}")
+        check_integer("width", width)
+        check_integer("kernel_size", kernel_size)
+        check_flag("residual", residual)
         check_choice("activation", activation, ACTIVATIONS)
         self.residual, self.activation = residual, activation
         self.weight = nn.Parameter(torch.empty(width, kernel_size))
@@ -129,10 +124,10 @@ class Canon(nn.Module):
         return f"{width}, kernel_size={kernel_size}, residual={self.residual}, activation={self.activation!r}"
 
 
-def canon_at(position: str, positions: frozenset[str], width: int, kernel_size: int) -> Canon | None:
-    """The Canon layer for ``position`` (A, B, C or D), or None; b stands at position B."""
-    if position in positions:
+def canon_at(position: str, canon: str | None, width: int, kernel_size: int) -> Canon | None:
+    """The Canon layer that ``canon`` has at ``position`` (A, B, C or D), or None; b stands at position B."""
+    if position in (canon or ""):
         return Canon(width, kernel_size=kernel_size)
-    if position == "B" and "b" in positions:
+    if position == "B" and "b" in (canon or ""):
         return Canon(width, kernel_size=kernel_size, residual=False, activation="silu")
     return None

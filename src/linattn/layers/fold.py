@@ -1,37 +1,30 @@
 """Folding: merging a fixed linear map between a projection and a mechanism into the projection."""
 
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-
-from linattn.mechanisms.base import Mechanism
 
 if TYPE_CHECKING:
     from linattn.layers.attention import Attention
 
 
-class Reflecting(Protocol):
-    """A mechanism that first maps q and k linearly, the same for every token, over the channels of all heads."""
-
-    def reflection_matrix(self, *, keys: bool = False) -> Tensor:
-        """Matrix of the queries ``(H D, H D)`` or keys ``(H_kv D, H_kv D)``; raises if the map is not one matrix."""
-
-    def without_reflection(self) -> Mechanism:
-        """The mechanism that gives the same outputs for queries and keys that are reflected already."""
-
-
 def fold_reflection(layer: "Attention") -> None:
-    """``W_q <- H W_q``, ``b_q <- H b_q``, likewise for k and its position embedding, and a mechanism without H."""
+    """``W_q <- H W_q``, ``b_q <- H b_q``, likewise for k and its position embedding, and a mechanism without H.
+
+    The mechanism's ``reflection_matrix(keys=...)`` is H of the queries ``(H D, H D)`` or keys ``(H_kv D, H_kv D)``, and
+    ``without_reflection()`` the mechanism for queries and keys that are reflected already.
+    """
     name = layer.mechanism.info.name
     if not hasattr(layer.mechanism, "reflection_matrix"):
         raise ValueError(f"mechanism {name!r} has no reflection that could be folded into the projections")
-    if layer.options.qk_norm is not None:
+    between = {"qk_norm": layer.options.qk_norm, "canon": layer.options.canon, "rotary": layer.rotary_width or None}
+    for part in (part for part, value in between.items() if value is not None):
         raise ValueError(
-            f"qk_norm={layer.options.qk_norm!r} stands between the projections and the reflection, which cannot be "
-            "moved past it"
+            f"{part}={getattr(layer.options, part)!r} stands between the projections and the reflection, which cannot "
+            "be moved past it"
         )
-    mechanism = cast(Reflecting, layer.mechanism)
+    mechanism: Any = layer.mechanism
     with torch.no_grad():
         for_q, for_k = mechanism.reflection_matrix(), mechanism.reflection_matrix(keys=True)
         if not hasattr(mechanism, "without_reflection"):

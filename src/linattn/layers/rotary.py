@@ -1,6 +1,8 @@
-"""2-D rotary positions, for features of any width."""
+"""Rotary positions: of an image plane, for features of any width, and of a sequence, for queries and keys."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -34,38 +36,27 @@ def makes_pairs(channels: int, width: int) -> bool:
     return channels % width == 0 and width % 4 == 0
 
 
-def plane_positions(
-    spatial_shape: tuple[int, int], num_prefix_tokens: int, stride: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Row and column of every token ``(T,)``; prefix tokens are at (0, 0), where nothing is turned.
-
-    A token that stands for ``stride x stride`` others is at their centre.
-    """
-    rows, columns = (torch.arange(n, device=device) * stride + (stride - 1) / 2 for n in spatial_shape)
-    height, width = spatial_shape
-    both = rows.repeat_interleave(width), columns.repeat(height)
-    return F.pad(both[0], (num_prefix_tokens, 0)), F.pad(both[1], (num_prefix_tokens, 0))
-
-
-def angles(rows: Tensor, columns: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """Angles ``(T, width / 2)``, one per pair of channels: ``width / 4`` for rows, then as many for columns.
-
-    ``angle_i = position 10000^(-i / (width / 4 - 1))``, i = 0, 1, ..., as in RALA's and NaLaFormer's code.
-    """
-    frequencies = BASE ** -torch.linspace(0, 1, width // 4, dtype=dtype, device=rows.device)
-    return torch.cat([p.to(dtype)[:, None] * frequencies for p in (rows, columns)], dim=-1)
-
-
 @dataclass(frozen=True)
 class Plane:
-    """A plane of tokens after prefix tokens; each of its tokens stands for ``stride x stride`` others."""
+    """A plane of tokens after prefix tokens, which are at (0, 0).
+
+    Each token of the plane stands for ``stride x stride`` others, and is at their centre.
+    """
 
     shape: tuple[int, int]
     num_prefix_tokens: int
     stride: int
 
     def turns(self, width: int, device: torch.device, dtype: torch.dtype) -> Turns:
-        table = angles(*plane_positions(self.shape, self.num_prefix_tokens, self.stride, device), width, dtype)
+        """Of angles ``(T, width / 2)``, one per pair of channels: ``width / 4`` for rows, then as many for columns.
+
+        ``angle_i = position 10000^(-i / (width / 4 - 1))``, i = 0, 1, ..., as in RALA's and NaLaFormer's code.
+        """
+        frequencies = BASE ** -torch.linspace(0, 1, width // 4, dtype=dtype, device=device)
+        rows, columns = (torch.arange(n, device=device) * self.stride + (self.stride - 1) / 2 for n in self.shape)
+        places = (rows.repeat_interleave(self.shape[1]), columns.repeat(self.shape[0]))
+        padded = (F.pad(place, (self.num_prefix_tokens, 0)).to(dtype) for place in places)
+        table = torch.cat([place[:, None] * frequencies for place in padded], dim=-1)
         return Turns(table.cos(), table.sin())
 
 
@@ -142,3 +133,39 @@ def plane_rotation(
     """
     keys = Plane(key_shape or query_shape, num_prefix_tokens, stride)
     return PlaneRotation(Plane(query_shape, num_prefix_tokens, 1), keys, width)
+
+
+class SequenceRotary(NamedTuple):
+    """Cosines and sines ``(B, 1, T, W)`` by which W channels of a sequence's heads are rotated; fp32 or fp64.
+
+    Each angle appears in both halves of W; its sine is negative in the first half.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+
+def rotations(positions: Tensor, widths: Iterable[int], base: float, like: Tensor) -> dict[int, SequenceRotary]:
+    """One rotation for each width W that is not 0, with the angles ``positions (B, T)`` times ``base^(-2i / W)``."""
+    dtype, by_width = compute_dtype(like), {}
+    for width in sorted(set(widths) - {0}):
+        exponents = torch.arange(0, width, 2, dtype=dtype, device=like.device) / width
+        angle = (positions.to(like.device, dtype).unsqueeze(-1) * base**-exponents).unsqueeze(1)
+        cos, sin = angle.cos(), angle.sin()
+        by_width[width] = SequenceRotary(torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1))
+    return by_width
+
+
+def rotate_halves(x: Tensor, rotation: SequenceRotary) -> Tensor:
+    """Rotate channels i and ``W / 2 + i`` of ``x (B, H, T, D)`` as a pair; channels from W on stay as they are.
+
+    The halves lie as in Llama, so that its weights fit. The result is rounded to x's dtype once.
+    """
+    cos, sin = rotation
+    width = cos.shape[-1]
+    part = x[..., :width]
+    if torch.is_grad_enabled():  # both paths to x then join in cos's dtype: the gradient too is rounded once
+        part = part.to(cos.dtype)
+    a, b = part.chunk(2, dim=-1)
+    rotated = torch.addcmul(part * cos, torch.cat([b, a], dim=-1), sin).to(x.dtype)
+    return rotated if width == x.shape[-1] else torch.cat([rotated, x[..., width:]], dim=-1)

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput
-from linattn.mechanisms.common.directions import direction_of
 from linattn.mechanisms.registry import register_mechanism
+from linattn.ops.maps.powers import direction_of
 from linattn.ops.shared.checks import check_choice
 
 OUTPUT_NORMS = ("l2", "sum")
@@ -65,9 +65,6 @@ class Angular(LinearBase):
     @property
     def num_features(self) -> int:
         return self.head_dim + 1
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, output_norm={self.output_norm!r}"
 
 
 def _features(x: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """The base classes of mechanisms: modules that map (q, k, v) to the output of attention."""
 
+import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict
@@ -62,7 +63,6 @@ class Mechanism(nn.Module, ABC):
     info: ClassVar["MechanismInfo"]
     impls: ClassVar[tuple[str, ...]] = ("auto", *IMPLEMENTATIONS)
     state_type: ClassVar[type] = LinearState  # a NamedTuple of tensors
-    step_impl: ClassVar[str] = "auto"  # for one token "auto" is the recurrent form, or its kernel
     # What call.rotate turns: the inputs q and k, the features that attend makes of them, or None: neither makes sense.
     rotates: ClassVar[Literal["inputs", "features"] | None] = "inputs"
 
@@ -79,21 +79,15 @@ class Mechanism(nn.Module, ABC):
         super().__init__()
         for name, value in (("num_heads", num_heads), ("head_dim", head_dim), ("num_kv_heads", num_kv_heads),
                             ("input_dim", input_dim)):  # fmt: skip
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
-        self.num_heads, self.head_dim = num_heads, head_dim
+            checks.check_integer(name, 1 if value is None and name in CommonOptions.__annotations__ else value)
+        self.num_heads, self.head_dim, self.causal, self.impl = num_heads, head_dim, causal, impl
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        checks.check_groups(num_heads, self.num_kv_heads)
-        if not isinstance(causal, bool):
-            raise TypeError(f"causal must be True or False, got {causal!r}")
-        self.causal = causal
         self.input_dim = num_heads * head_dim if input_dim is None else input_dim
+        checks.check_groups(num_heads, self.num_kv_heads)
+        checks.check_flag("causal", causal)
         checks.check_choice("impl", impl, self.impls)
-        self.impl = impl
-        info = getattr(type(self), "info", None)
-        if info is not None and not (info.causal if causal else info.bidirectional):
-            only = "bidirectional: use causal=False" if causal else "causal: use causal=True"
-            raise ValueError(f"mechanism {info.name!r} is only {only}")
+        if hasattr(self, "info"):
+            check_direction(self.info, causal)
 
     @abstractmethod
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
@@ -148,7 +142,7 @@ class Mechanism(nn.Module, ABC):
             checks.check_tensor(name, tensor, "(B, H, D), one token,", 3)
         q, k, v = q_t.unsqueeze(2), k_t.unsqueeze(2), v_t.unsqueeze(2)
         x = None if x is None else x.unsqueeze(1)
-        call = Call(self.step_impl, x=x, state=state, need_state=True)
+        call = Call("auto", x=x, state=state, need_state=True)  # the recurrent form, or its kernel
         out = self._checked_attend(q, k, v, call)
         return MechanismOutput(out.output.squeeze(2), out.state)
 
@@ -233,12 +227,22 @@ class Mechanism(nn.Module, ABC):
             raise ValueError("a state needs causal=True: a bidirectional mechanism sees the whole sequence")
 
     def extra_repr(self) -> str:
-        return f"num_heads={self.num_heads}, head_dim={self.head_dim}, causal={self.causal}, impl={self.impl!r}"
+        """The usual options, and those of its own that are plain values."""
+        own = [n for n in inspect.signature(type(self).__init__).parameters if n not in CommonOptions.__annotations__]
+        values = {name: getattr(self, name, self) for name in dict.fromkeys((*own, "num_kv_heads", "causal", "impl"))}
+        plain = {name: value for name, value in values.items() if isinstance(value, int | float | str | None)}
+        return ", ".join(f"{name}={value!r}" for name, value in plain.items())
+
+
+def check_direction(info: "MechanismInfo", causal: bool) -> None:
+    """Raise ValueError unless a mechanism is declared for attention that is ``causal``, or for bidirectional one."""
+    if not (info.causal if causal else info.bidirectional):
+        only = "bidirectional: use causal=False" if causal else "causal: use causal=True"
+        raise ValueError(f"mechanism {info.name!r} is only {only}")
 
 
 def check_length(length: int) -> None:
-    if not isinstance(length, int) or length < 0:
-        raise ValueError(f"length must be an integer >= 0, got {length!r}")
+    checks.check_integer("length", length, 0)
 
 
 class LinearBase(Mechanism):
@@ -247,9 +251,9 @@ class LinearBase(Mechanism):
     rotates: ClassVar[Literal["inputs", "features"] | None] = "features"
 
     @property
-    @abstractmethod
     def num_features(self) -> int:
         """Width of the mapped queries and keys: K of the algebra."""
+        return self.head_dim
 
     @property
     def turned_width(self) -> int:
@@ -267,6 +271,8 @@ class LinearBase(Mechanism):
 
     def state_size(self, length: int) -> int:
         check_length(length)
+        if self._declared("state") == "none":
+            return 0
         return self.num_kv_heads * self.num_features * (self.head_dim + 1)
 
     def flops(self, length: int) -> int:

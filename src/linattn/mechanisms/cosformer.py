@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput
-from linattn.mechanisms.common.positions import token_positions
+from linattn.mechanisms.common.tokens import token_positions
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.shared import checks
 from linattn.ops.shared.call import compute_dtype, num_sequences
@@ -61,8 +61,8 @@ class Cosformer(LinearBase):
         self, num_heads: int, head_dim: int, *, max_length: int | None = None, **common: Unpack[CommonOptions]
     ) -> None:
         super().__init__(num_heads, head_dim, **common)
-        if max_length is not None and (type(max_length) is not int or max_length < 1):
-            raise ValueError(f"max_length must be an integer >= 1 or None, got {max_length!r}")
+        if max_length is not None:
+            checks.check_integer("max_length", max_length)
         self.max_length = CAUSAL_MAX_LENGTH if max_length is None and self.causal else max_length
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
@@ -124,6 +124,3 @@ class Cosformer(LinearBase):
 
     def state_size(self, length: int) -> int:
         return super().state_size(length) + 1
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, max_length={self.max_length}"

@@ -4,9 +4,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from linattn.mechanisms.base import Call, LinearBase, MechanismOutput, check_length
-from linattn.mechanisms.common.over_tokens import query_mask, softmax_features
-from linattn.mechanisms.common.wide import wide
+from linattn.mechanisms.base import Call, LinearBase, MechanismOutput
+from linattn.mechanisms.common.linear import wide
+from linattn.mechanisms.common.tokens import query_mask, softmax_features
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.shared.call import hide
 
@@ -39,11 +39,3 @@ class Efficient(LinearBase):
         phi, psi = softmax_features(queries, wide(k), call)
         # The row sums are at least 1: eps only serves queries that see no key.
         return self.linear(call, {"q": phi.to(q.dtype), "k": psi.to(k.dtype), "v": v, "eps": 1e-12})
-
-    @property
-    def num_features(self) -> int:
-        return self.head_dim
-
-    def state_size(self, length: int) -> int:
-        check_length(length)
-        return 0

@@ -30,7 +30,3 @@ class Elu(LinearMechanism):
 
     def arguments(self, q: Tensor, k: Tensor, v: Tensor, *, x: Tensor | None) -> dict[str, Any]:
         return {"q": q, "k": k, "v": v, "feature_map": EluPlusOne()}
-
-    @property
-    def num_features(self) -> int:
-        return self.head_dim

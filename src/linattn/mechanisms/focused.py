@@ -1,6 +1,5 @@
 """FLatten: features are pulled towards the nearest axes and keep their lengths."""
 
-import math
 from typing import Unpack
 
 import torch
@@ -8,10 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput
-from linattn.mechanisms.common.over_tokens import mean_factor
+from linattn.mechanisms.common.tokens import mean_factor
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.maps import ShiftedPower
 from linattn.ops.shared.call import compute_dtype
+from linattn.ops.shared.checks import check_number
 
 EPS = 1e-6
 
@@ -44,8 +44,7 @@ class Focused(LinearBase):
 
     def __init__(self, num_heads: int, head_dim: int, *, power: float = 3.0, **common: Unpack[CommonOptions]) -> None:
         super().__init__(num_heads, head_dim, **common)
-        if isinstance(power, bool) or not isinstance(power, int | float) or not 0 < power < math.inf:
-            raise ValueError(f"power must be a number > 0, got {power!r}")
+        check_number("power", power, above=0)
         self.power = float(power)
         self.scale = nn.Parameter(torch.empty(self.num_kv_heads, head_dim))
         self.reset_parameters()
@@ -54,7 +53,7 @@ class Focused(LinearBase):
         nn.init.zeros_(self.scale)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
-        factor, eps = (None, EPS) if self.causal else mean_factor(q, k.shape[2], call)
+        factor, eps = mean_factor(q, k, call, causal=self.causal)
         maps = (self.map_for(q, factor), self.map_for(k))
         return self.linear(call, {"q": q, "k": k, "v": v, "feature_map": maps, "eps": eps})
 
@@ -75,10 +74,3 @@ class Focused(LinearBase):
 
     def truncated(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return q, k
-
-    @property
-    def num_features(self) -> int:
-        return self.head_dim
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, power={self.power:g}"

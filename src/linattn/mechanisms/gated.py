@@ -74,10 +74,6 @@ class Gated(LinearMechanism):
         return {"q": q * self.head_dim**-0.5, "k": k, "v": v, "log_decay": log_decay, "normalizer": None,
                 "decay_index": "query"}  # fmt: skip
 
-    @property
-    def num_features(self) -> int:
-        return self.head_dim
-
     def flops(self, length: int) -> int:
         """A bidirectional decay takes two sweeps; the gates are computed once."""
         gates = sum(2 * length * linear.weight.numel() for linear in self._linears())
@@ -85,6 +81,3 @@ class Gated(LinearMechanism):
 
     def _linears(self) -> list[nn.Linear]:
         return [module for module in self.gate_map if isinstance(module, nn.Linear)]
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, gate={self.gate!r}"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from linattn.mechanisms.base import CommonOptions, LinearMechanism
-from linattn.mechanisms.common.head_maps import HeadwiseLinear
+from linattn.mechanisms.common.linear import HeadwiseLinear
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.maps import SoftmaxPair
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from linattn.mechanisms.base import Call, LinearBase, MechanismOutput, check_length
-from linattn.mechanisms.common.directions import direction_of, output_dtype
 from linattn.mechanisms.registry import register_mechanism
+from linattn.ops.maps.powers import direction_of
 from linattn.ops.shared import checks
-from linattn.ops.shared.call import compute_dtype, num_sequences, without_autocast
+from linattn.ops.shared.call import compute_dtype, num_sequences, output_dtype, without_autocast
 from linattn.ops.shared.types import LinearState
 
 
@@ -61,7 +61,7 @@ class Hydra(LinearBase):
         with without_autocast(q):
             sums = self.linear(replace(call, state=state), arguments)
         queries = direction_of(q.to(dtype), (1, 3)).unflatten(1, (self.num_kv_heads, -1))
-        output = (queries * sums.output.unsqueeze(2)).flatten(1, 2).to(output_dtype(q, v))
+        output = (queries * sums.output.unsqueeze(2)).flatten(1, 2).to(output_dtype(v))
         return MechanismOutput(output, HydraState(sums.state.kv.squeeze(2)) if call.need_state else None)
 
     @property

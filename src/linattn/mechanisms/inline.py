@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from linattn.mechanisms.common.centred import Centred
+from linattn.mechanisms.common.linear import Centred
 from linattn.mechanisms.registry import register_mechanism
 
 

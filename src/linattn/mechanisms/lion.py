@@ -7,16 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput, check_length
-from linattn.mechanisms.common.decays import ChannelDecay, HeadDecay
-from linattn.mechanisms.common.directions import output_dtype
-from linattn.mechanisms.common.orders import Orders, plane_orders
-from linattn.mechanisms.common.positions import token_positions
+from linattn.mechanisms.common.decays import ChannelDecay, HeadDecay, Orders, plane_orders
+from linattn.mechanisms.common.tokens import token_positions
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.linear.api import linear_attention
 from linattn.ops.linear.call import log_decay_for
 from linattn.ops.maps import EluPlusOne, FeatureMap, UnitSilu
-from linattn.ops.shared.call import compute_dtype, hide, num_sequences
-from linattn.ops.shared.checks import autocast_dtype, check_choice
+from linattn.ops.shared.call import compute_dtype, hide, num_sequences, output_dtype
+from linattn.ops.shared.checks import autocast_dtype, check_choice, check_integer
 from linattn.ops.shared.types import DecayIndex, Normalizer
 
 DECAYS = ("none", "fixed", "selective")
@@ -98,9 +96,7 @@ class Lion(LinearBase):
         check_choice("features", features, FEATURES)
         check_choice("normalizer", normalizer, ("sum", None))
         check_choice("order", order, ("line", "snake"))
-        whole = isinstance(num_prefix_tokens, int) and not isinstance(num_prefix_tokens, bool)
-        if not whole or num_prefix_tokens < 0:
-            raise ValueError(f"num_prefix_tokens must be an integer >= 0, got {num_prefix_tokens!r}")
+        check_integer("num_prefix_tokens", num_prefix_tokens, 0)
         if features == "identity" and normalizer == "sum":
             raise ValueError("normalizer='sum' divides by a sum that signed features='identity' can make 0: use None")
         if order == "snake" and decay == "none":
@@ -179,12 +175,12 @@ class Lion(LinearBase):
         psi, one = hide(psi, call.key_mask), torch.ones_like(v[..., :1])  # features of padding, which is 0, are not 0
         turned = (phi, psi) if call.rotate is None else call.rotate(phi, psi)
         if self.normalizer is None:
-            return (summed(*turned, v) / 2).to(output_dtype(phi, v))
+            return (summed(*turned, v) / 2).to(output_dtype(v))
         if call.rotate is None:
             total = summed(phi, psi, torch.cat([v, one], dim=-1))  # a column of ones sums the weights
         else:
             total = torch.cat([summed(*turned, v), summed(phi, psi, one)], dim=-1)
-        return (total[..., :-1] / (total[..., -1:] + 2 * EPS)).to(output_dtype(phi, v))
+        return (total[..., :-1] / (total[..., -1:] + 2 * EPS)).to(output_dtype(v))
 
     def _decays_in(self, orders: Orders, k: Tensor, call: Call) -> Tensor:
         """Log decays of both orders as heads, ``(2 H_kv,)`` or ``(B, 2 H_kv, T, ..)`` with the tokens in each order."""
@@ -207,17 +203,9 @@ class Lion(LinearBase):
         """The inverse of :meth:`_as_heads`."""
         return x.unflatten(1, (num_kv_heads, 2, -1)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
-    @property
-    def num_features(self) -> int:
-        return self.head_dim
-
     def flops(self, length: int) -> int:
         """A bidirectional decay takes two sweeps in each order; selective gates are computed once per order."""
         check_length(length)
         sweeps = 1 if self.causal or self.decay == "none" else 2 * len(self.decays)
         gates = sum(2 * length * p.numel() for name, p in self.decays.named_parameters() if name.endswith("weight"))
         return super().flops(length) * sweeps + gates
-
-    def extra_repr(self) -> str:
-        own = f"decay={self.decay!r}, decay_per={self.decay_per!r}, features={self.features!r}, order={self.order!r}"
-        return f"{super().extra_repr()}, {own}"

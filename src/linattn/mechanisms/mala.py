@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from linattn.mechanisms.common.centred import Centred
+from linattn.mechanisms.common.linear import Centred
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.maps import EluPlusOne
 

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 from typing import Literal, Unpack
 
 import torch
@@ -9,18 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput
-from linattn.mechanisms.common.over_tokens import mean_eps, with_mean_eps
-from linattn.mechanisms.common.reflections import reflect_by, variance_over_packed, variance_within_token
+from linattn.mechanisms.common.tokens import count_tokens, mean_eps, query_mask, sum_over_tokens, with_mean_eps
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.linear.call import FeatureMaps
 from linattn.ops.maps import PairRelu, Relu
-from linattn.ops.reflection.api import modulated_angles, pair_matrices, reflect_heads
+from linattn.ops.reflection.api import modulated_angles, pair_matrices, pooled_variance, reflect_heads
 from linattn.ops.reflection.types import Modulation
 from linattn.ops.shared import checks
 from linattn.ops.shared.call import hide
 
 MODULATIONS = ("sequence", "token", "none")
-EPS = 1e-6
 
 
 @register_mechanism("mirror", paper="arXiv:2602.04346", year=2026)
@@ -72,8 +71,7 @@ class Mirror(LinearBase):
         super().__init__(num_heads, head_dim, **common)
         checks.check_choice("modulation", modulation, (*MODULATIONS, None))
         checks.check_choice("reflections", reflections, (1, 2))
-        if not isinstance(cross_head, bool):
-            raise TypeError(f"cross_head must be True or False, got {cross_head!r}")
+        checks.check_flag("cross_head", cross_head)
         if head_dim % 2:
             raise ValueError(f"head_dim must be even, since pairs of channels are reflected, got {head_dim}")
         if self.causal and modulation == "sequence":
@@ -83,6 +81,8 @@ class Mirror(LinearBase):
                 f"cross_head=True reflects q and k across all heads and needs equal numbers of them, got {num_heads} "
                 f"heads and {self.num_kv_heads} kv heads: pass cross_head=False"
             )
+        self.reflections: int = reflections
+        self.cross_head = cross_head
         self.modulation = modulation or ("token" if self.causal else "sequence")
         pairs = (self.num_kv_heads, head_dim // 2)
         self.angles = nn.Parameter(torch.empty(reflections, *pairs))
@@ -103,17 +103,19 @@ class Mirror(LinearBase):
                 nn.init.constant_(parameter, start)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
-        if len(self.angles) and not self._angles_per_token(call):
+        # Angles that differ from token to token, by itself or by its packed sequence, are no parameters of a map.
+        per_token = self.modulation == "token" or (self.modulation == "sequence" and call.cu_seqlens is not None)
+        if len(self.angles) and not per_token:
             over_sequence = self.modulation == "sequence"
             crossed = reflect_heads(q, k, self.normals, variance=over_sequence, key_mask=call.key_mask, impl=call.impl)
             own, other = pair_matrices(self.angles, crossed.variance, self._modulation, impl=call.impl)
             pairs = PairRelu(own, other)
-            map_q, eps = (pairs, EPS) if self.causal else with_mean_eps(pairs, q, k.shape[2], call)
+            map_q, eps = with_mean_eps(pairs, q, k, call, causal=self.causal)
             maps: FeatureMaps = (map_q, pairs)
             phi, psi = crossed.q, crossed.k
         else:
             phi, psi = self._reflect(q, k, call)
-            phi, eps = (phi, EPS) if self.causal else mean_eps(phi, k.shape[2], call)
+            phi, eps = mean_eps(phi, k, call, causal=self.causal)
             maps = Relu()
         arguments = {"q": phi.to(q.dtype), "k": psi.to(k.dtype), "v": v, "feature_map": maps, "eps": eps}
         return self.linear(call, arguments)
@@ -170,6 +172,7 @@ class Mirror(LinearBase):
         self.reflection_matrix()  # raises where no projection can stand for the reflection
         bare = copy.deepcopy(self)
         bare.angles, bare.normals = nn.Parameter(self.angles.detach()[:0].clone()), None
+        bare.reflections, bare.cross_head = 0, False
         return bare
 
     @property
@@ -177,10 +180,6 @@ class Mirror(LinearBase):
         if self.amplitude is None or self.gain is None or self.bias is None:
             return None
         return Modulation(self.amplitude, self.gain, self.bias)
-
-    def _angles_per_token(self, call: Call) -> bool:
-        """Whether angles differ from token to token, by the token itself or by the packed sequence it belongs to."""
-        return self.modulation == "token" or (self.modulation == "sequence" and call.cu_seqlens is not None)
 
     def _reflect(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor]:
         over_rows = self.modulation == "sequence" and call.cu_seqlens is None
@@ -191,12 +190,9 @@ class Mirror(LinearBase):
             variance = variance_within_token(q, k, call)
         elif self.modulation == "sequence" and not over_rows:
             variance = variance_over_packed(q, k, call)
-        angles = modulated_angles(self.angles, variance, self._modulation)
-        return reflect_by(q, angles), reflect_by(k, angles)
-
-    @property
-    def num_features(self) -> int:
-        return self.head_dim
+        for angle in modulated_angles(self.angles, variance, self._modulation):
+            q, k = reflect_pairs(q, angle), reflect_pairs(k, angle)
+        return q, k
 
     def flops(self, length: int) -> int:
         """Includes the reflections: 2 x 2 matrices in pairs, and across heads a product with w and a multiple of w."""
@@ -204,6 +200,35 @@ class Mirror(LinearBase):
         reflections = 4 * self.head_dim * kinds * self.angles.shape[0]
         return super().flops(length) + length * (self.num_heads + self.num_kv_heads) * reflections
 
-    def extra_repr(self) -> str:
-        options = f"modulation={self.modulation!r}, reflections={self.angles.shape[0]}"
-        return f"{super().extra_repr()}, {options}, cross_head={self.normals is not None}"
+
+def reflect_pairs(x: Tensor, angle: Tensor) -> Tensor:
+    """Reflect every pair of neighbouring channels along ``u = (cos angle, sin angle)``.
+
+    x ``(B, H, T, D)``, angle ``(.., H_kv, 1 or T, D/2)``: the query heads of a group share their angles.
+    """
+    a, b = x.unflatten(1, (angle.shape[-3], -1)).unflatten(-1, (-1, 2)).unbind(-1)  # (B, H_kv, group, T, D/2)
+    cos, sin = (2 * angle).cos().unsqueeze(-3), (2 * angle).sin().unsqueeze(-3)
+    return torch.stack([-(cos * a + sin * b), cos * b - sin * a], dim=-1).flatten(-2).flatten(1, 2)
+
+
+def variance_within_token(q: Tensor, k: Tensor, call: Call) -> Tensor:
+    """Variance of each pair of channels around the pair's mean, ``((a - b) / 2)^2``: ``(B, H_kv, T, D/2)``.
+
+    It is averaged over the key and the queries that share it, so that one angle serves all of them.
+    """
+    checks.check_size("k", "length", k.shape[2], q.shape[2], "q")
+    q = hide(q, call.key_mask).unflatten(1, (k.shape[1], -1))
+    a, b = torch.cat([q, k.unsqueeze(2)], dim=2).unflatten(-1, (-1, 2)).unbind(-1)
+    return ((a - b) / 2).square().mean(2)
+
+
+def variance_over_packed(q: Tensor, k: Tensor, call: Call) -> Tensor:
+    """``pooled_variance`` over the real tokens of each token's own packed sequence: ``(B, H_kv, T, D/2)``."""
+    mask, H_kv, group = query_mask(q, k, call), k.shape[1], q.shape[1] // k.shape[1]
+    q, count = hide(q, mask), (1 + group) * count_tokens(k.shape[2], call, k)
+
+    def mean(q: Tensor, k: Tensor) -> Tensor:
+        queries = sum_over_tokens(q.unflatten(1, (H_kv, group)).sum(2), replace(call, key_mask=mask))
+        return (queries + sum_over_tokens(k, call)) / count
+
+    return pooled_variance(q, k, mean)

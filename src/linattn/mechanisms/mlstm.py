@@ -8,12 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput
-from linattn.mechanisms.common.both_ways import exponential_both_ways
+from linattn.mechanisms.common.linear import wide
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops.exponential.api import exponential_attention, exponential_attention_with_state
+from linattn.ops.exponential.api import EXPONENT_BOUND, exponential_attention, exponential_attention_with_state
 from linattn.ops.exponential.call import ExponentialState
-from linattn.ops.shared.call import compute_dtype
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.exponential.stabilizer import stabilize
+from linattn.ops.linear.api import linear_attention
+from linattn.ops.shared.call import compute_dtype, hide, output_dtype, widen, without_autocast
+from linattn.ops.shared.checks import check_choice, check_flag, check_number
 from linattn.ops.shared.types import LinearState
 
 FORGET_BIAS = (3.0, 6.0)  # of the first and the last head
@@ -70,14 +72,13 @@ class Mlstm(LinearBase):
     ) -> None:
         super().__init__(num_heads, head_dim, **common)
         check_choice("input_gate", input_gate, ("exponential", "sigmoid"))
-        if not isinstance(normalize, bool):
-            raise TypeError(f"normalize must be True or False, got {normalize!r}")
+        check_flag("normalize", normalize)
         if not normalize and input_gate == "exponential":
             raise ValueError("normalize=False needs input_gate='sigmoid': sums of exponentials grow without bound")
-        if input_bias is not None and not _is_finite(input_bias):
-            raise ValueError(f"input_bias must be a finite number, or None for a random start, got {input_bias!r}")
-        if soft_cap is not None and not (_is_finite(soft_cap) and soft_cap > 0):
-            raise ValueError(f"soft_cap must be a finite number > 0, or None for no cap, got {soft_cap!r}")
+        if input_bias is not None:
+            check_number("input_bias", input_bias)
+        if soft_cap is not None:
+            check_number("soft_cap", soft_cap, above=0)
         self.input_gate, self.normalize = input_gate, normalize
         self.input_bias, self.soft_cap = input_bias, soft_cap
         self.input_map = nn.Linear(self.input_dim, self.num_kv_heads)
@@ -100,14 +101,14 @@ class Mlstm(LinearBase):
         """``log i`` and ``log f``, ``(B, H_kv, T)``, in fp32 or fp64; an uncapped exponential ``log i`` is not cast."""
         log_input, forget = self._capped(self.input_map(x)), self._capped(self.forget_map(x))
         if self.input_gate == "sigmoid":
-            log_input = F.logsigmoid(_widened(log_input))
+            log_input = F.logsigmoid(wide(log_input))
         # Transposed last: with a transposed input, logsigmoid returns other strides than torch.compile expects.
-        return log_input.transpose(1, 2), F.logsigmoid(_widened(forget)).transpose(1, 2)
+        return log_input.transpose(1, 2), F.logsigmoid(wide(forget)).transpose(1, 2)
 
     def _capped(self, logits: Tensor) -> Tensor:
         if self.soft_cap is None:
             return logits
-        return self.soft_cap * (_widened(logits) / self.soft_cap).tanh()
+        return self.soft_cap * (wide(logits) / self.soft_cap).tanh()
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
         log_input, log_decay = self.gates(self.input_of(call.x, k))
@@ -137,10 +138,6 @@ class Mlstm(LinearBase):
             return MechanismOutput(output, LinearState(state.kv * unit[..., None, None], state.k * unit[..., None]))
         return MechanismOutput(output, state)
 
-    @property
-    def num_features(self) -> int:
-        return self.head_dim
-
     def state_size(self, length: int) -> int:
         return super().state_size(length) + (self.num_kv_heads if self.input_gate == "exponential" else 0)
 
@@ -149,13 +146,56 @@ class Mlstm(LinearBase):
         gates = 2 * length * (self.input_map.weight.numel() + self.forget_map.weight.numel())
         return super().flops(length) * (1 if self.causal else 2) + gates
 
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, input_gate={self.input_gate!r}, normalize={self.normalize}"
 
+def exponential_both_ways(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    log_input: Tensor,
+    log_decay: Tensor,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    impl: str = "auto",
+) -> Tensor:
+    """Bidirectional exponential attention: ``o_t = sum_s w_ts v_s / max(|sum_s w_ts|, 1)``.
 
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    ``w_ts = F_ts e^{i_s} q_t . k_s``, where ``F_ts`` is the product of the decay of t and the decays between t and s,
+    and 1 for s = t. Shapes are those of ``exponential_attention``; ``q`` must be scaled already.
 
+    The sums along the sequence are in units of ``e^{m_t}`` with m their running maximum, and the sums against it in
+    units of their own. Both include the token t itself, so it is subtracted once. The rounding error of that is small
+    compared with the same token in the other sum.
+    """
+    dtype, out_dtype = compute_dtype(q, k, v), output_dtype(v)
+    with without_autocast(q):
+        q, k, v = (x.to(dtype) for x in (q, hide(k, key_mask), hide(v, key_mask)))
+        i, f = widen(log_input), widen(log_decay)
+        if key_mask is not None:
+            i, f = (x.masked_fill(~key_mask.unsqueeze(1), value) for x, value in ((i, -torch.inf), (f, 0.0)))
+        values = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)  # a column of ones sums the weights
+        group = q.shape[1] // k.shape[1]
 
-def _widened(logits: Tensor) -> Tensor:
-    return logits.to(compute_dtype(logits))
+        def weigh(sums: Tensor, exponent: Tensor) -> Tensor:
+            return sums * exponent.exp().to(dtype).repeat_interleave(group, dim=1).unsqueeze(-1)
+
+        def sweep(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, cu: Tensor | None) -> tuple[Tensor, Tensor]:
+            stable = stabilize(i, f, cu_seqlens=cu)
+            k = k * stable.log_gain.exp().to(dtype).unsqueeze(-1)
+            sums = linear_attention(
+                q, k, v, causal=True, log_decay=stable.log_decay, decay_index="query", normalizer=None, cu_seqlens=cu,
+                impl=impl,
+            )  # fmt: skip
+            return sums, stable.log_scale
+
+        one, m_one = sweep(q, k, values, i, f, cu_seqlens)
+        reversed_cu = None if cu_seqlens is None else k.shape[2] - cu_seqlens.flip(0)
+        back = [x.flip(2) for x in (q, k, values, i, f)]
+        two, m_two = (x.flip(2) for x in sweep(back[0], back[1], back[2], back[3], back[4], reversed_cu))
+        m = torch.maximum(m_one, m_two)
+        m = torch.where(m == -torch.inf, 0.0, m)  # no token is real
+        own = (q * k.repeat_interleave(group, dim=1)).sum(-1, keepdim=True) * values.repeat_interleave(group, dim=1)
+        total = weigh(one, m_one - m) + weigh(two, m_two - m) - weigh(own, i - m)
+        bound = EXPONENT_BOUND[dtype]
+        least = weigh(torch.ones_like(total[..., :1]), (-m).clamp(-bound, bound))
+        return (total[..., :-1] / torch.maximum(total[..., -1:].abs(), least)).to(out_dtype)

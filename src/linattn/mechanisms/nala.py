@@ -1,20 +1,18 @@
 """NaLaFormer: the query's norm, which a normalised linear attention loses, becomes an exponent."""
 
-import math
 from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
 
 from linattn.mechanisms.base import Call, CommonOptions, MechanismOutput
-from linattn.mechanisms.common.over_tokens import with_mean_eps
-from linattn.mechanisms.common.wide import WideLinear
+from linattn.mechanisms.common.linear import WideLinear
+from linattn.mechanisms.common.tokens import with_mean_eps
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops.maps import NormPower, SignPower, WideMap
+from linattn.ops.maps import NormPower, SignPower
 from linattn.ops.shared.call import compute_dtype
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.checks import check_choice, check_number
 
-EPS = 1e-6
 ANGLES = ("hard", "direction", "raw", "scaled")
 
 
@@ -61,22 +59,17 @@ class Nala(WideLinear):
     ) -> None:
         super().__init__(num_heads, head_dim, **common)
         for name, value in (("power", power), ("tau", tau)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-                raise ValueError(f"{name} must be a number > 0, got {value!r}")
+            check_number(name, value, above=0)
         check_choice("angle", angle, ANGLES)
         self.power, self.tau, self.angle = float(power), float(tau), angle
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
         dtype = compute_dtype(q)
         power, tau = (torch.full((), number, dtype=dtype, device=q.device) for number in (self.power, self.tau))
-        map_q: WideMap = NormPower(power, tau, self.head_dim, self.angle)
         map_k = SignPower(power, self.head_dim, self.angle)
-        map_q, eps = (map_q, EPS) if self.causal else with_mean_eps(map_q, q, k.shape[2], call)
+        map_q, eps = with_mean_eps(NormPower(power, tau, self.head_dim, self.angle), q, k, call, causal=self.causal)
         return self.linear(call, {"q": q, "k": k, "v": v, "feature_map": (map_q, map_k), "eps": eps})
 
     @property
     def num_features(self) -> int:
         return 2 * self.head_dim
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, power={self.power:g}, tau={self.tau:g}, angle={self.angle!r}"

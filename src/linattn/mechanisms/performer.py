@@ -8,11 +8,11 @@ import torch
 from torch import Generator, Tensor
 
 from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput
+from linattn.mechanisms.common.tokens import hide_logits, max_over_tokens
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.exponential.stabilizer import stabilize
 from linattn.ops.shared.call import compute_dtype, num_sequences, without_autocast
-from linattn.ops.shared.checks import check_shape
-from linattn.ops.shared.packing import sequence_of_tokens
+from linattn.ops.shared.checks import check_integer, check_shape
 from linattn.ops.shared.types import LinearState
 
 
@@ -61,8 +61,7 @@ class Performer(LinearBase):
         super().__init__(num_heads, head_dim, **common)
         if num_features is None:
             num_features = max(1, round(head_dim * math.log(head_dim)))
-        if not isinstance(num_features, int) or num_features < 1:
-            raise ValueError(f"num_features must be an integer >= 1, or None for D log D, got {num_features!r}")
+        check_integer("num_features", num_features)
         self.register_buffer("directions", torch.empty(self.num_kv_heads, num_features, head_dim))
         self.reset_parameters()
 
@@ -93,16 +92,14 @@ class Performer(LinearBase):
             return (y.unflatten(1, (self.num_kv_heads, -1)) @ self.directions.to(y.dtype).mT.unsqueeze(1)).flatten(1, 2)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
-        log_k = self.log_features(k)
-        if call.key_mask is not None:
-            log_k = log_k.masked_fill(~call.key_mask[:, None, :, None], -torch.inf)
+        log_k = hide_logits(self.log_features(k), call)
         arguments = {"v": v, "eps": 1e-12}  # denominators are at least 1: eps only serves queries that see no key
         final = log_k.new_empty(0)
         if self.causal:
             features, log_decay, log_scale, final = self._running(log_k, call)
             arguments["log_decay"] = log_decay
         else:
-            log_scale = _largest(log_k.detach(), call.cu_seqlens)
+            log_scale = max_over_tokens(log_k, call)
             features = (log_k - log_scale).exp()
         # |q|^2 and the largest term of a query are common factors of its numerator and denominator.
         log_q = self._along_directions(q).unflatten(1, (self.num_kv_heads, -1)) + log_scale.unsqueeze(2)
@@ -142,20 +139,3 @@ class Performer(LinearBase):
     def flops(self, length: int) -> int:
         projections = 2 * length * (self.num_heads + self.num_kv_heads) * self.num_features * self.head_dim
         return super().flops(length) + projections
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, num_features={self.num_features}"
-
-
-def _largest(log_k: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """Largest ``log_k (B, H, T, F)`` of each feature in a token's sequence, ``(B, H, 1 or T, F)``; 0 without keys."""
-    B, H, T, features = log_k.shape
-    sequences = 1 if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    largest = log_k.new_full((B, H, sequences, features), -torch.inf)
-    if cu_seqlens is None:
-        own = torch.zeros(T, dtype=torch.long, device=log_k.device)
-    else:
-        own = sequence_of_tokens(cu_seqlens, T)
-    largest = largest.scatter_reduce(2, own[:, None].expand(B, H, T, features), log_k, "amax")
-    largest = largest.masked_fill(largest == -torch.inf, 0)
-    return largest if cu_seqlens is None else largest[:, :, own]

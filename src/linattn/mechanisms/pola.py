@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mechanisms.base import CommonOptions
-from linattn.mechanisms.common.polarity import TwoFlows
-from linattn.mechanisms.common.wide import wide
+from linattn.mechanisms.common.linear import TwoFlows, wide
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.maps import SplitPower
+from linattn.ops.shared.checks import check_number
 
 
 @register_mechanism("pola", paper="arXiv:2501.15061", year=2025)
@@ -44,8 +44,7 @@ class Pola(TwoFlows):
 
     def __init__(self, num_heads: int, head_dim: int, *, alpha: float = 4, **common: Unpack[CommonOptions]) -> None:
         super().__init__(num_heads, head_dim, **common)
-        if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha < float("inf"):
-            raise ValueError(f"alpha must be a number > 0, got {alpha!r}")
+        check_number("alpha", alpha, above=0)
         self.alpha = float(alpha)
         self.power = nn.Parameter(torch.empty(self.num_kv_heads, head_dim))
         self.scale = nn.Parameter(torch.empty(self.num_kv_heads, head_dim))
@@ -64,6 +63,3 @@ class Pola(TwoFlows):
         """The maps of q, whose two flows are equal, and of k, whose second flow has its halves exchanged."""
         power, factor = 1 + self.alpha * wide(self.power).sigmoid(), 1 / F.softplus(wide(self.scale))
         return SplitPower(power, factor), SplitPower(power, factor, opposite=True)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, alpha={self.alpha:g}"

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from linattn.mechanisms.base import CommonOptions
-from linattn.mechanisms.common.polarity import TwoFlows
-from linattn.mechanisms.common.wide import wide
+from linattn.mechanisms.common.linear import TwoFlows, wide
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.maps import SplitExpm1
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from linattn.mechanisms.base import Call, CommonOptions, MechanismOutput
-from linattn.mechanisms.common.wide import WideLinear, wide
+from linattn.mechanisms.common.linear import WideLinear, wide
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.maps import Squares, TaylorExp
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.checks import check_choice, check_flag
 
 FORMS = ("compact", "exact", "normalized")
 EPS = 1e-15  # as in the official code; the row sums are far from 0 without it
@@ -63,8 +63,7 @@ class Quadratic(WideLinear):
     ) -> None:
         super().__init__(num_heads, head_dim, **common)
         check_choice("form", form, FORMS)
-        if not isinstance(linear_term, bool):
-            raise TypeError(f"linear_term must be True or False, got {linear_term!r}")
+        check_flag("linear_term", linear_term)
         if linear_term and form != "compact":
             raise ValueError(f'linear_term is an option of form="compact", got form={form!r}')
         self.form, self.linear_term = form, linear_term
@@ -111,9 +110,6 @@ class Quadratic(WideLinear):
         if self.form == "exact":
             return TaylorExp().num_features(self.head_dim)
         return self.head_dim * (2 if self.linear_term else 1) + 1
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, form={self.form!r}, linear_term={self.linear_term}"
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from linattn.mechanisms.base import Call, MechanismOutput, check_length
-from linattn.mechanisms.common.over_tokens import count_tokens, exp_over_tokens, mean_eps, query_mask, sum_over_tokens
-from linattn.mechanisms.common.wide import WideLinear, wide
+from linattn.mechanisms.base import Call, MechanismOutput
+from linattn.mechanisms.common.linear import WideLinear, wide
+from linattn.mechanisms.common.tokens import count_tokens, exp_over_tokens, mean_eps, query_mask, sum_over_tokens
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.maps import EluPlusOne
 from linattn.ops.shared.call import hide
@@ -44,13 +44,5 @@ class Rala(WideLinear):
         share = exp_over_tokens(score, call)
         total = sum_over_tokens(share, call)
         alpha = share * (count_tokens(k.shape[2], call, psi) / total.masked_fill(total == 0, 1))
-        phi, eps = mean_eps(phi, k.shape[2], call)
+        phi, eps = mean_eps(phi, k, call)
         return self.linear(call, {"q": phi, "k": alpha * psi, "v": v, "eps": eps})
-
-    @property
-    def num_features(self) -> int:
-        return self.head_dim
-
-    def state_size(self, length: int) -> int:
-        check_length(length)
-        return 0

@@ -7,8 +7,9 @@ mechanism is one file in this folder (or an entry point ``linattn.mechanisms`` o
 import importlib
 import inspect
 import pkgutil
+import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -166,6 +167,15 @@ def mechanism_options(cls: type[Mechanism]) -> dict[str, Any]:
     return options
 
 
+def check_options(info: MechanismInfo, options: Iterable[str], apart: Collection[str] = ()) -> None:
+    """Raise TypeError if one of the ``options`` is not the mechanism's; ``apart``: options that are not to be named."""
+    allowed = [name for name in mechanism_options(info.cls) if name not in apart]
+    for option in options:
+        if option not in allowed:
+            takes = ", ".join(allowed) or "none of its own"
+            raise TypeError(f"mechanism {info.name!r} has no option {option!r}; it takes {takes}")
+
+
 def create_mechanism(name: str, **options: Any) -> Mechanism:
     """Build a mechanism by name: ``create_mechanism("elu", num_heads=8, head_dim=64, causal=True)``.
 
@@ -178,8 +188,36 @@ def create_mechanism(name: str, **options: Any) -> Mechanism:
         torch.Size([2, 4, 10, 16])
     """
     info = mechanism_info(name)
-    allowed = mechanism_options(info.cls)
-    for option in options:
-        if option not in allowed:
-            raise TypeError(f"mechanism {name!r} has no option {option!r}; it takes {', '.join(allowed)}")
+    check_options(info, options)
     return info.cls(**options)
+
+
+COLUMNS = ("mechanism", "what it is", "paper", "causal", "bidirectional", "state", "cost")
+
+
+def mechanism_rows() -> list[tuple[str, ...]]:
+    """One row of plain text per mechanism, in the order of ``COLUMNS``, sorted by name.
+
+    Example:
+        >>> from linattn.mechanisms.registry import COLUMNS, mechanism_rows
+        >>> rows = {row[0]: dict(zip(COLUMNS, row)) for row in mechanism_rows()}
+        >>> rows["elu"]["paper"], rows["softmax"]["cost"]
+        ('arXiv:2006.16236 (2020)', 'quadratic')
+    """
+    rows: list[tuple[str, ...]] = []
+    for info in map(mechanism_info, list_mechanisms()):
+        summary = info.summary + (" (needs x)" if info.uses_input else "")
+        paper = f"{info.paper} ({info.year})"
+        marks = ("yes" if supported else "no" for supported in (info.causal, info.bidirectional))
+        rows.append((info.name, summary, paper, *marks, info.state, info.cost))
+    return rows
+
+
+def markdown_table() -> str:
+    """The table in Markdown, with links to the papers."""
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    for name, summary, paper, *rest in mechanism_rows():
+        link = re.sub(r"^arXiv:(\S+)", r"[arXiv:\1](https://arxiv.org/abs/\1)", paper)
+        cells = (f"`{name}`", summary.replace("``", "`").replace("|", "\\|"), link, *rest)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"

@@ -7,6 +7,7 @@ from torch import Tensor
 from linattn.mechanisms.base import CommonOptions, LinearMechanism
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.maps import Relu as ReluMap
+from linattn.ops.shared.checks import check_number
 
 EPS = 1e-6
 LEAST_EPS = 1e-30  # gradients divide by eps: with a much smaller one they would leave the range of fp32
@@ -38,8 +39,7 @@ class Relu(LinearMechanism):
 
     def __init__(self, num_heads: int, head_dim: int, *, eps: float = EPS, **common: Unpack[CommonOptions]) -> None:
         super().__init__(num_heads, head_dim, **common)
-        if not isinstance(eps, int | float) or isinstance(eps, bool) or not LEAST_EPS <= eps < float("inf"):
-            raise ValueError(f"eps must be a number >= {LEAST_EPS}, got {eps!r}")
+        check_number("eps", eps, least=LEAST_EPS)
         self.eps = eps
 
     def arguments(self, q: Tensor, k: Tensor, v: Tensor, *, x: Tensor | None) -> dict[str, Any]:
@@ -47,11 +47,3 @@ class Relu(LinearMechanism):
 
     def truncated(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return q, k
-
-    @property
-    def num_features(self) -> int:
-        return self.head_dim
-
-    def extra_repr(self) -> str:
-        # Saved runs recognise their model by this text, so a default eps is left out, as before eps was an option.
-        return super().extra_repr() + ("" if self.eps == EPS else f", eps={self.eps}")

@@ -53,13 +53,6 @@ class Retention(LinearMechanism):
         q = q * self.head_dim**-0.5
         return {"q": q, "k": k, "v": v, "log_decay": self.log_decay(q), "normalizer": self.normalizer}
 
-    @property
-    def num_features(self) -> int:
-        return self.head_dim
-
     def flops(self, length: int) -> int:
         """Twice those of a causal call when bidirectional, since the decay then takes two sweeps."""
         return super().flops(length) * (1 if self.causal else 2)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, normalizer={self.normalizer!r}"

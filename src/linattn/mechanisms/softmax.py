@@ -1,15 +1,15 @@
 """Softmax attention: the yardstick."""
 
-from typing import ClassVar, NamedTuple, Unpack
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.mechanisms.base import Call, CommonOptions, Mechanism, MechanismOutput, check_length
+from linattn.mechanisms.base import Call, MechanismOutput, check_length
+from linattn.mechanisms.common.exact import Exact
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.shared import checks
-from linattn.ops.shared.call import compute_dtype, hide, without_autocast
 from linattn.ops.shared.packing import sequence_of_tokens
 
 
@@ -25,7 +25,7 @@ class SoftmaxState(NamedTuple):
 
 
 @register_mechanism("softmax", paper="arXiv:1706.03762", year=2017, state="growing", cost="quadratic")
-class Softmax(Mechanism):
+class Softmax(Exact):
     """Softmax attention, exact and quadratic: what linear attention is measured against.
 
     ``o_t = sum_s softmax_s(scale q_t . k_s) v_s`` over the visible keys; the output of a query that sees none is 0.
@@ -48,22 +48,12 @@ class Softmax(Mechanism):
         (torch.Size([1, 2, 5, 8]), torch.Size([1, 2, 5, 8]))
     """
 
-    impls: ClassVar[tuple[str, ...]] = ("auto", "reference")
     state_type: ClassVar[type] = SoftmaxState
-    step_impl: ClassVar[str] = "auto"
-
-    def __init__(
-        self, num_heads: int, head_dim: int, *, scale: float | None = None, **common: Unpack[CommonOptions]
-    ) -> None:
-        super().__init__(num_heads, head_dim, **common)
-        if scale is not None and not (isinstance(scale, int | float) and scale > 0):
-            raise ValueError(f"scale must be a number > 0, or None for head_dim^-0.5, got {scale!r}")
-        self.scale = head_dim**-0.5 if scale is None else float(scale)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
         self._check_lengths(q, k, v, call)
         if call.need_state and call.cu_seqlens is not None:
-            return self._attend_unpacked(q, k, v, call)
+            return self.one_per_row(q, k, v, call)
         if not call.need_state:
             return MechanismOutput(self._softmax(q, k, v, call.impl, call.key_mask, call.cu_seqlens), None)
         state, mask = call.state, call.key_mask
@@ -81,7 +71,9 @@ class Softmax(Mechanism):
         explicit = impl == "reference" or Tk == 0
         if not masked and not explicit:
             causal = self.causal and Tq > 1
-            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=self.scale, enable_gqa=self._grouped)
+            return F.scaled_dot_product_attention(
+                q, k, v, is_causal=causal, scale=self.scale, enable_gqa=self.is_grouped
+            )
         visible = torch.ones(1, 1, Tq, Tk, dtype=torch.bool, device=q.device)
         if self.causal:
             visible = visible.tril(Tk - Tq)
@@ -92,36 +84,7 @@ class Softmax(Mechanism):
             visible = visible & (own[:, None] == own[None, :])
         blind = ~visible.any(-1, keepdim=True)
         visible = visible | blind  # the softmax of nothing is NaN: such a row sees everything, and its output is wiped
-        attention = self._formula if explicit else self._sdpa
-        return attention(q, k, v, visible).masked_fill(blind, 0)
-
-    def _sdpa(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, visible, scale=self.scale, enable_gqa=self._grouped)
-
-    def _formula(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
-        dtype, out_dtype = compute_dtype(q, k, v), checks.autocast_dtype(q) or v.dtype
-        with without_autocast(q):
-            group = self.num_heads // self.num_kv_heads
-            q, k, v = (x.to(dtype) for x in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)))
-            scores = (q @ k.mT * self.scale).masked_fill(~visible, -torch.inf)
-            return (scores.softmax(-1) @ v).to(out_dtype)
-
-    def _attend_unpacked(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
-        """Attend over packed sequences with a state each: unpack them, one padded row each, and pack the output again.
-
-        The cache is as long as the longest sequence, which the host must know: it waits for a GPU.
-        """
-        assert call.cu_seqlens is not None
-        bounds = call.cu_seqlens.long()
-        lengths = bounds.diff()
-        slots = torch.arange(int(lengths.max()), device=q.device)
-        mask = slots < lengths[:, None]  # (N, L)
-        tokens = (bounds[:-1, None] + slots).clamp(max=max(q.shape[2] - 1, 0))
-        q, k, v = (hide(x[0][:, tokens].transpose(0, 1), mask) for x in (q, k, v))  # (N, H, L, D)
-        key_mask = mask if call.key_mask is None else mask & call.key_mask[0][tokens]
-        out = self.attend(q, k, v, Call(call.impl, key_mask, state=call.state, need_state=True))
-        packed = out.output.transpose(1, 2)[mask].transpose(0, 1).unsqueeze(0)
-        return MechanismOutput(packed, out.state)
+        return self.softmax(q, k, v, visible, explicit=explicit).masked_fill(blind, 0)
 
     def _check_lengths(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
         checks.check_size("v", "length", v.shape[2], k.shape[2], "k")
@@ -134,10 +97,6 @@ class Softmax(Mechanism):
             checks.check_shape(name, x, (n, self.num_kv_heads, call.state.keys.shape[2], self.head_dim))
             checks.check_device(name, x, q)
 
-    @property
-    def _grouped(self) -> bool:
-        return self.num_kv_heads != self.num_heads
-
     def state_size(self, length: int) -> int:
         check_length(length)
         return 2 * self.num_kv_heads * length * self.head_dim
@@ -147,9 +106,6 @@ class Softmax(Mechanism):
         check_length(length)
         pairs = length * (length + 1) // 2 if self.causal else length**2
         return 4 * self.num_heads * self.head_dim * pairs
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, scale={self.scale:g}"
 
 
 def _join_masks(state: SoftmaxState, k: Tensor, key_mask: Tensor | None) -> Tensor | None:

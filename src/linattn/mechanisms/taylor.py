@@ -5,9 +5,10 @@ from typing import Any, Unpack
 from torch import Tensor, nn
 
 from linattn.mechanisms.base import CommonOptions, LinearMechanism
-from linattn.mechanisms.common.head_maps import HeadwiseLinear
+from linattn.mechanisms.common.linear import HeadwiseLinear
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.maps import TaylorExp
+from linattn.ops.shared.checks import check_integer
 
 
 @register_mechanism("taylor", paper="arXiv:2402.18668", year=2024)
@@ -37,8 +38,8 @@ class Taylor(LinearMechanism):
         self, num_heads: int, head_dim: int, *, feature_dim: int | None = 16, **common: Unpack[CommonOptions]
     ) -> None:
         super().__init__(num_heads, head_dim, **common)
-        if feature_dim is not None and (not isinstance(feature_dim, int) or feature_dim < 1):
-            raise ValueError(f"feature_dim must be an integer >= 1, or None for no projection, got {feature_dim!r}")
+        if feature_dim is not None:
+            check_integer("feature_dim", feature_dim)
         self.feature_dim = feature_dim
         self.query_map = None if feature_dim is None else HeadwiseLinear(num_heads, head_dim, feature_dim)
         self.key_map = None if feature_dim is None else HeadwiseLinear(self.num_kv_heads, head_dim, feature_dim)
@@ -61,6 +62,3 @@ class Taylor(LinearMechanism):
     def flops(self, length: int) -> int:
         maps = [own for own in (self.query_map, self.key_map) if own is not None]
         return super().flops(length) + sum(own.flops(length) for own in maps)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, feature_dim={self.feature_dim}"

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.mechanisms.base import Call, CommonOptions, Mechanism, MechanismOutput, check_length
+from linattn.mechanisms.base import Call, CommonOptions, MechanismOutput, check_length
+from linattn.mechanisms.common.exact import Exact
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.shared import checks
-from linattn.ops.shared.call import compute_dtype, hide, without_autocast
 from linattn.ops.shared.packing import sequence_of_tokens
 
 
@@ -26,7 +26,7 @@ class WindowState(NamedTuple):
 
 
 @register_mechanism("window", paper="arXiv:2004.05150", year=2020, bidirectional=False)
-class Window(Mechanism):
+class Window(Exact):
     """Softmax attention over the last W tokens: exact nearby, blind beyond.
 
     ``o_t = sum_s softmax_s(scale q_t . k_s) v_s`` over ``t - W < s <= t``
@@ -53,7 +53,6 @@ class Window(Mechanism):
         True
     """
 
-    impls: ClassVar[tuple[str, ...]] = ("auto", "reference")
     state_type: ClassVar[type] = WindowState
 
     def __init__(
@@ -65,19 +64,15 @@ class Window(Mechanism):
         scale: float | None = None,
         **common: Unpack[CommonOptions],
     ) -> None:
-        super().__init__(num_heads, head_dim, **common)
-        if not isinstance(window, int) or isinstance(window, bool) or window < 1:
-            raise ValueError(f"window must be an integer >= 1, got {window!r}")
-        if scale is not None and not (isinstance(scale, int | float) and scale > 0):
-            raise ValueError(f"scale must be a number > 0, or None for head_dim^-0.5, got {scale!r}")
+        super().__init__(num_heads, head_dim, scale=scale, **common)
+        checks.check_integer("window", window)
         self.window = window
-        self.scale = head_dim**-0.5 if scale is None else float(scale)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
         checks.check_size("k", "length", k.shape[2], q.shape[2], "q")
         checks.check_size("v", "length", v.shape[2], k.shape[2], "k")
         if call.need_state and call.cu_seqlens is not None:
-            return self._one_per_row(q, k, v, call)
+            return self.one_per_row(q, k, v, call)
         order, own = None, None if call.cu_seqlens is None else sequence_of_tokens(call.cu_seqlens, k.shape[2])[None]
         if call.key_mask is not None:  # put real tokens first, so that the tokens of a window lie side by side
             order = (~call.key_mask).to(torch.uint8).argsort(dim=1, stable=True)
@@ -96,8 +91,7 @@ class Window(Mechanism):
         before = self.window - 1
         there = torch.arange(before + T, device=k.device) >= before - old.filled[:, None]
         if T == 1:  # all keys are in the query's window
-            attention = self._formula if call.impl == "reference" else self._sdpa
-            output = attention(q, keys, values, there[:, None, None])
+            output = self.softmax(q, keys, values, there[:, None, None], explicit=call.impl == "reference")
         else:
             output = self._softmax(F.pad(q, (0, 0, before, 0)), keys, values, there, None, call.impl)[:, :, before:]
         real = torch.full_like(old.filled, T) if call.key_mask is None else call.key_mask.sum(1)
@@ -126,33 +120,9 @@ class Window(Mechanism):
         visible = near & (queries_own.unsqueeze(-1) == keys_own.unsqueeze(-2)) & keys_filled.unsqueeze(-2)
         # A slot that holds no token may see no key, and the softmax of nothing is NaN: so every query sees itself.
         visible = (visible | (distance == 0)).expand(q.shape[0] // blocks, -1, -1, -1).flatten(0, 1).unsqueeze(1)
-        attention = self._formula if impl == "reference" else self._sdpa
-        output = attention(q, k, v, visible).unflatten(0, (-1, blocks)).transpose(1, 2)
+        output = self.softmax(q, k, v, visible, explicit=impl == "reference")
+        output = output.unflatten(0, (-1, blocks)).transpose(1, 2)
         return output.flatten(2, 3)[:, :, :T]
-
-    def _sdpa(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
-        grouped = self.num_kv_heads != self.num_heads
-        return F.scaled_dot_product_attention(q, k, v, visible, scale=self.scale, enable_gqa=grouped)
-
-    def _formula(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
-        dtype, out_dtype = compute_dtype(q, k, v), checks.autocast_dtype(q) or v.dtype
-        with without_autocast(q):
-            group = self.num_heads // self.num_kv_heads
-            q, k, v = (x.to(dtype) for x in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)))
-            scores = (q @ k.mT * self.scale).masked_fill(~visible, -torch.inf)
-            return (scores.softmax(-1) @ v).to(out_dtype)
-
-    def _one_per_row(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
-        """Attend over packed sequences with a state each, unpacked one per row; to know lengths it waits for a GPU."""
-        assert call.cu_seqlens is not None
-        bounds = call.cu_seqlens.long()
-        slots = torch.arange(int(bounds.diff().max()), device=q.device)
-        mask = slots < bounds.diff()[:, None]  # (N, L)
-        tokens = (bounds[:-1, None] + slots).clamp(max=max(q.shape[2] - 1, 0))
-        q, k, v = (hide(x[0][:, tokens].transpose(0, 1), mask) for x in (q, k, v))  # (N, H, L, D)
-        key_mask = mask if call.key_mask is None else mask & call.key_mask[0][tokens]
-        out = self.attend(q, k, v, Call(call.impl, key_mask, state=call.state, need_state=True))
-        return MechanismOutput(out.output.transpose(1, 2)[mask].transpose(0, 1).unsqueeze(0), out.state)
 
     def _start(self, k: Tensor, state: Any) -> WindowState:
         """The state to start from, checked, or an empty one."""
@@ -172,9 +142,6 @@ class Window(Mechanism):
         """4 D for each of W keys, for the scores and the weighted sum, as if the first tokens saw W keys too."""
         check_length(length)
         return 4 * self.num_heads * self.head_dim * length * self.window
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, window={self.window}, scale={self.scale:g}"
 
 
 def _taken(x: Tensor, order: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """ZeroS-SM: softmax attention with a gate for each of its orders."""
 
-import math
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, NamedTuple, Unpack
 
@@ -8,12 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from linattn.mechanisms.base import Call, CommonOptions, Mechanism, MechanismOutput
-from linattn.mechanisms.common.directions import output_dtype
-from linattn.mechanisms.common.over_tokens import sum_over_tokens
+from linattn.mechanisms.common.tokens import sum_over_tokens
 from linattn.mechanisms.registry import create_mechanism, register_mechanism
 from linattn.ops.linear.api import linear_attention_with_state
 from linattn.ops.shared import checks
-from linattn.ops.shared.call import compute_dtype, num_sequences, without_autocast
+from linattn.ops.shared.call import compute_dtype, num_sequences, output_dtype, without_autocast
 from linattn.ops.shared.types import LinearState
 
 
@@ -67,7 +65,6 @@ class ZerosSoftmax(Mechanism):
 
     impls: ClassVar[tuple[str, ...]] = ("auto", "reference")
     state_type: ClassVar[type] = ZerosSoftmaxState
-    step_impl: ClassVar[str] = "auto"
     zero_order: Tensor
 
     def __init__(
@@ -81,12 +78,10 @@ class ZerosSoftmax(Mechanism):
     ) -> None:
         super().__init__(num_heads, head_dim, **common)
         checks.check_choice("gate", gate, ("unit", "sigmoid"))
-        number = isinstance(zero_order, int | float) and not isinstance(zero_order, bool)
-        if zero_order is not None and not (number and 0 <= zero_order < math.inf):
-            raise ValueError(f"zero_order must be a finite number >= 0, or None for the gate's own, got {zero_order!r}")
+        start = float(gate == "unit") if zero_order is None else zero_order
+        checks.check_number("zero_order", start, least=0)
         self.gate = gate
-        start = float(gate == "unit") if zero_order is None else float(zero_order)
-        self.register_buffer("zero_order", torch.tensor(start))
+        self.register_buffer("zero_order", torch.tensor(float(start)))
         self.softmax = create_mechanism(
             "softmax", num_heads=num_heads, head_dim=head_dim, num_kv_heads=self.num_kv_heads, causal=self.causal,
             impl=self.impl,
@@ -116,7 +111,7 @@ class ZerosSoftmax(Mechanism):
         checks.check_size("q", "length", q.shape[2], k.shape[2], "k")
         checks.check_size("v", "length", v.shape[2], k.shape[2], "k")
         g1, gh, g0 = self.gates(self.input_of(call.x, k))
-        out_dtype = output_dtype(q, v)  # of autocast too, which is off below
+        out_dtype = output_dtype(v)  # of autocast too, which is off below
         state: ZerosSoftmaxState | None = call.state
         cache = None if state is None else self.softmax.state_type(*state[:3])
         exact = self.softmax.attend(q, k, v, replace(call, state=cache, x=None))
@@ -132,7 +127,12 @@ class ZerosSoftmax(Mechanism):
 
         The mean score is q times the mean key; the state's ``k`` holds the sum of the keys and their number.
         """
-        dtype, start = compute_dtype(q, k, v), self._start(k, call)
+        dtype, start = compute_dtype(q, k, v), None
+        if call.state is not None:
+            shape = (num_sequences(k, call.cu_seqlens), self.num_kv_heads, self.head_dim + 1)
+            checks.check_shape("state.kv", call.state.kv, (*shape, self.head_dim))
+            checks.check_shape("state.k", call.state.k, shape)
+            start = LinearState(call.state.kv.to(dtype), call.state.k.to(dtype))
         q, k, v = q.to(dtype) * self.head_dim**-0.5, k.to(dtype), v.to(dtype)
         psi = torch.cat([k, torch.ones_like(k[..., :1])], dim=-1)
         sums = sum_over_tokens(psi, call, causal=self.causal, initial=None if start is None else start.k)
@@ -144,14 +144,6 @@ class ZerosSoftmax(Mechanism):
         options |= {"impl": call.impl, "initial_state": start, "normalizer": None}
         return MechanismOutput(*linear_attention_with_state(phi, psi, v, **options))
 
-    def _start(self, k: Tensor, call: Call) -> LinearState | None:
-        if call.state is None:
-            return None
-        shape = (num_sequences(k, call.cu_seqlens), self.num_kv_heads, self.head_dim + 1)
-        checks.check_shape("state.kv", call.state.kv, (*shape, self.head_dim))
-        checks.check_shape("state.k", call.state.k, shape)
-        return LinearState(*(part.to(compute_dtype(k)) for part in (call.state.kv, call.state.k)))
-
     def state_size(self, length: int) -> int:
         return self.softmax.state_size(length) + self.num_kv_heads * (self.head_dim + 1) ** 2
 
@@ -159,6 +151,3 @@ class ZerosSoftmax(Mechanism):
         """Counts softmax attention, a linear attention with D + 1 features, and the gates."""
         products = (self.num_heads + self.num_kv_heads) * 2 * (self.head_dim + 1) * self.head_dim
         return self.softmax.flops(length) + length * (products + 2 * self.gate_map.weight.numel())
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, gate={self.gate!r}"

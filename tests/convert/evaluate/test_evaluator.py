@@ -128,8 +128,11 @@ def test_ids_that_are_given_are_measured_as_they_are(tmp_path):
         return torch.zeros(*ids.shape, 100)
 
     pieces = [list(range(first, first + 25)) for first in (0, 25, 50, 75)]
-    made = evaluator(tmp_path, None, ["of words"] * 4, options={"lengths": (16,), "texts": 4}, pieces=pieces)
-    made.stage("teacher", Known(logits), full=False)
+    made = evaluator(
+        tmp_path, None, ["of words"] * 4, options={"lengths": (16,), "texts": 4, "batch_tokens": 35}, pieces=pieces
+    )
+    made.stage("teacher", model := Known(logits), full=False)
+    assert model.calls == [(2, 16), (2, 16)]  # as many windows at once as have so many tokens
     assert measured == [piece[:16] for piece in pieces]
 
 

@@ -1,69 +1,77 @@
+"""The command line as a whole: unknown words are named, nothing is written, little is imported."""
+
 import subprocess
 import sys
 
 import pytest
-from typer.testing import CliRunner
+import torch
 
 import linattn
-from linattn.lab.cli.main import app
+from linattn.lab.command import main
+from linattn.mechanisms.registry import list_mechanisms
 
 
-def call(*arguments):
-    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "160", "TERM": "dumb"})
+@pytest.fixture
+def call(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def run(*words):
+        code = main(list(words))
+        shown = capsys.readouterr()
+        return code, shown.out + shown.err
+
+    return run
 
 
-def test_version():
-    result = call("--version")
-    assert (result.exit_code, result.output.strip()) == (0, f"linattn {linattn.__version__}")
-
-
-def test_help_has_conversion_and_laboratories():
-    shown = call("--help").output
-    assert all(f" {name} " in shown for name in ("linearize", "inspect", "lab"))
-    shown = call("lab", "--help").output
-    assert all(f" {name} " in shown for name in ("icl", "synth", "entropy", "dof"))
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["linearize", "folder", "--out", "out"],
-        ["inspect", "folder", "--text", "words.txt"],
-        ["lab", "icl"],
-        ["lab", "synth", "depo"],
-        ["lab", "entropy"],
-        ["lab", "dof"],
-    ],
-    ids=lambda words: " ".join(words[:2]),
-)
-def test_an_unknown_option_is_named(command, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    result = call(*command, "--colour", "red")
-    assert result.exit_code == 2
-    assert "No such option: --colour" in result.output
-    assert "Traceback" not in result.output
-    assert list(tmp_path.iterdir()) == []
+def test_version(call):
+    assert call("--version") == (0, f"{linattn.__version__}\n")
 
 
 @pytest.mark.parametrize(
-    ("command", "parts"),
+    ("words", "parts"),
     [
-        (["lab", "magic"], ["No such command", "magic"]),
+        (["compare", "--colour", "red"], ["--colour"]),
+        (["compare", "--seeds", "few"], ["--seeds", "few"]),
+        (["compare", "--seeds", "0"], ["--seeds", "at least 1"]),
+        (["compare", "--mechanisms", "nobody"], ["--mechanisms", "nala"]),
+        (["compare", "conversion", "--share", "2"], ["--share", "at most 1"]),
+        (["compare", "--task", "nothing"], ["--task", "mqar"]),
         (["lab", "icl", "--families", "magic"], ["--families", "drift"]),
-        (["lab", "synth", "magic"], ["value for TASK: must be one of depo", "lano"]),
         (["lab", "entropy", "--device", "tpu"], ["--device", "cpu, cuda"]),
-        (["lab", "dof", "--threads", "-1"], ["--threads", ">= 0"]),
+        (["bench", "--lengths", "64,many"], ["--lengths"]),
+        (["report", "nowhere"], ["FOLDER", "results.json"]),
     ],
 )
-def test_a_bad_word_of_a_laboratory_is_named(command, parts, tmp_path, monkeypatch):
+def test_a_bad_word_is_named_and_nothing_is_written(words, parts, call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = call(*command)
-    assert result.exit_code == 2
-    assert all(part in result.output for part in parts), result.output
+    code, shown = call(*words)
+    assert code == 2, shown
+    assert all(part in shown for part in parts), shown
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"meta": {}, "rows": []}'])
+def test_a_folder_without_a_comparison_is_named(content, call, tmp_path):
+    (tmp_path / "results.json").write_text(content)
+    code, shown = call("report", str(tmp_path))
+    assert code == 2
+    assert "FOLDER" in shown
+
+
+def test_mechanisms_shows_the_registry(call):
+    code, shown = call("mechanisms")
+    assert code == 0
+    assert all(name in shown for name in list_mechanisms())
+
+
+def test_doctor_is_short_and_says_what_auto_chooses(call):
+    code, shown = call("doctor")
+    assert code == 0
+    assert torch.__version__ in shown
+    assert len(shown.splitlines()) < 40
 
 
 def test_the_command_line_loads_no_charts_and_no_profiler():
-    code = "import sys, linattn.lab.cli.main; print([m for m in ('matplotlib', 'accelerate') if m in sys.modules])"
+    code = "import sys, linattn.lab.command; print([m for m in ('matplotlib', 'accelerate') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,45 +1,44 @@
-"""The help of every command shows all that is written for it: typer takes what stands in brackets for a style."""
+"""The help of every command: what is written for each option, and not too much at once."""
 
-from collections.abc import Iterator
-from typing import Any
+from dataclasses import fields
 
 import pytest
-from typer.main import get_command
-from typer.testing import CliRunner
 
-from linattn.lab.cli.main import app
+from linattn.lab.command import flag, load, main
+from linattn.lab.commands import COMMANDS
+from linattn.support.config import option_of
 
-
-def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    found = getattr(command, "commands", None)
-    if found is None:
-        yield path, command
-    for name, own in (found or {}).items():
-        yield from commands(own, (*path, name))
+MOST = 25  # options on the first page
 
 
-COMMANDS = dict(commands(get_command(app)))
-
-
-def words(text: str) -> str:
+def words(text):
     """Without borders, paddings and ends of lines; a word that is broken at a hyphen is whole again."""
     return "".join(part for part in text.split() if part != "│")
 
 
-@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_the_help_shows_every_word_and_every_default(path: tuple[str, ...]) -> None:
-    command = COMMANDS[path]
-    result = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
-    assert result.exit_code == 0
-    shown = words(result.output)
-    assert words(command.help) in shown
-    for parameter in command.params:
-        assert parameter.help, f"{parameter.name} says nothing"
-        assert words(parameter.help) in shown, parameter.name
-        default = getattr(parameter, "show_default", None)
-        if isinstance(default, str):
-            assert words(f"[default: ({default})]") in shown, parameter.name
+def help_of(capsys, name, option="--help"):
+    assert main([*name.split(), option]) == 0
+    return words(capsys.readouterr().out)
 
 
-def test_every_command_is_looked_at() -> None:
-    assert {("train", "lm"), ("compare", "text"), ("generate",), ("lab", "icl")} <= set(COMMANDS)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_says_what_it_is(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    first, everything = help_of(capsys, name), help_of(capsys, name, "--help-all")
+    shown = [field for field in fields(load(name)) if not option_of(field).hidden]
+    for field in shown:
+        rule = option_of(field)
+        assert rule.help, f"{field.name} says nothing"
+        assert words(rule.help) in everything, field.name
+        assert (words(rule.help) in first) or rule.rare, field.name
+        if not rule.argument:
+            assert flag(field.name) in everything
+    if "task" not in {field.name for field in shown}:  # settings of tasks and language models are many
+        assert sum(not option_of(field).rare for field in shown) <= MOST
+
+
+def test_all_commands_are_listed(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name.split()[0] in shown for name in COMMANDS)

@@ -7,12 +7,11 @@ import shutil
 import pytest
 import torch
 from tests.convert.tiny_folder import model_folder, text_file
-from tests.lab.pages.html_page import parse, table_of
+from tests.lab.page.html_page import parse, table_of
 
 from linattn.convert.evaluate.evaluator import EvaluationOptions
 from linattn.convert.training.data import TokenText
 from linattn.lab.command import main
-from linattn.lab.convert.folder import load_linearized_text
 from linattn.lab.convert.linearize import Linearize, held_out_pieces
 
 
@@ -74,8 +73,9 @@ def test_a_model_is_converted_reported_written_with_and_not_done_twice(folder, t
     for name in ("quality", "cost", "transfer"):
         assert root.find("section", id=name)
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    model = load_linearized_text(out, "cpu", "fp32")
-    assert model.model(torch.arange(5)[None]).logits.isfinite().all()
+    code, shown = call("generate", out, "--prompt", "river stone", "--max-new-tokens", 5, "--device", "cpu")
+    assert code == 0, shown
+    assert shown.startswith("river stone")
 
     kept = {path: path.stat().st_mtime_ns for path in (out / "run" / "figures").iterdir()}
     weights = (out / "model.safetensors").read_bytes()

@@ -1,156 +1,278 @@
-"""A comparison of graph models from the command line to its files, and the cost of growing graphs."""
+"""Comparisons of graph models and of their recipes, and the cost of growing graphs."""
 
-import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+import torch
 
-from linattn.lab.cli.main import app
-from linattn.lab.compare.graph.scaling import ScalingConfig, ScalingResult, ScalingRow, measure_scaling
+from linattn.lab.command import main
+from linattn.lab.compare.graph import CompareGraphs
+from linattn.lab.compare.graph_scaling import GraphScaling
+from linattn.lab.experiment import load_results
+from linattn.lab.screen import Screen
+from linattn.lab.tasks.graph.files import load_graph
+from linattn.lab.tasks.graph.search import search_signature
+from linattn.lab.train.graph import loop
+from linattn.lab.train.graph.recipes import DEFAULTS, graph_recipe
+from linattn.models.graph import create_graph_model, graph_model_options, graph_models
+from linattn.support.options import OptionError
 
-COMMON = ("--data", "communities:120:3", "--epochs", "6", "--device", "cpu")
-
-
-def graph(*arguments):
-    return CliRunner().invoke(app, ["graph", *map(str, arguments)], env={"COLUMNS": "160", "TERM": "dumb"})
-
-
-@pytest.fixture(scope="module")
-def compared(tmp_path_factory):
-    """Two learning rates, of which validation chooses one for each model."""
-    folder = tmp_path_factory.mktemp("graph")
-    models = "sgc,euclidean+relu,pseudo_riemannian"
-    found = graph("compare", *COMMON, "--models", models, "--lr", "1e-9,0.05", "--seeds", 2, "--output", folder)
-    assert found.exit_code == 0, found.output
-    return folder, found.output, json.loads((folder / "results.json").read_text())
+ROOT = Path(__file__).parents[3]
+COMMON = {"data": "communities:120:3", "epochs": 6, "device": "cpu"}
 
 
-def test_results_have_every_run_and_its_spread(compared):
-    folder, output, results = compared
-    assert [(row["mechanism"], row["seed"]) for row in results["rows"]] == [
-        (name, seed) for seed in (0, 1) for name in ("sgc", "euclidean+relu", "pseudo_riemannian")
-    ]
-    for model in results["mechanisms"]:
-        scores = [row["score"] for row in results["rows"] if row["mechanism"] == model["mechanism"]]
-        assert model["score_mean"] == pytest.approx(sum(scores) / 2)
-        best = max(model["sweep"], key=lambda run: (run["score"], -run["lr"]))
-        assert model["lr"] == best["lr"]
-        assert f"{model['score_mean']:.2f} ± {model['score_std']:.2f}" in output
-    assert results["meta"]["data"] == {
-        "name": "communities-120-3", "task": "nodes", "nodes": 120, "edges": results["meta"]["data"]["edges"],
-        "features": 16, "classes": 3,
-    }  # fmt: skip
-    lines = list(csv.DictReader((folder / "results.csv").open()))
-    assert [line["mechanism"] for line in lines] == ["sgc", "euclidean+relu", "pseudo_riemannian"]
-    assert float(lines[0]["score_mean"]) == results["mechanisms"][0]["score_mean"]
+def run(output, **options):
+    """The rows of a comparison by their kind, and its meta."""
+    assert CompareGraphs(**COMMON | options, output=output).run(Screen(quiet=True)) == 0
+    results = load_results(output / "results.json")
+    kinds = {kind: [row for row in results["rows"] if row["kind"] == kind] for kind in ("sweep", "run", "cost")}
+    return kinds, results["meta"]
 
 
-def test_the_page_is_drawn_again_from_the_results(compared):
-    folder = compared[0]
-    page, charts = folder / "report.html", sorted(folder.glob("charts/*.png"))
-    before = {path: path.read_bytes() for path in (page, *charts)}
-    assert b"Graph models compared on communities-120-3" in before[page]
-    assert [path.name for path in charts] == ["learning.png", "scores.png"]
-    for path in before:
-        path.unlink()
-    found = CliRunner().invoke(app, ["report", str(folder)])
-    assert found.exit_code == 0, found.output
-    assert {path: path.read_bytes() for path in (page, *sorted(folder.glob("charts/*.png")))} == before
+def named(data, **options) -> CompareGraphs:
+    """A comparison on small data that goes by the name of larger ones, whose recipes it gets."""
+    config = CompareGraphs(data=data, **options)
+    config.__dict__["graph"] = replace(load_graph("communities:60:3"), name=data)
+    return config
 
 
-def test_the_space_is_searched_where_nobody_names_it(compared):
-    q, p = compared[2]["mechanisms"][2]["options"]["signature"]
-    assert q + p == 64
-    shown = graph("search", "communities:120:3", "--dimension", 64).output
-    assert f"(q, p) = ({q}, {p})" in shown
+def test_a_grid_is_the_same_for_all_and_validation_chooses(tmp_path):
+    """A weight decay that wipes out all weights is tried by every model and taken by none; the page shows it all."""
+    models = ("sgc", "pseudo_riemannian")
+    grid = {"lr": (0.02, 0.05), "weight_decay": (1e-4, 1e6), "dropout": (0.0, 0.3)}
+    kinds, meta = run(tmp_path, models=models, seeds=2, **grid)
+    assert [(row["mechanism"], row["seed"]) for row in kinds["run"]] == [(name, s) for s in (0, 1) for name in models]
+    for name in models:
+        tried = {tuple(row[key] for key in grid): row["score"] for row in kinds["sweep"] if row["mechanism"] == name}
+        assert set(tried) == {(lr, w, d) for lr in grid["lr"] for w in grid["weight_decay"] for d in grid["dropout"]}
+        (taken,) = {tuple(row[key] for key in grid) for row in kinds["run"] if row["mechanism"] == name}
+        assert tried[taken] == max(tried.values())
+        assert taken[1] == 1e-4
+    assert not any("scores" in row for row in kinds["sweep"])  # test data has no part in the choice
+    assert all(row["scores"]["accuracy"] == row["score"] for row in kinds["run"])
+    assert all(row["parameters"] > 0 and row["peak_bytes_train"] > 0 for row in kinds["cost"])
+    assert meta["data"] == {"name": "communities-120-3", "task": "nodes", "nodes": 120, "features": 16, "classes": 3,
+                            "edges": meta["data"]["edges"]}  # fmt: skip
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("1e+06") >= 8  # of 2 models, 2 rates and 2 dropouts
+    assert "input_map=normalized" in page
 
 
-def test_a_second_call_trains_nothing_and_other_settings_are_refused(compared):
-    folder, _, results = compared
-    logs = {path: path.stat().st_mtime_ns for path in folder.rglob("log.jsonl")}
-    assert len(logs) == 3 * 2 + 3 * 2
-    again = graph("compare", *COMMON, "--models", "sgc,gcn", "--lr", "1e-9,0.05", "--seeds", 2, "--output", folder)
-    assert again.exit_code == 0, again.output
-    found = json.loads((folder / "results.json").read_text())["rows"]
-    assert [row["score"] for row in found if row["mechanism"] == "sgc"] == [
-        row["score"] for row in results["rows"] if row["mechanism"] == "sgc"
-    ]
-    assert all(path.stat().st_mtime_ns == time for path, time in logs.items())
-    other = graph("compare", *COMMON, "--models", "sgc", "--lr", "0.05", "--output", folder)
-    assert other.exit_code == 2
-    assert "other settings" in other.output
+def test_the_space_is_searched_where_nobody_names_it():
+    config = CompareGraphs(**COMMON, models=("pseudo_riemannian",))
+    found = search_signature(load_graph(COMMON["data"]), dimension=64)[:2]
+    assert config.options("pseudo_riemannian")["options"]["signature"] == found
+    assert config.model("pseudo_riemannian", 3, {}).signature == found
+    smaller = CompareGraphs(**COMMON, models=("pseudo_riemannian",), hidden=7)
+    assert smaller.model("pseudo_riemannian", 3, {}).signature == (4, 3)
+
+
+def test_a_grid_may_grow_and_finished_runs_are_kept(tmp_path, monkeypatch):
+    """The new point is better at the same learning rate, so the final run is another; nothing else is trained again."""
+    trained = []
+    original = loop.train_graph
+    monkeypatch.setattr("linattn.lab.compare.graph.train_graph", lambda *a, **k: trained.append(1) or original(*a, **k))
+    options = {"lr": (0.05,), "dropout": (0.3,), "seeds": 1}
+
+    def scores(folder, models, decays):
+        kinds, _ = run(folder, models=models, weight_decay=decays, **options)
+        return {
+            (row["mechanism"], row["kind"], row["weight_decay"]): row["score"] for row in kinds["sweep"] + kinds["run"]
+        }
+
+    first = scores(tmp_path / "grown", ("sgc",), (1e6, 1e5))
+    assert len(trained) == 3
+    grown = scores(tmp_path / "grown", ("gcn", "sgc"), (1e6, 1e5, 1e-4))
+    assert len(trained) == 3 + 4 + 2  # all of gcn, and of sgc the point and the final run
+    assert {key: grown[key] for key in first if key[1] == "sweep"} == {
+        k: v for k, v in first.items() if k[1] == "sweep"
+    }
+    assert ("sgc", "run", 1e6) in first
+    assert grown == scores(tmp_path / "at_once", ("gcn", "sgc"), (1e6, 1e5, 1e-4))
+    before = len(trained)
+    assert scores(tmp_path / "grown", ("gcn", "sgc"), (1e6, 1e5, 1e-4)) == grown
+    assert len(trained) == before
+
+
+def test_a_point_without_a_finite_loss_is_passed_over_and_any_other_error_fails(tmp_path, monkeypatch):
+    original = loop.train_graph
+
+    def train(create, objective, config, *args, **more):
+        if config.weight_decay == 1.0:
+            raise error
+        return original(create, objective, config, *args, **more)
+
+    monkeypatch.setattr("linattn.lab.compare.graph.train_graph", train)
+    error = loop.NotFiniteError("lost")
+    kinds, _ = run(tmp_path / "a", models=("sgc",), seeds=1, weight_decay=(1.0, 0.0), task="links")
+    assert [row["weight_decay"] for row in kinds["run"]] == [0.0]
+    assert kinds["run"][0]["scores"].keys() == {"auc", "average_precision"}
+    error = RuntimeError("out of memory")
+    config = CompareGraphs(**COMMON, models=("sgc",), seeds=1, weight_decay=(1.0, 0.0), output=tmp_path / "b")
+    assert config.run(Screen(quiet=True)) == 1
+    assert "out of memory" in (tmp_path / "b" / "results.json").read_text()
+
+
+def test_the_dropout_of_a_grid_reaches_every_model():
+    """The same weights and the same draws, with two rates: a model that gave the same would have half a grid."""
+    config = CompareGraphs(data="communities:60:3", models=tuple(graph_models()))
+    objective = config.objective(config.training("sgc", 0, {}))
+    for name in graph_models():
+        found = []
+        for rate in (0.3, 0.8):
+            torch.manual_seed(0)
+            model = config.model(name, objective.outputs, {"dropout": rate}).train()
+            torch.manual_seed(1)
+            found.append(model(objective.graph))
+        assert not torch.allclose(*found), name
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("option", "words", "given"),
     [
-        (("compare", *COMMON, "--models", "nothing"), "must be one of"),
-        (("compare", *COMMON, "--models", "gcn+relu"), "gcn takes no mechanism"),
-        (("compare", *COMMON, "--models", "sgc", "--option", "sgc.nothing=1"), "it takes hops"),
-        (("compare", "--data", "grid:4:4", "--models", "sgc"), "use --task links"),
-        (("search", "nowhere"), "does not exist"),
-        (("search", "cycle:5", "--dimension", "7"), "must be even"),
-        (("scaling", "--models", "nothing"), "must be one of"),
+        ("models", "must be one of", {"models": ("nothing",)}),
+        ("models", "gcn takes no mechanism", {"models": ("gcn+relu",)}),
+        ("models", "each once", {"models": ("gcn", "gcn")}),
+        ("models", "does not fit", {"models": ("euclidean",), "hidden": 7, "option": {"num_heads": 2}}),
+        ("option", "it takes hops", {"models": ("sgc",), "option": {"sgc.nothing": 1}}),
+        ("option", "gcn is not compared", {"models": ("sgc",), "option": {"gcn.dropout": 0.1}}),
+        ("data", "use --task links", {"data": "grid:4:4", "models": ("sgc",)}),
+        ("data", "does not exist", {"data": "nowhere"}),
+        ("dropout", "below 1", {"dropout": (0.5, 1.0)}),
+        ("weight_decay", "at least 0", {"weight_decay": (-1.0,)}),
+        ("paper", "links of tree-4-6; got sgc", {"paper": True, "models": ("sgc",)}),
     ],
 )
-def test_wrong_options_are_named(arguments, words, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    found = graph(*arguments)
-    assert found.exit_code == 2
-    assert words in " ".join(found.output.replace("│", " ").split())
+def test_wrong_options_are_named_before_any_work(option, words, given, tmp_path):
+    with pytest.raises(OptionError, match=words) as raised:
+        CompareGraphs(**COMMON | given, output=tmp_path / "out").run(Screen(quiet=True))
+    assert raised.value.option == option
+    assert not (tmp_path / "out").exists()
 
 
-def test_scaling_measures_and_checks_every_size(tmp_path):
-    found = graph("scaling", "--nodes", "200,800", "--models", "gcn,pseudo_riemannian", "--repeats", 1,
-                  "--device", "cpu", "--output", tmp_path)  # fmt: skip
-    assert found.exit_code == 0, found.output
-    written = json.loads((tmp_path / "graph-scaling.json").read_text())
-    rows = written["rows"]
-    assert written["bytes_per_node"] == {row["model"]: row["peak_bytes"] / 800 for row in rows[2:]}
+def test_every_model_has_a_recipe_and_takes_its_rate():
+    assert set(graph_models()) == set(DEFAULTS)
+    paper, own = (graph_recipe("pseudo_riemannian", "nodes", "Cora", paper=which) for which in (True, False))
+    assert (paper.hidden, paper.options["signature"]) == (16, (14, 2))
+    assert sum(own.options["signature"]) == own.hidden
+    assert all(graph_recipe(name, "links", "x").train["row_normalize"] == "unit" for name in graph_models())
+    config = CompareGraphs(**COMMON, models=("sgc", "gcn"))
+    rates = {name: config.points(name) for name in config.models}
+    assert rates == {name: [{"lr": graph_recipe(name, "nodes", "x").train["lr"]}] for name in ("sgc", "gcn")}
+    assert rates["sgc"] != rates["gcn"]
+
+
+@pytest.mark.parametrize("data", ["Cora", "Citeseer", "PubMed"])
+@pytest.mark.parametrize("task", ["nodes", "links"])
+def test_the_recorded_rows_are_what_the_recipes_give(task, data):
+    """Width, options and training of every row of the tables on docs/graph.md: their commands mean the same still."""
+    written = json.loads((ROOT / "results" / "h200" / f"graph-{task}-{data.lower()}.json").read_text())
+    assert "--paper" not in written["meta"]["command"]
+    rows = {row["mechanism"]: row for row in written["rows"] if row["kind"] == "cost"}
+    assert len(rows) == 8
+    config = named(data, task=task, models=tuple(rows), epochs=written["meta"]["train"]["epochs"])
+    for name, row in rows.items():
+        point = {key: row["chosen"][key] for key in ("weight_decay", "dropout")}
+        recorded = {key: row[key] for key in ("hidden", "options", "train")}
+        recorded["train"] = {key: value for key, value in recorded["train"].items() if key != "device"}
+        assert json.loads(json.dumps(config.settings_at(name, point))) == recorded, name
+
+
+SCRIPTS = {
+    ("nodes", "Cora"): ((14, 2), 3, 3, 0.005, 0.1, 0.05, (0.2, 0.2), (0.0, 0.0)),
+    ("nodes", "Citeseer"): ((8, 8), 3, 2, 0.002, 0.1, 0.05, (0.2, 0.2), (0.0, 0.0)),
+    ("nodes", "PubMed"): ((14, 2), 2, 4, 0.01, 0.1, 0.05, (0.3, 0.0), (0.4, 0.0)),
+    ("links", "Cora"): ((14, 2), 1, 1, 0.005, 1e-3, 5e-3, (0.2, 0.2), (0.0, 0.0)),
+    ("links", "Citeseer"): ((8, 8), 2, 2, 0.005, 1e-3, 5e-3, (0.2, 0.2), (0.0, 0.0)),
+    ("links", "PubMed"): ((14, 2), 1, 1, 0.005, 1e-3, 5e-3, (0.2, 0.2), (0.0, 0.0)),
+    ("links", "tree-4-6"): ((0, 16), 1, 1, 0.01, 1e-3, 5e-3, (0.0, 0.0), (0.0, 0.0)),
+}
+
+
+@pytest.mark.parametrize(("task", "data"), SCRIPTS)
+def test_the_paper_is_what_its_scripts_have(task, data):
+    """Time and space, blocks of attention and convolutions, rate, decays of branches and rest, dropout of both."""
+    recipe = graph_recipe("pseudo_riemannian", task, data, paper=True)
+    options, train = graph_model_options("pseudo_riemannian") | dict(recipe.options), recipe.train
+    assert train["attention_weight_decay"] == train["graph_weight_decay"]
+    shape = tuple(options[name] for name in ("signature", "num_layers", "graph_layers"))
+    rates = tuple(train[name] for name in ("lr", "graph_weight_decay", "weight_decay"))
+    assert (*shape, *rates, options["dropout"], options["graph_dropout"]) == SCRIPTS[task, data]
+    assert (options["input_map"], options["input_norm"], options["input_dropout"]) == ("neighbours", False, 0.0)
+    assert (options["activation"], options["merge"], options["num_heads"]) == ("tanh", "exponential", 1)
+    assert options["graph_weight"] == (0.9 if data == "tree-4-6" else 0.8)
+    assert options["norm"] == ((task, data) != ("nodes", "Citeseer"))
+    assert options["residual"] == (None if (task, data) == ("nodes", "PubMed") else "transport")
+    assert (recipe.hidden, train["epochs"], train["row_normalize"]) == (16, 1000, False)
+
+
+def test_the_paper_reaches_its_model_alone_and_epochs_give_way_to_those_of_the_user():
+    config = named("Cora", models=("sgc", "pseudo_riemannian+relu"), paper=True)
+    config.check_hosts()
+    assert [config.training(name, 0, {}).epochs for name in config.models] == [300, 1000]
+    config = named("Cora", models=("sgc", "pseudo_riemannian"), paper=True, epochs=7)
+    assert [config.training(name, 0, {}).epochs for name in config.models] == [7, 7]
+    with pytest.raises(OptionError, match="got sgc, gcn on nodes of Cora"):
+        named("Cora", models=("sgc", "gcn"), paper=True).check_hosts()
+
+
+def test_the_options_of_hypformer_on_the_page_on_graphs_reach_the_model(tmp_path):
+    page = (ROOT / "docs" / "graph.md").read_text()
+    given = [found.strip('"') for found in re.findall(r"`--option (\"?hypformer\.[^`]*)`", page)]
+    assert len(given) == 3
+    command = ["compare", "graph", "--data", "communities:60:3", "--epochs", "1", "--device", "cpu", "--models"]
+    options = [part for option in given for part in ("--option", option)]
+    assert main([*command, "hypformer", "--seeds", "1", "--output", str(tmp_path), *options]) == 0
+    options = load_results(tmp_path / "results.json")["meta"]["models"]["hypformer"]["options"]
+    model = create_graph_model("hypformer", in_channels=4, hidden=8, out_channels=3, **options)
+    assert model.blocks[0].attention.parts["space"].mechanism.power == 1
+    assert model.input.encoding is not None
+    assert isinstance(model.input.norm, torch.nn.Identity)
+
+
+def test_the_page_on_graphs_runs():
+    names: dict = {}
+    for block in re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "graph.md").read_text(), re.S | re.M):
+        exec(block, names)
+    assert names["model"](names["graph"]).shape == (12, 3)
+
+
+def test_scaling_measures_and_checks_every_size(tmp_path, capsys):
+    config = GraphScaling(nodes=(800, 200), models=("gcn", "sgformer"), repeats=1, device="cpu", output=tmp_path)
+    assert config.run(Screen()) == 0
+    assert "gcn: time grows as nodes^" in capsys.readouterr().out
+    rows = load_results(tmp_path / "results.json")["rows"]
     assert [(row["model"], row["nodes"], row["status"]) for row in rows] == [
-        (name, nodes, "ok") for nodes in (200, 800) for name in ("gcn", "pseudo_riemannian")
+        (name, nodes, "ok") for name in ("gcn", "sgformer") for nodes in (200, 800)
     ]
-    assert all(0 < row["error"] < 1e-4 and row["median_ms"] > 0 for row in rows)
-    ratios = [rows[i + 2]["peak_bytes"] / rows[i]["peak_bytes"] for i in (0, 1)]
+    assert all(0 < row["error_of_logits"] < 1e-4 and row["median_ms"] > 0 for row in rows)
+    ratios = [rows[i + 1]["peak_bytes"] / rows[i]["peak_bytes"] for i in (0, 2)]
     assert all(3.0 < ratio < 4.6 for ratio in ratios), ratios  # of four times the nodes, with fewer repeated edges
-    assert Path(tmp_path / "graph-scaling.png").stat().st_size > 1000
-    page = (tmp_path / "graph-scaling.html").read_text()
+    assert (tmp_path / "graph-scaling.png").stat().st_size > 1000
+    page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") >= 2
     assert "mathdefault" not in page  # no TeX on an axis
     assert all(f"{row['median_ms']:,.1f}" in page for row in rows)
-    assert "gcn: time grows as nodes^" in found.output
 
 
-def test_sizes_that_would_take_too_long_are_left_out():
-    result = measure_scaling(ScalingConfig(("sgc",), (20, 40), repeats=1, max_seconds=0.0), lambda result: None)
-    assert [row.status for row in result.rows] == ["ok", "left out"]
-    assert result.rows[1].median_ms is None
+def test_sizes_that_take_too_long_are_left_out_and_wrong_logits_are_told(tmp_path, monkeypatch):
+    config = GraphScaling(models=("sgc",), nodes=(20, 40), repeats=1, max_seconds=0.0, device="cpu", output=tmp_path)
+    assert config.run(Screen(quiet=True)) == 0
+    rows = load_results(tmp_path / "results.json")["rows"]
+    assert [(row["status"], "median_ms" in row) for row in rows] == [("ok", True), ("left out", False)]
+    monkeypatch.setattr("linattn.lab.compare.graph_scaling.logits_error", lambda model, data: 0.5)
+    assert replace(config, output=tmp_path / "wrong").run(Screen(quiet=True)) == 1
 
 
 def test_growth_is_that_of_large_graphs():
     """What a call costs anyway, here 10 ms, hides the growth at small sizes."""
-    result = ScalingResult({})
-    for nodes in (1_000, 100_000, 1_000_000, 10_000_000):
-        gone = nodes > 1_000_000
-        result.rows.append(ScalingRow("gcn", nodes, 8 * nodes, median_ms=None if gone else max(10, nodes / 1000),
-                                      peak_bytes=None if gone else 2048 * nodes))  # fmt: skip
-    assert result.growth("gcn") == pytest.approx(1)
-    assert result.words("gcn") == "gcn: time grows as nodes^1.00 from 100,000 to 1,000,000; 2.0 KiB a node"
-
-
-def test_compare_knows_graphs_under_its_own_name(tmp_path):
-    arguments = ["compare", "graph", *COMMON, "--models", "sgc", "--seeds", "1", "--output", str(tmp_path)]
-    found = CliRunner().invoke(app, arguments, env={"COLUMNS": "160", "TERM": "dumb"})
-    assert found.exit_code == 0, found.output
-    assert [row["mechanism"] for row in json.loads((tmp_path / "results.json").read_text())["rows"]] == ["sgc"]
-
-
-def test_the_page_on_graphs_runs():
-    page = (Path(__file__).parents[3] / "docs" / "graph.md").read_text()
-    names: dict = {}
-    for block in re.findall(r"^```python\n(.*?)^```", page, re.S | re.M):
-        exec(block, names)
-    assert names["model"](names["graph"]).shape == (12, 3)
+    rows = [
+        {"model": "gcn", "nodes": nodes, "median_ms": max(10, nodes / 1000), "peak_bytes": 2048 * nodes}
+        for nodes in (1_000, 100_000, 1_000_000)
+    ]
+    rows.append({"model": "gcn", "nodes": 10_000_000, "status": "left out"})
+    said = GraphScaling(device="cpu").sentences(rows)
+    assert said == ["gcn: time grows as nodes^1.00 from 100,000 to 1,000,000; 2.0 KiB a node."]

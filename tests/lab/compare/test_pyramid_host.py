@@ -9,7 +9,7 @@ import torch
 from linattn.lab.compare.images import CompareImages
 from linattn.lab.train.host import VisionHost
 from linattn.mechanisms.base import Mechanism
-from linattn.models.vision.pyramid_sizes import PYRAMID_SIZES
+from linattn.models.vision.pyramid import PYRAMID_SIZES
 from linattn.support.options import OptionError
 
 HOST = VisionHost(host="pyramid", size="xt")

@@ -1,7 +1,7 @@
 """The page about a conversion, read as a user reads it."""
 
 import pytest
-from tests.lab.pages.html_page import parse, table_of
+from tests.lab.page.html_page import parse, table_of
 
 from linattn.convert.evaluate.ablation import NO_LINEAR
 from linattn.lab.convert.linearize_page import lead, plan_words, sections

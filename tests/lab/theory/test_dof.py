@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.convert.tiny import llama
-from tests.lab.pages.html_page import parse, table_of
+from tests.lab.page.html_page import parse, table_of
 
 from linattn.convert.degrees.kernel import LeverageDensity, log_estimate, normal_features, scaled, spectrum
 from linattn.lab.cases import Work

@@ -19,13 +19,14 @@ from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.hosts import Host
 from linattn.models.vision import create_vit
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # configs are made where there is no GPU, too
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")]
 STEPS = 20
 IMAGES = TrainConfig(
-    epochs=2, batch_size=64, lr=1e-3, warmup_epochs=1, ema_decay=0.9, precision="bf16", device="cuda", graphs=False
+    epochs=2, batch_size=64, lr=1e-3, warmup_epochs=1, ema_decay=0.9, precision="bf16", device=DEVICE, graphs=False
 )
 TEXT = TextConfig(
-    steps=STEPS, batch_size=16, lr=1e-3, warmup_steps=5, eval_every=10, precision="bf16", device="cuda", graphs=False
+    steps=STEPS, batch_size=16, lr=1e-3, warmup_steps=5, eval_every=10, precision="bf16", device=DEVICE, graphs=False
 )
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from linattn.models.graph.split import Split, restored
+from linattn.models.graph.manifold import Split, restored
 
 # (q, p) = (time, space): both parts, a hyperboloid, a sphere, and parts too narrow for a norm.
 SIGNATURES = [(3, 4), (0, 5), (4, 0), (1, 1)]

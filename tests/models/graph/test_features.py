@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from linattn.models.graph import Graph, create_graph_model
-from linattn.models.graph.features import Nonzero, apply_linear, find_nonzero
-from linattn.models.graph.split_blocks import Bounded
+from linattn.models.graph.graph import Nonzero, apply_linear, find_nonzero
+from linattn.models.graph.split_layers import Bounded, InputMap, Signature
 from models.graph.graphs import CHANNELS, close, dense_adjacency, random_graph
 
 WORDS, NODES = 40, 12
@@ -61,15 +61,12 @@ def test_models_give_the_same_logits(name):
 
 def test_input_is_averaged_over_neighbours_as_often_as_asked():
     data = random_graph(NODES)
-    model = create_graph_model("pseudo_riemannian", in_channels=CHANNELS, hidden=8, out_channels=3,
-                               input_map="normalized", input_hops=2, input_norm=False, signature=(4, 4))  # fmt: skip
-    a = dense_adjacency(data)
-    once = create_graph_model("pseudo_riemannian", in_channels=CHANNELS, hidden=8, out_channels=3, input_norm=False,
-                              signature=(4, 4))  # fmt: skip
-    once.load_state_dict(model.state_dict())
-    graph = Graph(data.x, data.edge_index)
-    there = model.input(data.x, graph, 1.0)
-    close(there.joined(), once.input(a @ a @ data.x, graph, 1.0).joined())
+    twice, plain = (
+        InputMap(CHANNELS, Signature(4, 4), kind, 0, "exponential", hops=2) for kind in ("normalized", "linear")
+    )
+    plain.load_state_dict(twice.state_dict())
+    graph, a = Graph(data.x, data.edge_index), dense_adjacency(data)
+    close(twice(data.x, graph, 1.0).joined(), plain(a @ a @ data.x, graph, 1.0).joined())
 
 
 def test_bounded_vectors_keep_direction_and_are_shorter_than_one():

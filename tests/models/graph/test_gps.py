@@ -39,7 +39,7 @@ def test_gps_layer_starts_anew():
     before = layer.attn.attention.qkv.weight.clone()
     layer.reset_parameters()
     assert not torch.equal(before, layer.attn.attention.qkv.weight)
-    assert "mechanism='elu'" in repr(layer.attn)
+    assert "(attention): Attention" in repr(layer.attn)
     with pytest.raises(TypeError, match="attn_type"):
         create_gps_layer(CHANNELS, None, attn_type="multihead")
 

@@ -5,7 +5,7 @@ import torch
 
 import linattn
 from linattn.models.graph import SplitAttention, read_graph
-from linattn.models.graph.split import Split
+from linattn.models.graph.manifold import Split
 from linattn.models.graph.split_attention import NOT_FOR_CENTROIDS
 from linattn.models.graph.split_layers import Signature
 from models.graph.graphs import close, random_graph, random_points
@@ -84,9 +84,3 @@ def test_far_points_do_not_vanish_in_rounding():
         length = layer(same, read_graph(data)).space.norm(dim=1)
         assert length.isfinite().all()
         assert length.min() > 1
-
-
-def test_a_centroid_is_a_mean_of_points():
-    for options in ({"combine": "concat"}, {"value_path": True}):
-        with pytest.raises(ValueError, match="needs combine='mean' and value_path=False"):
-            SplitAttention(Signature(2, 2), centroid=True, **options)

@@ -1,17 +1,17 @@
 """Layers on the pseudo-hyperboloid: they stay on it, and are what their formulas say."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
 
 import linattn
 from linattn.models.graph import SplitAttention, read_graph
-from linattn.models.graph.split import midpoint
-from linattn.models.graph.split_blocks import ConvolutionBlock, InputMap, TransformerBlock
+from linattn.models.graph.manifold import midpoint
+from linattn.models.graph.split_attention import TransformerBlock
 from linattn.models.graph.split_layers import (
+    ConvolutionBlock,
     Curvature,
+    InputMap,
     Signature,
     SplitActivation,
     SplitDropout,
@@ -193,12 +193,6 @@ def test_the_curvature_can_be_learned():
         torch.set_default_dtype(torch.float64)
 
 
-@pytest.mark.parametrize("wrong", [3, (1, 2, 3), (-1, 2), (0, 0), (1.5, 2)])
-def test_a_wrong_signature_is_named(wrong):
-    with pytest.raises(ValueError, match="signature"):
-        check_signature("signature", wrong)
-
-
 def test_wrong_rates_and_names_are_refused():
     for make, message in (
         (lambda: SplitDropout(1.0), "dropout"),
@@ -206,35 +200,31 @@ def test_wrong_rates_and_names_are_refused():
         (lambda: Curvature(-1.0), "radius"),
         (lambda: SplitAttention(Signature(2, 2), combine="sum"), "combine"),
         (lambda: InputMap(3, Signature(2, 2), "conv", 0, "exponential"), "input_map"),
-    ):
+        *((lambda wrong=wrong: check_signature("signature", wrong), "signature")
+          for wrong in (3, (1, 2, 3), (-1, 2), (0, 0), (1.5, 2))),
+        *((lambda wrong=wrong: SplitAttention(Signature(2, 2), centroid=True, **wrong), "needs combine='mean'")
+          for wrong in ({"combine": "concat"}, {"value_path": True})),
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             make()
 
 
-def test_input_by_convolution_sums_neighbours():
-    data = SimpleNamespace(x=torch.randn(3, CHANNELS), edge_index=torch.tensor([[0, 1, 2, 2], [1, 0, 0, 2]]))
-    layer = InputMap(CHANNELS, Signature(2, 2), "convolution", 0, "exponential")
-    got = layer(data.x, read_graph(data), 1.0)
-    summed = layer.linear(data.x)
-    summed = summed + torch.stack([summed[1] + summed[2], summed[0], 0 * summed[0]])
-    wanted = layer._point(summed, 1.0)
-    close(got.joined(), wanted.joined())
-
-
 @pytest.mark.parametrize("filled", [1.0, 0.1], ids=["dense", "nearly all zeros"])
-def test_input_by_neighbours_is_the_graph_convolution_without_weights(filled):
-    """``A x W + b``: a node without edges is b, one with a loop of its own keeps it."""
+@pytest.mark.parametrize("kind", ["neighbours", "convolution"])
+def test_input_sums_neighbours(kind, filled):
+    """``A x W + b``: a node without edges is b, one with a loop of its own keeps it; or ``(A + 1) (x W + b)``."""
     data = random_graph(9)
     data.x = data.x * (torch.rand_like(data.x) < filled)
-    layer = InputMap(CHANNELS, Signature(2, 2), "neighbours", 0, "exponential")
+    layer = InputMap(CHANNELS, Signature(2, 2), kind, 0, "exponential")
     nn.init.normal_(layer.linear.bias)
     adjacency = torch.zeros(9, 9)
     adjacency[data.edge_index[1], data.edge_index[0]] = 1
     assert adjacency[0, 0] == 1
     wanted = adjacency @ data.x @ layer.linear.weight.T + layer.linear.bias
+    if kind == "convolution":
+        wanted = adjacency.fill_diagonal_(1) @ layer.linear(data.x)
     graph = read_graph(data)
     close(layer(graph.features(), graph, 1.0).joined(), layer._point(wanted, 1.0).joined())
-    close(layer._point(wanted, 1.0).joined()[-1], layer._point(layer.linear.bias, 1.0).joined())
 
 
 def test_input_by_neighbours_is_that_of_pytorch_geometric():
@@ -267,10 +257,11 @@ def test_a_second_map_of_the_features_is_merged_by_the_midpoint():
 def test_the_second_map_is_made_as_the_first_is():
     data = random_graph(7)
     graph, options = read_graph(data), (CHANNELS, Signature(2, 3), "neighbours", 0, "midpoint", True, 2)
-    layer, second = InputMap(*options, encoded=True), InputMap(*options)
-    second.load_state_dict(layer.encoding.state_dict())
-    wanted = midpoint(layer._point(layer.norm(layer._tangent(data.x, graph)), RADIUS), second(data.x, graph, RADIUS))
-    close(layer(data.x, graph, RADIUS).joined(), wanted.joined())
+    both, first, second = InputMap(*options, encoded=True), InputMap(*options), InputMap(*options)
+    first.load_state_dict(both.state_dict(), strict=False)
+    second.load_state_dict(both.encoding.state_dict())
+    wanted = midpoint(*(layer(data.x, graph, RADIUS) for layer in (first, second)))
+    close(both(data.x, graph, RADIUS).joined(), wanted.joined())
 
 
 @pytest.mark.parametrize("signature", [(0, 5), (3, 4), (0, 1)], ids=["hyperbolic", "both", "one of space"])

@@ -14,24 +14,6 @@ def prefilled(model, ids):
     return model(ids, use_cache=True).past_key_values
 
 
-@pytest.mark.parametrize(
-    ("change", "rows"),
-    [
-        (lambda cache: cache.reorder_cache(torch.tensor([2, 0, 0])), [2, 0, 0]),
-        (lambda cache: cache.batch_select_indices(torch.tensor([1])), [1]),
-        (lambda cache: cache.batch_repeat_interleave(2), [0, 0, 1, 1, 2, 2]),
-    ],
-)
-def test_rows_can_be_chosen(change, rows):
-    model, ids = build(**MIXED), draw(3, 8)
-    cache = prefilled(model, ids[:, :7])
-    assert cache.batch_size == 3
-    change(cache)
-    assert cache.batch_size == len(rows)
-    found = model(ids[rows, 7:], past_key_values=cache).logits
-    torch.testing.assert_close(found, model(ids[rows], use_cache=False).logits[:, 7:], **TOLERANCE)
-
-
 def test_reset_starts_anew():
     model, ids = build(**MIXED), draw()
     cache = prefilled(model, ids)
@@ -42,50 +24,42 @@ def test_reset_starts_anew():
     )
 
 
-def test_a_state_in_a_file(tmp_path):
+@pytest.mark.parametrize(
+    "kind",
+    [MIXED, *({"mechanism": name, "canon": "AbCD"} for name in ("softmax", "zeros_softmax", "window")),
+     {"canon": "AbCD", "canon_kernel": 1}],
+    ids=str,
+)  # fmt: skip
+def test_a_padded_state_in_a_file(tmp_path, kind):
+    """Layers that share what they know of the padding; states that know how much of them is filled; empty ones."""
     from linattn.models.language import load_cache, save_cache
 
-    model, ids = build(**MIXED), draw(2, 9)
-    save_cache(prefilled(model, ids[:, :6]), tmp_path / "prompt.safetensors")
-    cache = load_cache(tmp_path / "prompt.safetensors", model)
-    assert cache.get_seq_length() == 6
-    found = model(ids[:, 6:], past_key_values=cache).logits
-    torch.testing.assert_close(found, model(ids, use_cache=False).logits[:, 6:], **TOLERANCE)
-    with pytest.raises(ValueError, match="states of 3 layers, but the model has 2"):
-        load_cache(tmp_path / "prompt.safetensors", build())
-    with pytest.raises(ValueError, match="state of another model"):
-        load_cache(tmp_path / "prompt.safetensors", build(num_hidden_layers=3))
-
-
-def test_a_state_that_cannot_be_written_leaves_the_old_file(tmp_path, monkeypatch):
-    from linattn.models.language import save_cache
-    from linattn.models.language.hf import cache_files
-
-    def full(tensors, path, metadata):
-        path.write_bytes(b"half of it")
-        raise OSError("no space left")
-
-    model, ids = build(), draw()
-    save_cache(prefilled(model, ids), tmp_path / "state")
-    before = (tmp_path / "state").read_bytes()
-    monkeypatch.setattr(cache_files, "save_file", full)
-    with pytest.raises(OSError, match="no space left"):
-        save_cache(prefilled(model, ids), tmp_path / "state")
-    assert (tmp_path / "state").read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == ["state"]
-
-
-@pytest.mark.parametrize("mechanism", ["softmax", "zeros_softmax", "window"])
-def test_a_padded_state_in_a_file(tmp_path, mechanism):
-    """Layers that share what they know of the padding, and states that know how much of them is filled."""
-    from linattn.models.language import load_cache, save_cache
-
-    model = build(mechanism=mechanism, canon="AbCD")
+    model = build(**kind)
     ids, mask = left_padded([draw(1, length, seed=length)[0] for length in (4, 9)], 9)
     save_cache(model(ids[:, :6], attention_mask=mask[:, :6], use_cache=True).past_key_values, tmp_path / "state")
-    found = model(ids[:, 6:], attention_mask=mask, past_key_values=load_cache(tmp_path / "state", model)).logits
+    cache = load_cache(tmp_path / "state", model)
+    assert cache.get_seq_length() == 6
+    found = model(ids[:, 6:], attention_mask=mask, past_key_values=cache).logits
     whole = model(ids, attention_mask=mask, use_cache=False).logits
     torch.testing.assert_close(found, whole[:, 6:], **TOLERANCE)
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    from safetensors.torch import save_file
+
+    from linattn.models.language import load_cache, save_cache
+
+    save_cache(prefilled(build(**MIXED), draw()), tmp_path / "state")
+    (tmp_path / "letter").write_text("Dear reader")
+    save_file({"1": torch.ones(1)}, tmp_path / "weights", {"lengths": "[1, 1]"})
+    for name, changes, words in (
+        ("state", {}, "states of 3 layers, but the model has 2"),
+        ("state", {"num_hidden_layers": 3}, "state of another model"),
+        ("letter", {}, "must be a file that save_cache wrote, and .*letter is none"),
+        ("weights", {}, "must be a file that save_cache wrote"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            load_cache(tmp_path / name, build(**changes))
 
 
 def test_an_empty_state_is_not_saved(tmp_path):
@@ -99,14 +73,6 @@ def test_an_empty_state_is_not_saved(tmp_path):
             save_cache(empty, tmp_path / "nothing")
     with pytest.raises(TypeError, match="must be a Cache of transformers, got str"):
         save_cache("nothing", tmp_path / "nothing")
-
-
-def test_a_file_that_is_no_state_is_named(tmp_path):
-    from linattn.models.language import load_cache
-
-    (tmp_path / "letter").write_text("Dear reader")
-    with pytest.raises(ValueError, match=r"must be a file that save_cache wrote, and .*letter is none"):
-        load_cache(tmp_path / "letter", build())
 
 
 @pytest.mark.parametrize(
@@ -125,17 +91,6 @@ def test_a_state_of_other_canon_layers_is_refused(tmp_path, written, read, lette
     save_cache(prefilled(build(**written), draw()), tmp_path / "state")
     with pytest.raises(ValueError, match=f"state of another model: Canon layer {letter} of layer 0"):
         load_cache(tmp_path / "state", build(**read))
-
-
-@pytest.mark.parametrize("kernel", [1, 4])
-def test_a_state_of_canon_layers_of_any_width_in_a_file(tmp_path, kernel):
-    """Those of width 1 remember nothing."""
-    from linattn.models.language import load_cache, save_cache
-
-    model, ids = build(canon="AbCD", canon_kernel=kernel), draw()
-    save_cache(prefilled(model, ids[:, :6]), tmp_path / "state")
-    found = model(ids[:, 6:], past_key_values=load_cache(tmp_path / "state", model)).logits
-    torch.testing.assert_close(found, model(ids, use_cache=False).logits[:, 6:], **TOLERANCE)
 
 
 def test_what_cannot_serve_is_named():

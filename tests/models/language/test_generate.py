@@ -52,11 +52,7 @@ def test_a_hybrid_with_window_layers_generates():
 def test_prefill_in_pieces_with_padding(mechanism):
     model = build(mechanism=mechanism, canon="ABCD")
     ids, mask = left_padded([draw(1, length, seed=length)[0] for length in (2, 11)], 11)
-    calls = []
-    model.model.register_forward_pre_hook(lambda _, args: calls.append(args[0].shape[1]))
-    found = generate(model, ids, mask, prefill_chunk_size=4)
-    assert calls == [4, 4, 3] + [1] * (NEW - 1)
-    assert torch.equal(found, generate(model, ids, mask))
+    assert torch.equal(generate(model, ids, mask, prefill_chunk_size=4), generate(model, ids, mask))
 
 
 @pytest.mark.parametrize("mechanism", ["elu", "gated", "softmax", "performer", ["softmax", "retention"]])
@@ -114,16 +110,6 @@ def test_memory_does_not_grow_with_the_text(mechanism):
     assert size(5) == size(23)
 
 
-def test_sampling_with_a_seed_is_recomputation():
-    model, ids = build(mechanism="gated", canon="AC"), draw()
-    found = []
-    for use_cache in (True, False):
-        torch.manual_seed(3)
-        options = {"do_sample": True, "top_k": 10, "pad_token_id": 0, "max_new_tokens": NEW}
-        found.append(model.generate(ids, use_cache=use_cache, **options))
-    assert torch.equal(*found)
-
-
 def test_generation_goes_on_from_a_cache():
     from transformers import DynamicCache
 
@@ -132,9 +118,3 @@ def test_generation_goes_on_from_a_cache():
     first = generate(model, ids, past_key_values=cache)
     again = generate(model, first, past_key_values=cache)
     assert torch.equal(again, greedy(model, ids, 2 * NEW))
-
-
-def test_assisted_generation_is_refused():
-    model = build()
-    with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
-        generate(model, draw(1), assistant_model=build())

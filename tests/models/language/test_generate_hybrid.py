@@ -1,11 +1,9 @@
 """Hybrids under the ways to generate that change a cache, and what a state cannot do, which is said by name."""
 
-from string import ascii_letters
-
 import pytest
 import torch
 
-from models.language.small import VOCABULARY, build, draw, left_padded
+from models.language.small import build, draw, left_padded
 
 pytest.importorskip("transformers", reason="the extra hf is not installed")
 
@@ -46,15 +44,6 @@ def test_each_padded_row_says_what_it_says_alone_without_a_cache(options):
         width = max(alone.shape[1], answers.shape[1])  # rows that ended are filled with zeros
         both = [torch.nn.functional.pad(x, (0, width - x.shape[1])) for x in (alone, answers)]
         assert torch.equal(*both)
-
-
-def test_samples_of_a_padded_batch_are_those_without_a_cache():
-    model, (ids, mask), found = build(**HYBRID), left_padded(rows(), 11), []
-    for use_cache in (True, False):
-        torch.manual_seed(0)
-        found.append(generate(model, ids, mask, do_sample=True, num_return_sequences=3, use_cache=use_cache))
-    assert torch.equal(*found)
-    assert len(found[0].unique(dim=0)) > 2
 
 
 def test_one_prompt_for_several_texts_of_different_lengths():
@@ -130,32 +119,6 @@ def test_other_ways_that_need_keys_and_values_are_refused():
         model.generate(inputs_embeds=embeds, prefill_chunk_size=4, max_new_tokens=2, pad_token_id=0)
     with pytest.raises(ValueError, match=r"continuous batching \(generate_batch\) shares out pages"):
         model.generate_batch([[1, 2, 3]], GenerationConfig(max_new_tokens=2, pad_token_id=0))
-
-
-def test_vectors_in_the_place_of_tokens_say_the_same():
-    model, (ids, mask) = build(**HYBRID), left_padded(rows(), 11)
-    embeds, wanted = model.get_input_embeddings()(ids), generate(model, ids, mask)[:, 11:]
-    options = {"attention_mask": mask, "max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
-    assert torch.equal(model.generate(inputs_embeds=embeds, **options), wanted)
-    assert torch.equal(model.generate(ids, inputs_embeds=embeds, **options)[:, 11:], wanted)
-
-
-def test_a_string_ends_a_text():
-    """Which takes a tokenizer."""
-    tokenizers = pytest.importorskip("tokenizers", reason="the extra hf is not installed")
-    from transformers import PreTrainedTokenizerFast
-
-    words = {letter: number for number, letter in enumerate(ascii_letters[:VOCABULARY])}
-    one_a_letter = tokenizers.Tokenizer(tokenizers.models.BPE(words, []))
-    one_a_letter.decoder = tokenizers.decoders.Fuse()
-    model, ids = build(), draw(1)
-    text = generate(model, ids)[0, 11:].tolist()
-    end = next(number for number in range(1, NEW) if text[number] not in text[:number])
-    found = generate(
-        model, ids, stop_strings=ascii_letters[text[end]],
-        tokenizer=PreTrainedTokenizerFast(tokenizer_object=one_a_letter),
-    )  # fmt: skip
-    assert found[0, 11:].tolist() == text[: end + 1]
 
 
 def test_a_text_that_outgrows_learned_positions_is_refused_where_it_does():

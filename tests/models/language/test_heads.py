@@ -92,12 +92,8 @@ def test_gradient_checkpointing_changes_no_gradient(mechanism):
         if enabled:
             model.gradient_checkpointing_enable()
         model.zero_grad()
-        calls = []
-        handle = model.model.layers[0].attn.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
         out = model(ids, labels=ids)
         out.loss.backward()
-        handle.remove()
-        assert len(calls) == 1 + enabled  # a block that is computed again was checkpointed
         assert out.past_key_values is None
         runs.append({name: p.grad.clone() for name, p in model.named_parameters()})
     for name, gradient in runs[0].items():
@@ -148,17 +144,3 @@ def test_heads_and_configs_that_do_not_fit_are_named():
     assert encoder(draw()).past_key_values is None
     with pytest.raises(ValueError, match="past_key_values needs causal=True"):
         encoder(draw(), past_key_values=build()(draw(), use_cache=True).past_key_values)
-
-
-def test_a_classifier_warns_of_padding_that_it_would_read(monkeypatch):
-    from transformers.modeling_utils import logger
-
-    told = []
-    monkeypatch.setattr(logger, "warning_once", lambda words, *_: told.append(words))
-    model, ids = build("ForSequenceClassification", causal=False, pad_token_id=0, num_labels=3), draw().clamp(min=1)
-    model(ids)
-    ids[0, -3:] = 0
-    model(ids, attention_mask=(ids != 0).long())
-    assert not told
-    model(ids)
-    assert "attention_mask" in told[0]

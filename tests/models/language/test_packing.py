@@ -43,6 +43,8 @@ def test_positions_that_restart_part_the_documents(mechanism):
     torch.testing.assert_close(out.logits, logits, **TOLERANCE)
     torch.testing.assert_close(out.loss, loss)
     assert out.past_key_values is None
+    masked = model(**flattened(), attention_mask=torch.ones(1, sum(LENGTHS)))  # hides nothing
+    torch.testing.assert_close(masked.logits, logits, **TOLERANCE)
 
 
 @pytest.mark.parametrize("words", WORDS, ids=str)
@@ -65,44 +67,11 @@ def test_an_encoder_reads_them_as_well():
         torch.testing.assert_close(found, logits, **TOLERANCE)
 
 
-def test_learned_positions_restart():
-    model = build(max_position_embeddings=max(LENGTHS), rotary=0.0)
-    torch.testing.assert_close(model(**flattened()).logits, one_by_one(model)[0], **TOLERANCE)
-
-
 def test_positions_may_begin_anywhere():
     model = build()
     found = model(**flattened(position_ids_start=2)).logits
     alone = [model(text[None], position_ids=torch.arange(len(text))[None] + 2).logits for text in documents()]
     torch.testing.assert_close(found, torch.cat(alone, dim=1), **TOLERANCE)
-
-
-@pytest.mark.parametrize("words", WORDS[:2], ids=str)
-def test_trainer_trains_as_on_documents_one_by_one(tmp_path, words):
-    pytest.importorskip("accelerate", reason="the extra train is not installed")
-    from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
-
-    model, other = (build(mechanism=["gated", "softmax"], canon="ABCD") for _ in range(2))
-    arguments = TrainingArguments(
-        tmp_path, max_steps=3, per_device_train_batch_size=4, per_device_eval_batch_size=4, learning_rate=0.1,
-        optim="sgd", lr_scheduler_type="constant", max_grad_norm=0, report_to=[], save_strategy="no",
-        disable_tqdm=True, use_cpu=True, dataloader_pin_memory=False,
-    )  # fmt: skip
-    data = [{"input_ids": text.tolist(), "labels": text.tolist()} for text in documents()]
-    trainer = Trainer(
-        model, arguments, data_collator=DataCollatorWithFlattening(**words), train_dataset=data, eval_dataset=data
-    )
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(one_by_one(other)[1].item(), rel=1e-6)
-    trainer.train()
-    other.train()
-    for _ in range(3):
-        other.zero_grad()
-        one_by_one(other)[1].backward()
-        with torch.no_grad():
-            for p in other.parameters():
-                p -= 0.1 * p.grad
-    for name, p in other.named_parameters():
-        torch.testing.assert_close(model.get_parameter(name), p, rtol=1e-6, atol=1e-6)  # the loss is in fp32
 
 
 def test_positions_that_only_rise_part_nothing():
@@ -121,24 +90,15 @@ def test_positions_that_only_rise_part_nothing():
     torch.testing.assert_close(found.loss, model(rows, attention_mask=mask, labels=rows).loss)
 
 
-def test_a_mask_of_ones_hides_nothing_and_documents_stay_apart():
-    model = build()
-    logits, loss = one_by_one(model)
-    out = model(**flattened(), attention_mask=torch.ones(1, sum(LENGTHS)))
-    torch.testing.assert_close(out.logits, logits, **TOLERANCE)
-    torch.testing.assert_close(out.loss, loss)
-
-
-def hidden_at_the_end():
-    mask = torch.ones(1, sum(LENGTHS), dtype=torch.long)
-    mask[:, -1] = 0
-    return mask
+HIDDEN = torch.ones(1, sum(LENGTHS), dtype=torch.long)
+HIDDEN[:, -1] = 0
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"attention_mask": hidden_at_the_end()}, "position_ids restart at token 4 of row 0, .* leave it out"),
+        ({"cu_seqlens": [0, 4, 9]}, "cu_seqlens must be a tensor of offsets, got list"),
+        ({"attention_mask": HIDDEN}, "position_ids restart at token 4 of row 0, .* leave it out"),
         ({"use_cache": True}, "position_ids restart .* leave past_key_values and use_cache out"),
         (
             {"cu_seqlens": torch.tensor([0, 20]), "cu_seq_lens_q": torch.tensor([0, 4, 20])},
@@ -149,17 +109,11 @@ def hidden_at_the_end():
             "cu_seq_lens_k and cu_",
         ),
     ],
-    ids=["mask", "use_cache", "two names", "keys"],
+    ids=str,
 )
 def test_what_cannot_be_packed_is_named(changes, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         build()(**flattened() | changes)
-
-
-@pytest.mark.parametrize("name", ["cu_seqlens", "cu_seq_lens_q"])
-def test_offsets_are_a_tensor(name):
-    with pytest.raises(TypeError, match="cu_seqlens must be a tensor of offsets, got list"):
-        build()(draw(1, 9), **{name: [0, 4, 9]})
 
 
 def test_several_rows_and_a_cache_are_refused():

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from linattn.models.language.tokens import positions_of
 from models.language.small import TOLERANCE, build, draw
 
 pytest.importorskip("transformers", reason="the extra hf is not installed")
@@ -83,40 +82,10 @@ def test_rows_take_their_padding_along(change, rows):
     model, (ids, mask, following, texts) = build(**HYBRID), prompt()
     cache = read(model, ids, mask)
     change(cache)
+    assert cache.batch_size == len(rows)
     found = go_on(model, cache, following[rows])
     expected = [torch.cat([texts[row][:-NEXT], following[row]]) for row in rows]
     torch.testing.assert_close(found, alone(model, expected, range(len(rows))), **TOLERANCE)
-    cache.reset()
-    assert cache.layers[0].padding is None
-
-
-def test_a_file_keeps_it_and_older_files_load(tmp_path):
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
-    from linattn.models.language import load_cache, save_cache
-
-    model, (ids, mask, following, texts) = build(**HYBRID), prompt()
-    save_cache(read(model, ids, mask), tmp_path / "state")
-    found = go_on(model, load_cache(tmp_path / "state", model), following)
-    torch.testing.assert_close(found, alone(model, texts), **TOLERANCE)
-    with safe_open(tmp_path / "state", "pt") as file:
-        tensors, words = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
-    del tensors["padding"]  # as files were before it was counted: with a mask they serve as they did
-    save_file(tensors, tmp_path / "older", words)
-    full = torch.cat([mask, torch.ones_like(following)], dim=1)
-    found = model(following, attention_mask=full, past_key_values=load_cache(tmp_path / "older", model)).logits
-    torch.testing.assert_close(found, alone(model, texts), **TOLERANCE)
-
-
-def test_a_mask_that_hides_other_tokens_than_were_hidden_is_refused():
-    """The state has them, or has them not: only positions would follow such a mask."""
-    model, (ids, mask, following, _) = build(), prompt()
-    cache = read(model, ids, mask)
-    with pytest.raises(
-        ValueError, match=r"attention_mask hides \[0, 0, 0\] of the 7 tokens .* \[5, 2, 0\] were padding"
-    ):
-        model(following, attention_mask=torch.ones(3, 10), past_key_values=cache)
 
 
 @pytest.mark.parametrize("way", ["forward", "file", "generate"])
@@ -129,7 +98,6 @@ def test_a_mask_that_hides_what_was_read_as_text_is_refused(tmp_path, way):
     if way == "file":
         save_cache(cache, tmp_path / "state")
         cache = load_cache(tmp_path / "state", model)
-        assert cache.layers[0].padding is None
     options = {"max_new_tokens": 1, "pad_token_id": 0} if way == "generate" else {}
     call = model.generate if way == "generate" else model
     with pytest.raises(
@@ -152,15 +120,6 @@ def test_generation_goes_on_from_a_saved_batch_of_prompts(tmp_path):
     for text, answer in zip(texts, found, strict=True):
         once = model.generate(text[None], attention_mask=torch.ones_like(text[None]), **options)
         assert torch.equal(answer[-4:], once[0, -4:])
-
-
-def test_where_nothing_is_padded_nothing_is_counted():
-    model, ids = build(), draw()
-    cache = read(model, ids, torch.ones_like(ids))
-    model(ids[:, :1], past_key_values=cache)
-    assert cache.layers[0].padding is None
-    positions = positions_of(None, None, 1, 12, ids.device)
-    assert positions.tolist() == [[12]]
 
 
 def test_decoding_behind_padding_compiles():

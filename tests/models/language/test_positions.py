@@ -22,17 +22,6 @@ def test_each_position_adds_its_vector():
     assert plain.model.embed_positions is None
 
 
-@pytest.mark.parametrize("mechanism", ["elu", "softmax"])
-def test_an_encoder_tells_the_first_token_from_the_last(mechanism):
-    """Without positions of any kind it cannot: it sees a set."""
-    ids = draw()
-    kinds = {"mechanism": mechanism, "causal": False, "pooling": "mean", "num_labels": 3}
-    with_places = placed("ForSequenceClassification", **kinds)
-    without = build("ForSequenceClassification", rotary=0.0, **kinds)
-    assert (with_places(ids).logits - with_places(ids.flip(1)).logits).abs().max() > 1e-3
-    torch.testing.assert_close(without(ids).logits, without(ids.flip(1)).logits, **TOLERANCE)
-
-
 def test_padding_takes_no_position():
     model = placed(length=11 + 4)
     rows = [draw(1, length, seed=length)[0] for length in (3, 11)]
@@ -75,11 +64,3 @@ def test_compiled_code_tells_a_long_row_from_a_long_document():
     )
     with pytest.raises(RuntimeError, match="must not go beyond max_position_embeddings = 6 tokens"):
         compiled(ids, cu_seqlens=torch.tensor([0, 2, 9]), use_cache=False)
-
-
-def test_they_are_saved_and_loaded(tmp_path):
-    model, ids = placed(), draw()
-    model.save_pretrained(tmp_path)
-    again = type(model).from_pretrained(tmp_path).double()
-    assert torch.equal(again.model.embed_positions.weight, model.model.embed_positions.weight)
-    torch.testing.assert_close(again(ids).logits, model(ids).logits, **TOLERANCE)

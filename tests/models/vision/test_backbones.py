@@ -1,7 +1,7 @@
 """The backbones: any mechanism in any stage, images of any size, timm's names."""
 
+import hashlib
 import math
-import re
 
 import pytest
 import torch
@@ -10,8 +10,8 @@ from torch import nn
 
 from linattn import list_mechanisms
 from linattn.layers import Attention
-from linattn.models.vision import Pyramid, create_efficientvit, create_pvt, create_pyramid, create_swin
-from linattn.models.vision.multi_scale import MultiScaleAttention
+from linattn.models.vision import create_pvt, create_pyramid, create_swin
+from linattn.models.vision.efficientvit_parts import MultiScaleAttention
 
 
 def mechanisms_of(model):
@@ -101,103 +101,20 @@ def test_checkpointing_gives_the_same(host):
         torch.testing.assert_close(found[1][name], plain, rtol=1e-10, atol=1e-13, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_checkpointing_keeps_less():
-    """The graph of a checkpointed model holds a block's input instead of what is inside."""
-    kept = []
-    for enable in (False, True):
-        model = build("pyramid", depths=(3, 3, 3, 3))
-        model.set_grad_checkpointing(enable)
-        kept.append(0)
-
-        def keep(tensor):
-            kept[-1] += tensor.numel()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            model(images())
-    assert kept[1] < kept[0] / 3
-
-
-BLOCK = {"norm1.weight", "norm1.bias", "attn.qkv.weight", "attn.qkv.bias", "attn.proj.weight", "attn.proj.bias",
-         "norm2.weight", "norm2.bias", "mlp.fc1.weight", "mlp.fc1.bias", "mlp.fc2.weight", "mlp.fc2.bias"}  # fmt: skip
-CPE = {"cpe1.conv.weight", "cpe1.conv.bias", "mlp.conv.conv.weight", "mlp.conv.conv.bias", "ls1.gamma", "ls2.gamma"}
-LOCAL_AND_GATE = {"attn.local.conv.weight", "attn.local.conv.bias", "attn.gate.proj.weight", "attn.gate.proj.bias"}
-NALA = {"attn.norm.norm.weight", "attn.norm.norm.bias", "cpe2.conv.weight", "cpe2.conv.bias"}
-POLA = {"attn.key_position.weight", "attn.mechanism.power", "attn.mechanism.scale"}
-UNIT = ("conv.weight", "norm.weight", "norm.bias")
-INVERTED = {f"{i}.{n}" for i in range(2) for n in ("conv.weight", "conv.bias")} | {f"2.{n}" for n in UNIT}
-QT = {"qkv.weight", "scales.0.0.weight", "scales.0.1.weight", "key_position.weight", "mechanism.c", "value_norm.weight",
-      "value_norm.bias", "proj.weight", "norm.weight", "norm.bias"}  # fmt: skip
-
-
-def block_names(model, stage, block=0):
-    prefix = f"stages.{stage}.blocks.{block}."
-    return {n.removeprefix(prefix) for n, _ in model.named_parameters() if n.startswith(prefix)}
-
-
-def other_names(model):
-    return {n for n, _ in model.named_parameters() if not re.match(r"stages\.\d\.blocks", n)}
-
-
-def pairs(*modules):
-    return {f"{module}.{kind}" for module in modules for kind in ("weight", "bias")}
-
-
-def test_names_of_parameters_are_stable():
-    """Weights that were saved must fit: a change here breaks them."""
-    pyramid, pvt, swin, qt = (build(host) for host in ("pyramid", "pvt", "swin", "efficientvit"))
-    assert block_names(pyramid, 0) == block_names(pyramid, 3) == BLOCK | CPE | LOCAL_AND_GATE | NALA
-    stem = pairs(*(f"stem.{i}" for i in (0, 1, 3, 4, 6, 7, 9, 10)))
-    merges = pairs(*(f"stages.{i}.downsample.{j}" for i in (1, 2, 3) for j in (0, 1)))
-    assert other_names(pyramid) == stem | merges | pairs("head.before.proj", "head.before.norm", "head.fc")
-
-    assert block_names(pvt, 3) == BLOCK | LOCAL_AND_GATE | POLA
-    steps = ["stem", *(f"stages.{i}.downsample" for i in (1, 2, 3))]
-    positions = {f"{step}.pos_embed" for step in steps}
-    assert (
-        other_names(pvt) == pairs(*(f"{s}.{p}" for s in steps for p in ("embed.proj", "norm")), "head.fc") | positions
-    )
-
-    assert block_names(swin, 0) == BLOCK | LOCAL_AND_GATE | POLA
-    assert block_names(swin, 2) == BLOCK | {"attn.relative_position_bias"}
-    merges = pairs(*(f"stages.{i}.downsample.norm" for i in (1, 2, 3)))
-    merges |= {f"stages.{i}.downsample.reduction.weight" for i in (1, 2, 3)}
-    assert other_names(swin) == pairs("stem.embed.proj", "stem.norm", "norm", "head.fc") | merges
-
-    assert block_names(qt, 0) == {f"{i}.{n}" for i in range(3) for n in UNIT}
-    assert block_names(qt, 2) == INVERTED
-    assert block_names(qt, 2, 1) == {f"0.main.{n}" for n in QT} | {f"1.main.{n}" for n in INVERTED}
-    stem = {f"stem.{i}.{n}" for i in ("0", "1.main.0", "1.main.1") for n in UNIT}
-    head = {f"head.before.{n}" for n in UNIT} | {"head.after.proj.weight"} | pairs("head.after.norm", "head.fc")
-    assert other_names(qt) == stem | head
+# SHA-256 of the names and shapes of parameters and buffers: weights that were saved must fit.
+NAMES = {
+    "pyramid": "b2cdd2c1efeaa5e8",
+    "pvt": "a406f865a65dd608",
+    "swin": "695d73ad92eba862",
+    "efficientvit": "abacdb0adc1caf93",
+    "efficientvit_large": "21f61e81c06ad61e",
+}
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_weights_reload(host):
-    saved, fresh = build(host), build(host)
-    stir(saved)
-    saved(images())  # moves the running statistics
-    fresh.load_state_dict(saved.state_dict(), strict=True)
-    torch.testing.assert_close(fresh.eval()(images()), saved.eval()(images()), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("host", HOSTS)
-def test_head(host):
-    model = build(host, drop_rate=0.5).eval()
-    plane = model.forward_features(images())
-    assert plane.shape[1] == model.num_features == DIMS[host][-1]
-    before = model.forward_head(plane, pre_logits=True)
-    assert before.shape == (2, model.head_hidden_size)
-    torch.testing.assert_close(model(images()), model.get_classifier()(before))
-    model.double().reset_classifier(0)
-    torch.testing.assert_close(model(images().double()), before.double(), rtol=1e-4, atol=1e-5)
-    model.reset_classifier(3)
-    assert model.num_classes == 3
-    assert model.get_classifier().weight.dtype == torch.float64
-    assert model(images().double()).shape == (2, 3)
-    model.reset_classifier(0, "")
-    torch.testing.assert_close(model(images().double()), model.forward_features(images().double()))
-    assert build(host, num_classes=0, global_pool="")(images()).shape == plane.shape
+def test_names_of_parameters_are_stable(host):
+    listed = "\n".join(f"{name} {tuple(x.shape)}" for name, x in sorted(build(host).state_dict().items()))
+    assert hashlib.sha256(listed.encode()).hexdigest()[:16] == NAMES[host], listed
 
 
 def test_heads_by_their_formulas():
@@ -298,10 +215,8 @@ def test_compiles_as_one_graph(host):
     [
         (lambda: build("pyramid", stages="llx"), "stages must be letters l .linear. and s .softmax., one per stage"),
         (lambda: build("pyramid", ["relu", "elu"]), "mechanism must be one name or 4, one per stage, got 2"),
-        (lambda: build("pyramid", "none"), "mechanism must be one of"),
         (lambda: build("pyramid", depths=(1, 1)), "depths must have 4 values, one per stage"),
         (lambda: build("pvt", mlp_ratios=4.0), "mlp_ratios must have 4 values, one per stage, got 4.0"),
-        (lambda: build("pyramid", preset="none"), "preset must be one of"),
         (lambda: build("pyramid", linear_init="zero"), "linear_init must be one of 'torch', 'small', got 'zero'"),
         (lambda: build("pyramid", "elu", mechanism_options={"nala": {}}), "mechanism_options has 'nala', but"),
         (lambda: build("swin", mechanism_options={"softmax": {"scale": 2.0}}), "softmax in windows has no options"),
@@ -317,15 +232,8 @@ def test_compiles_as_one_graph(host):
         (lambda: build("pyramid").forward_intermediates(images(), output_fmt="NLC"), "output_fmt must be one of"),
         (lambda: create_pyramid("nala", "xxl"), "size must be one of 'xt', 'xt_paper', 't'"),
         (lambda: create_pvt("b"), "size must be one of 't', 's', 'm', 'l', got 'b'"),
-        (lambda: create_swin("l"), "size must be one of 't', 's', 'b', got 'l'"),
-        (lambda: create_efficientvit("7"), "size must be one of '1', '2'"),
     ],
 )  # fmt: skip
 def test_bad_options(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_unknown_options_raise():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'embed_dimz'"):
-        Pyramid("relu", embed_dimz=(1, 2, 3, 4))

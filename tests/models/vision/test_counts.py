@@ -6,7 +6,7 @@ from tests.models.vision import hand_counts
 from tests.models.vision.cases import PUBLISHED
 
 from linattn.lab.bench.cost import model_cost
-from linattn.models.vision import create_deit_lion, create_efficientvit, create_pvt, create_pyramid, create_swin
+from linattn.models.vision import create_deit_lion, create_pvt, create_pyramid, create_swin
 from linattn.models.vision.catalog import TIMM_MODELS
 
 # Millions of parameters as printed, billions of multiply-adds at 224 pixels as printed, and whether these count the
@@ -51,12 +51,6 @@ OTHER_PARAMETERS = {
     "swin b": (89.1, "87.9 M without the learned key positions"),
 }
 OTHER_FLOPS = {"nala xt": (0.65, "as for its parameters"), "nala t": (2.86, "as for its parameters")}
-# Counts of the published configurations to 0.1 M, made independently of this code; they differ by biases at most.
-CONFIGURATIONS = {
-    "nala xt": 6.1, "nala xt_paper": 7.8, "nala t": 15.9, "nala s": 25.7, "nala b": 52.0, "nala l": 95.4,
-    "pola_plus b0": 7.6, "pola_plus b1": 9.2, "pola_plus b2": 16.5, "pola_plus b3": 27.2, "pola_plus b4": 49.8,
-    "pola_plus b5": 97.8,
-}  # fmt: skip
 
 
 def rounding(printed: str) -> float:
@@ -97,8 +91,6 @@ def test_published_parameters(name):
         assert abs(count - float(printed)) > rounding(printed), "agrees by now: it is no deviation any more"
     else:
         assert count == pytest.approx(float(printed), abs=rounding(printed))
-    if name in CONFIGURATIONS:
-        assert count == pytest.approx(CONFIGURATIONS[name], abs=0.06)
 
 
 # Of each family the smaller sizes: a block's operations are counted there, and parameters tell every size's shape.
@@ -129,13 +121,6 @@ def test_key_positions_are_what_pola_counts_without():
         assert parameters(model) - keys == pytest.approx(float(printed), abs=rounding(printed))
 
 
-def test_the_released_tiny_nala_has_a_wider_mlp_than_its_figures():
-    with torch.device("meta"):
-        cost = model_cost(PUBLISHED["nala t"](mlp_ratio=3.5), 224, 3)
-    assert cost.parameters / 1e6 == pytest.approx(15, abs=0.5)
-    assert cost.flops / 2e9 == pytest.approx(2.7, abs=0.05)
-
-
 @pytest.mark.parametrize(
     ("create", "size", "millions"),
     [
@@ -147,9 +132,3 @@ def test_hosts_with_softmax_are_the_originals(create, size, millions):
     """The counts that PVT and Swin print for themselves; PVT's class token and last norm are 1500 parameters."""
     with torch.device("meta"):
         assert parameters(create(size, "softmax")) == pytest.approx(millions, abs=0.05)
-
-
-def test_relu_without_additions_is_efficientvit():
-    with torch.device("meta"):
-        bare = create_efficientvit("1", "relu", key_position=False, value_branch=False)
-    assert sum(p.numel() for p in bare.parameters()) == 9102024

@@ -4,14 +4,12 @@ import functools
 
 import pytest
 import torch
-import torch.multiprocessing as processes
 
 timm = pytest.importorskip("timm")
 
 from tests.models.vision.cases import build as build_backbone  # noqa: E402
 from tests.models.vision.cases import images, stir  # noqa: E402
 from tests.models.vision.timm_cases import build, pictures  # noqa: E402
-from tests.models.vision.two_processes import create, gradients, names, work  # noqa: E402
 
 from linattn.models.vision import convert, create_vit, export_onnx, export_program, fold_reflections  # noqa: E402
 from linattn.support.extras import MissingExtraError  # noqa: E402
@@ -62,22 +60,6 @@ def test_checkpointing_gives_the_same_gradients(family):
         found.append({n: p.grad for n, p in model.named_parameters()})
     for name, plain in found[0].items():
         torch.testing.assert_close(found[1][name], plain, rtol=1e-10, atol=1e-13)
-
-
-@pytest.mark.slow
-def test_two_processes_give_the_gradients_of_one(tmp_path):
-    """Without find_unused_parameters: every parameter of every family takes part."""
-    processes.spawn(work, args=(str(tmp_path),), nprocs=2)
-    found = torch.load(tmp_path / "gradients.pt")
-    for name in names():
-        for parameter, wanted in gradients(create(name), None).items():
-            torch.testing.assert_close(
-                found[name][parameter],
-                wanted,
-                rtol=1e-8,
-                atol=1e-10,
-                msg=lambda m, n=name, p=parameter: f"{n} {p}: {m}",
-            )
 
 
 @pytest.mark.parametrize("family", ["deit3", "beit", "swin", "pvt"])

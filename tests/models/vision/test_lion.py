@@ -4,60 +4,21 @@ import pytest
 import torch
 from tests.models.vision.cases import silent, stir
 
-from linattn.layers import Attention
-from linattn.mechanisms.common.orders import snake, snake_transposed
 from linattn.models.vision import VisionTransformer, create_deit_lion
 from linattn.models.vision.block import Block
-from linattn.models.vision.prefixed import PrefixedAttention
 
 SMALL = {"embed_dim": 16, "num_heads": 2, "depth": 2, "img_size": 32, "num_classes": 5, "drop_path_rate": 0.0}
-PLANE = (3, 4)
 
 
-def layer(decay):
-    torch.manual_seed(0)
-    made = PrefixedAttention(16, 2, "lion", num_prefix_tokens=1, mechanism_options={"decay": decay, "order": "snake"})
-    stir(made, 0.3)
-    return made.double()
-
-
-def masks(mechanism, x):
-    """Both M ``(B, H, T, T)``, written out: products of the decays between two places of an order, with the key's."""
-    found = []
-    for number, (order, _) in enumerate((snake(*PLANE, x.device), snake_transposed(*PLANE, x.device))):
-        places = torch.cat([torch.zeros(1, dtype=torch.long), 1 + order])  # the class token stays in front
-        T = len(places)
-        if mechanism.decay == "fixed":
-            a = mechanism.decays[number](None)[None, :, None].expand(len(x), -1, T)
-        else:
-            a = mechanism.decays[number](x).masked_fill(torch.arange(T) == 0, 0)  # the class token forgets nothing
-        M = torch.zeros(len(x), mechanism.num_heads, T, T, dtype=x.dtype)
-        for i in range(T):
-            for j in range(T):
-                between = places[j:i] if j < i else places[i + 1 : j + 1]
-                M[:, :, places[i], places[j]] = a[:, :, between].sum(-1).exp()
-        found.append(M)
-    return found
-
-
-@pytest.mark.parametrize("decay", ["fixed", "selective"])
-def test_the_layer_is_the_average_of_two_matrices(decay):
-    made, x = layer(decay), torch.randn(2, 13, 16, dtype=torch.float64)
-    q, k, v = (t.unflatten(-1, (2, 8)).transpose(1, 2) for t in made.qkv(x).chunk(3, -1))
-    one, two = masks(made.mechanism, x)
-    weights = (made.mechanism.feature_map(q) @ made.mechanism.feature_map(k).mT) * (one + two) / 2
-    wanted = (weights / (weights.sum(-1, keepdim=True) + 1e-6)) @ v
-    wanted = made.proj(wanted.transpose(1, 2).flatten(2))
-    torch.testing.assert_close(made(x, spatial_shape=PLANE), wanted, rtol=1e-9, atol=1e-9)
-
-
-def test_blocks_take_that_layer_where_the_mechanism_knows_prefix_tokens():
-    kinds = [type(Block(16, 2, m, num_prefix_tokens=n).attn) for m, n in (("lion", 1), ("lion", 0), ("relu", 1))]
-    assert kinds == [PrefixedAttention, Attention, Attention]
+def test_blocks_tell_a_mechanism_of_the_prefix_tokens_that_it_asks_for():
+    lion = {"mechanism_options": {"order": "snake"}}
+    attn = Block(16, 2, "lion", num_prefix_tokens=1, attention=lion).attn
+    assert attn.mechanism.num_prefix_tokens == 1
+    assert Block(16, 2, "relu", num_prefix_tokens=1).attn.options.mechanism_options == {}
     with pytest.raises(ValueError, match="3 x 5 and 1 prefix tokens make 16 tokens, got 13"):
-        layer("fixed")(torch.randn(1, 13, 16, dtype=torch.float64), spatial_shape=(3, 5))
-    with pytest.raises(ValueError, match="cu_seqlens packs"):
-        layer("fixed")(torch.randn(1, 13, 16).double(), cu_seqlens=torch.tensor([0, 13]), spatial_shape=PLANE)
+        attn(torch.randn(1, 13, 16), spatial_shape=(3, 5))
+    with pytest.raises(ValueError, match="cu_seqlens"):
+        attn(torch.randn(2, 13, 16), cu_seqlens=torch.tensor([0, 13]), spatial_shape=(3, 4))
 
 
 @pytest.mark.parametrize("decay", ["fixed", "selective"])

@@ -6,24 +6,11 @@ from typing import Any
 
 import torch
 
+from linattn.convert.training.loop import in_eval
+
 
 @contextmanager
 def quiet(model: Any) -> Iterator[torch.device]:
-    """Eval mode without gradients; on exit the model is as it was. Yields the device of its weights.
-
-    Example:
-        >>> layer = torch.nn.Linear(1, 1)
-        >>> with quiet(layer) as device:
-        ...     device.type, layer.training, torch.is_grad_enabled()
-        ('cpu', False, False)
-        >>> layer.training
-        True
-    """
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield next(model.parameters()).device
-    finally:
-        for module, was in training.items():
-            module.training = was
+    """Eval mode without gradients; on exit the model is as it was. Yields the device of its weights."""
+    with in_eval(model), torch.no_grad():
+        yield next(model.parameters()).device

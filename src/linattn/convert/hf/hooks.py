@@ -6,9 +6,7 @@ from torch import Tensor, compiler, nn
 
 from linattn.convert.hf.cache import CoreLayer
 from linattn.convert.hf.interface import LINEARIZED, register_linearized
-from linattn.models.language.hf.checks import check_past
-from linattn.models.language.hf.packing import offsets_of_positions
-from linattn.models.language.tokens import positions_of
+from linattn.models.language.hf.inputs import check_past, offsets_of_positions, positions_of
 
 NOT_PACKED = "converted layers know no packed sequences: give each text a row of its own with attention_mask"
 

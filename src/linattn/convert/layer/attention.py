@@ -1,7 +1,7 @@
 """The module that replaces an attention module in a converted model, and what it shows to those that learn."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -89,11 +89,9 @@ class LinearizedAttention(ReplacedAttention):
         key_mask, cache = self.adapter.key_mask(**named), self.adapter.cache(**named)
         if self.mode != "student":
             out = self._teacher(q, k, v, x, key_mask, cache)
-        elif is_offloaded(self.core):
-            with weights_here(self.core):
-                out = self._student(q, k, v, x, key_mask, cache)
         else:
-            out = self._student(q, k, v, x, key_mask, cache)
+            with weights_here(self.core) if is_offloaded(self.core) else nullcontext():
+                out = self._student(q, k, v, x, key_mask, cache)
         return self.adapter.merge(self, out, **named)
 
     def _student(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, key_mask: Tensor | None, cache: Any) -> Tensor:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from linattn.convert.adapters import find_adapter
 from linattn.convert.training.loop import Batch, Batches, StageOptions
-from linattn.support.checks import check_number
 from linattn.support.documents import as_text, encode, read_documents
 from linattn.support.options import OptionError
 from linattn.support.seeds import stream
@@ -134,7 +133,6 @@ class TokenBatches:
     recall_share: float = 0.0
 
     def __post_init__(self) -> None:
-        check_number("recall_share", self.recall_share, least=0, most=1)
         if self._inner < 1:
             raise OptionError("length", f"must leave room beside the {self.length - self._inner} marks of a window")
         _check_enough("training", len(self.text.train), self._inner)

@@ -149,6 +149,8 @@ class StageRun(ABC):
         processes = 1 if self.accelerator is None else self.accelerator.num_processes
         run = self.options.values(affecting=True) | {**identity, "batches": told, "processes": processes}
         files, main = self.files, is_main(self.accelerator)
+        if files is not None and main:
+            files.remove_halves()  # of a run that was killed
         if files is not None and (finished := files.load_result(run)) is not None:
             self.parts.load_state_dict(files.load_weights())
             return finished
@@ -212,8 +214,6 @@ class StageRun(ABC):
                 "optimizers": optimizers}  # fmt: skip
 
     def _resume(self, state: dict[str, Any]) -> None:
-        if self.files is not None and is_main(self.accelerator):
-            self.files.remove_halves()
         self._losses, self.done, self.memory = state["losses"], len(state["losses"]), state["memory"]
         self.parts.load_state_dict(state["parts"])
         for name, optimizer in self.optimizers.items():

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from linattn.lab.bench.memory import peak_bytes
 from linattn.lab.bench.timing import measure_in_turns
 from linattn.mechanisms.base import Mechanism
-from linattn.models.vision.patch import pair
+from linattn.models.vision.patches import pair
 from linattn.ops.shared.checks import check_choice
 
 Precision = Literal["fp32", "bf16"]

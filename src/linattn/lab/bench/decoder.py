@@ -23,10 +23,10 @@ from linattn.lab.bench.check import Verdict
 from linattn.lab.bench.language import TextModel
 from linattn.lab.bench.steps import ANY_SOFTMAX
 from linattn.lab.bench.timing import capture
+from linattn.layers.attention import Attention
 from linattn.mechanisms.base import Call, MechanismOutput
 from linattn.mechanisms.softmax import Softmax
-from linattn.models.language.attention import SequenceAttention
-from linattn.models.language.tokens import BlockState
+from linattn.models.language.block import BlockState
 
 CHECKED_TOKENS = 4
 EXACT_UP_TO = 32768
@@ -61,8 +61,8 @@ class CachedSoftmax(Softmax):
         return MechanismOutput(out, StaticCache(keys, values, end))
 
 
-def _attentions(model: TextModel) -> list[SequenceAttention]:
-    return [module for module in model.modules() if isinstance(module, SequenceAttention)]
+def _attentions(model: TextModel) -> list[Attention]:
+    return [module for module in model.modules() if isinstance(module, Attention)]
 
 
 def use_static_cache(model: TextModel) -> None:

@@ -11,12 +11,10 @@ from torch import Tensor, nn
 from linattn.lab.bench.benchmark import SOFTMAX, Benchmark, Type
 from linattn.lab.bench.hosts import VARIANTS, Host, variant
 from linattn.layers.norms import create_norm
+from linattn.layers.rotary import rotations
 from linattn.mechanisms.registry import list_mechanisms
-from linattn.models.language.block import Block
-from linattn.models.language.options import BlockOptions
-from linattn.models.language.output_norm import norm_behind
-from linattn.models.language.rotary import rotations
-from linattn.models.language.tokens import BlockState, Tokens
+from linattn.models.language.block import Block, BlockState, Tokens
+from linattn.models.language.options import BlockOptions, norm_behind
 from linattn.support.config import option
 from linattn.support.options import OptionError
 

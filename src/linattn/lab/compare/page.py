@@ -7,7 +7,7 @@ from typing import Any
 from linattn.lab.compare.figures import charts_of, head_mean
 from linattn.lab.compare.findings import Column, Findings
 from linattn.lab.compare.maps import map_grid, map_names, save_map_png
-from linattn.lab.page import Cell, Section, write_page
+from linattn.lab.page import Cell, Section, shown, write_page
 from linattn.lab.page.markup import element, join
 from linattn.lab.page.numbers import MISSING, Unit
 from linattn.lab.page.plots import key
@@ -64,6 +64,7 @@ def write_comparison(
         save_map_png(findings.names, dict(examples), folder / "attention-maps.png")
         found.append(_maps(findings, dict(examples)))
     found += [*_layers(findings), *more, *_runs(findings)]
+    found += [_facts(part.capitalize(), meta[part]) for part in ("data", "host") if meta.get(part)]
     data = meta.get("data", {}).get("name") or "unnamed data"
     title = f"{'Models' if meta.get('kind') == 'graph' else 'Attention mechanisms'} compared on {data}"
     lead, summary = f"{meta.get('about', '')}, on {meta.get('device', 'an unknown device')}.", findings.sentences
@@ -161,3 +162,12 @@ def _runs(findings: Findings) -> list[Section]:
         }
         found.append(Section(title, text, table_of(columns), {metric.name: metric.unit}, fold=True))
     return found
+
+
+def _facts(title: str, values: Mapping[str, Any]) -> Section:
+    """Names and values as a folded list."""
+    items = [
+        element("div", element("dt", name.replace("_", " ")), element("dd", shown(value)))
+        for name, value in values.items()
+    ]
+    return Section(title, html=element("dl", *items), fold=True)

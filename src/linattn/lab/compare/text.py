@@ -22,6 +22,8 @@ from linattn.lab.train.text.command import SETTINGS, OnTask, settings_named
 from linattn.lab.train.text.config import TextConfig, part_of
 from linattn.lab.train.text.hosts import Host, count_parameters, create_host, with_parameters
 from linattn.lab.train.text.loop import train_text
+from linattn.lab.train.text.recipes import host_of_recipe
+from linattn.lab.train.text.run import StepRecord
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.support.config import option
 from linattn.support.extras import need
@@ -57,7 +59,7 @@ class CompareText(OnTask, Comparison):
     Exit code: 0 all right, 1 a run failed, 2 a bad option, 130 interrupted (finished runs are kept).
     """
 
-    name: ClassVar[str] = "compare-text"
+    name: ClassVar[str] = "compare text"
     of_cases: ClassVar[tuple[str, ...]] = (
         *OF_CASES, *SETTINGS, "task", "set", "recipe", "tokens", "canon", "widths", "equal_parameters", "rate"
     )  # fmt: skip
@@ -75,27 +77,22 @@ class CompareText(OnTask, Comparison):
         default_text="by --size",
     )  # fmt: skip
     equal_parameters: bool = option(
-        False, "Widen or narrow feed-forward parts until all have the parameters of the first.", group="Comparison"
-    )
-    weights: bool = option(True, "Keep the weights of every run.", affects=False, group="Comparison")
+        False,
+        "Widen or narrow feed-forward parts until all have the parameters of the first.",
+        group="Comparison",
+        rare=True,
+    )  # fmt: skip
+    weights: bool = option(True, "Keep the weights of every run.", affects=False, group="Comparison", rare=True)
     rate: float = option(1e-3, "The learning rate of the recipe.", hidden=True)
 
     @classmethod
     def by_recipe(cls, task: SequenceTask, given: Mapping[str, Any], recipe: str) -> dict[str, Any]:
-        rates = given.get("lr") or ()
-        one = {key: value for key, value in given.items() if key != "lr"} | (
-            {"lr": rates[0]} if len(rates) == 1 else {}
-        )
-        found = super().by_recipe(task, one, recipe)
+        rates: tuple[float, ...] = given.get("lr") or ()
+        one = {key: value for key, value in given.items() if key != "lr"}
+        found = super().by_recipe(task, one | ({"lr": rates[0]} if len(rates) == 1 else {}), recipe)
         found["rate"], found["lr"] = found["lr"], tuple(rates)
-        width = None if "size" in given else cls._published_width(recipe)
+        width = None if "size" in given else host_of_recipe(recipe).get("width")
         return ({} if width is None else {"widths": (width,)}) | found
-
-    @staticmethod
-    def _published_width(recipe: str) -> int | None:
-        from linattn.lab.train.text.recipes import host_of_recipe
-
-        return host_of_recipe(recipe).get("width")
 
     def check(self) -> None:
         for name, values in (("mechanisms", self.mechanisms), ("canon", self.canon), ("widths", self.widths)):
@@ -117,6 +114,10 @@ class CompareText(OnTask, Comparison):
         canons = [None if letters in ("", "none") else letters for letters in self.canon] or [None]
         found = [Contender(p, c, w) for w in self.widths or (None,) for p in self.mechanisms for c in canons]
         return {contender.name: contender for contender in found}
+
+    def series(self, name: str) -> str:
+        """The name of a contender without its width: a line of charts joins these."""
+        return self.of_name[name].series
 
     def contenders(self) -> tuple[str, ...]:
         return tuple(self.of_name)
@@ -216,8 +217,6 @@ class CompareText(OnTask, Comparison):
         return part_of(self, TextConfig, lr=lr, seed=seed, min_lr=min(self.min_lr, lr), device=device)
 
     def run_case(self, case: Case, work: Work) -> Mapping[str, Any]:
-        from linattn.lab.train.text.run import StepRecord
-
         one, config = self.in_this_process(), self.training(case["lr"], case["seed"])
         if config.compile:
             start_compiling(case["mechanism"])
@@ -263,7 +262,8 @@ class CompareText(OnTask, Comparison):
 
     def in_this_process(self) -> "CompareText":
         """This config, with the data that earlier cases of a worker have made."""
-        return self if "made" in vars(self) else _with_data(type(self), dumps(self.values()))
+        kind: Any = type(self)
+        return self if "made" in vars(self) else _with_data(kind, dumps(self.values()))
 
     # What is shown.
 
@@ -283,10 +283,12 @@ class CompareText(OnTask, Comparison):
         """Rows of runs and costs say what contender they are of."""
         found = []
         for row in super().rows(done):
-            contender, given = self.of_name.get(row["mechanism"]), (row.pop("options", None) or {}).get("option")
-            named = {} if contender is None else {"pattern": contender.pattern, "series": contender.series}
+            contender, host = self.of_name.get(row["mechanism"]), dict(row.pop("options", None) or {})
+            given = host.pop("option", None)
+            named = {} if contender is None else {"pattern": contender.pattern, "series": self.series(row["mechanism"])}
             width = {} if contender is None or contender.width is None else {"width": contender.width}
-            found.append(row | named | width | ({"options": given} if given else {}))
+            more = {name: value for name, value in (("host", host), ("options", given)) if value}
+            found.append(row | named | width | more)
         return found
 
 

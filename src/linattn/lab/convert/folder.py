@@ -13,6 +13,7 @@ import torch
 from linattn.convert.adapters import find_adapter
 from linattn.convert.evaluate.embeddings import Labelled
 from linattn.convert.files import PLAN, load_linearized
+from linattn.support.bars import without_bars
 from linattn.support.config import Config, option
 from linattn.support.documents import as_text, read_documents, read_jsonl, row_text
 from linattn.support.options import OptionError, check_device
@@ -84,7 +85,7 @@ def sketch(folder: Path) -> Any:
         raise OptionError("model", f"{folder / 'config.json'} has no model_type: it is no model of transformers")
     from transformers import AutoConfig
 
-    with quiet_transformers():
+    with without_bars(warnings=False):
         try:
             loaded = AutoConfig.from_pretrained(folder)
         except ValueError as error:
@@ -100,7 +101,7 @@ def sketch(folder: Path) -> Any:
 
 def load(folder: Path, device: str, precision: str) -> Any:
     """Load the model of a folder, converted or not, onto a device."""
-    with quiet_transformers():
+    with without_bars(warnings=False):
         if is_linearized(folder):
             model = load_linearized(folder, dtype=DTYPES[precision])
         else:
@@ -136,22 +137,6 @@ def _class_of(config: dict[str, Any]) -> Any:
     if cls is None:
         raise OptionError("model", f"has the architecture {names or 'none'}, which this transformers does not have")
     return cls
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Silence the progress bars and warnings of transformers."""
-    from transformers.utils import logging
-
-    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def documents(name: str, source: str) -> list[str]:

@@ -22,14 +22,15 @@ from linattn.convert.run import check_loss, check_objective, check_targets, line
 from linattn.convert.training.data import TokenText, read_text
 from linattn.convert.training.loop import StageOptions, UnstableError
 from linattn.convert.transfer import TransferOptions
-from linattn.lab.convert.folder import Pretrained, documents, labelled, load_tokenizer, quiet_transformers, sketch
+from linattn.lab.convert.folder import Pretrained, documents, labelled, load_tokenizer, sketch
 from linattn.lab.kept import kept
 from linattn.lab.screen import Screen
+from linattn.support.bars import without_bars
 from linattn.support.checkpoint import ResumeError
 from linattn.support.config import Config, as_json, option_of
 from linattn.support.config import option as field
 from linattn.support.extras import need
-from linattn.support.files import write_json
+from linattn.support.files import remove_halves, write_json
 from linattn.support.machine import describe_run
 from linattn.support.options import OptionError
 
@@ -114,6 +115,8 @@ class Linearize(EvaluationOptions, Stages, Pretrained):
     def run(self, screen: Screen) -> int:
         stages = self.stages()
         sketched, settings = self.check_all(stages), self.settings(stages)
+        for folder in (self.out, self.out / "run", self.out / "run" / "figures"):
+            remove_halves(folder)  # of a run that was killed while it wrote
         tokenizer = load_tokenizer(self.model) if self.text or self.evaluate else None
         evaluator = self.evaluator(sketched, settings, tokenizer, screen) if self.evaluate else None
         last = [name for name, stage in stages.items() if stage is not None and self.text][-1:] or ["converted"]
@@ -138,7 +141,7 @@ class Linearize(EvaluationOptions, Stages, Pretrained):
             screen.warn(str(error))
             return DIVERGED
         ablation = None if evaluator is None else evaluator.ablation(converted, last[0])
-        with quiet_transformers():
+        with without_bars(warnings=False):
             save_linearized(converted, self.out)
             if tokenizer is not None:
                 tokenizer.save_pretrained(self.out)
@@ -192,9 +195,9 @@ class Linearize(EvaluationOptions, Stages, Pretrained):
     def settings(self, stages: Mapping[str, Any]) -> dict[str, Any]:
         """The settings that a run must share with the one that it goes on with."""
         prints = {name: None if stage is None else stage.values(affecting=True) for name, stage in stages.items()}
-        own = {"model": self.model.resolve(), "method": self.method, "option": self.method_options(),
-               "layers": self.layers, "text": self.text, "precision": self.type_of_weights()}  # fmt: skip
-        settings: dict[str, Any] = as_json({**own, **prints})
+        shared = {"model": self.model.resolve(), "method": self.method, "option": self.method_options(),
+                  "layers": self.layers, "text": self.text, "precision": self.type_of_weights()}  # fmt: skip
+        settings: dict[str, Any] = as_json(shared | prints)
         return settings
 
     def check_all(self, stages: Mapping[str, Any]) -> Any:
@@ -289,7 +292,8 @@ def held_out_pieces(text: TokenText, options: EvaluationOptions) -> list[list[in
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    """Nested settings under one name each, for the page."""
+    flattened: dict[str, Any] = {}
     for name, value in values.items():
-        found |= flat(value, f"{prefix}{name} ") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return found
+        flattened |= flat(value, f"{prefix}{name} ") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flattened

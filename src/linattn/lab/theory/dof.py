@@ -61,10 +61,9 @@ ERRORS = {
     "row": "Total variation of attention rows",
 }
 READING = (
-    "Lines are geometric means over heads and seeds, bands go from the lowest to the highest. Dotted: the bound for "
-    "leverage scores, which holds with the probability of the settings. For z ~ N(0, I) the theory has no "
-    "finite bound: its leverage scores have no largest one. An error of 1 is that of estimating zero. Attention rows "
-    "are those of the estimated kernel divided by their sums; of them the theory says nothing."
+    "Geometric means over heads and seeds. Dashed: the bound for leverage scores, which holds with the probability of "
+    "the settings. For z ~ N(0, I) the theory has none: its leverage scores have no largest one. An error of 1 is that "
+    "of estimating zero. Rows are those of the estimated kernel divided by their sums; of them the theory says nothing."
 )
 
 Row = Mapping[str, Any]
@@ -201,8 +200,10 @@ class Dof(Experiment):
         from linattn.lab.page import Section
 
         rows = frame.to_dict("records")
-        parts = [Section(f"Activations: {source}", chart=draw([row for row in rows if row["source"] == source], source))
-                 for source in dict.fromkeys(row["source"] for row in rows)]  # fmt: skip
+        charts = [
+            chart_of([row for row in rows if row["source"] == source], source) for source in sorted(set(frame.source))
+        ]
+        parts = [Section(each.title, chart=each) for each in charts]
         names = ("source", "head", "sampling", "count", "degrees", "kernel_bound", "sum_bound")
         means = [{f"{name} error": fmean(row[f"{name}_error"]) for name in ERRORS} for row in rows]
         errors = [{name: row[name] for name in names} | mean for row, mean in zip(rows, means, strict=True)]
@@ -325,44 +326,20 @@ def curve(rows: Sequence[Row], sampling: str, name: str) -> list[tuple[int, floa
     return points
 
 
-def draw(rows: Sequence[Row], source: str) -> Any:
-    """The chart of one source: errors against the number of features, with the largest bound over all heads."""
-    from linattn.lab.page.numbers import short
-    from linattn.lab.page.plots import Chart, Panel, plot_line
-    from linattn.lab.page.style import styles
+def chart_of(rows: Sequence[Row], source: str) -> Any:
+    """Errors of one source against the number of features, with the largest bound over all heads."""
+    from linattn.lab.convert.curves import chart
 
-    look = dict(zip(SAMPLINGS, styles(list(SAMPLINGS.values())).values(), strict=True))
-
-    def panel(name: str, title: str) -> Panel:
-        curves = {sampling: curve(rows, sampling, name) for sampling in SAMPLINGS}
-        drawn = [row for row in rows if row["sampling"] == "leverage" and name != "row"]
-        bounds: list[tuple[int, float]] = [(row["count"], row[f"{name}_bound"]) for row in drawn]
-
-        def axes_of(axes: Any) -> None:
-            from matplotlib.ticker import FuncFormatter, LogLocator
-
-            for sampling, points in curves.items():
-                counts, means, lows, highs = map(list, zip(*points, strict=True))
-                axes.fill_between(counts, lows, highs, color=look[sampling].color, alpha=0.15, linewidth=0)
-                plot_line(axes, counts, means, look[sampling])
-            if bounds:
-                highest = [max(bound for count, bound in bounds if count == each) for each in counts]
-                axes.plot(counts, highest, color=look["leverage"].color, linestyle=":", linewidth=1.6)
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(counts, [str(count) for count in counts])
-            if name == "row":
-                axes.set_ylim(bottom=0)
-            else:
-                axes.set_yscale("log")
-                axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-                axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-            axes.minorticks_off()
-            axes.set_title(title)
-            axes.set_xlabel("features M")
-
-        ends = "; ".join(f"{SAMPLINGS[sampling]} {points[-1][1]:.2g}" for sampling, points in curves.items())
-        return Panel(axes_of, f"{title}, with the most features: {ends}.", left=0.62)
-
-    panels = [panel(name, title) for name, title in ERRORS.items()]
-    legend = {SAMPLINGS[sampling]: style for sampling, style in look.items()}
-    return Chart(f"dof-{source}", f"Activations: {source}", READING, panels, legend)
+    panels: list[Any] = []
+    for name, title in ERRORS.items():
+        curves: dict[str, list[tuple[float, float]]] = {
+            words: [(count, error) for count, error, _, _ in curve(rows, sampling, name)]
+            for sampling, words in SAMPLINGS.items()
+        }
+        bounds: dict[float, float] = {}
+        for row in rows:
+            if row["sampling"] == "leverage" and name != "row":
+                bounds[row["count"]] = max(bounds.get(row["count"], 0.0), row[f"{name}_bound"])
+        curves[f"{SAMPLINGS['leverage']}+bound"] = sorted(bounds.items())
+        panels.append((title, "features M", curves, {"log": None if name == "row" else 10}))
+    return chart(f"dof-{source}", f"Activations: {source}", READING, *panels)

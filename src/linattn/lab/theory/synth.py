@@ -81,9 +81,12 @@ class Placed(NamedTuple):
     position: str
 
     @property
+    def series(self) -> str:
+        return f"{self.contender.series} {self.position}"
+
+    @property
     def name(self) -> str:
-        width = "" if self.contender.width is None else f" {self.contender.width}"
-        return f"{self.contender.series} {self.position}{width}"
+        return self.series if self.contender.width is None else f"{self.series} {self.contender.width}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +100,7 @@ class Synth(CompareText):
     Exit code: 0 all right, 1 a run failed, 2 a bad option, 130 interrupted (finished runs are kept).
     """
 
-    name: ClassVar[str] = "lab-synth"
+    name: ClassVar[str] = "lab synth"
     of_cases: ClassVar[tuple[str, ...]] = (*CompareText.of_cases, "scale", "positions", "rotary")
     task: str = option(help="depo, brevo, capo, mano or lano.", argument=True, choices=METRICS)
     scale: str = option(
@@ -192,6 +195,9 @@ class Synth(CompareText):
     @property
     def of_name(self) -> dict[str, Contender]:
         return {name: placed.contender for name, placed in self.placed.items()}
+
+    def series(self, name: str) -> str:
+        return self.placed[name].series
 
     def host_named(self, name: str) -> Host:
         return replace(super().host_named(name), rotary=POSITIONS[self.placed[name].position])

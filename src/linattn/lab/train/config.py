@@ -5,17 +5,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from linattn.lab.experiment import Machine
 from linattn.lab.tasks.load import RESIDENT_BELOW, SOURCES, find_splits
 from linattn.lab.train.augment.rand_augment import Policy
+from linattn.lab.train.computing import Computing
 from linattn.support.checks import check_graphs
 from linattn.support.config import option
 from linattn.support.options import OptionError, check_option
 from linattn.support.schedule import warmed_cosine
-
-Precision = Literal["fp32", "bf16"]
 
 RECIPES: dict[str, dict[str, Any]] = {
     # For the 1,437 training images of scikit-learn's digits, in a host of size digits with patch_size=2, on a CPU;
@@ -38,7 +37,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageTraining(Machine):
+class ImageTraining(Computing, Machine):
     """Data and budget of training on images, without learning rate and seed, which a comparison has many of."""
 
     data: str = option("digits", f"{SOURCES}.", group="Data")
@@ -80,14 +79,6 @@ class ImageTraining(Machine):
     )
     crop_padding: int = option(0, "Pixels an image may be shifted by.", least=0, group="Augmentation")
     flip: bool = option(False, "Mirror half of the images.", group="Augmentation")
-    precision: Precision = option(
-        "fp32", "Precision of what is computed; weights stay fp32.", group="Machine", default_text="bf16 on cuda"
-    )
-    compile: bool = option(False, "Compile the blocks.", group="Machine", default_text="on cuda alone")
-    graphs: bool | None = option(False, "Replay steps as CUDA graphs.", group="Machine", affects=False)
-    checkpoint_seconds: float = option(
-        300.0, "Longest time between two checkpoints.", above=0, group="Machine", affects=False, rare=True
-    )
 
     @classmethod
     def parse(cls, texts: Mapping[str, Any]) -> Self:

@@ -9,14 +9,13 @@ from torch import nn
 
 from linattn.lab.tasks.images import ImageData, ImageFolders
 from linattn.lab.train.config import streamed
-from linattn.layers.local import KERNELS
+from linattn.layers.attention_parts import KERNELS
 from linattn.layers.presets import list_presets
 from linattn.models.vision import Pyramid, VisionTransformer, create_pyramid, create_vit
 from linattn.models.vision.backbone import stage_grid
-from linattn.models.vision.pyramid_sizes import PYRAMID_SIZES
-from linattn.models.vision.sizes import SIZES
-from linattn.models.vision.stems import STEM_STRIDES
-from linattn.models.vision.vit import POOLS
+from linattn.models.vision.patches import STEM_STRIDES
+from linattn.models.vision.pyramid import PYRAMID_SIZES
+from linattn.models.vision.vit import POOLS, SIZES
 from linattn.support.config import Config, option
 from linattn.support.options import OptionError, check_option
 

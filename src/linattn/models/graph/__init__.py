@@ -11,10 +11,9 @@ from linattn.models.graph.convolution import GraphConvolutionalNetwork, SimpleGr
 from linattn.models.graph.flat import FlatGraphTransformer
 from linattn.models.graph.gps import GraphAttention, create_gps_layer
 from linattn.models.graph.graph import Graph, read_graph
-from linattn.models.graph.manifold import PseudoHyperboloid
+from linattn.models.graph.manifold import PseudoHyperboloid, Split
 from linattn.models.graph.model import FermiDirac, GraphModel
 from linattn.models.graph.pseudo_riemannian import PseudoRiemannianGraphTransformer
-from linattn.models.graph.split import Split
 from linattn.models.graph.split_attention import SplitAttention
 
 __all__ = [

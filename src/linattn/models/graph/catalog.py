@@ -68,15 +68,9 @@ def graph_model_options(name: str) -> dict[str, Any]:
 
 
 def create_graph_model(
-    name: str,
-    *,
-    in_channels: int,
-    hidden: int,
-    out_channels: int | None = None,
-    mechanism: str | None = None,
-    task: str = "nodes",
-    **options: Any,
-) -> GraphModel:
+    name: str, *, in_channels: int, hidden: int, out_channels: int | None = None, mechanism: str | None = None,
+    task: str = "nodes", **options: Any,
+) -> GraphModel:  # fmt: skip
     """Build a graph model by name.
 
     Args:
@@ -99,11 +93,12 @@ def create_graph_model(
         torch.Size([5, 3])
     """
     info = graph_model_info(name)
-    for label, value in (("in_channels", in_channels), ("hidden", hidden), ("out_channels", out_channels)):
-        if not (isinstance(value, int) and value >= 1) and not (value is None and label == "out_channels"):
-            raise ValueError(f"{label} must be an integer >= 1, got {value!r}")
     if out_channels is None and task == "nodes":
         raise ValueError("out_channels must be given for task='nodes': it is the number of classes")
+    out_channels = hidden if out_channels is None else out_channels
+    for label, value in (("in_channels", in_channels), ("hidden", hidden), ("out_channels", out_channels)):
+        if not (isinstance(value, int) and value >= 1):
+            raise ValueError(f"{label} must be an integer >= 1, got {value!r}")
     allowed = graph_model_options(name)
     for option in options:
         if option not in allowed:
@@ -114,4 +109,4 @@ def create_graph_model(
             raise ValueError(f"graph model {name!r} has no exchangeable attention: mechanism must be None")
         options["mechanism"] = mechanism
     build: Callable[..., GraphModel] = info.cls
-    return build(in_channels, hidden, hidden if out_channels is None else out_channels, task=task, **options)
+    return build(in_channels, hidden, out_channels, task=task, **options)

@@ -3,8 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linattn.models.graph.features import Nonzero, apply_linear
-from linattn.models.graph.graph import Graph
+from linattn.models.graph.graph import Graph, Nonzero, apply_linear
 from linattn.models.graph.model import GraphModel
 
 
@@ -34,12 +33,10 @@ class ConvolutionStack(nn.Module):
         self.layers = nn.ModuleList(map(GraphConvolution, widths[:-1], widths[1:]))
         self.dropout = dropout
 
-    def forward(self, features: Tensor | Nonzero, graph: Graph) -> Tensor:
-        x = features
+    def forward(self, features: Tensor | Nonzero, graph: Graph) -> Tensor | Nonzero:
         for layer in self.layers:
-            x = F.dropout(layer(x, graph).relu(), self.dropout, self.training)
-        assert isinstance(x, Tensor), "a stack has one layer or more"
-        return x
+            features = F.dropout(layer(features, graph).relu(), self.dropout, self.training)
+        return features
 
 
 class GraphConvolutionalNetwork(GraphModel):
@@ -62,18 +59,11 @@ class GraphConvolutionalNetwork(GraphModel):
         if num_layers < 1:
             raise ValueError(f"num_layers must be >= 1, got {num_layers}")
         self.dropout = dropout
-        self.stack = ConvolutionStack(in_channels, hidden, num_layers - 1, dropout) if num_layers > 1 else None
+        self.stack = ConvolutionStack(in_channels, hidden, num_layers - 1, dropout)
         self.last = GraphConvolution(hidden if num_layers > 1 else in_channels, out_channels)
 
     def embed(self, graph: Graph) -> Tensor:
-        if self.stack is None:
-            x = F.dropout(graph.x, self.dropout, self.training)
-        else:
-            x = self.stack(graph.features(self.dropout, self.training), graph)
-        return x if self.task == "nodes" else self.last(x, graph)
-
-    def classify(self, z: Tensor, graph: Graph) -> Tensor:
-        return self.last(z, graph)
+        return self.last(self.stack(graph.features(self.dropout, self.training), graph), graph)
 
 
 class SimpleGraphConvolution(GraphModel):
@@ -98,6 +88,3 @@ class SimpleGraphConvolution(GraphModel):
 
     def embed(self, graph: Graph) -> Tensor:
         return self.convolution(graph.features(self.dropout, self.training), graph)
-
-    def classify(self, z: Tensor, graph: Graph) -> Tensor:
-        return z  # with nothing between input and output, embeddings are logits

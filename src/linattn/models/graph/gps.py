@@ -1,7 +1,7 @@
 """Any mechanism in PyTorch Geometric's GPS layer."""
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -31,17 +31,12 @@ class GraphAttention(nn.Module):
     """
 
     def __init__(
-        self,
-        channels: int,
-        heads: int = 1,
-        mechanism: str = "elu",
-        *,
-        dropout: float = 0.0,
+        self, channels: int, heads: int = 1, mechanism: str = "elu", *, dropout: float = 0.0,
         mechanism_options: Mapping[str, Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         nn.Module.__init__(self)  # not super(): that is the class GPSConv knows, with other parts
-        self._made = (channels, heads, mechanism, mechanism_options)
-        self.attention = Attention(channels, heads, mechanism, mechanism_options=mechanism_options)
+        self._create = partial(Attention, channels, heads, mechanism, mechanism_options=mechanism_options)
+        self.attention = self._create()
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, *, ptr: Tensor | None = None) -> Tensor:
@@ -55,24 +50,15 @@ class GraphAttention(nn.Module):
 
     def _reset_parameters(self) -> None:
         """Reset all parameters to new initial values; GPSConv calls it by this name."""
-        channels, heads, mechanism, options = self._made
-        fresh = Attention(channels, heads, mechanism, mechanism_options=options)
-        self.attention.load_state_dict(fresh.state_dict())
+        self.attention.load_state_dict(self._create().state_dict())
 
-    def __repr__(self) -> str:
-        channels, heads, mechanism, _ = self._made
-        return f"GraphAttention({channels}, heads={heads}, mechanism={mechanism!r})"
+    __repr__ = nn.Module.__repr__  # not that of the class GPSConv knows
 
 
 def create_gps_layer(
-    channels: int,
-    conv: nn.Module | None,
-    heads: int = 1,
-    *,
-    mechanism: str = "elu",
-    mechanism_options: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> nn.Module:
+    channels: int, conv: nn.Module | None, heads: int = 1, *, mechanism: str = "elu",
+    mechanism_options: Mapping[str, Any] | None = None, **options: Any,
+) -> nn.Module:  # fmt: skip
     """PyTorch Geometric's ``GPSConv(channels, conv, heads, **options)`` with a mechanism as its attention.
 
     ``options`` are those of GPSConv: ``dropout``, ``act``, ``norm``, ... The layer is called like any GPSConv.

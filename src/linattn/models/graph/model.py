@@ -43,17 +43,14 @@ class GraphModel(nn.Module, ABC):
 
     @abstractmethod
     def embed(self, graph: Graph) -> Tensor:
-        """Embeddings ``(N, D)``: the result for links, and the input of :meth:`classify` for nodes."""
-
-    @abstractmethod
-    def classify(self, z: Tensor, graph: Graph) -> Tensor:
-        """Logits ``(N, classes)`` of embeddings ``(N, D)``."""
+        """Logits of nodes ``(N, classes)``, or for links embeddings ``(N, D)``."""
 
     def distance(self, x: Tensor, y: Tensor) -> Tensor:
         """The distance ``(...)`` between two embeddings ``(..., D)`` that the decoder reads."""
         return (x - y).square().sum(-1)
 
     def encode(self, data: Any) -> Tensor:
+        """:meth:`embed` of anything that :func:`read_graph` reads."""
         return self.embed(read_graph(data))
 
     def decode(self, z: Tensor, edge_label_index: Tensor) -> Tensor:
@@ -65,10 +62,9 @@ class GraphModel(nn.Module, ABC):
     def forward(self, data: Any) -> Tensor:
         """Logits of nodes, ``(N, classes)``; for task ``"links"`` logits of ``data.edge_label_index``, ``(P,)``."""
         graph = read_graph(data)
-        z = self.embed(graph)
         if self.task == "nodes":
-            return self.classify(z, graph)
+            return self.embed(graph)
         pairs = getattr(data, "edge_label_index", None)
         if pairs is None:
             raise ValueError("task='links' needs the pairs: data.edge_label_index (2, P), or encode and then decode")
-        return self.decode(z, pairs)
+        return self.decode(self.embed(graph), pairs)

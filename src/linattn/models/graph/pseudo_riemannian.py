@@ -7,13 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from linattn.models.graph.graph import Graph
-from linattn.models.graph.manifold import PseudoHyperboloid
+from linattn.models.graph.manifold import PseudoHyperboloid, Split
 from linattn.models.graph.model import GraphModel
-from linattn.models.graph.split import Split
-from linattn.models.graph.split_attention import SplitAttention
-from linattn.models.graph.split_blocks import MERGES, ConvolutionBlock, InputMap, Merge, TransformerBlock
+from linattn.models.graph.split_attention import SplitAttention, TransformerBlock
 from linattn.models.graph.split_layers import (
+    MERGES,
+    ConvolutionBlock,
     Curvature,
+    InputMap,
+    Merge,
     Signature,
     SplitActivation,
     SplitDropout,
@@ -84,44 +86,24 @@ class PseudoRiemannianGraphTransformer(GraphModel):
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        hidden: int,
-        out_channels: int,
-        *,
-        task: str = "nodes",
-        mechanism: str = "elu",
-        signature: tuple[int, int] | Literal["hyperbolic"] | None = None,
-        num_layers: int = 1,
-        num_heads: int = 1,
-        graph_layers: int = 2,
-        graph_weight: float = 0.8,
-        activation: str = "tanh",
-        dropout: float | tuple[float, float] = 0.2,
-        weight_dropout: bool = False,
-        graph_dropout: float | tuple[float, float] | None = None,
-        input_dropout: float = 0.0,
-        norm: bool = True,
-        graph_norm: bool = False,
-        residual: str | None = "transport",
-        merge: str = "exponential",
-        input_map: str = "linear",
-        input_hops: int = 1,
-        input_norm: bool | str = True,
-        feature_encoding: bool = False,
-        degree_encoding: int = 0,
-        radius: float = 1.0,
-        learn_curvature: bool = False,
-        temperature: bool = False,
-        head_signature: tuple[int, int] | None = None,
-        combine: str = "mean",
-        value_path: bool = False,
-        centroid: bool = False,
-        mechanism_options: Mapping[str, Any] | None = None,
-    ) -> None:
+        self, in_channels: int, hidden: int, out_channels: int, *, task: str = "nodes", mechanism: str = "elu",
+        signature: tuple[int, int] | Literal["hyperbolic"] | None = None, num_layers: int = 1, num_heads: int = 1,
+        graph_layers: int = 2, graph_weight: float = 0.8, activation: str = "tanh",
+        dropout: float | tuple[float, float] = 0.2, weight_dropout: bool = False,
+        graph_dropout: float | tuple[float, float] | None = None, input_dropout: float = 0.0, norm: bool = True,
+        graph_norm: bool = False, residual: str | None = "transport", merge: str = "exponential",
+        input_map: str = "linear", input_hops: int = 1, input_norm: bool | str = True, feature_encoding: bool = False,
+        degree_encoding: int = 0, radius: float = 1.0, learn_curvature: bool = False, temperature: bool = False,
+        head_signature: tuple[int, int] | None = None, combine: str = "mean", value_path: bool = False,
+        centroid: bool = False, mechanism_options: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(task)
         check_choice("merge", merge, tuple(MERGES))
-        inner = _signature(signature, hidden)
+        if signature is None:
+            signature = hidden - hidden // 2, hidden // 2
+        inner = check_signature("signature", (0, hidden) if signature == HYPERBOLIC else signature)
+        if sum(inner) != hidden:
+            raise ValueError(f"signature (q, p) = {tuple(inner)} must add up to hidden = {hidden}")
         if min(num_layers, graph_layers) < 0 or not num_layers + graph_layers:
             raise ValueError(
                 f"num_layers and graph_layers must be >= 0 and not both 0, got {num_layers}, {graph_layers}"
@@ -137,13 +119,8 @@ class PseudoRiemannianGraphTransformer(GraphModel):
         head = None if head_signature is None else check_signature("head_signature", head_signature)
         self.stem, self.blocks, self.last = None, nn.ModuleList(), None
         if num_layers:
-            normed = SplitNorm(inner) if norm else nn.Identity()
-            self.stem = nn.Sequential(
-                normed,
-                SplitLinear(inner, inner, weight_rates=weight_rates),
-                SplitActivation(activation),
-                SplitDropout(*rates),
-            )
+            mapped = SplitLinear(inner, inner, weight_rates=weight_rates), SplitActivation(activation)
+            self.stem = nn.Sequential(SplitNorm(inner) if norm else nn.Identity(), *mapped, SplitDropout(*rates))
             for _ in range(num_layers):
                 attention = SplitAttention(
                     inner, num_heads, mechanism, head_signature=head, combine=combine, temperature=temperature,
@@ -164,27 +141,21 @@ class PseudoRiemannianGraphTransformer(GraphModel):
 
     def points(self, graph: Graph) -> Split:
         """The nodes as points of signature ``out_signature``."""
-        x = graph.features(self.input_dropout, self.training)
-        start: Split = self.input(x, graph, self.curvature())
-        far = near = start
+        near = far = self.input(graph.features(self.input_dropout, self.training), graph, self.curvature())
         if self.stem is not None and self.last is not None:
-            far = self.stem(start)
+            far = self.stem(far)
             for block in self.blocks:
                 far = block(far, graph)
             far = self.last(far)
         for convolution in self.convolutions:
             near = convolution(near, graph)
-        if self.merge is not None:
-            return self.merge(near, far)
-        return far if len(self.blocks) else near
+        merged: Split = near if self.stem is None else far if self.merge is None else self.merge(near, far)
+        return merged
 
     def embed(self, graph: Graph) -> Tensor:
-        """Coordinates on the pseudo-hyperboloid, time first: ``(N, q + 1 + p)``."""
-        return self.points(graph).joined()
-
-    def classify(self, z: Tensor, graph: Graph) -> Tensor:
-        assert self.head is not None
-        return self.head(torch.pi / 2 * z)
+        """Logits of nodes, or coordinates on the pseudo-hyperboloid, time first: ``(N, q + 1 + p)``."""
+        z = self.points(graph).joined()
+        return z if self.head is None else self.head(torch.pi / 2 * z)
 
     @property
     def manifold(self) -> PseudoHyperboloid:
@@ -196,17 +167,6 @@ class PseudoRiemannianGraphTransformer(GraphModel):
 
     def extra_repr(self) -> str:
         return f"(q, p)={tuple(self.signature)}, task={self.task!r}"
-
-
-def _signature(signature: tuple[int, int] | str | None, hidden: int) -> Signature:
-    if signature is None:
-        return Signature(hidden - hidden // 2, hidden // 2)
-    if signature == HYPERBOLIC:
-        return Signature(0, hidden)
-    found = check_signature("signature", signature)
-    if sum(found) != hidden:
-        raise ValueError(f"signature (q, p) = {tuple(found)} must add up to hidden = {hidden}")
-    return found
 
 
 def _rates(dropout: float | tuple[float, float]) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Linear attention on the pseudo-hyperboloid: one mechanism call on the spheres, one on the space parts."""
+"""Linear attention on the pseudo-hyperboloid, one mechanism call on the spheres and one on the space parts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from linattn.mechanisms.base import Mechanism
 from linattn.mechanisms.registry import create_mechanism, mechanism_info
 from linattn.models.graph.graph import Graph
-from linattn.models.graph.split import Split, restored
-from linattn.models.graph.split import centroid as centroid_of
-from linattn.models.graph.split_layers import Signature, SplitLinear
+from linattn.models.graph.manifold import Split, midpoint, residual, restored
+from linattn.models.graph.manifold import centroid as centroid_of
+from linattn.models.graph.split_layers import Signature, SplitActivation, SplitDropout, SplitLinear, SplitNorm
 from linattn.ops.shared.checks import check_choice
 
 COMBINATIONS = ("mean", "concat")
+RESIDUALS = {"transport": residual, "midpoint": midpoint, None: None}
 # Their weights can be negative or differ between channels of v, or they normalise the sum.
 NOT_FOR_CENTROIDS = ("angular", "gated", "hydra", "inline", "mala", "mlstm", "pola", "pola_plus", "retention", "zeros",
                      "zeros_softmax")  # fmt: skip
@@ -46,19 +47,11 @@ class SplitAttention(nn.Module):
     """
 
     def __init__(
-        self,
-        signature: Signature,
-        num_heads: int = 1,
-        mechanism: str = "elu",
-        *,
-        head_signature: Signature | None = None,
-        combine: str = "mean",
-        temperature: bool = False,
-        value_path: bool = False,
-        centroid: bool = False,
-        weight_rates: tuple[float, float] = (0.0, 0.0),
+        self, signature: Signature, num_heads: int = 1, mechanism: str = "elu", *,
+        head_signature: Signature | None = None, combine: str = "mean", temperature: bool = False,
+        value_path: bool = False, centroid: bool = False, weight_rates: tuple[float, float] = (0.0, 0.0),
         mechanism_options: Mapping[str, Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         check_choice("combine", combine, COMBINATIONS)
         if centroid and (combine != "mean" or value_path):
@@ -119,7 +112,7 @@ class _Part(nn.Module):
 
     def forward(self, qkv: Tensor, coordinates: Tensor, graph: Graph) -> Tensor:
         q, k, v = self._heads(qkv)
-        o = self.mechanism(q, k, v, cu_seqlens=graph.cu_seqlens, x=coordinates.unsqueeze(0))
+        o: Tensor = self.mechanism(q, k, v, cu_seqlens=graph.cu_seqlens, x=coordinates.unsqueeze(0))
         if self.value is not None:
             o = o + self.value(v)
         o = o.squeeze(0)
@@ -128,12 +121,12 @@ class _Part(nn.Module):
     def mean_of(self, values: Tensor, qkv: Tensor, coordinates: Tensor, graph: Graph) -> Tensor:
         """What the weights of :meth:`forward` give for other ``values (N, H, C)``, averaged over heads: ``(N, C)``."""
         q, k, v = self._heads(qkv)
-        found = []
-        for some in values.transpose(0, 1).unsqueeze(0).split(v.shape[-1], -1):
-            padded = F.pad(some, (0, v.shape[-1] - some.shape[-1]))
-            o = self.mechanism(q, k, padded, cu_seqlens=graph.cu_seqlens, x=coordinates.unsqueeze(0))
-            found.append(o[..., : some.shape[-1]])
-        return torch.cat(found, -1).squeeze(0).mean(0)
+        width, given = v.shape[-1], values.shape[-1]  # the mechanism takes values of its own width
+        outputs = [
+            self.mechanism(q, k, part, cu_seqlens=graph.cu_seqlens, x=coordinates.unsqueeze(0))
+            for part in F.pad(values.transpose(0, 1).unsqueeze(0), (0, -given % width)).split(width, -1)
+        ]
+        return torch.cat(outputs, -1)[0, ..., :given].mean(0)
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = qkv.unflatten(1, (3, -1)).permute(1, 2, 0, 3).unsqueeze(1).unbind()  # (1, H, N, D) each
@@ -148,3 +141,28 @@ def _mechanism(name: str, width: int, part: str, options: Mapping[str, Any]) -> 
     except ValueError as error:
         hint = f"the {part} part of a head: head_signature=(q, p) with combine='concat' makes them q + 1 and p wide"
         raise ValueError(f"{error} ({hint})") from error
+
+
+class TransformerBlock(nn.Module):
+    """``x <- dropout(activation(linear(residual(attention(norm(x)), x))))``; the signature (q, p) stays.
+
+    The residual by transport adds a dimension of time, which the linear map removes again.
+    """
+
+    def __init__(
+        self, attention: SplitAttention, kind: str | None, activation: str, rates: tuple[float, float], norm: bool
+    ) -> None:
+        super().__init__()
+        check_choice("residual", kind, tuple(RESIDUALS))
+        signature = attention.signature
+        self.kind = kind
+        self.norm = SplitNorm(signature) if norm else nn.Identity()
+        self.attention = attention
+        self.linear = SplitLinear(signature.grown() if kind == "transport" else signature, signature)
+        self.activation, self.dropout = SplitActivation(activation), SplitDropout(*rates)
+
+    def forward(self, x: Split, graph: Graph) -> Split:
+        out: Split = self.attention(self.norm(x), graph)
+        join = RESIDUALS[self.kind]
+        out = out if join is None else join(out, x)
+        return self.dropout(self.activation(self.linear(out)))

@@ -1,4 +1,6 @@
-"""Layers on the pseudo-hyperboloid: each transforms sphere and space part separately and restores the constraint.
+"""Layers on the pseudo-hyperboloid, and the blocks that the graph transformer is made of.
+
+Each transforms sphere and space part separately and restores the constraint.
 
 A sphere of one coordinate (q = 0) is constant and a space of none (p = 0) is empty: neither has anything to learn.
 """
@@ -11,13 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linattn.models.graph.graph import Graph
-from linattn.models.graph.split import Split, centroid, restored
+from linattn.models.graph.graph import Graph, Nonzero, apply_linear
+from linattn.models.graph.manifold import Split, centroid, from_pole, merge, midpoint, restored
 from linattn.ops.shared.checks import check_choice
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh, "relu": F.relu, "gelu": F.gelu, "silu": F.silu, "elu": F.elu,
 }  # fmt: skip
+MERGES = {"exponential": merge, "midpoint": midpoint}
+INPUT_MAPS = {"linear": "", "neighbours": "as_given", "convolution": "looped", "normalized": "normalized"}  # edges
+INPUT_NORMS = (True, False, "bounded")
+_DEGREE_WEIGHT = 0.5
 _NARROWEST_NORM = 3  # of 2 channels a layer norm leaves only a sign, of 1 nothing
 
 
@@ -158,3 +164,106 @@ def aggregate(x: Split, graph: Graph) -> Split:
     parts = torch.cat([x.sphere, x.hyperboloid, torch.ones_like(x.sphere[:, :1])], -1)
     sphere, hyperboloid, total = graph.normalized.aggregate(parts).split([x.q + 1, x.p + 1, 1], -1)
     return centroid(sphere, hyperboloid, total, x.radius)
+
+
+class Bounded(nn.Module):
+    """``v / sqrt(1 + |v|^2)``: short vectors hardly change, and none gets longer than 1. ``(..., D)`` to the same.
+
+    Geodesics of time are circles: vectors longer than a half turn come back, and distant features would look like near
+    ones. A layer norm prevents that too, but makes a node without any known word as certain as any other.
+    """
+
+    def forward(self, v: Tensor) -> Tensor:
+        return v * (1 + v.square().sum(-1, keepdim=True)).rsqrt()
+
+
+class Merge(nn.Module):
+    """Merge two points with weights w and 1 - w; ``"exponential"`` adds a dimension of time, ``"midpoint"`` none."""
+
+    def __init__(self, kind: str, weight: float) -> None:
+        super().__init__()
+        check_choice("merge", kind, tuple(MERGES))
+        if not 0 <= weight <= 1:
+            raise ValueError(f"the weight of a merge must be in [0, 1], got {weight!r}")
+        self.kind, self.weight = kind, weight
+
+    def forward(self, x: Split, y: Split) -> Split:
+        return MERGES[self.kind](x, y, self.weight)
+
+    def after(self, signature: Signature) -> Signature:
+        return signature.grown() if self.kind == "exponential" else signature
+
+    def extra_repr(self) -> str:
+        return f"{self.kind!r}, weight={self.weight:g}"
+
+
+class InputMap(nn.Module):
+    """Features ``(N, C)`` to points: ``exp_o(0, W x + b)``, with the degree's embedding merged in and mapped back.
+
+    ``"neighbours"`` is ``A x W + b``, PyTorch Geometric's ``GCNConv(normalize=False)``; ``"convolution"`` is
+    ``(A + 1) (x W + b)``, which includes the node itself and one b for each summand; ``"normalized"`` is the same with
+    ``D^-1/2 (A + 1) D^-1/2``. Each sums ``hops`` times. ``norm`` brings tangent vectors to length 1 by a layer norm:
+    features as small as those of normalised rows would leave every node beside the pole, where dropping a coordinate
+    changes more than all that distinguishes nodes. ``encoded`` adds a second map of this kind with weights of its own,
+    and returns the midpoints of both maps' points.
+    """
+
+    def __init__(
+        self, in_channels: int, signature: Signature, kind: str, max_degree: int, merging: str,
+        norm: bool | str = False, hops: int = 1, encoded: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        check_choice("input_map", kind, tuple(INPUT_MAPS))
+        check_choice("input_norm", norm, INPUT_NORMS)
+        for name, value, least in (("degree_encoding", max_degree, 0), ("input_hops", hops, 1)):
+            if value < least:
+                raise ValueError(f"{name} must be >= {least}, got {value}")
+        self.signature, self.kind, self.max_degree, self.hops = signature, kind, max_degree, hops
+        self.linear = nn.Linear(in_channels, sum(signature))
+        nn.init.xavier_uniform_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+        self.norm = Bounded() if norm == "bounded" else layer_norm(sum(signature)) if norm else nn.Identity()
+        if isinstance(self.norm, nn.LayerNorm):
+            nn.init.constant_(self.norm.weight, sum(signature) ** -0.5)
+        self.degree, self.merge, self.back = None, None, None
+        if max_degree:
+            self.degree = nn.Embedding(max_degree + 1, sum(signature))
+            nn.init.normal_(self.degree.weight, std=0.1)
+            self.merge = Merge(merging, _DEGREE_WEIGHT)
+            self.back = SplitLinear(self.merge.after(signature), signature)
+        self.encoding = InputMap(in_channels, signature, kind, 0, merging, norm, hops) if encoded else None
+
+    def forward(self, x: Tensor | Nonzero, graph: Graph, radius: Tensor | float) -> Split:
+        point = self._point(self.norm(self._tangent(x, graph)), radius)
+        if self.encoding is not None:
+            point = midpoint(point, self.encoding(x, graph, radius))
+        if self.degree is not None and self.merge is not None and self.back is not None:
+            point = self.back(
+                self.merge(self._point(self.degree(graph.degree.clamp(max=self.max_degree)), radius), point)
+            )
+        return point
+
+    def _tangent(self, x: Tensor | Nonzero, graph: Graph) -> Tensor:
+        y = apply_linear(self.linear, x, with_bias=self.kind != "neighbours")
+        for _ in range(self.hops if self.kind != "linear" else 0):
+            y = getattr(graph, INPUT_MAPS[self.kind]).aggregate(y)
+        return y + self.linear.bias if self.kind == "neighbours" else y
+
+    def _point(self, tangent: Tensor, radius: Tensor | float) -> Split:
+        time, space = tangent.split(list(self.signature), -1)
+        return from_pole(time, space, radius)
+
+
+class ConvolutionBlock(nn.Module):
+    """``x_i <- dropout(activation(norm(centroid_j(linear(x_j)))))`` over a node and its neighbours."""
+
+    def __init__(
+        self, before: Signature, after: Signature, activation: str, rates: tuple[float, float], norm: bool = False
+    ) -> None:
+        super().__init__()
+        self.linear = SplitLinear(before, after)
+        self.norm = SplitNorm(after) if norm else nn.Identity()
+        self.activation, self.dropout = SplitActivation(activation), SplitDropout(*rates)
+
+    def forward(self, x: Split, graph: Graph) -> Split:
+        return self.dropout(self.activation(self.norm(aggregate(self.linear(x), graph))))

@@ -9,9 +9,9 @@ _WHERE = {
     "LinearAttentionForMaskedLM": "heads",
     "LinearAttentionForSequenceClassification": "heads",
     "LinearAttentionModel": "model",
-    "load_cache": "cache_files",
-    "register_auto_classes": "auto",
-    "save_cache": "cache_files",
+    "load_cache": "cache",
+    "register_auto_classes": "heads",
+    "save_cache": "cache",
 }
 __all__ = list(_WHERE)
 
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
     from linattn.support.extras import need
 
     need("a language model", "transformers", "safetensors")
-    importlib.import_module(f"{__name__}.hf.auto").register_auto_classes()
+    importlib.import_module(f"{__name__}.hf.heads").register_auto_classes()
     return getattr(importlib.import_module(f"{__name__}.hf.{_WHERE[name]}"), name)
 
 

@@ -1,20 +1,22 @@
 """The options of one block of a language model, checked together before anything is built."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from linattn.layers.attention_options import LAYER_SETS
-from linattn.layers.canon import canon_positions
-from linattn.layers.gate import ACTIVATIONS
+from linattn.layers.attention_options import AttentionOptions
+from linattn.layers.attention_parts import ACTIVATIONS
+from linattn.layers.canon import check_canon
 from linattn.layers.norms import NORMS, OUTPUT_NORMS
-from linattn.mechanisms.registry import mechanism_info
-from linattn.mechanisms.registry import mechanism_options as own_options
-from linattn.ops.shared.checks import check_choice, check_groups
+from linattn.ops.shared.checks import check_choice, check_flag, check_integer, check_number
 
 MLPS = ("swiglu", "gelu")
 ATTENTION_NORMS = (None, *OUTPUT_NORMS)
 ATTENTION_GATES = (None, *ACTIVATIONS)
+
+# These divide by the sum of their weights, or end in a norm. The output of all others grows with what they remember and
+# needs a norm. A second norm after that of ZeroS would scale its heads to 1, which start near 0 in its paper.
+NORMED_THEMSELVES = {"softmax", "window", "zeros_softmax", "zeros"}
 
 
 @dataclass(frozen=True)
@@ -61,57 +63,38 @@ class BlockOptions:
     dropout: float = 0.0
 
     @property
-    def head_dim(self) -> int:
-        return self.dim // self.num_heads
+    def attention(self) -> AttentionOptions:
+        """The options of its attention layer."""
+        return AttentionOptions(
+            self.dim, self.num_heads, self.mechanism, self.num_kv_heads, self.causal, self.qkv_bias, self.qk_norm,
+            rotary=self.rotary, norm=self.attention_norm, gate=self.attention_gate, proj_bias=self.proj_bias,
+            canon=next((letter for letter in "Bb" if letter in (self.canon or "")), None),
+            canon_kernel=self.canon_kernel, mechanism_options=self.mechanism_options, impl=self.impl,
+        )  # fmt: skip
 
     @property
     def rotary_width(self) -> int:
         """How many channels of a head rotary positions turn; an even number."""
-        return 2 * round(self.rotary * self.head_dim / 2)
+        return self.attention.rotary_width
 
-    @property
-    def canon_positions(self) -> frozenset[str]:
-        return canon_positions(self.canon)
+    def check(self, called: Mapping[str, str] | None = None) -> None:
+        """Raise TypeError or ValueError that names the option, as a config has ``called`` it, and what is allowed."""
+        names = dict(called or {})
+        check_integer(names.get("mlp_dim", "mlp_dim"), self.mlp_dim)
+        check_flag("mlp_bias", self.mlp_bias)
+        check_number("dropout", self.dropout, least=0, most=1)
+        check_choice("norm", self.norm, NORMS)
+        check_choice("mlp", self.mlp, MLPS)
+        check_canon(self.canon)
+        self.attention.check(names | {"norm": "attention_norm", "gate": "attention_gate"})
 
-    def check(self) -> None:
-        """Raise TypeError or ValueError that names the option and what is allowed."""
-        for name in ("dim", "num_heads", "num_kv_heads", "mlp_dim", "canon_kernel"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
-        if self.dim % self.num_heads:
-            raise ValueError(f"num_heads must divide dim, got dim = {self.dim} and num_heads = {self.num_heads}")
-        check_groups(self.num_heads, self.num_kv_heads)
-        for name in ("causal", "qkv_bias", "proj_bias", "mlp_bias"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        for name in ("rotary", "dropout"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
-                raise ValueError(f"{name} must be a number from 0 to 1, got {value!r}")
-        # The channels of an odd head cannot all be paired, and a half is rounded up for some widths, down for others.
-        if self.rotary and (self.rotary_width < 2 or (self.rotary == 1 and self.head_dim % 2)):
-            raise ValueError(
-                f"rotary={self.rotary} turns pairs of a head's channels, and a head_dim of {self.head_dim} gives it "
-                f"{self.rotary * self.head_dim:g}: use an even head_dim and a larger share, or rotary=0"
-            )
-        for name, allowed in (("norm", NORMS), ("mlp", MLPS), ("qk_norm", (None, *NORMS)),
-                              ("attention_norm", ATTENTION_NORMS), ("attention_gate", ATTENTION_GATES)):  # fmt: skip
-            check_choice(name, getattr(self, name), allowed)
-        if not isinstance(self.mechanism_options, Mapping):
-            raise TypeError(f"mechanism_options must be a dict of options, got {self.mechanism_options!r}")
-        for name in self.mechanism_options:
-            if name in LAYER_SETS:
-                raise TypeError(f"mechanism_options must not hold {name!r}: the model sets it")
-        info = mechanism_info(self.mechanism)
-        own = [name for name in own_options(info.cls) if name not in LAYER_SETS]
-        for name in self.mechanism_options:
-            if name not in own:
-                takes = ", ".join(own) or "none of its own"
-                raise TypeError(f"mechanism {info.name!r} has no option {name!r}; it takes {takes}")
-        if not (info.causal if self.causal else info.bidirectional):
-            raise ValueError(
-                f"mechanism {info.name!r} is only {'bidirectional' if self.causal else 'causal'}, but the model has "
-                f"causal={self.causal}"
-            )
-        canon_positions(self.canon)
+
+def norm_behind(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> str | None:
+    """``head_rms``, or None if no layer needs a norm; each of ``layers`` is a mechanism's name and its options.
+
+    Example:
+        >>> norm_behind([("softmax", {}), ("zeros", {})]), norm_behind([("zeros", {"head_norm": False})])
+        (None, 'head_rms')
+    """
+    alone = all(name in NORMED_THEMSELVES and options.get("head_norm", True) for name, options in layers)
+    return None if alone else "head_rms"

@@ -9,11 +9,9 @@ from typing import Any
 from linattn.models.vision.efficientvit import EFFICIENTVIT_SIZES, EfficientViT, create_efficientvit
 from linattn.models.vision.export import export_onnx, export_program
 from linattn.models.vision.pvt import PVT_SIZES, PyramidVisionTransformer, create_pvt
-from linattn.models.vision.pyramid import Pyramid
-from linattn.models.vision.pyramid_sizes import PYRAMID_SIZES, create_pyramid
-from linattn.models.vision.sizes import SIZES, create_deit_lion, create_vit
+from linattn.models.vision.pyramid import PYRAMID_SIZES, Pyramid, create_pyramid
 from linattn.models.vision.swin import SWIN_SIZES, SwinTransformer, create_swin
-from linattn.models.vision.vit import VisionTransformer
+from linattn.models.vision.vit import SIZES, VisionTransformer, create_deit_lion, create_vit
 
 __all__ = [
     "EFFICIENTVIT_SIZES",

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from linattn.models.vision.heads import Head
+from linattn.models.vision.heads import Head, start_small
 from linattn.models.vision.stage import PlaneStage, Stage
 from linattn.ops.shared.checks import check_choice
 
@@ -14,7 +14,35 @@ STRIDE = 4  # stride of the first stage, as published; every further stage doubl
 PLACES = ("pos_embed", "cls_token", "key_position.weight", "relative_position")
 
 
-class Backbone(nn.Module):
+class ImageModel(nn.Module):
+    """What timm asks of every model, whatever its shape."""
+
+    grad_checkpointing = False
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Keep only each block's input for the backward pass, and recompute the rest there."""
+        self.grad_checkpointing = enable
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that are not weights: positions, and a mechanism's angles, powers and scales."""
+        maps = {f"{name}.weight" for name, module in self.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)}
+        return {
+            name
+            for name, _ in self.named_parameters()
+            if any(place in name for place in PLACES) or (".mechanism." in name and name not in maps)
+        }
+
+    def init_small(self, *kinds: type[nn.Module]) -> None:
+        """Initialise weights of modules of ``kinds`` as truncated normal with std 0.02, and their biases as 0.
+
+        A mechanism's own parameters stay as its paper says.
+        """
+        for name, module in self.named_modules():
+            if isinstance(module, kinds) and ".mechanism." not in name:
+                start_small(module)
+
+
+class Backbone(ImageModel):
     """Base of backbones: images ``(B, in_chans, H, W)`` of any size to logits ``(B, num_classes)``, stage by stage.
 
     ``stem``, ``stages``, ``norm`` and ``head`` each take a plane ``(B, C, H, W)``. Stage i has stride ``stride 2^i``; a
@@ -45,7 +73,6 @@ class Backbone(nn.Module):
         self.stride = stride
         self.in_chans, self.num_classes = in_chans, num_classes
         self.num_features, self.head_hidden_size = dims[-1], head.num_features
-        self.grad_checkpointing = False
         self.feature_info: list[dict[str, Any]] = [
             {"num_chs": dim, "reduction": stride * 2**i, "module": f"stages.{i}"} for i, dim in enumerate(dims)
         ]
@@ -122,8 +149,7 @@ class Backbone(nn.Module):
         self.num_classes = num_classes
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Keep only each block's input for the backward pass, and recompute the rest there."""
-        self.grad_checkpointing = enable
+        super().set_grad_checkpointing(enable)
         for stage in self.stages:
             stage.grad_checkpointing = enable  # type: ignore[assignment]
 
@@ -132,35 +158,10 @@ class Backbone(nn.Module):
         fine = [(r"^stages\.(\d+)\.downsample", (0,)), (r"^stages\.(\d+)\.blocks\.(\d+)", None), (r"^norm", (99999,))]
         return {"stem": r"^stem", "blocks": [(r"^stages\.(\d+)", None), (r"^norm", (99999,))] if coarse else fine}
 
-    def no_weight_decay(self) -> set[str]:
-        return no_weights(self)
-
-    def init_small(self, *kinds: type[nn.Module]) -> None:
-        """Initialise weights of modules of ``kinds`` as truncated normal with std 0.02, and their biases as 0.
-
-        A mechanism's own parameters stay as its paper says.
-        """
-        for name, module in self.named_modules():
-            if isinstance(module, kinds) and ".mechanism." not in name:
-                assert isinstance(module, nn.Linear | nn.Conv2d)
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-
     def _checked(self, x: Tensor) -> Tensor:
         if x.ndim != 4 or x.shape[1] != self.in_chans:
             raise ValueError(f"images must be (B, {self.in_chans}, height, width), got shape {tuple(x.shape)}")
         return x
-
-
-def no_weights(model: nn.Module) -> set[str]:
-    """Names of the parameters that are not weights: positions, and a mechanism's angles, powers and scales."""
-    maps = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)}
-    return {
-        name
-        for name, _ in model.named_parameters()
-        if any(place in name for place in PLACES) or (".mechanism." in name and name not in maps)
-    }
 
 
 def chosen_indices(indices: int | Sequence[int] | None, count: int, what: str) -> list[int]:

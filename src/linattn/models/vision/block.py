@@ -5,12 +5,10 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from linattn.layers.cpe import ConvolutionalPosition
-from linattn.layers.drop_path import DropPath
-from linattn.layers.layer_scale import LayerScale
-from linattn.layers.mlp import Mlp
+from linattn.layers.attention import Attention
+from linattn.layers.block_parts import ConvolutionalPosition, DropPath, LayerScale, Mlp
 from linattn.layers.norms import EPS
-from linattn.models.vision.prefixed import attention_class
+from linattn.layers.plane import prefix_option
 from linattn.ops.shared.checks import check_choice
 
 
@@ -46,8 +44,11 @@ class Block(nn.Module):
         check_choice("cpe", cpe, (0, 1, 2))
         self.cpe1 = ConvolutionalPosition(dim, num_prefix_tokens=num_prefix_tokens) if cpe >= 1 else None
         self.norm1 = nn.LayerNorm(dim, eps=EPS)
-        kind = attention_class(mechanism, num_prefix_tokens)
-        self.attn = kind(dim, num_heads, mechanism, num_prefix_tokens=num_prefix_tokens, **(attention or {}))
+        options = dict(attention or {})
+        options["mechanism_options"] = prefix_option(
+            mechanism, num_prefix_tokens, options.get("mechanism_options") or {}
+        )
+        self.attn = Attention(dim, num_heads, mechanism, num_prefix_tokens=num_prefix_tokens, **options)
         self.ls1 = nn.Identity() if init_values is None else LayerScale(dim, init_values)
         self.cpe2 = ConvolutionalPosition(dim, num_prefix_tokens=num_prefix_tokens) if cpe >= 2 else None
         self.norm2 = nn.LayerNorm(dim, eps=EPS)

@@ -9,9 +9,9 @@ from torch import nn
 from linattn.layers.presets import preset as find_preset
 from linattn.models.vision.efficientvit import EFFICIENTVIT_SIZES, create_efficientvit
 from linattn.models.vision.pvt import create_pvt
-from linattn.models.vision.pyramid_sizes import create_pyramid
-from linattn.models.vision.sizes import create_deit_lion
+from linattn.models.vision.pyramid import create_pyramid
 from linattn.models.vision.swin import create_swin
+from linattn.models.vision.vit import create_deit_lion
 
 _WORDS = {"xt": "xtiny", "xt_paper": "xtiny_paper", "t": "tiny", "s": "small", "m": "medium", "b": "base", "l": "large"}
 
@@ -49,13 +49,11 @@ def _models() -> dict[str, TimmModel]:
             models[name] = TimmModel(create_pyramid, (preset, size), mechanism=own)
             models[f"{name}_linear"] = TimmModel(create_pyramid, (preset, size), {"stages": "llll"}, own)
     for size in "tsml":
-        models[f"linattn_polaformer_pvt_{_WORDS[size]}"] = TimmModel(
-            create_pvt, (size,), mechanism="pola", first_conv="stem.embed.proj"
-        )
+        name = f"linattn_polaformer_pvt_{_WORDS[size]}"
+        models[name] = TimmModel(create_pvt, (size,), mechanism="pola", first_conv="stem.embed.proj")
     for size in "tsb":
-        models[f"linattn_polaformer_swin_{_WORDS[size]}"] = TimmModel(
-            create_swin, (size,), mechanism="pola", first_conv="stem.embed.proj"
-        )
+        name = f"linattn_polaformer_swin_{_WORDS[size]}"
+        models[name] = TimmModel(create_swin, (size,), mechanism="pola", first_conv="stem.embed.proj")
     for size in EFFICIENTVIT_SIZES:
         models[f"linattn_qtvit_{size}"] = TimmModel(
             create_efficientvit, (size,), mechanism="quadratic", first_conv="stem.0.conv", num_depths=5

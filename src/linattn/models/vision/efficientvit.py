@@ -6,10 +6,9 @@ from typing import Any
 from torch import nn
 
 from linattn.models.vision.backbone import Backbone, stage_grid
-from linattn.models.vision.convolutions import Residual, Style, fused, inverted, stem
+from linattn.models.vision.efficientvit_parts import MultiScaleAttention, Residual, Style, fused, inverted, stem
 from linattn.models.vision.heads import two_widths_head
-from linattn.models.vision.multi_scale import MultiScaleAttention
-from linattn.models.vision.patch import pair
+from linattn.models.vision.patches import pair
 from linattn.models.vision.stage import PlaneStage, StageAttention, check_stages, stage_attentions, stage_rates
 from linattn.ops.shared.checks import check_choice
 

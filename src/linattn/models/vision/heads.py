@@ -2,19 +2,27 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
-from linattn.models.vision.channels import PlaneLinear
-from linattn.ops.shared.checks import check_choice
+from linattn.models.vision.patches import PlaneLinear
+from linattn.ops.shared.checks import check_choice, check_integer
 
 POOLS = ("avg", "")
 
 
+def start_small(module: nn.Module) -> None:
+    """Initialise a linear map or a convolution as truncated normal with std 0.02, and its bias as 0."""
+    assert isinstance(module, nn.Linear | nn.Conv2d)
+    nn.init.trunc_normal_(module.weight, std=0.02)
+    if module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
 def check_pool(pool: str, allowed: Sequence[str], num_classes: int) -> None:
     """Raise unless ``pool`` is allowed and gives what a classifier with so many classes can read."""
-    if not isinstance(num_classes, int) or isinstance(num_classes, bool) or num_classes < 0:
-        raise ValueError(f"num_classes must be an integer >= 0, got {num_classes!r}")
+    check_integer("num_classes", num_classes, 0)
     check_choice("global_pool", pool, allowed)
     if num_classes and not pool:
         raise ValueError(f"global_pool='' leaves nothing to classify and needs num_classes=0, got {num_classes}")
@@ -58,8 +66,7 @@ class Head(nn.Module):
         self.fc = nn.Identity()
         if num_classes:
             fc = nn.Linear(self.num_features, num_classes)
-            nn.init.trunc_normal_(fc.weight, std=0.02)
-            nn.init.zeros_(fc.bias)
+            start_small(fc)
             self.fc = fc if like is None else fc.to(like)
         self.fc.train(self.training)
 
@@ -77,18 +84,11 @@ def projected_head(dim: int, width: int, num_classes: int, *, drop_rate: float, 
 
 
 def two_widths_head(
-    dim: int,
-    widths: tuple[int, int],
-    num_classes: int,
-    *,
-    act: type[nn.Module],
-    eps: float,
-    drop_rate: float,
-    global_pool: str,
+    dim: int, widths: tuple[int, int], num_classes: int, *, act: type[nn.Module], eps: float, **options: Any
 ) -> Head:
     """A head with ``act(batch_norm(W x))`` before the mean and ``act(layer_norm(W x))`` after it (EfficientViT)."""
     conv = nn.Conv2d(dim, widths[0], 1, bias=False)
     before = nn.Sequential(OrderedDict(conv=conv, norm=nn.BatchNorm2d(widths[0], eps=eps), act=act()))
     proj = nn.Linear(*widths, bias=False)
     after = nn.Sequential(OrderedDict(proj=proj, norm=nn.LayerNorm(widths[1], eps=eps), act=act()))
-    return Head(widths[1], num_classes, drop_rate=drop_rate, global_pool=global_pool, before=before, after=after)
+    return Head(widths[1], num_classes, before=before, after=after, **options)

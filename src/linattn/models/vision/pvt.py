@@ -10,9 +10,8 @@ from linattn.mechanisms.registry import mechanism_info
 from linattn.models.vision.backbone import Backbone, stage_grid
 from linattn.models.vision.block import Block
 from linattn.models.vision.heads import Head
-from linattn.models.vision.patch import pair
+from linattn.models.vision.patches import PatchStep, pair
 from linattn.models.vision.stage import Stage, check_stages, fitting_parts, stage_attentions, stage_rates
-from linattn.models.vision.stems import PatchStep
 from linattn.ops.shared.checks import check_choice
 
 PVT_SIZES: dict[str, dict[str, Any]] = {
@@ -82,23 +81,12 @@ class PyramidVisionTransformer(Backbone):
         for i, (own, rates) in enumerate(zip(attentions, stage_rates(drop_path_rate, depths), strict=True)):
             grid = stage_grid(size, i)
             info = mechanism_info(own.mechanism)
-            if info.cost == "linear" or info.uses_input:
-                options = fitting_parts(parts.attention_options(grid), own, embed_dims[i], num_heads[i])
-            else:
-                options = {"spatial_reduction": reductions[i]}
-            options |= dict(attention or {}) | own.options
-            blocks = [
-                Block(
-                    embed_dims[i],
-                    num_heads[i],
-                    own.mechanism,
-                    attention=options,
-                    mlp_ratio=mlp_ratios[i],
-                    drop_path=rate,
-                    **parts.block,
-                )
-                for rate in rates
-            ]
+            sees_all = info.cost == "linear" or info.uses_input
+            wanted = parts.attention_options(grid) if sees_all else {"spatial_reduction": reductions[i]}
+            options = fitting_parts(wanted, own, embed_dims[i], num_heads[i], attention)
+            shape: dict[str, Any] = {"mlp_ratio": mlp_ratios[i]} | parts.block
+            kind = (embed_dims[i], num_heads[i], own.mechanism)
+            blocks = [Block(*kind, attention=options, drop_path=rate, **shape) for rate in rates]
             built.append(Stage(PatchStep(embed_dims[i - 1], embed_dims[i], 2, grid) if i else nn.Identity(), blocks))
         head = Head(embed_dims[-1], num_classes, drop_rate=drop_rate, global_pool=global_pool)
         super().__init__(stem, built, head, dims=embed_dims, in_chans=in_chans, num_classes=num_classes)

@@ -50,34 +50,32 @@ def stage_attentions(
         names = list(mechanism)
         if len(names) != len(pattern):
             raise ValueError(f"mechanism must be one name or {len(pattern)}, one per stage, got {len(names)}: {names}")
-    infos = [mechanism_info(name) for name in names]
-    for name in mechanism_options or {}:
+    infos, options, listed = [mechanism_info(name) for name in names], mechanism_options or {}, dict.fromkeys(names)
+    for name in options:
         if name not in names:
-            raise ValueError(f"mechanism_options has {name!r}, but the stages have {', '.join(dict.fromkeys(names))}")
+            raise ValueError(f"mechanism_options has {name!r}, but the stages have {', '.join(listed)}")
     if not any(impl in info.cls.impls for info in infos):
-        raise ValueError(f"impl={impl!r} is no form of {', '.join(dict.fromkeys(names))}")
-    options = mechanism_options or {}
+        raise ValueError(f"impl={impl!r} is no form of {', '.join(listed)}")
     return [
-        StageAttention(
-            info.name,
-            {
-                "mechanism_options": dict(options.get(info.name, {})),
-                "impl": impl if impl in info.cls.impls else "auto",
-            },
-        )
-        for info in infos
+        StageAttention(info.name, {"mechanism_options": dict(options.get(info.name, {})), "impl": form})
+        for info, form in ((info, impl if impl in info.cls.impls else "auto") for info in infos)
     ]
 
 
-def fitting_parts(parts: Mapping[str, Any], own: StageAttention, dim: int, num_heads: int) -> dict[str, Any]:
-    """The ``parts`` of an attention, without rotary positions if the mechanism's features do not form pairs."""
-    if not isinstance(num_heads, int) or num_heads < 1 or dim % num_heads:
-        return dict(parts)  # the layer itself raises the error
-    fits = parts.get("rotary") is None or _turns(parts["rotary"], own, dim // num_heads)
-    return {name: value for name, value in parts.items() if name != "rotary" or fits}
+def fitting_parts(
+    parts: Mapping[str, Any], own: StageAttention, dim: int, num_heads: int, given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Options of an attention: ``parts``, then what the caller has ``given``, then the stage's own.
+
+    Rotary positions among the parts are left out if the mechanism's features do not form pairs.
+    """
+    divides = isinstance(num_heads, int) and num_heads >= 1 and dim % num_heads == 0  # else the layer raises the error
+    if parts.get("rotary") is not None and divides and not _rotates(parts["rotary"], own, dim // num_heads):
+        parts = {name: value for name, value in parts.items() if name != "rotary"}
+    return dict(parts) | dict(given or {}) | own.options
 
 
-def _turns(rotary: str, own: StageAttention, head_dim: int) -> bool:
+def _rotates(rotary: str, own: StageAttention, head_dim: int) -> bool:
     if mechanism_info(own.mechanism).cls.rotates is None:
         return False
     named = own.options["mechanism_options"]

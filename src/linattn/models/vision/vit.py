@@ -8,18 +8,18 @@ from torch import Tensor, nn
 
 from linattn.layers.norms import EPS
 from linattn.layers.plane import to_plane
-from linattn.models.vision.backbone import chosen_indices, no_weights
+from linattn.layers.presets import preset as find_preset
+from linattn.models.vision.backbone import ImageModel, chosen_indices
 from linattn.models.vision.block import Block
-from linattn.models.vision.heads import check_pool
-from linattn.models.vision.patch import PatchEmbed, pair
-from linattn.models.vision.position import POSITIONS, resize_positions, sincos_positions
-from linattn.models.vision.stage import run_block
+from linattn.models.vision.heads import check_pool, start_small
+from linattn.models.vision.patches import POSITIONS, PatchEmbed, pair, resize_positions, sincos_positions
+from linattn.models.vision.stage import StageAttention, fitting_parts, run_block
 from linattn.ops.shared.checks import check_choice
 
 POOLS = ("token", "avg")
 
 
-class VisionTransformer(nn.Module):
+class VisionTransformer(ImageModel):
     """Vision transformer with any mechanism: images ``(B, in_chans, H, W)`` of any size to logits ``(B, num_classes)``.
 
     It has patches, a class token (``global_pool="token"``), positions, pre-norm blocks and a linear head. Arguments,
@@ -83,7 +83,6 @@ class VisionTransformer(nn.Module):
         self.global_pool: str = global_pool
         self.own_pool = global_pool or "avg"
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
-        self.grad_checkpointing = False
         self.patch_embed = PatchEmbed(pair("patch_size", patch_size), in_chans, embed_dim)
         self.grid = self.patch_embed.grid(pair("img_size", img_size))
         stride = max(self.patch_embed.patch_size)
@@ -92,21 +91,10 @@ class VisionTransformer(nn.Module):
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim)) if prefix else None
         tokens = prefix + self.grid[0] * self.grid[1]
         self.pos_embed = nn.Parameter(torch.empty(1, tokens, embed_dim)) if pos_embed == "learned" else None
-        self.blocks = nn.ModuleList(
-            Block(
-                embed_dim,
-                num_heads,
-                mechanism,
-                attention=attention,
-                mlp_ratio=mlp_ratio,
-                init_values=init_values,
-                drop_path=drop_path_rate * i / max(depth - 1, 1),
-                cpe=cpe,
-                mlp_conv=mlp_conv,
-                num_prefix_tokens=prefix,
-            )
-            for i in range(depth)
-        )
+        shape: dict[str, Any] = {"attention": attention, "mlp_ratio": mlp_ratio, "init_values": init_values, "cpe": cpe,
+                                 "mlp_conv": mlp_conv, "num_prefix_tokens": prefix}  # fmt: skip
+        rates = [drop_path_rate * i / max(depth - 1, 1) for i in range(depth)]
+        self.blocks = nn.ModuleList(Block(embed_dim, num_heads, mechanism, drop_path=rate, **shape) for rate in rates)
         # timm's order: a mean of patches is taken before the norm, a class token is read after it.
         self.norm = nn.LayerNorm(embed_dim, eps=EPS) if prefix else nn.Identity()
         self.fc_norm = nn.Identity() if prefix else nn.LayerNorm(embed_dim, eps=EPS)
@@ -116,11 +104,7 @@ class VisionTransformer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Give linear maps and positions DeiT's small start; a mechanism's own parameters stay as its paper says."""
-        for name, module in self.named_modules():
-            if isinstance(module, nn.Linear) and ".mechanism." not in name:
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        self.init_small(nn.Linear)
         if self.pos_embed is not None:
             nn.init.trunc_normal_(self.pos_embed, std=0.02)
         if self.cls_token is not None:
@@ -193,14 +177,8 @@ class VisionTransformer(nn.Module):
         self.num_classes, self.global_pool = num_classes, pool
         self.head = nn.Identity()
         if num_classes:
-            head = nn.Linear(self.embed_dim, num_classes).to(self.patch_embed.proj.weight)
-            nn.init.trunc_normal_(head.weight, std=0.02)
-            nn.init.zeros_(head.bias)
-            self.head = head
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Keep only each block's input for the backward pass, and recompute the rest there."""
-        self.grad_checkpointing = enable
+            self.head = nn.Linear(self.embed_dim, num_classes).to(self.patch_embed.proj.weight)
+            start_small(self.head)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Patterns that assign parameters to layers, for learning rates that decay with depth."""
@@ -208,9 +186,6 @@ class VisionTransformer(nn.Module):
             "stem": r"^cls_token|pos_embed|patch_embed",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
         }
-
-    def no_weight_decay(self) -> set[str]:
-        return no_weights(self)
 
     def _add_positions(self, x: Tensor, spatial_shape: tuple[int, int]) -> Tensor:
         if self.position == "sincos":
@@ -220,3 +195,85 @@ class VisionTransformer(nn.Module):
         if self.pos_embed is not None:
             x = x + resize_positions(self.pos_embed, self.grid, spatial_shape, self.num_prefix_tokens)
         return x
+
+
+_DEIT = {"img_size": 224, "patch_size": 16, "in_chans": 3, "num_classes": 1000, "depth": 12}
+_SMALL_IMAGES = {"img_size": 32, "patch_size": 4, "in_chans": 3, "num_classes": 10}
+
+# DeiT's three, two for images of 32 pixels, and one for the 8 x 8 grey digits of scikit-learn.
+SIZES: dict[str, dict[str, Any]] = {
+    "base": _DEIT | {"embed_dim": 768, "num_heads": 12},
+    "small": _DEIT | {"embed_dim": 384, "num_heads": 6},
+    "tiny": _DEIT | {"embed_dim": 192, "num_heads": 3},
+    "nano": _SMALL_IMAGES | {"embed_dim": 96, "num_heads": 3, "depth": 6},
+    "pico": _SMALL_IMAGES | {"embed_dim": 64, "num_heads": 2, "depth": 4},
+    "digits": {"img_size": 8, "patch_size": 2, "in_chans": 1, "num_classes": 10, "embed_dim": 48, "num_heads": 3,
+               "depth": 3},
+}  # fmt: skip
+
+
+def create_vit(
+    size: str = "tiny", mechanism: str | None = None, *, preset: str | None = None, **options: Any
+) -> VisionTransformer:
+    """Build a :class:`VisionTransformer` of a known size.
+
+    Args:
+        size: a key of ``SIZES``.
+        mechanism: a name of ``linattn.list_mechanisms()`` (None: the preset's, or ``"softmax"``).
+        preset: the parts of a paper's block (``linattn.layers.list_presets()``), around any mechanism; its rotary
+            positions are left out if the mechanism has no features to turn, or if these do not form pairs.
+        options: of ``VisionTransformer``; they override those of size and preset, and ``attention`` options are merged.
+
+    Example:
+        >>> import torch
+        >>> from linattn.models.vision import create_vit
+        >>> model = create_vit("digits", "relu", patch_size=2)
+        >>> model(torch.randn(4, 1, 8, 8)).shape
+        torch.Size([4, 10])
+    """
+    check_choice("size", size, tuple(SIZES))
+    options = SIZES[size] | options
+    if preset is not None:
+        parts = find_preset(preset)
+        mechanism = mechanism or parts.mechanism
+        patches = PatchEmbed(pair("patch_size", options["patch_size"]), 1, 1)
+        grid = patches.grid(pair("img_size", options["img_size"]))
+        given = dict(options.get("attention") or {})
+        own = StageAttention(mechanism, {"mechanism_options": given.get("mechanism_options") or {}})
+        wanted = parts.attention_options(grid)
+        attention = fitting_parts(wanted, own, options["embed_dim"], options["num_heads"], given)
+        options = parts.block | {"global_pool": parts.global_pool} | options | {"attention": attention}
+    return VisionTransformer(mechanism or "softmax", **options)
+
+
+def create_deit_lion(
+    size: str = "tiny",
+    mechanism: str = "lion",
+    *,
+    decay: Literal["fixed", "selective"] = "fixed",
+    order: Literal["line", "snake"] = "snake",
+    attention: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> VisionTransformer:
+    """Build DeiT as LION has it: without positions, classified by the mean of all tokens, the class token included.
+
+    Args:
+        size: a key of ``SIZES``.
+        mechanism: ``"lion"``, or another mechanism in the same host, which does not get LION's options.
+        decay: ``"fixed"`` (LION-D) or ``"selective"`` (LION-S).
+        order: ``"snake"`` (LION-natural), two orders over the plane, or ``"line"``.
+        attention: options of ``linattn.layers.Attention``; its ``mechanism_options`` override decay and order.
+        options: options of ``VisionTransformer``.
+
+    Example:
+        >>> from linattn.models.vision import create_deit_lion
+        >>> model = create_deit_lion("tiny", depth=1)
+        >>> model.blocks[0].attn.mechanism.order, model.num_prefix_tokens
+        ('snake', 1)
+    """
+    parts = dict(attention or {})
+    if mechanism == "lion":
+        own = dict(parts.get("mechanism_options") or {})
+        parts["mechanism_options"] = {"decay": decay, "order": order} | own
+    host: dict[str, Any] = {"global_pool": "avg", "class_token": True, "pos_embed": None, "drop_path_rate": 0.1}
+    return create_vit(size, mechanism, attention=parts, **(host | options))

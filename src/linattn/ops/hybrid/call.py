@@ -154,9 +154,8 @@ class HybridCall:
     def _check_options(self) -> None:
         checks.check_choice("layout", self.layout, LAYOUTS)
         checks.check_choice("units", self.units, UNITS)
-        for name, value in (("window", self.window), ("delay", self.delay)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ValueError(f"{name} must be a whole number >= 0, got {value!r}")
+        checks.check_integer("window", self.window, least=0)
+        checks.check_integer("delay", self.delay, least=0)
         checks.check_scale(self.scale)
         checks.check_eps(self.eps)
 

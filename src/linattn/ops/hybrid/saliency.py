@@ -150,8 +150,7 @@ def choose_salient(scores: Tensor, budget: SalientBudget, *, key_mask: Tensor | 
     """
     checks.check_tensor("scores", scores, "(B, H_kv, T)", 3)
     B, _, T = scores.shape
-    if key_mask is not None:
-        checks.check_key_mask(key_mask, B, T, scores)
+    checks.check_key_mask(key_mask, B, T, scores)
     places = Places(B, T, key_mask, None, 1, 1, scores.device)
     rows = places.gather(scores)
     n = T // budget.chunk
@@ -207,10 +206,8 @@ def _check(
     checks.check_shape("k", k, (q.shape[0], k.shape[1], q.shape[2], q.shape[3]))
     checks.check_choice("kind", kind, SCORES)
     checks.check_choice("reduce", reduce, REDUCTIONS)
-    if not isinstance(window, int) or window < 1:
-        raise ValueError(f"window must be a whole number >= 1, got {window!r}")
-    if key_mask is not None:
-        checks.check_key_mask(key_mask, q.shape[0], q.shape[2], q)
+    checks.check_integer("window", window)
+    checks.check_key_mask(key_mask, q.shape[0], q.shape[2], q)
     if state is not None and state.window.k.shape[2] < window - 1:
         raise ValueError(f"state keeps {state.window.k.shape[2]} tokens, but window={window} looks at more")
 

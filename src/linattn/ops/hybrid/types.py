@@ -1,13 +1,12 @@
 """The types of hybrid attention: which keys are exact, how many may be chosen, and what a state remembers."""
 
-import numbers
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.checks import check_choice, check_integer, check_number
 from linattn.ops.shared.types import LinearState
 
 Layout = Literal["sliding", "chunks"]
@@ -83,11 +82,9 @@ class SalientBudget:
     reduce: Reduce = "mean"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.ratio, numbers.Real) or not 0 <= self.ratio <= 1:
-            raise ValueError(f"ratio must be a number from 0 to 1, got {self.ratio!r}")
-        for name, value, least in (("chunk", self.chunk, 1), ("sinks", self.sinks, 0)):
-            if not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
+        check_number("ratio", self.ratio, least=0, most=1)
+        check_integer("chunk", self.chunk)
+        check_integer("sinks", self.sinks, least=0)
         if self.cap is not None and (not isinstance(self.cap, int) or self.cap < max(1, self.sinks)):
             raise ValueError(f"cap must be a whole number >= 1 and >= sinks ({self.sinks}), or None, got {self.cap!r}")
         check_choice("score", self.score, SCORES)

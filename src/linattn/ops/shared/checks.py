@@ -108,11 +108,6 @@ def check_eps(eps: float) -> None:
         raise ValueError(f"eps must be a number >= 0, got {eps!r}")
 
 
-def check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
-
-
 def check_groups(num_heads: int, num_kv_heads: int) -> None:
     if num_kv_heads == 0 or num_heads % num_kv_heads:
         raise ValueError(f"the heads of q ({num_heads}) must be a multiple of the heads of k and v ({num_kv_heads})")
@@ -181,3 +176,24 @@ def autocast_dtype(like: Tensor) -> torch.dtype | None:
     if device not in ("cpu", "cuda", "xpu", "mps") or not torch.is_autocast_enabled(device):
         return None
     return torch.get_autocast_dtype(device)
+
+
+def check_integer(name: str, value: object, least: int = 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+
+
+def check_number(
+    name: str, value: object, *, above: float = -math.inf, least: float = -math.inf, most: float = math.inf
+) -> None:
+    """Check for a finite number: above ``above``, at least ``least`` and at most ``most``."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and above < value < math.inf and least <= value <= most):  # type: ignore[operator]
+        bounds = ((">", above, -math.inf), (">=", least, -math.inf), ("<=", most, math.inf))
+        allowed = " and ".join(f"{sign} {bound:g}" for sign, bound, none in bounds if bound != none)
+        raise ValueError(f"{name} must be a finite number {allowed}".rstrip() + f", got {value!r}")
+
+
+def check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")

@@ -8,9 +8,8 @@ import pytest
 import torch
 from tests.lab.tasks.graph.raw_files import write_planetoid
 
-from linattn.lab.tasks.graph import GraphData, load_graph
-from linattn.lab.tasks.graph.pairs import both_ways
-from linattn.lab.tasks.graph.unpickling import read_pickle
+from linattn.lab.tasks.graph.data import GraphData, both_ways
+from linattn.lab.tasks.graph.files import load_graph, read_pickle
 from linattn.support.options import OptionError
 
 

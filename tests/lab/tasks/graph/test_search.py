@@ -6,18 +6,12 @@ from statistics import mean
 import pytest
 import torch
 
-from linattn.lab.tasks.graph import (  # fmt: skip
-    GraphData,
-    cycle,
-    grid,
-    nearest_signature,
-    random_graph,
-    search_signature,
-    sectional_curvature,
-    tree,
-)
-from linattn.lab.tasks.graph.distances import Neighbours, distances_from
-from linattn.lab.tasks.graph.search import histogram
+from linattn.lab.screen import Screen
+from linattn.lab.tasks.graph.curvature import Neighbours, sectional_curvature
+from linattn.lab.tasks.graph.data import GraphData
+from linattn.lab.tasks.graph.generated import cycle, grid, random_graph, tree
+from linattn.lab.tasks.graph.search import SearchSpace, histogram, nearest_signature, search_signature
+from linattn.support.options import OptionError
 
 
 def neighbours_of(data):
@@ -75,7 +69,7 @@ GRAPHS = {
 @pytest.mark.parametrize("name", GRAPHS)
 def test_distances_and_curvature_are_those_of_the_definition(name):
     data = GRAPHS[name]
-    found = distances_from(torch.arange(data.num_nodes), Neighbours(data.edge_index, data.num_nodes))
+    found = Neighbours(data.edge_index, data.num_nodes).distances(torch.arange(data.num_nodes))
     assert found.tolist() == distances_one_by_one(data)
     curvature = sectional_curvature(data.edge_index, data.num_nodes, references=1000, pairs=1000)
     expected = torch.tensor(curvature_pair_by_pair(data))
@@ -94,27 +88,23 @@ def test_sampling_comes_near_the_whole():
     assert (whole - sampled).abs().max() < 1
 
 
-def signature(data):
+@pytest.mark.parametrize(
+    ("data", "wanted"),
+    [(tree(4, 6), (0, 16)), *((data, (8, 8)) for data in (cycle(100), cycle(2000), grid(10, 10), grid(40, 25)))],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_trees_are_hyperbolic_long_cycles_and_grids_flat(data, wanted):
     found = search_signature(data)
-    return found.q, found.p
-
-
-def test_trees_are_hyperbolic():
-    assert signature(tree(4, 6)) == (0, 16)
-    assert search_signature(tree(4, 6)).kind == "hyperbolic"
+    assert found[:2] == wanted
+    assert found.kind == ("hyperbolic" if wanted[0] == 0 else "flat")
 
 
 @pytest.mark.parametrize("nodes", range(3, 11))
 def test_short_cycles_are_spherical(nodes):
     found = search_signature(cycle(nodes))
-    assert found.q > found.p
+    assert found.kind == "spherical"
     if nodes % 2 == 0:  # 1 at the opposite node, 0 at the n - 2 others
         assert found.mean == pytest.approx(1 / (nodes - 1), abs=1e-6)
-
-
-@pytest.mark.parametrize("data", [cycle(100), cycle(2000), grid(10, 10), grid(40, 25)], ids=lambda data: data.name)
-def test_long_cycles_and_grids_are_flat(data):
-    assert signature(data) == (8, 8)
 
 
 def test_the_nearest_normal_distribution_wins():
@@ -145,3 +135,17 @@ def test_the_histogram_counts_every_node():
     assert [line.split()[-1] for line in lines] == ["2", "1", "1"]
     assert lines[0].count("█") == 10
     assert len(histogram(torch.zeros(5))) == 1
+
+
+def test_the_command_prints_the_space_and_names_wrong_options(capsys):
+    assert SearchSpace(data="tree:3:3").run(Screen()) == 0
+    output = capsys.readouterr().out
+    assert "(q, p) = (0, 16)" in output
+    assert "tree-3-3: 40 nodes, 39 edges" in output
+    for option, given in (
+        ("data", {"data": "nowhere"}), ("data", {"data": "cycle:2"}), ("dimension", {"dimension": 7}),
+        ("references", {"references": 0}), ("pairs", {"pairs": 1}),
+    ):  # fmt: skip
+        with pytest.raises(OptionError) as raised:
+            SearchSpace(**{"data": "cycle:5"} | given).run(Screen(quiet=True))
+        assert raised.value.option == option

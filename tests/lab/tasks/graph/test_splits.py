@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linattn.lab.tasks.graph import communities, grid, per_class_split, random_graph, split_links, stratified_split
-from linattn.lab.tasks.graph.negatives import NegativeSampler
-from linattn.lab.tasks.graph.pairs import pair_codes
+from linattn.lab.tasks.graph.data import pair_codes
+from linattn.lab.tasks.graph.generated import communities, grid, random_graph
+from linattn.lab.tasks.graph.splits import NegativeSampler, per_class_split, split_links, stratified_split
 
 
 def codes(pairs, data):

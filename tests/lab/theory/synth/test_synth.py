@@ -45,7 +45,8 @@ def test_the_table_has_what_the_runs_measured(whole):
     rows = json.loads((whole.folder / "results.json").read_text())["rows"]
     runs = {row["mechanism"]: row for row in rows if row["kind"] == "run"}
     assert list(runs) == NAMES
-    assert [runs[name]["options"]["rotary"] for name in NAMES] == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    assert [runs[name]["host"]["rotary"] for name in NAMES] == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    assert [runs[name]["series"] for name in NAMES] == [name.removesuffix(" 16") for name in NAMES]
     table = table_of(whole)["rows"]
     assert [(row["mechanism"], row["positions"], row["canon"]) for row in table] == [
         ("softmax", "rotary", "none"), ("softmax", "rotary", "AC"), ("softmax", "none", "none"),

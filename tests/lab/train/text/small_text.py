@@ -11,7 +11,7 @@ import torch
 
 from linattn.lab.tasks.text import text_task
 from linattn.lab.tasks.text.mqar import Mqar
-from linattn.lab.train import loop as image_loop
+from linattn.lab.train import rounds
 from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.hosts import Host, create_host
 from linattn.lab.train.text.loop import train_text
@@ -47,7 +47,7 @@ def train_and_die(folder, every, moment):
     child = os.fork()
     if child == 0:
         if moment == "log":
-            image_loop.write_log = die
+            rounds.write_log = die
         else:
             die_before_step(moment)
         run(folder, replace(CONFIG, checkpoint_seconds=every))

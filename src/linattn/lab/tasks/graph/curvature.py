@@ -1,12 +1,31 @@
 """Sectional curvature of a graph at its nodes, after Gu et al. (Learning mixed-curvature representations, 2019)."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from linattn.lab.tasks.graph.distances import Neighbours, distances_from
-from linattn.lab.tasks.graph.pairs import contains
-
 REFERENCES, PAIRS = 50, 50
+
+
+class Neighbours:
+    """Neighbours of all nodes in one tensor: those of node i are ``of[start[i] : start[i] + degree[i]]``, sorted."""
+
+    def __init__(self, edge_index: Tensor, num_nodes: int) -> None:
+        """``edge_index``: both directions of each edge, as ``GraphData`` has them."""
+        order = (edge_index[0] * num_nodes + edge_index[1]).argsort()
+        self.node, self.of = edge_index[:, order]
+        self.degree = self.node.bincount(minlength=num_nodes)
+        self.start = self.degree.cumsum(0) - self.degree
+
+    def distances(self, sources: Tensor) -> Tensor:
+        """Distances ``(S, N)`` from each source to each node, in edges; -1 where there is no path."""
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import dijkstra
+
+        nodes, starts = len(self.degree), torch.cat((self.start, self.degree.sum()[None]))
+        matrix = csr_array((np.ones(len(self.of)), self.of.numpy(), starts.numpy()), shape=(nodes, nodes))
+        found = dijkstra(matrix, indices=sources.numpy(), unweighted=True)
+        return torch.from_numpy(np.where(np.isinf(found), -1, found).astype(np.float32))
 
 
 def sectional_curvature(
@@ -30,22 +49,21 @@ def sectional_curvature(
     draw = torch.Generator().manual_seed(seed)
     neighbours = Neighbours(edge_index.cpu(), num_nodes)
     sources = torch.randperm(num_nodes, generator=draw)[:references]
-    distances = distances_from(sources, neighbours).float()
     node, b, c = neighbour_pairs(neighbours, pairs, draw)
     if not len(node):
         return torch.empty(0)
-    codes = torch.repeat_interleave(torch.arange(num_nodes), neighbours.degree) * num_nodes + neighbours.of
-    across = torch.where(contains(codes, b * num_nodes + c), 1.0, 4.0)  # d(b, c)^2: adjacent, or two steps through m
+    codes = neighbours.node * num_nodes + neighbours.of
+    adjacent = torch.isin(b * num_nodes + c, codes, assume_unique=False)
+    across = torch.where(adjacent, 1.0, 4.0)  # d(b, c)^2: adjacent, or two steps through m
     total, count = torch.zeros(len(node)), torch.zeros(len(node))
-    for from_a in distances:  # one by one: references x pairs at once would fill the memory
+    for from_a in neighbours.distances(sources):  # one by one: references x pairs at once would fill the memory
         to_m = from_a[node]
         seen = to_m > 0  # a is neither m itself nor out of reach
         near = to_m.clamp(min=1)
         xi = near / 2 + (across / 2 - from_a[b].square() - from_a[c].square()) / (4 * near)
         total += torch.where(seen, xi, 0.0)
         count += seen
-    kept = count > 0
-    node, mean = node[kept], total[kept] / count[kept]
+    node, mean = node[count > 0], (total / count)[count > 0]
     sums = torch.zeros(num_nodes).index_add_(0, node, mean)
     drawn = node.bincount(minlength=num_nodes)
     return sums[drawn > 0] / drawn[drawn > 0]
@@ -54,19 +72,16 @@ def sectional_curvature(
 def neighbour_pairs(neighbours: Neighbours, most: int, draw: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """Nodes m ``(P,)`` and two different neighbours b, c of each: all pairs b < c of a node that has at most ``most``
     pairs in both orders, else ``most`` draws."""
-    degree = neighbours.degree
+    of, start, degree = neighbours.of, neighbours.start, neighbours.degree
     ordered = degree * (degree - 1)
-    few = ((ordered > 0) & (ordered <= most)).nonzero().flatten()
-    second, place = neighbours.expand(few)
-    node = few[place]
-    rank = torch.arange(len(node)) - (degree[few].cumsum(0) - degree[few])[place]  # of c among the neighbours of m
-    partner = torch.arange(int(rank.sum())) - (rank.cumsum(0) - rank).repeat_interleave(rank)  # of b, below c's
-    node, c = node.repeat_interleave(rank), second.repeat_interleave(rank)
-    b = neighbours.of[neighbours.start[node] + partner]
+    rank = torch.arange(len(of)) - start[neighbours.node]  # of c among the neighbours of m: as many b come before it
+    rank = torch.where(ordered[neighbours.node] <= most, rank, 0)
+    place = torch.arange(len(of)).repeat_interleave(rank)  # of c
+    partner = torch.arange(len(place)) - (rank.cumsum(0) - rank)[place]
+    node = neighbours.node[place]
     many = (ordered > most).nonzero().flatten().repeat_interleave(most)
-    shape, wide = many.shape, degree[many]
-    i = (torch.rand(shape, generator=draw, dtype=torch.float64) * wide).long()
-    j = (torch.rand(shape, generator=draw, dtype=torch.float64) * (wide - 1)).long()
+    i = (torch.rand(many.shape, generator=draw, dtype=torch.float64) * degree[many]).long()
+    j = (torch.rand(many.shape, generator=draw, dtype=torch.float64) * (degree[many] - 1)).long()
     j += j >= i  # any but i
-    drawn = [neighbours.of[neighbours.start[many] + k] for k in (i, j)]
-    return torch.cat((node, many)), torch.cat((b, drawn[0])), torch.cat((c, drawn[1]))
+    b, c = (torch.cat(parts) for parts in ((start[node] + partner, start[many] + i), (place, start[many] + j)))
+    return torch.cat((node, many)), of[b], of[c]

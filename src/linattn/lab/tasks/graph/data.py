@@ -1,4 +1,7 @@
-"""The class of graphs that all readers and generators return."""
+"""Graphs as all readers and generators return them, and their undirected edges as sorted codes.
+
+The pair i < j of N nodes has the code ``i N + j``.
+"""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -6,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linattn.lab.tasks.graph.pairs import undirected
-
 MASKS = ("train_mask", "val_mask", "test_mask")
+MOST_IDENTITY = 8192  # nodes: an identity matrix of this size has 256 MiB
+MOST_DEGREE = 63
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,6 @@ class GraphData:
         y: classes of the nodes ``(N,)``, if there are any.
         train_mask, val_mask, test_mask: bool ``(N,)``, if there is a split.
         name: the name of the graph in tables.
-        edge_weight, batch, ptr: as in PyTorch Geometric; readers do not set them.
     """
 
     x: Tensor
@@ -31,19 +33,15 @@ class GraphData:
     val_mask: Tensor | None = None
     test_mask: Tensor | None = None
     name: str = "graph"
-    edge_weight: Tensor | None = None
-    batch: Tensor | None = None
-    ptr: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.x.ndim != 2:
             raise ValueError(f"x must be (nodes, features), got {tuple(self.x.shape)}")
-        nodes = len(self.x)
-        if self.edge_index.ndim != 2 or len(self.edge_index) != 2 or self.edge_index.dtype != torch.int64:
-            given = f"{self.edge_index.dtype} {tuple(self.edge_index.shape)}"
-            raise ValueError(f"edge_index must be int64 of shape (2, edges), got {given}")
-        if self.edge_index.device.type == "cpu" and self.edge_index.numel():  # elsewhere it would wait for the device
-            least, most = int(self.edge_index.min()), int(self.edge_index.max())
+        nodes, edges = len(self.x), self.edge_index
+        if edges.ndim != 2 or len(edges) != 2 or edges.dtype != torch.int64:
+            raise ValueError(f"edge_index must be int64 of shape (2, edges), got {edges.dtype} {tuple(edges.shape)}")
+        if edges.device.type == "cpu" and edges.numel():  # elsewhere it would wait for the device
+            least, most = int(edges.min()), int(edges.max())
             if least < 0 or most >= nodes:
                 raise ValueError(f"edge_index must be within 0..{nodes - 1}, the rows of x, got {least}..{most}")
         for name in ("y", *MASKS):
@@ -52,9 +50,14 @@ class GraphData:
                 raise ValueError(f"{name} must be ({nodes},), one for each row of x, got {tuple(value.shape)}")
 
     @classmethod
-    def of_edges(cls, x: Tensor, edges: Tensor, **others: object) -> "GraphData":
-        """Make a graph of edges in any order, in one direction or both; loops and repeats are dropped."""
-        return cls(x, undirected(edges, len(x)), **others)  # type: ignore[arg-type]
+    def of_edges(cls, x: Tensor | None, edges: Tensor, nodes: int = 0, **others: Any) -> "GraphData":
+        """Make a graph of edges in any order, in one direction or both; loops and repeats are dropped.
+
+        Without ``x``, the ``nodes`` have :func:`default_features`.
+        """
+        nodes = nodes if x is None else len(x)
+        edges = both_ways(pairs_of(pair_codes(edges, nodes), nodes), nodes)
+        return cls(default_features(edges, nodes) if x is None else x, edges, **others)
 
     @property
     def num_nodes(self) -> int:
@@ -77,7 +80,59 @@ class GraphData:
     def has_split(self) -> bool:
         return all(getattr(self, name) is not None for name in MASKS)
 
+    def with_masks(self, *parts: Tensor) -> "GraphData":
+        """The graph with masks for the nodes of three parts."""
+        masks = torch.zeros(3, self.num_nodes, dtype=torch.bool)
+        for mask, nodes in zip(masks, parts, strict=True):
+            mask[nodes] = True
+        return replace(self, **dict(zip(MASKS, masks, strict=True)))
+
     def to(self, device: torch.device | str) -> "GraphData":
-        held = {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
-        moved: dict[str, Any] = {name: value.to(device) for name, value in held.items()}
-        return replace(self, **moved)
+        tensors = {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        return replace(self, **{name: value.to(device) for name, value in tensors.items()})  # type: ignore[arg-type]
+
+
+def default_features(edge_index: Tensor, nodes: int) -> Tensor:
+    """The identity matrix, so that a model can tell nodes apart; above 8,192 nodes the degree, one-hot, cut at 63."""
+    if nodes <= MOST_IDENTITY:
+        return torch.eye(nodes)
+    degrees = edge_index[0].bincount(minlength=nodes).clamp_(max=MOST_DEGREE)
+    return torch.nn.functional.one_hot(degrees, MOST_DEGREE + 1).float()
+
+
+def has_degree_features(data: GraphData) -> bool:
+    """Whether the features are the degrees that readers use if a large graph has no features."""
+    if data.num_nodes <= MOST_IDENTITY or data.num_features != MOST_DEGREE + 1:
+        return False
+    return torch.equal(data.x, default_features(data.edge_index, data.num_nodes).to(data.x))
+
+
+def pair_codes(edges: Tensor, num_nodes: int) -> Tensor:
+    """Sorted codes of the undirected pairs of ``edges (2, E)``, each once; loops are left out.
+
+    Example:
+        >>> import torch
+        >>> pair_codes(torch.tensor([[0, 1, 2, 2], [1, 0, 2, 1]]), num_nodes=3).tolist()
+        [1, 5]
+    """
+    low, high = edges.min(0).values, edges.max(0).values
+    return torch.unique((low * num_nodes + high)[low < high])
+
+
+def pairs_of(codes: Tensor, num_nodes: int) -> Tensor:
+    """The pairs ``(2, P)`` of codes, with the smaller node first."""
+    return torch.stack((codes // num_nodes, codes % num_nodes))
+
+
+def both_ways(pairs: Tensor, num_nodes: int) -> Tensor:
+    """Each pair in both directions, ``(2, 2 P)``, sorted by the first node, then by the second."""
+    edges = torch.cat((pairs, pairs.flip(0)), 1)
+    return edges[:, (edges[0] * num_nodes + edges[1]).argsort()]
+
+
+def contains(sorted_codes: Tensor, codes: Tensor) -> Tensor:
+    """Whether each of ``codes`` is one of ``sorted_codes``."""
+    if not len(sorted_codes):
+        return torch.zeros_like(codes, dtype=torch.bool)
+    place = torch.searchsorted(sorted_codes, codes).clamp_(max=len(sorted_codes) - 1)
+    return sorted_codes[place] == codes

@@ -1,10 +1,11 @@
 """Generated graphs: trees have negative curvature, short cycles positive, grids and long cycles hardly any; communities
 have classes that can be learned."""
 
+from collections.abc import Callable
+
 import torch
 
 from linattn.lab.tasks.graph.data import GraphData
-from linattn.lab.tasks.graph.features import default_features
 
 
 def tree(branches: int = 4, depth: int = 6) -> GraphData:
@@ -19,14 +20,15 @@ def tree(branches: int = 4, depth: int = 6) -> GraphData:
     _check(branches=(branches, 1), depth=(depth, 1))
     nodes = sum(branches**level for level in range(depth + 1))
     children = torch.arange(1, nodes)
-    return _graph(torch.stack(((children - 1) // branches, children)), nodes, f"tree-{branches}-{depth}")
+    edges = torch.stack(((children - 1) // branches, children))
+    return GraphData.of_edges(None, edges, nodes, name=f"tree-{branches}-{depth}")
 
 
 def cycle(nodes: int = 10) -> GraphData:
     """A cycle of ``nodes`` nodes."""
     _check(nodes=(nodes, 3))
     here = torch.arange(nodes)
-    return _graph(torch.stack((here, (here + 1) % nodes)), nodes, f"cycle-{nodes}")
+    return GraphData.of_edges(None, torch.stack((here, (here + 1) % nodes)), nodes, name=f"cycle-{nodes}")
 
 
 def grid(rows: int = 32, columns: int = 32) -> GraphData:
@@ -35,26 +37,20 @@ def grid(rows: int = 32, columns: int = 32) -> GraphData:
     place = torch.arange(rows * columns).reshape(rows, columns)
     across = torch.stack((place[:, :-1].flatten(), place[:, 1:].flatten()))
     down = torch.stack((place[:-1].flatten(), place[1:].flatten()))
-    return _graph(torch.cat((across, down), 1), rows * columns, f"grid-{rows}-{columns}")
+    return GraphData.of_edges(None, torch.cat((across, down), 1), rows * columns, name=f"grid-{rows}-{columns}")
 
 
 def random_graph(nodes: int = 1000, degree: int = 8, seed: int = 0) -> GraphData:
     """Edges between random nodes, ``degree`` for each node on average (a little less, as repeated edges count once)."""
     _check(nodes=(nodes, 2), degree=(degree, 1))
-    draw = torch.Generator().manual_seed(seed)
-    return _graph(torch.randint(nodes, (2, nodes * degree // 2), generator=draw), nodes, f"random-{nodes}-{degree}")
+    edges = torch.randint(nodes, (2, nodes * degree // 2), generator=torch.Generator().manual_seed(seed))
+    return GraphData.of_edges(None, edges, nodes, name=f"random-{nodes}-{degree}")
 
 
 def communities(
-    nodes: int = 1000,
-    classes: int = 4,
-    degree: int = 8,
-    *,
-    within: float = 0.8,
-    features: int = 16,
-    signal: float = 1.0,
-    seed: int = 0,
-) -> GraphData:
+    nodes: int = 1000, classes: int = 4, degree: int = 8, *, within: float = 0.8, features: int = 16,
+    signal: float = 1.0, seed: int = 0,
+) -> GraphData:  # fmt: skip
     """Nodes of ``classes`` classes; a share ``within`` of the edges connects nodes of one class, the others any nodes.
 
     Features are normal noise plus ``signal`` times a normal vector of the node's class.
@@ -73,8 +69,9 @@ def communities(
     return GraphData.of_edges(x, edges, y=y, name=f"communities-{nodes}-{classes}")
 
 
-def _graph(edges: torch.Tensor, nodes: int, name: str) -> GraphData:
-    return GraphData.of_edges(default_features(edges, nodes), edges, name=name)
+GENERATED: dict[str, Callable[..., GraphData]] = {
+    "tree": tree, "cycle": cycle, "grid": grid, "random": random_graph, "communities": communities,
+}  # fmt: skip
 
 
 def _check(**given: tuple[int, int]) -> None:

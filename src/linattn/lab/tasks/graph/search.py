@@ -1,20 +1,29 @@
-"""Search for the space that suits a graph: the signature (q, p) whose curvature is nearest to the graph's."""
+"""``linattn graph search``: the signature (q, p) whose curvature is nearest to that of a graph."""
 
 from dataclasses import dataclass
 from math import log
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from linattn.lab.experiment import RIGHT
+from linattn.lab.screen import Screen
 from linattn.lab.tasks.graph.curvature import PAIRS, REFERENCES, sectional_curvature
 from linattn.lab.tasks.graph.data import GraphData
+from linattn.lab.tasks.graph.files import load_graph
+from linattn.support.config import Config, option
+from linattn.support.options import OptionError
 
 FLAT = 0.1  # mean curvatures up to this size count as flat
 NARROW, WIDE = 0.5, 5.0  # least and greatest spread of a space's curvature, in units of the mean
+DATA = (
+    "A folder of PyTorch Geometric's raw files, an .npz file, an edge list, or a generated graph such as tree:4:6, "
+    "cycle:10, grid:32:32, random:1000:8, communities:1000:4."
+)
 
 
-@dataclass(frozen=True)
-class Signature:
+class Signature(NamedTuple):
     """``q`` time and ``p`` space dimensions, and what they were chosen by; q > p is spherical, q < p hyperbolic."""
 
     q: int
@@ -40,17 +49,15 @@ def search_signature(
         references, pairs, seed: as for :func:`sectional_curvature`.
 
     Example:
-        >>> from linattn.lab.tasks.graph import cycle, search_signature, tree
-        >>> [(found.q, found.p) for found in map(search_signature, (tree(4, 5), cycle(8), cycle(100)))]
+        >>> from linattn.lab.tasks.graph.generated import cycle, tree
+        >>> [search_signature(graph)[:2] for graph in (tree(4, 5), cycle(8), cycle(100))]
         [(0, 16), (16, 0), (8, 8)]
     """
-    assert data.num_nodes is not None
-    found = sectional_curvature(data.edge_index, data.num_nodes, references=references, pairs=pairs, seed=seed)
-    if not len(found):
+    curvature = sectional_curvature(data.edge_index, data.num_nodes, references=references, pairs=pairs, seed=seed)
+    if not len(curvature):
         raise ValueError("curvature needs a node with two neighbours or more, and there is none")
-    exact = found.double()
-    mean, std = float(exact.mean()), float(exact.std(unbiased=False))
-    return Signature(*nearest_signature(mean, std, dimension), mean, std, found)
+    mean, std = float(curvature.double().mean()), float(curvature.double().std(unbiased=False))
+    return Signature(*nearest_signature(mean, std, dimension), mean, std, curvature)
 
 
 def nearest_signature(mean: float, std: float, dimension: int = 16) -> tuple[int, int]:
@@ -80,10 +87,42 @@ def histogram(values: Tensor, width: int = 40, bins: int = 15) -> list[str]:
     """A histogram as lines of text: the middle of each bin, a bar, and the count."""
     low, high = float(values.min()), float(values.max())
     if high - low < 1e-6:
-        low, high = low - 0.5, high + 0.5
-        bins = 1
+        low, high, bins = low - 0.5, high + 0.5, 1
     counts = values.double().histc(bins, low, high).long().tolist()
-    step, most = (high - low) / bins, max(counts)
-    bars = ["█" * round(width * count / most) or ("▏" if count else "") for count in counts]
-    middles = [low + (i + 0.5) * step for i in range(bins)]
+    bars = ["█" * round(width * count / max(counts)) or ("▏" if count else "") for count in counts]
+    middles = [low + (i + 0.5) * (high - low) / bins for i in range(bins)]
     return [f"{m:+8.3f}  {bar:<{width}}  {count:,}" for m, bar, count in zip(middles, bars, counts, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSpace(Config):
+    """Print the signature (q, p) = (time, space) that suits a graph, with a histogram of its curvature.
+
+    Exit code: 0 all right, 2 a bad option.
+    """
+
+    data: str = option(help=DATA, argument=True)
+    dimension: int = option(16, "q + p, even.", least=4)
+    references: int = option(REFERENCES, "Nodes that distances are measured from.", least=1)
+    pairs: int = option(PAIRS, "Pairs of neighbours looked at around a node.", least=2)
+    seed: int = option(0, "Seed of both draws.", least=0)
+
+    def check(self) -> None:
+        if self.dimension % 2:
+            raise OptionError("dimension", f"must be even, got {self.dimension}")
+
+    def run(self, screen: Screen) -> int:
+        data = load_graph(self.data)
+        settings = {"dimension": self.dimension, "references": self.references, "pairs": self.pairs, "seed": self.seed}
+        try:
+            space = search_signature(data, **settings)
+        except ValueError as error:
+            raise OptionError("data", f"{self.data}: {error}") from error
+        screen.say(f"{data.name}: {data.num_nodes:,} nodes, {data.num_edges // 2:,} edges")
+        screen.say(f"(q, p) = ({space.q}, {space.p})  time and space dimensions, {space.kind}")
+        spread = f"mean {space.mean:+.3f}, spread {space.std:.3f}"
+        screen.say(f"curvature of {len(space.curvature):,} nodes: {spread}")
+        for line in histogram(space.curvature):
+            screen.say(line)
+        screen.result({"q": space.q, "p": space.p, "mean": space.mean, "std": space.std})
+        return RIGHT

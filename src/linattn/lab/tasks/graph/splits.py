@@ -1,21 +1,27 @@
-"""Splits of nodes: no node is in two parts."""
+"""Splits without leaks: no node is in two parts, and an edge is in one part only, in both its directions.
 
-from dataclasses import replace
+PyTorch Geometric's RandomLinkSplit draws ordered pairs without an edge: a pair and its reverse may be asked for in two
+parts, or the reverse be trained on. Here all pairs are unordered, and all draws come from a seed.
+"""
+
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from linattn.lab.tasks.graph.data import GraphData
+from linattn.lab.tasks.graph.data import GraphData, both_ways, contains, pair_codes, pairs_of
 from linattn.lab.tasks.stratify import stratified, without
+
+FEW_PAIRS = 2**18  # up to this many pairs all are listed: exact, however dense the graph is
 
 
 def stratified_split(data: GraphData, seed: int, *, train: float = 0.6, val: float = 0.2) -> GraphData:
     """Split nodes by shares: ``train`` and ``val`` of each class, the others for testing.
 
     Example:
-        >>> from linattn.lab.tasks.graph import communities
-        >>> found = stratified_split(communities(200, 4), seed=0, train=0.5, val=0.25)
-        >>> [int(mask.sum()) for mask in (found.train_mask, found.val_mask, found.test_mask)]
+        >>> from linattn.lab.tasks.graph.generated import communities
+        >>> split = stratified_split(communities(200, 4), seed=0, train=0.5, val=0.25)
+        >>> [int(mask.sum()) for mask in (split.train_mask, split.val_mask, split.test_mask)]
         [100, 50, 50]
     """
     y = _classes(data)
@@ -24,37 +30,130 @@ def stratified_split(data: GraphData, seed: int, *, train: float = 0.6, val: flo
     first = stratified(y, round(train * len(y)), seed)
     rest = without(len(y), first)
     second = rest[stratified(y[rest], round(val * len(y)), seed + 1)]
-    return with_masks(data, first, second, without(len(y), torch.cat((first, second))))
+    return data.with_masks(first, second, without(len(y), torch.cat((first, second))))
 
 
 def per_class_split(data: GraphData, seed: int, *, train: int = 20, val: int = 500, test: int = 1000) -> GraphData:
     """A random split as in Planetoid: ``train`` nodes of each class, then ``val`` and ``test`` of the others."""
     y = _classes(data)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
-    chosen = []
-    for label in range(data.num_classes):
-        found = order[y[order] == label]
-        if len(found) < train:
-            raise ValueError(f"train must be at most {len(found)}, the nodes of class {label}, got {train}")
-        chosen.append(found[:train])
-    first = torch.cat(chosen)
-    left = torch.ones(len(y), dtype=torch.bool)
-    left[first] = False
-    rest = order[left[order]]
+    parts = [order[y[order] == label] for label in range(data.num_classes)]
+    for label, nodes in enumerate(parts):
+        if len(nodes) < train:
+            raise ValueError(f"train must be at most {len(nodes)}, the nodes of class {label}, got {train}")
+    first = torch.cat([nodes[:train] for nodes in parts])
+    rest = order[~torch.isin(order, first)]
     if len(rest) < val + test:
         raise ValueError(f"val and test must together be at most {len(rest)}, the nodes left, got {val + test}")
-    return with_masks(data, first, rest[:val], rest[val : val + test])
-
-
-def with_masks(data: GraphData, train: Tensor, val: Tensor, test: Tensor) -> GraphData:
-    """``data`` with masks for these nodes."""
-    masks = torch.zeros(3, data.num_nodes, dtype=torch.bool)
-    for mask, chosen in zip(masks, (train, val, test), strict=True):
-        mask[chosen] = True
-    return replace(data, train_mask=masks[0], val_mask=masks[1], test_mask=masks[2])
+    return data.with_masks(first, rest[:val], rest[val : val + test])
 
 
 def _classes(data: GraphData) -> Tensor:
     if data.y is None:
         raise ValueError(f"{data.name} has no classes y, so its nodes cannot be split by class")
     return data.y
+
+
+@dataclass(frozen=True)
+class LabelledPairs:
+    """Pairs ``edge_label_index (2, P)`` and ``edge_label (P,)``, 1 for an edge, 0 for none; as in PyTorch Geometric."""
+
+    edge_label_index: Tensor
+    edge_label: Tensor
+
+    @classmethod
+    def of(cls, positive: Tensor, negative: Tensor) -> "LabelledPairs":
+        labels = positive.new_ones(positive.shape[1]), positive.new_zeros(negative.shape[1])
+        return cls(torch.cat((positive, negative), 1), torch.cat(labels).float())
+
+    def to(self, device: torch.device | str) -> "LabelledPairs":
+        return LabelledPairs(self.edge_label_index.to(device), self.edge_label.to(device))
+
+
+class NegativeSampler:
+    """Draws pairs i < j of ``num_nodes`` nodes that are not in ``forbidden``, sorted codes from ``pair_codes``."""
+
+    def __init__(self, num_nodes: int, forbidden: Tensor) -> None:
+        self.num_nodes, self.forbidden = num_nodes, forbidden
+        total = num_nodes * (num_nodes - 1) // 2
+        self.available, self._all = total - len(forbidden), None
+        if total <= FEW_PAIRS:
+            first, second = torch.triu_indices(num_nodes, num_nodes, 1)
+            codes = first * num_nodes + second
+            self._all = codes[~contains(forbidden, codes)]
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """Draw ``count`` different pairs ``(2, count)``, each pair as likely as any other."""
+        if count * (1 if self._all is not None else 2) > self.available:
+            raise ValueError(
+                f"{count} pairs without an edge are asked for, there are {self.available}: too dense a graph"
+            )
+        drawn = torch.empty(0, dtype=torch.int64) if self._all is None else self._all
+        while len(drawn) < count:
+            pairs = torch.randint(self.num_nodes, (2, 2 * (count - len(drawn)) + 16), generator=generator)
+            low, high = pairs.min(0).values, pairs.max(0).values
+            codes = (low * self.num_nodes + high)[low < high]
+            drawn = torch.unique(torch.cat((drawn, codes[~contains(self.forbidden, codes)])))
+        chosen = torch.randperm(len(drawn), generator=generator)[:count]  # shuffled, as they are sorted
+        return pairs_of(drawn[chosen], self.num_nodes)
+
+
+@dataclass(frozen=True)
+class LinkSplit:
+    """A split of edges. ``data.edge_index`` has only training edges: no message passes over an edge to be predicted."""
+
+    data: GraphData
+    train: Tensor
+    """Training edges ``(2, P)``, each once, the smaller node first."""
+    val: LabelledPairs
+    test: LabelledPairs
+    sampler: NegativeSampler
+    """For training: draws no edge of any part and no pair of the validation or test part."""
+
+    def training_pairs(self, generator: torch.Generator) -> LabelledPairs:
+        """All training edges and as many newly drawn pairs without an edge. The two nodes of each are in random order,
+        so that a decoder cannot go by it."""
+        negative = self.sampler.draw(self.train.shape[1], generator)
+        flipped = self._sent(torch.rand(2 * self.train.shape[1], generator=generator) < 0.5)
+        pairs = LabelledPairs.of(self.train, self._sent(negative))
+        return replace(
+            pairs, edge_label_index=torch.where(flipped, pairs.edge_label_index.flip(0), pairs.edge_label_index)
+        )
+
+    def _sent(self, drawn: Tensor) -> Tensor:
+        """``drawn`` on the device of the edges; it goes to a GPU from pinned memory, so that the host need not wait."""
+        device = self.train.device
+        return drawn.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else drawn.to(device)
+
+    def to(self, device: torch.device | str) -> "LinkSplit":
+        moved = self.data.to(device), self.train.to(device), self.val.to(device), self.test.to(device)
+        return LinkSplit(*moved, self.sampler)
+
+
+def split_links(data: GraphData, seed: int, *, val: float = 0.05, test: float = 0.1) -> LinkSplit:
+    """Set aside random shares of the edges for validation and testing, each with as many pairs without an edge.
+
+    The undirected edges are shuffled and cut, so that both directions of an edge stay together. Pairs without an edge
+    are not an edge of any part, and none is in two parts.
+
+    Example:
+        >>> from linattn.lab.tasks.graph.generated import grid
+        >>> split = split_links(grid(10, 10), seed=0)
+        >>> split.train.shape[1], split.data.num_edges, len(split.val.edge_label), len(split.test.edge_label)
+        (153, 306, 18, 36)
+    """
+    if not (val > 0 and test > 0 and val + test < 1):
+        raise ValueError(f"val and test must be shares > 0 that leave something to train on, got {val} and {test}")
+    nodes = data.num_nodes
+    codes = pair_codes(data.edge_index.cpu(), nodes)
+    draw = torch.Generator().manual_seed(seed)
+    shuffled = codes[torch.randperm(len(codes), generator=draw)]
+    counts = [max(1, round(share * len(codes))) for share in (val, test)]
+    if sum(counts) >= len(codes):
+        raise ValueError(f"{data.name} has {len(codes)} edges, too few to split in three")
+    positive = [pairs_of(part, nodes) for part in shuffled.split([*counts, len(codes) - sum(counts)])]
+    negative = NegativeSampler(nodes, codes).draw(sum(counts), draw)
+    validation, testing = map(LabelledPairs.of, positive[:2], negative.split(counts, 1))
+    sampler = NegativeSampler(nodes, torch.cat((codes, pair_codes(negative, nodes))).sort().values)
+    message = replace(data, edge_index=both_ways(positive[2], nodes))
+    return LinkSplit(message, positive[2], validation, testing, sampler)

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from linattn.lab.tasks.text.task import IGNORED, Sequences, content_digest, once
-from linattn.support.documents import as_text, read_documents
+from linattn.support.documents import as_text, encode, read_documents
 from linattn.support.extras import need
 from linattn.support.files import write_atomically
 from linattn.support.options import OptionError
-
-PIECE = 1 << 20  # bytes a tokenizer gets at once: for a whole corpus it would need tens of times its size in memory
 
 
 class Encoder(Protocol):
@@ -80,25 +78,14 @@ class Pretrained:
     def encode(self, document: Tensor) -> Tensor:
         """Encode a document as int32 ``(n,)``; ids in the cache are mapped into memory."""
         if self.cache is None:
-            return self._encode(document)
+            return encode(self.tokenizer, as_text(document))
         digest = hashlib.blake2b(self._content.encode() + document.numpy().tobytes(), digest_size=12).hexdigest()
         path = Path(self.cache).expanduser() / f"{digest}.int32"
         if not path.exists():
-            tokens = self._encode(document)
+            tokens = encode(self.tokenizer, as_text(document))
             write_atomically(path, lambda temporary: temporary.write_bytes(tokens.numpy().tobytes()))
         size = path.stat().st_size // 4
         return torch.from_file(str(path), shared=False, size=size, dtype=torch.int32)
-
-    def _encode(self, document: Tensor) -> Tensor:
-        text, found, first = as_text(document), [], 0
-        while first < len(text):
-            last = min(first + PIECE, len(text))
-            if last < len(text):  # pieces end at a new line, else at a space, so that words are not cut if possible
-                cuts = (text.rfind(sign, first + 1, last) for sign in ("\n", " "))
-                last = next((cut for cut in cuts if cut > 0), last)
-            found += self.tokenizer(text[first:last], add_special_tokens=False, verbose=False)["input_ids"]
-            first = last
-        return torch.tensor(found, dtype=torch.int32)
 
 
 PARTS = ("train", "valid", "test")

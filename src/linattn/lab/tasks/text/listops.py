@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from linattn.lab.tasks.text.generated import GeneratedTask, Range, check_range, require
+from linattn.lab.tasks.text.generated import GeneratedTask, Range, check_range, require, whole
 from linattn.lab.tasks.text.task import Sequences
 from linattn.support.config import option
 from linattn.support.options import OptionError
@@ -54,9 +54,7 @@ class ListOps(GeneratedTask):
         answers: list[Tensor] = []
         found, attempts = 0, 0
         while found < count:
-            drawn, answer = random_trees(
-                generator, 1024, self.depth, self.arguments, self.branching, self.shortest, self.length
-            )
+            drawn, answer = random_trees(generator, 1024, self)
             inputs.append(drawn)
             answers.append(answer)
             found, attempts = found + len(answer), attempts + 1
@@ -81,21 +79,13 @@ class Level:
     size: Tensor  # (n,) tokens of the node and all nodes below
 
 
-def random_trees(
-    generator: torch.Generator,
-    count: int,
-    depth: int,
-    arguments: Range,
-    branching: float,
-    shortest: int,
-    length: int,
-) -> tuple[Tensor, Tensor]:
+def random_trees(generator: torch.Generator, count: int, task: ListOps) -> tuple[Tensor, Tensor]:
     """Draw ``count`` expressions, keep those with ``shortest < tokens < length``: ``(kept, length)``, ``(kept,)``."""
-    levels = _grow(generator, count, depth, arguments, branching, length)
+    length, levels = task.length, _grow(generator, count, task)
     for upper, lower in zip(levels[-2::-1], levels[:0:-1], strict=True):
         _fold(upper, lower)
     size = levels[0].size
-    kept = (size > shortest) & (size < length)
+    kept = (size > task.shortest) & (size < length)
     row = torch.where(kept, kept.cumsum(0) - 1, -1)
     tokens = torch.zeros(int(kept.sum()), length, dtype=torch.int64)
     start = torch.zeros(len(size), dtype=torch.int64)
@@ -106,19 +96,17 @@ def random_trees(
     return tokens, levels[0].value[kept]
 
 
-def _grow(
-    generator: torch.Generator, count: int, depth: int, arguments: Range, branching: float, length: int
-) -> list[Level]:
-    tree = torch.arange(count)
+def _grow(generator: torch.Generator, count: int, task: ListOps) -> list[Level]:
+    depth, length, tree = task.depth, task.length, torch.arange(count)
     used = torch.zeros(count, dtype=torch.int64)  # tokens so far: expressions that are too long do not grow further
     levels: list[Level] = []
     for d in range(1, depth + 1):
         n = len(tree)
-        is_operator = (torch.rand(n, generator=generator) < branching) & (d < depth)
+        is_operator = (torch.rand(n, generator=generator) < task.branching) & (d < depth)
         used.scatter_add_(0, tree, 1 + is_operator.long())
         is_operator &= used[tree] < length
         kind = torch.randint(4, (n,), generator=generator)
-        arity = torch.randint(arguments[0], arguments[1] + 1, (n,), generator=generator) * is_operator
+        arity = whole(generator, *task.arguments, n) * is_operator
         digit = torch.randint(10, (n,), generator=generator)
         size = torch.where(is_operator, 2, 1)
         # A tree that is cut here cannot pass for a short one: its size is out of range already.

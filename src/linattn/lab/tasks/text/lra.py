@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from linattn.lab.tasks.images import ImageData
-from linattn.lab.tasks.npz import load_npz
+from linattn.lab.tasks.load import load_npz
 from linattn.lab.tasks.text.generated import require
 from linattn.lab.tasks.text.labelled import Examples, LabelledTask, find_jsonl
 from linattn.lab.tasks.text.task import once

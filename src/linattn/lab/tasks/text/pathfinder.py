@@ -78,12 +78,11 @@ class Pathfinder(GeneratedTask):
         drawing = Drawing(count, self.size, padding=1.0)
         margin, span = 2 * self.seed_distance, self.size - 4 * self.seed_distance
         starts = margin + span * torch.rand(count, 1, 2, generator=generator)
-        law = (self.dash, self.gap, self.separation, self.continuity)
         tips = torch.zeros(count, 0, 2, 2)  # (images, curve, tip, 2)
         for _ in range(2):
             if not len(tips):
                 break
-            curve, laid = grow(generator, drawing, starts, self.contour, *law)
+            curve, laid = grow(generator, drawing, starts, self.contour, self)
             complete = laid == self.contour
             drawing.keep(complete)
             tips = torch.cat([tips, curve[:, None]], 1)[complete]
@@ -94,7 +93,7 @@ class Pathfinder(GeneratedTask):
             return torch.zeros(0, self.size, self.size, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
         for _ in range(self.distractors):
             anywhere = self.size * torch.rand(count, 16, 2, generator=generator)
-            grow(generator, drawing, anywhere, self.distractor_contour, *law)
+            grow(generator, drawing, anywhere, self.distractor_contour, self)
         label = torch.randint(2, (count,), generator=generator)
         which, every = torch.randint(2, (count,), generator=generator), torch.arange(count)
         dots = torch.stack([tips[every, which, 0], tips[every, (which + 1 - label) % 2, 1]], 1)
@@ -165,14 +164,7 @@ def direction(heading: Tensor) -> Tensor:
 
 
 def grow(
-    generator: torch.Generator,
-    drawing: Drawing,
-    starts: Tensor,
-    number: int,
-    dash: float,
-    gap: float,
-    separation: float,
-    continuity: float,
+    generator: torch.Generator, drawing: Drawing, starts: Tensor, number: int, task: Pathfinder
 ) -> tuple[Tensor, Tensor]:
     """Add a curve of ``number`` dashes to each image, beginning at a free one of the places ``starts (B, N, 2)``.
 
@@ -180,6 +172,7 @@ def grow(
     among the angles with room for it. Returns the first and the last tip, ``(B, 2, 2)``, and the number of dashes that
     were drawn, ``(B,)``.
     """
+    dash, gap, separation, continuity = task.dash, task.gap, task.separation, task.continuity
     count, tries = starts.shape[:2]
     headings = 2 * pi * torch.rand(count, tries, generator=generator)
     dashes = torch.stack([starts, starts + dash * direction(headings)], 2)

@@ -1,36 +1,24 @@
-"""The training loop for graphs."""
+"""The training loop for graphs. On a GPU the host runs ahead: it reads results in blocks and never waits for a step."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from json import dumps, loads
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from linattn.lab.train.graph.config import GraphConfig
-from linattn.lab.train.graph.epochs import GraphRecord, OnEpoch, run_epochs
-from linattn.lab.train.graph.objective import Objective
-from linattn.support.files import write_atomically, write_json
-from linattn.support.options import OptionError
+from linattn.lab.train.graph.objective import GraphConfig, Objective
+from linattn.support.files import write_atomically
 
-RESULT, LOG, WEIGHTS = "result.json", "log.jsonl", "weights.pt"
+BLOCK = 25  # evaluations between two reads of results from a GPU
+# Names of modules around attention, and of those that pass messages over edges, where a model has both.
+BRANCHES = {"attention": ("stem", "blocks", "last"), "graph": ("convolutions",)}
+Record = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class GraphResult:
-    """The result of a finished run: scores of the weights that were best on validation data."""
-
-    epoch: int
-    val: float
-    score: float
-    """The first score on test data, in percent."""
-    scores: dict[str, float]
-    """All scores on test data."""
-    seconds: float
-    parameters: int
-    records: list[GraphRecord] = field(default_factory=list)
+class NotFiniteError(RuntimeError):
+    """The training loss is not finite."""
 
 
 def train_graph(
@@ -39,65 +27,117 @@ def train_graph(
     config: GraphConfig,
     folder: Path | None = None,
     *,
-    settings: dict[str, Any] | None = None,
-    on_epoch: OnEpoch = lambda record: None,
-) -> GraphResult:
-    """Train, choose the best epoch on validation data, and test it once.
+    test: bool = True,
+    on_record: Callable[[Record], None] = lambda record: None,
+) -> dict[str, Any]:
+    """Train, choose the best epoch on validation data, and test it once, if ``test``.
 
-    The epoch with the best validation score wins; among equals, the one with the lower validation loss. If ``folder``
-    has the result of this run, it is not trained again; an interrupted run starts anew.
+    The epoch with the best validation score wins; among equals, the one with the lower validation loss, then the first.
+    The result has the ``epoch`` (counted from 1), the score ``val`` on validation data and on test data ``scores``, of
+    which ``score`` is the first, all in percent; ``seconds``, ``parameters``, and ``records``: all evaluations.
 
     Args:
         create_model: called after the seed is set, which thus decides the first weights.
         objective: data and task, on ``config.device``.
         config: how to train.
-        folder: for ``log.jsonl`` with one line for each evaluation, ``weights.pt`` of the best epoch, and
-            ``result.json``; None: no files.
-        settings: what else decides the result, such as options of the model; a folder with others is refused.
-        on_epoch: called after each evaluation.
+        folder: for ``weights.pt`` of the best epoch; None: no files.
+        on_record: called with each evaluation.
     """
-    config.check()
-    wanted = loads(dumps({**config.fingerprint(), **(settings or {})}))
-    if folder is not None:
-        finished = finished_result(folder, wanted)
-        if finished is not None:
-            return finished
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / LOG).write_text("")
     device = torch.device(config.device)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
         model = create_model().to(device)
-        records, best, weights = run_epochs(model, objective, config, folder and folder / LOG, on_epoch)
+        begin = perf_counter()
+        records, weights = run_epochs(model, objective, config, on_record)
+        seconds = perf_counter() - begin
         model.load_state_dict(weights)
         model.eval()
-        with torch.no_grad():
-            scores = {name: float(score) for name, score in objective.evaluate(model, "test")[1].items()}
-    result = GraphResult(
-        records[best].epoch,
-        records[best].val,
-        scores[objective.metric],
-        scores,
-        sum(record.seconds for record in records),
-        sum(parameter.numel() for parameter in model.parameters()),
-        records,
-    )
+        best = records[best_of(records)]
+        result = {"epoch": best["round"], "val": best["score"], "score": best["score"], "seconds": seconds,
+                  "parameters": sum(parameter.numel() for parameter in model.parameters())}  # fmt: skip
+        if test:
+            with torch.no_grad():
+                scores = {name: float(score) for name, score in objective.evaluate(model, "test")[1].items()}
+            result |= {"score": scores[objective.metric], "scores": scores}
     if folder is not None:
-        write_atomically(folder / WEIGHTS, lambda temporary: torch.save(weights, temporary))
-        write_json(folder / RESULT, {"settings": wanted, **{k: v for k, v in asdict(result).items() if k != "records"}})
-    return result
+        kept = {name: value.cpu() for name, value in weights.items()}
+        write_atomically(folder / "weights.pt", lambda temporary: torch.save(kept, temporary))
+    return result | {"records": records}
 
 
-def finished_result(folder: Path, wanted: dict[str, Any]) -> GraphResult | None:
-    """The result in ``folder``, or None; raises if it was made with other settings than ``wanted``."""
-    path = folder / RESULT
-    if not path.exists():
-        return None
-    found = loads(path.read_text())
-    stored = found.pop("settings")
-    if stored != wanted:
-        changed = [name for name in {**stored, **wanted} if stored.get(name) != wanted.get(name)]
-        words = ", ".join(f"{name} was {stored.get(name)}, now {wanted.get(name)}" for name in changed)
-        raise OptionError("output", f"{folder} holds a run with other settings ({words}): name another")
-    lines = (folder / LOG).read_text().splitlines()
-    return GraphResult(**found, records=[GraphRecord(**loads(line)) for line in lines])
+def run_epochs(
+    model: nn.Module, objective: Objective, config: GraphConfig, on_record: Callable[[Record], None]
+) -> tuple[list[Record], dict[str, Tensor]]:
+    """Train. Returns all evaluations, and the weights of the best."""
+    optimizer = create_optimizer(model, config)
+    draw, best = torch.Generator().manual_seed(config.seed), Best(model)
+    # Patience has to know each result before the next epoch.
+    block = BLOCK if config.device != "cpu" and not config.patience else 1
+    records: list[Record] = []
+    waiting: list[tuple[int, Tensor]] = []
+    for epoch in range(1, config.epochs + 1):
+        model.train()
+        loss = objective.loss(model, draw)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        if epoch % config.eval_every and epoch < config.epochs:
+            continue
+        model.eval()
+        with torch.no_grad():
+            val_loss, scores = objective.evaluate(model, "val")
+        score = scores[objective.metric]
+        best.offer(score, val_loss)
+        waiting.append((epoch, torch.stack([loss.detach().double(), val_loss, score])))
+        if len(waiting) < block and epoch < config.epochs:
+            continue
+        numbers = torch.stack([numbers for _, numbers in waiting]).tolist()  # waits for the device, once for each block
+        for (at, _), (train_loss, held_out, percent) in zip(waiting, numbers, strict=True):
+            if train_loss - train_loss != 0:
+                raise NotFiniteError(f"the training loss is not finite: epoch {at}, lr {config.lr:g}; a lower lr helps")
+            records.append({"round": at, "train_loss": train_loss, "val_loss": held_out, "score": percent})
+            on_record(records[-1])
+        waiting = []
+        if config.patience and len(records) - 1 - best_of(records) >= config.patience:
+            break
+    return records, best.weights
+
+
+class Best:
+    """The weights of the best evaluation so far, chosen on the device by the score, then by the lower loss."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        device = next(iter(self.weights.values())).device
+        self.score, self.loss = (torch.full((), x, dtype=torch.float64, device=device) for x in (-torch.inf, torch.inf))
+
+    @torch.no_grad()
+    def offer(self, score: Tensor, loss: Tensor) -> None:
+        better = (score > self.score) | ((score == self.score) & (loss < self.loss))
+        self.score, self.loss = torch.where(better, score, self.score), torch.where(better, loss, self.loss)
+        for name, value in self.model.state_dict().items():
+            self.weights[name] = torch.where(better, value, self.weights[name])
+
+
+def best_of(records: list[Record]) -> int:
+    """The index of the best score; among equals the lower validation loss, then the first."""
+    return max(range(len(records)), key=lambda i: (records[i]["score"], -records[i]["val_loss"]))
+
+
+def create_optimizer(model: nn.Module, config: GraphConfig) -> torch.optim.Adam:
+    """Adam with a weight decay for each branch of a model with attention, and one for all other parameters."""
+    decays = {"attention": config.attention_weight_decay, "graph": config.graph_weight_decay, "other": None}
+    groups: dict[str, list[nn.Parameter]] = {branch: [] for branch in decays}
+    branches = BRANCHES if len(getattr(model, "blocks", ())) else {}
+    for name, parameter in model.named_parameters():
+        branch = next((b for b, modules in branches.items() if name.split(".")[0] in modules), "other")
+        groups[branch].append(parameter)
+    return torch.optim.Adam(
+        [
+            {"params": params, "weight_decay": config.weight_decay if (own := decays[b]) is None else own}
+            for b, params in groups.items()
+            if params
+        ],
+        lr=config.lr,
+    )

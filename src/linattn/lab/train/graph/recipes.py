@@ -1,20 +1,20 @@
 """Recipes of graph models, by model, data set and task."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from linattn.models.graph import graph_models
-from linattn.support.options import OptionError, check_option
+from linattn.support.options import check_option
+
+CURVED = "pseudo_riemannian"
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(NamedTuple):
     """``hidden`` and ``options`` of the model, and ``train``, fields of ``GraphConfig``."""
 
     hidden: int
-    options: Mapping[str, Any] = field(default_factory=dict)
-    train: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any]
+    train: Mapping[str, Any]
 
 
 # Recipes for data without settings of its own. "unit": rows of norm 1, for which one learning rate and weight decay
@@ -58,17 +58,16 @@ def _curved(
 
 
 _NODE_DECAYS, _LINK_DECAYS = (0.1, 0.05), (1e-3, 5e-3)
+_SIZES_FOR_LINKS = {"cora": ((14, 2), 1, 1, 0.005), "citeseer": ((8, 8), 2, 2, 0.005), "pubmed": ((14, 2), 1, 1, 0.005),
+                    "tree-4-6": ((0, 16), 1, 1, 0.01)}  # fmt: skip
+_OF_DATA: dict[str, dict[str, Any]] = {"tree-4-6": {"graph_weight": 0.9, "dropout": (0.0, 0.0)}}
 
 # For links, unless the paper's settings are asked for: sizes, rates and decays as in PAPER, but features are summed
 # over the node too and normed at the input, and the convolutions have the dropout of attention. All other settings are
 # the model's defaults. The tables of docs/graph.md were made with these.
 LINKS = {
-    ("pseudo_riemannian", "cora"): _curved((14, 2), 1, 1, 0.005, _LINK_DECAYS, input_map="convolution"),
-    ("pseudo_riemannian", "citeseer"): _curved((8, 8), 2, 2, 0.005, _LINK_DECAYS, input_map="convolution"),
-    ("pseudo_riemannian", "pubmed"): _curved((14, 2), 1, 1, 0.005, _LINK_DECAYS, input_map="convolution"),
-    ("pseudo_riemannian", "tree-4-6"): _curved(
-        (0, 16), 1, 1, 0.01, _LINK_DECAYS, input_map="convolution", graph_weight=0.9, dropout=0.0
-    ),
+    data: _curved(*sizes, _LINK_DECAYS, input_map="convolution", **_OF_DATA.get(data, {}))
+    for data, sizes in _SIZES_FOR_LINKS.items()
 }
 
 
@@ -78,37 +77,25 @@ def _script(
     """A recipe with the options that all scripts of the paper have in common."""
     common = {"input_map": "neighbours", "input_norm": False, "dropout": (0.2, 0.2), "weight_dropout": True,
               "graph_dropout": (0.0, 0.0), "graph_norm": True}  # fmt: skip
-    found = _curved(signature, layers, graph_layers, lr, decays, **(common | options))
-    return Recipe(found.hidden, found.options, {**found.train, "epochs": 1000})
+    recipe = _curved(signature, layers, graph_layers, lr, decays, **(common | options))
+    return recipe._replace(train={**recipe.train, "epochs": 1000})
 
 
-# As in the paper's scripts; (q, p) is also what the space search finds on the citation graphs and the tree. Unlike
-# them, the epoch is chosen by validation data (theirs is the one best on test data), links are split undirected, and a
-# space part of 2 channels has no norm. For classes of nodes they are not the default: on Citeseer, settings near them,
-# with the epoch chosen by validation data, stayed below a GCN (one seed, 100 of their 1000 epochs).
+# By task and data, as in the paper's scripts; (q, p) is also what the space search finds on the citation graphs and the
+# tree. Unlike them, the epoch is chosen by validation data (theirs is the one best on test data), links are split
+# undirected, and a space part of 2 channels has no norm. For classes of nodes they are not the default: on Citeseer,
+# settings near them, with the epoch chosen by validation data, stayed below a GCN (one seed, 100 of their 1000 epochs).
 PAPER = {
-    ("pseudo_riemannian", "nodes", "cora"): _script((14, 2), 3, 3, 0.005, _NODE_DECAYS),
-    ("pseudo_riemannian", "nodes", "citeseer"): _script((8, 8), 3, 2, 0.002, _NODE_DECAYS, norm=False),
-    ("pseudo_riemannian", "nodes", "pubmed"): _script(
+    ("nodes", "cora"): _script((14, 2), 3, 3, 0.005, _NODE_DECAYS),
+    ("nodes", "citeseer"): _script((8, 8), 3, 2, 0.002, _NODE_DECAYS, norm=False),
+    ("nodes", "pubmed"): _script(
         (14, 2), 2, 4, 0.01, _NODE_DECAYS, dropout=(0.3, 0.0), graph_dropout=(0.4, 0.0), residual=None
     ),
-    ("pseudo_riemannian", "links", "cora"): _script((14, 2), 1, 1, 0.005, _LINK_DECAYS),
-    ("pseudo_riemannian", "links", "citeseer"): _script((8, 8), 2, 2, 0.005, _LINK_DECAYS),
-    ("pseudo_riemannian", "links", "pubmed"): _script((14, 2), 1, 1, 0.005, _LINK_DECAYS),
-    ("pseudo_riemannian", "links", "tree-4-6"): _script(
-        (0, 16), 1, 1, 0.01, _LINK_DECAYS, graph_weight=0.9, dropout=(0.0, 0.0)
-    ),
+    **{
+        ("links", data): _script(*sizes, _LINK_DECAYS, **_OF_DATA.get(data, {}))
+        for data, sizes in _SIZES_FOR_LINKS.items()
+    },
 }
-
-
-def check_paper(models: Collection[str], task: str, data: str) -> None:
-    """Raise an OptionError if ``PAPER`` has settings for none of the models, so that it would change nothing."""
-    if not any((model.partition("+")[0], task, data.lower()) in PAPER for model in models):
-        known: dict[str, list[str]] = {}
-        for model, kind, name in PAPER:
-            known.setdefault(f"{model} on {kind} of", []).append(name)
-        words = "; ".join(f"{what} {', '.join(names)}" for what, names in known.items())
-        raise OptionError("paper", f"is for {words}; got {', '.join(models)} on {task} of {data}")
 
 
 def graph_recipe(model: str, task: str, data: str, *, paper: bool = False) -> Recipe:
@@ -118,20 +105,16 @@ def graph_recipe(model: str, task: str, data: str, *, paper: bool = False) -> Re
 
     Example:
         >>> from linattn.lab.train.graph.recipes import graph_recipe
-        >>> own, paper = (graph_recipe("pseudo_riemannian", "links", "Cora", paper=which) for which in (False, True))
-        >>> own.options["input_map"], paper.options["input_map"], paper.train["epochs"]
+        >>> usual, paper = (graph_recipe("pseudo_riemannian", "links", "Cora", paper=which) for which in (False, True))
+        >>> usual.options["input_map"], paper.options["input_map"], paper.train["epochs"]
         ('convolution', 'neighbours', 1000)
     """
     check_option("models", model, graph_models())
-    key = (model, task, data.lower())
+    key = (task, data.lower()) if model == CURVED else ("", "")
     if paper and key in PAPER:
         return PAPER[key]
-    found = DEFAULTS[model]
+    hidden, options, train = DEFAULTS[model]
     if task == "links":
-        if (model, data.lower()) in LINKS:
-            return LINKS[model, data.lower()]
-        rate = {"lr": _LINK_RATES.get(model, found.train["lr"])}
-        return Recipe(found.hidden, found.options, {**found.train, **_LINKS, **rate})
-    if key in PAPER:  # a citation graph
-        return Recipe(found.hidden, {**found.options, **_HALVES}, found.train)
-    return found
+        rate = {"lr": _LINK_RATES.get(model, train["lr"])}
+        return LINKS.get(key[1], Recipe(hidden, options, {**train, **_LINKS, **rate}))
+    return Recipe(hidden, {**options, **(_HALVES if key in PAPER else {})}, train)

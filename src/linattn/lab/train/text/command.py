@@ -25,7 +25,6 @@ from linattn.support.options import OptionError, SettingError, check_folder
 
 RIGHT, DIVERGED = 0, 1
 SETTINGS = ("data", "length", "tokenizer")  # settings of tasks that are options of commands, where they have them
-NOT_OF_RUNS = ("recipe", "tokens", "set", "task", *SETTINGS)
 # Name of a metric -> its format, with the unit.
 WORDS = {"accuracy": "{:.2f} % right", "bits_per_byte": "{:.4f} bits per byte", "legal": "{:.2f} % legal",
          "exact_match": "{:.2f} % found", "pearson": "Pearson {:.2f} %"}  # fmt: skip
@@ -76,6 +75,7 @@ class OnTask(HostShape, Budget):
             found["clip_norm"] = None
         known = {field.name for field in fields(cls)}
         budget = configure(task, {key: found[key] for key in found if key in BUDGET}, recipe)
+        budget["tokens"] = None  # they are steps now
         return {key: value for key, value in (found | budget).items() if key in known}
 
     @once

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from linattn.lab.train.config import Precision
+from linattn.lab.train.computing import Computing
 from linattn.support.checks import check_graphs
 from linattn.support.config import Config, option
 from linattn.support.options import OptionError, check_device
@@ -14,46 +14,38 @@ AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget(Config):
+class Budget(Computing):
     """How long and how language models are trained, whatever the learning rate and the seed."""
 
     steps: int = option(1000, "Updates of the weights.", least=1, group="Training", default_text=BY_RECIPE)
     batch_size: int = option(
         32, "Sequences of a step, over all processes.", least=1, group="Training", default_text=BY_RECIPE
     )
-    accumulation: int = option(1, "Compute a step in so many parts, to save memory.", least=1, group="Training")
-    min_lr: float = option(1e-5, "Learning rate of the last step.", least=0, group="Training", default_text=BY_RECIPE)
+    accumulation: int = option(
+        1, "Compute a step in so many parts, to save memory.", least=1, group="Training", rare=True
+    )
+    min_lr: float = option(
+        1e-5, "Learning rate of the last step.", least=0, group="Training", rare=True, default_text=BY_RECIPE
+    )
     warmup_steps: int = option(
-        100, "Steps in which the learning rate rises.", least=0, group="Training", default_text=BY_RECIPE
+        100, "Steps in which the learning rate rises.", least=0, group="Training", rare=True, default_text=BY_RECIPE
     )
     schedule: Schedule = option(
-        "cosine", "How the learning rate falls: cosine or linear.", group="Training", default_text=BY_RECIPE
+        "cosine", "How the learning rate falls: cosine or linear.", group="Training", rare=True, default_text=BY_RECIPE
     )
     weight_decay: float = option(
         0.1, "Weight decay of matrices; embeddings, norms, biases and a mechanism's own parameters do not decay.",
-        least=0, group="Training", default_text=BY_RECIPE,
+        least=0, group="Training", rare=True, default_text=BY_RECIPE,
     )  # fmt: skip
     betas: tuple[float, float] = option((0.9, 0.95), "Betas of AdamW.", least=0, below=1, hidden=True)
     eps: float = option(1e-8, "Added to the denominator of AdamW's step.", above=0, hidden=True)
     clip_norm: float | None = option(
-        1.0, "Gradients longer than this are scaled down; none: not clipped.", least=0, group="Training"
+        1.0, "Gradients longer than this are scaled down; none: not clipped.", least=0, group="Training", rare=True
     )
-    eval_every: int = option(0, "Steps between evaluations; 0: one at the end.", least=0, group="Training")
+    eval_every: int = option(0, "Steps between evaluations; 0: one at the end.", least=0, group="Training", rare=True)
     eval_batch_size: int | None = option(
-        None, "Sequences evaluated at a time.", least=1, group="Training", default_text="--batch-size"
+        None, "Sequences evaluated at a time.", least=1, group="Training", rare=True, default_text="--batch-size"
     )
-    precision: Precision = option(
-        "fp32", "fp32, or bf16: in autocast; weights and optimiser stay fp32.", group="Machine",
-        default_text="bf16 on cuda",
-    )  # fmt: skip
-    compile: bool = option(False, "Compile the blocks.", group="Machine", default_text="on cuda alone")
-    graphs: bool | None = option(
-        False, "Replay steps as CUDA graphs, which saves the host most of its work.", group="Machine", affects=False
-    )
-    checkpoint_seconds: float = option(
-        300.0, "Longest time between two checkpoints; an evaluation ends in one.", above=0, group="Machine",
-        affects=False, rare=True,
-    )  # fmt: skip
 
     @property
     def round_steps(self) -> int:

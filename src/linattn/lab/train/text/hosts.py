@@ -10,8 +10,7 @@ from torch import nn
 
 from linattn.lab.tasks.text import SequenceTask
 from linattn.lab.train.mechanism_options import options_of
-from linattn.models.language.options import ATTENTION_GATES, ATTENTION_NORMS
-from linattn.models.language.output_norm import norm_behind
+from linattn.models.language.options import ATTENTION_GATES, ATTENTION_NORMS, norm_behind
 from linattn.support.config import Config, option
 from linattn.support.options import OptionError
 
@@ -47,24 +46,26 @@ class HostShape(Config):
 
     size: str = option("pico", "Size of the model.", choices=SIZES, group="Model", default_text="by task")
     depth: int | None = option(None, "Blocks of the model.", least=1, group="Model", default_text=BY_SIZE)
-    heads: int | None = option(None, "Attention heads of a block.", least=1, group="Model", default_text=BY_SIZE)
+    heads: int | None = option(
+        None, "Attention heads of a block.", least=1, group="Model", rare=True, default_text=BY_SIZE
+    )
     mlp_width: int | None = option(
-        None, "Channels inside the feed-forward parts.", least=1, group="Model", default_text=BY_SIZE
+        None, "Channels inside the feed-forward parts.", least=1, group="Model", rare=True, default_text=BY_SIZE
     )
     rotary: float | None = option(
-        None, "Share of a head's channels that rotary positions turn.", least=0, most=1, group="Model",
+        None, "Share of a head's channels that rotary positions turn.", least=0, most=1, group="Model", rare=True,
         default_text=BY_SIZE,
     )  # fmt: skip
     attention_norm: str | None = option(
         AUTOMATIC, "Norm of the attention's output; auto: head_rms, or none where no layer needs it, as with softmax.",
-        choices=(AUTOMATIC, "none", *filter(None, ATTENTION_NORMS)), group="Model",
+        choices=(AUTOMATIC, "none", *filter(None, ATTENTION_NORMS)), group="Model", rare=True,
     )  # fmt: skip
     attention_gate: str | None = option(
         None, "Gate of the attention's output, behind its norm, computed from the input, as in RetNet, GLA and mLSTM.",
-        choices=("none", *filter(None, ATTENTION_GATES)), group="Model", default_text="none",
+        choices=("none", *filter(None, ATTENTION_GATES)), group="Model", rare=True, default_text="none",
     )  # fmt: skip
     dropout: float = option(
-        0.0, "Dropout on embeddings and on both branches of a block.", least=0, below=1, group="Model",
+        0.0, "Dropout on embeddings and on both branches of a block.", least=0, below=1, group="Model", rare=True,
         default_text="0, or that of --recipe",
     )  # fmt: skip
     head_dim: int | None = option(

@@ -122,7 +122,7 @@ class TextNetwork(nn.Module):
 
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator  # type: ignore[import-untyped]
+    from accelerate import Accelerator
 
 
 @torch.no_grad()
@@ -157,7 +157,7 @@ def _over_processes(sums: dict[str, torch.Tensor], accelerator: "Accelerator") -
 
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator  # type: ignore[import-untyped]
+    from accelerate import Accelerator
 
 
 class TextRun(Rounds[StepRecord]):

@@ -1,18 +1,17 @@
 """The config of all language models."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedConfig
 
 from linattn.models.language.options import BlockOptions
-from linattn.models.language.pooling import POOLINGS
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.checks import check_choice, check_flag, check_integer, check_number
 
 # Options of the config -> their names in BlockOptions.
 RENAMED = {"hidden_size": "dim", "num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads",
            "intermediate_size": "mlp_dim"}  # fmt: skip
+POOLINGS = ("last", "mean")
 SHARED = ("impl", "causal", "canon", "canon_kernel", "norm", "mlp", "qkv_bias", "proj_bias", "mlp_bias", "qk_norm",
           "attention_norm", "attention_gate", "dropout")  # fmt: skip
 # Keywords that transformers takes besides the fields of a config.
@@ -95,34 +94,25 @@ class LinearAttentionConfig(PreTrainedConfig):
             self.intermediate_size = gated if self.mlp == "swiglu" else 4 * self.hidden_size
         self._refuse_unknown(kwargs)
         self._check_numbers()
+        for layer in range(self.num_hidden_layers):
+            self.block_options(layer).check({option: name for name, option in RENAMED.items()})
         super().__post_init__(**kwargs)
-        check_choice("pooling", self.pooling, (None, *POOLINGS))
         if self.causal is False and self.use_cache:
             self.use_cache = False  # an encoder sees the whole sequence at once: nothing follows that could use a cache
-        for layer in range(self.num_hidden_layers):
-            self.block_options(layer).check()
 
     def _check_numbers(self) -> None:
-        """Check the numbers that a block knows by another name, and those that no block sees."""
+        """Check what no block sees."""
         positions = () if self.max_position_embeddings is None else ("max_position_embeddings",)
-        for name in ("vocab_size", "num_hidden_layers", *RENAMED, *positions):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
-        for name, divided in (("num_attention_heads", "hidden_size"), ("num_key_value_heads", "num_attention_heads")):
-            own, whole = getattr(self, name), getattr(self, divided)
-            if whole % own:
-                raise ValueError(f"{name} must divide {divided} = {whole}, got {own}")
+        for name in ("vocab_size", "num_hidden_layers", *positions):
+            check_integer(name, getattr(self, name))
         pad = self.pad_token_id
         if pad is not None and not -self.vocab_size <= pad < self.vocab_size:
             raise ValueError(f"pad_token_id must be None or below vocab_size = {self.vocab_size}, got {pad}")
         for name in ("tie_word_embeddings", "use_cache"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        for name, least in (("rotary_base", 1), ("initializer_range", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not least < value < math.inf:
-                raise ValueError(f"{name} must be a number > {least}, got {value!r}")
+            check_flag(name, getattr(self, name))
+        check_number("rotary_base", self.rotary_base, above=1)
+        check_number("initializer_range", self.initializer_range, above=0)
+        check_choice("pooling", self.pooling, (None, *POOLINGS))
 
     def block_options(self, layer: int) -> BlockOptions:
         """The options of the block with index ``layer``."""

@@ -7,7 +7,7 @@ from transformers import GenerationMixin
 from transformers.cache_utils import Cache
 
 from linattn.models.language.hf.cache import StateLayer
-from linattn.models.language.hf.checks import check_past
+from linattn.models.language.hf.inputs import check_past
 
 CACHES = (None, "dynamic")
 NOT_FOR_MODELS = ("tokenizer", "assistant_tokenizer")  # arguments that generate passes on to models nevertheless

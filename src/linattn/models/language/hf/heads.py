@@ -1,8 +1,17 @@
 """Language models with a head: for next tokens, masked tokens, or classes."""
 
+from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+)
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import (
     CausalLMOutputWithPast,
@@ -12,11 +21,8 @@ from transformers.modeling_outputs import (
 
 from linattn.models.language.hf.config import LinearAttentionConfig
 from linattn.models.language.hf.generation import StateGenerationMixin
-from linattn.models.language.hf.model import LinearAttentionModel
-from linattn.models.language.hf.packing import OF_A_CLASS, named_offsets, offsets_of_positions, restarts
-from linattn.models.language.hf.pretrained import LinearAttentionPreTrainedModel
-from linattn.models.language.pooling import pool
-from linattn.models.language.tokens import labels_of_packed
+from linattn.models.language.hf.inputs import OF_A_CLASS, named_offsets, offsets_of_positions, restarts
+from linattn.models.language.hf.model import LinearAttentionModel, LinearAttentionPreTrainedModel
 
 TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 
@@ -72,7 +78,8 @@ class LinearAttentionForCausalLM(LinearAttentionPreTrainedModel, StateGeneration
             output_hidden_states, output_attentions, True,
         )  # fmt: skip
         if labels is not None and cu_seqlens is not None:
-            labels = labels_of_packed(labels, cu_seqlens)
+            places = torch.arange(labels.shape[1], device=labels.device, dtype=cu_seqlens.dtype)
+            labels = labels.masked_fill(torch.isin(places, cu_seqlens[:-1]), -100)  # nothing before a first token
         elif labels is not None and position_ids is not None and past_key_values is None:
             labels = labels.masked_fill(restarts(position_ids, attention_mask), -100)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -181,3 +188,28 @@ class LinearAttentionForSequenceClassification(LinearAttentionPreTrainedModel):
             loss = self.loss_function(labels=labels, pooled_logits=logits.float(), config=self.config, **loss_options)
         result = SequenceClassifierOutputWithPast(loss=loss, logits=logits, hidden_states=out.hidden_states)
         return self._answer(result, return_dict)
+
+
+def pool(hidden: Tensor, mask: Tensor | None, pooling: str) -> Tensor:
+    """Pool ``(B, T, C)`` to ``(B, C)``: the last real token, or the mean of real ones; ``mask (B, T)``, 1 = real."""
+    if mask is None:
+        return hidden[:, -1] if pooling == "last" else hidden.mean(1)
+    real = mask.bool()
+    if pooling == "mean":
+        kept = hidden.masked_fill(~real.unsqueeze(-1), 0)
+        return kept.sum(1) / real.sum(1, keepdim=True).clamp(min=1).to(hidden.dtype)
+    last = (torch.arange(real.shape[1], device=real.device) * real).argmax(1)
+    return hidden[torch.arange(hidden.shape[0], device=hidden.device), last]
+
+
+@cache
+def register_auto_classes() -> None:
+    """Let the Auto classes, as in ``AutoModelForCausalLM.from_pretrained(folder)``, find those of this library."""
+    AutoConfig.register(LinearAttentionConfig.model_type, LinearAttentionConfig, exist_ok=True)
+    for auto, own in (
+        (AutoModel, LinearAttentionModel),
+        (AutoModelForCausalLM, LinearAttentionForCausalLM),
+        (AutoModelForMaskedLM, LinearAttentionForMaskedLM),
+        (AutoModelForSequenceClassification, LinearAttentionForSequenceClassification),
+    ):
+        auto.register(LinearAttentionConfig, own, exist_ok=True)

@@ -1,30 +1,99 @@
-"""The language model without a head: embeddings, blocks and a final norm."""
+"""The language model without a head: embeddings, blocks and a final norm; and what all heads share."""
 
+import inspect
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.utils.generic import ModelOutput
 
+from linattn.layers.attention import Attention
+from linattn.layers.canon import Canon
 from linattn.layers.norms import create_norm
-from linattn.models.language.block import Block
+from linattn.layers.rotary import rotations
+from linattn.models.language.block import Block, Tokens
 from linattn.models.language.hf.cache import StateLayer, new_cache, state_layers
-from linattn.models.language.hf.checks import check_call, check_past, check_places, check_rows
 from linattn.models.language.hf.config import LinearAttentionConfig
-from linattn.models.language.hf.packing import OF_A_CACHE, offsets_of_positions
-from linattn.models.language.hf.pretrained import LinearAttentionPreTrainedModel
-from linattn.models.language.rotary import rotations
-from linattn.models.language.tokens import Tokens, positions_of
-from linattn.support.offloading import is_offloaded, weights_here
+from linattn.models.language.hf.inputs import (
+    OF_A_CACHE,
+    PACKING,
+    check_call,
+    check_past,
+    check_places,
+    check_rows,
+    offsets_of_positions,
+    positions_of,
+)
+from linattn.support.offloading import HOOK, weights_here
+
+LOSS_OPTIONS = ("num_items_in_batch", "shift_labels", "ignore_index")  # of transformers; Trainer passes the first
+
+
+class LinearAttentionPreTrainedModel(PreTrainedModel):
+    """Base class of all models, with the initialisation of their weights."""
+
+    config_class = LinearAttentionConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["CachedBlock"]  # noqa: RUF012, the type that transformers gives it
+    _is_stateful = True  # a state cannot be cut back: tells transformers to refuse assisted generation
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, Canon):
+            module.reset_parameters()
+        else:
+            super()._init_weights(module)
+
+    @torch.no_grad()
+    def initialize_weights(self) -> None:
+        """Initialise mechanisms first, each as a whole: only they know how their parameters and buffers start."""
+        for module in self.modules():
+            if isinstance(module, Attention) and not getattr(module.mechanism, "_is_hf_initialized", False):
+                _start_mechanism(module)
+        super().initialize_weights()
+
+    def _loss_options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The options of the loss among a head's ``**kwargs``.
+
+        A head that takes ``cu_seqlens`` also allows its other names. Anything else is refused.
+        """
+        named = list(inspect.signature(self.forward).parameters)[:-1]
+        known = (*LOSS_OPTIONS, *(PACKING if "cu_seqlens" in named else ()))
+        for name, value in kwargs.items():
+            if name not in known and value is not None:
+                raise TypeError(f"{type(self).__name__} takes no {name!r}; it takes {', '.join([*named, *known])}")
+        return {name: value for name, value in kwargs.items() if name in LOSS_OPTIONS}
+
+    def _answer(self, result: ModelOutput, return_dict: bool | None) -> Any:
+        """The output with named fields, or as a tuple if ``return_dict``, or by default the config, is False."""
+        by_name = self.config.return_dict if return_dict is None else return_dict
+        return result if by_name else result.to_tuple()
+
+
+def _start_mechanism(attention: Attention) -> None:
+    """Give tensors that were not loaded from a file the values of a new mechanism, and mark all as initialised."""
+    mechanism = attention.mechanism
+    tensors = dict(mechanism.named_parameters()) | dict(mechanism.named_buffers())
+    missing = {name: x for name, x in tensors.items() if not getattr(x, "_is_hf_initialized", False)}
+    if missing:
+        with torch.device("cpu"):
+            fresh = attention.new_mechanism()
+        values = dict(fresh.named_parameters()) | dict(fresh.named_buffers())
+        for name, x in missing.items():
+            x.copy_(values[name])
+    for module in mechanism.modules():
+        module._is_hf_initialized = True  # type: ignore[assignment]
 
 
 class CachedBlock(GradientCheckpointingLayer, Block):
     """A block that reads its state from a layer of the cache and writes the next one back."""
 
     def forward(self, x: Tensor, tokens: Tokens, past: StateLayer | None = None) -> Tensor:
-        if is_offloaded(self.norm1):
+        if HOOK in vars(self.norm1):  # accelerate brings weights for the forward call of each part alone
             with weights_here(*self.children()):
                 return self._forward(x, tokens, past)
         return self._forward(x, tokens, past)

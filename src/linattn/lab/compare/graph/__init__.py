@@ -1,1 +1,0 @@
-"""Comparisons of models on one graph, and of their cost as a graph grows."""
