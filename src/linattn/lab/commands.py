@@ -45,5 +45,5 @@ COMMANDS: dict[str, Entry] = {
     "lab dof": Entry("linattn.lab.theory.dof:Dof", "Random features of attention, and a bound."),
     "tour": Entry("linattn.lab.bench.tour:Tour", "The mechanisms, their forms agreeing, linear against softmax."),
     "mechanisms": Entry("linattn.lab.bench.tour:Mechanisms", "Every registered mechanism and what it can do."),
-    "doctor": Entry("linattn.lab.bench.doctor:Doctor", "Versions, devices, extras, and what auto would choose here."),
+    "doctor": Entry("linattn.lab.bench.tour:Doctor", "Versions, devices, extras, and what auto would choose here."),
 }

@@ -10,17 +10,18 @@ import pytest
 import torch
 
 from lab.bench.running import rows_of
-from linattn.lab.bench import benchmark
+from linattn.lab.bench import benchmark, running
 from linattn.lab.bench.attention import Attention
-from linattn.lab.bench.benchmark import Absent, Benchmark, cell, fill, shared
+from linattn.lab.bench.benchmark import Benchmark, cell
 from linattn.lab.bench.blocks import Blocks
 from linattn.lab.bench.check import Verdict, judge
 from linattn.lab.bench.decoding import Decoding
-from linattn.lab.bench.doctor import extras
 from linattn.lab.bench.kernels import Kernels
 from linattn.lab.bench.models import Models
+from linattn.lab.bench.running import Absent, shared
 from linattn.lab.bench.throughput import Throughput
 from linattn.lab.bench.timing import TimeLimitError
+from linattn.lab.bench.tour import extras
 from linattn.lab.command import create_app, main
 from linattn.lab.commands import COMMANDS
 from linattn.lab.experiment import load_results
@@ -42,20 +43,14 @@ class Toy(Benchmark):
     def cases(self):
         return [self.case(what=what) for what in self.what]
 
-    @staticmethod
-    def measure(case, work):
-        row = {}
-
-        def measured():
-            if case["what"] in ERRORS:
-                raise ERRORS[case["what"]]
-            if case["what"] == "crash":
-                os.kill(os.getpid(), 9)
-            if case["what"] == "slow":
-                time.sleep(60)
-            row["median_ms"] = time.perf_counter()
-
-        return fill(case, row, measured)
+    def fill(self, case, work, row):
+        if case["what"] in ERRORS:
+            raise ERRORS[case["what"]]
+        if case["what"] == "crash":
+            os.kill(os.getpid(), 9)
+        if case["what"] == "slow":
+            time.sleep(60)
+        row["median_ms"] = time.perf_counter()
 
 
 ERRORS = {
@@ -93,11 +88,11 @@ def test_another_seed_version_or_number_of_threads_is_measured_anew(tmp_path, mo
     first = rows_of(Toy(**CPU), tmp_path)
     assert rows_of(Toy(**CPU), tmp_path) == first
     assert rows_of(Toy(seed=1, **CPU), tmp_path) != first
-    monkeypatch.setattr(benchmark, "source_digest", lambda folder: "changed")
-    benchmark.machine_of.cache_clear()
+    monkeypatch.setattr(running, "source_digest", lambda folder: "changed")
+    running.machine_of.cache_clear()
     second = rows_of(Toy(**CPU), tmp_path)
     assert second != first
-    benchmark.machine_of.cache_clear()
+    running.machine_of.cache_clear()
     assert rows_of(Toy(threads=2, **CPU), tmp_path) != second
 
 
@@ -141,7 +136,7 @@ def test_what_cases_share_is_made_once_and_freed_before_the_next():
     for key in ("a", "a", "b", "a"):
         assert shared(key, lambda key=key: made.append(key) or key) == key
     assert made == ["a", "b", "a"]
-    assert list(benchmark._shared) == ["a"]
+    assert list(running._shared) == ["a"]
 
 
 def test_cells_of_tables():

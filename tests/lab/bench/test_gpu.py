@@ -8,7 +8,7 @@ import torch
 from lab.bench.running import rows_of
 from linattn.lab.bench import timing
 from linattn.lab.bench.decoding import Decoding
-from linattn.lab.bench.kernel_problems import measure_ceilings
+from linattn.lab.bench.kernel_floors import measure_ceilings
 from linattn.lab.bench.kernels import Kernels
 from linattn.lab.bench.language import FULL
 from linattn.lab.bench.memory import extra_bytes

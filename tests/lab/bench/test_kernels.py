@@ -23,18 +23,8 @@ from linattn.lab.bench.kernel_cases import (
     outcomes,
     select,
 )
-from linattn.lab.bench.kernel_problems import (
-    Bound,
-    Truth,
-    bind_form,
-    draw,
-    floors,
-    measure_ceilings,
-    operations,
-    output_bytes,
-    qkvo_bytes,
-    size,
-)  # fmt: skip
+from linattn.lab.bench.kernel_floors import floors, measure_ceilings, operations, output_bytes, qkvo_bytes, size
+from linattn.lab.bench.kernel_problems import Bound, Truth, bind_form, draw
 from linattn.lab.bench.kernel_rivals import Contender, make_contenders
 from linattn.lab.bench.kernels import Kernels
 from linattn.ops.exponential.api import exponential_attention

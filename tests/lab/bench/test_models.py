@@ -104,10 +104,7 @@ def test_what_attention_takes_is_heard(monkeypatch, tmp_path):
     found = forms(create_image_host(case, "nala", CPU, 0), "nala", *draw_images(case, CPU, 0), autocast=False)
     assert sum(found["explain"].values()) == 2
     assert found["on_kernels"] is False  # on a CPU; on a GPU both calls would have to say triton
-    right = models._measure
-    monkeypatch.setattr(
-        models, "_measure", lambda case, work, row: (right(case, work, row), row.update(status="not on kernels"))
-    )
+    monkeypatch.setattr(Models, "fill", lambda self, case, work, row: row.update(status="not on kernels"))
     rows_of(replace(SMALL, modes=("compiled",)), tmp_path, code=1)
 
 

@@ -7,6 +7,7 @@ import torch
 
 from lab.bench.running import rows_of
 from linattn.lab.bench import throughput
+from linattn.lab.bench.language import TINY
 from linattn.lab.bench.throughput import Throughput, draw_batch
 
 SMALL = Throughput(device="cpu", mechanisms=("elu",), quick=True, lengths=(8, 16), tokens=32, backend="eager", steps=2)
@@ -52,6 +53,12 @@ def test_a_step_that_is_wrong_is_not_timed(monkeypatch, tmp_path, fault, worst):
     for row in rows:
         assert row["reason"].startswith(f"{worst} is off by")
         assert "median_ms" not in row
+
+
+def test_the_first_layers_stand_for_a_deeper_model(monkeypatch, tmp_path):
+    monkeypatch.setattr("linattn.lab.bench.language.TINY", replace(TINY, depth=4))
+    rows = rows_of(replace(SMALL, lengths=(16,)), tmp_path)
+    assert [(row["status"], row["checked_against"]) for row in rows] == [("ok", "fp64, plain PyTorch, 2 layers")] * 2
 
 
 def test_a_loss_that_is_not_finite_after_some_steps_is_wrong(monkeypatch, tmp_path):

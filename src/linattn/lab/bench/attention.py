@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, ClassVar, Literal, Self
 
-from linattn.lab.bench.benchmark import Benchmark, Row, Type, fill, one_line, setting
+from linattn.lab.bench.benchmark import Benchmark, Type, setting
 from linattn.lab.bench.charts import lines
 from linattn.lab.bench.contenders import (
     FORWARD,
@@ -21,6 +21,7 @@ from linattn.lab.bench.contenders import (
 from linattn.lab.bench.fit import clear_growth, crossover, steady, times_by
 from linattn.lab.bench.memory import Cost, free_bytes, peak_bytes, predict
 from linattn.lab.bench.oracle import Oracle
+from linattn.lab.bench.running import Row, one_line
 from linattn.lab.bench.timing import measure_in_turns, seconds_of
 from linattn.lab.cases import Work
 from linattn.lab.kept import Case
@@ -101,11 +102,9 @@ class Attention(Benchmark):
         passes = (FORWARD, TRAINING) if self.backward else (FORWARD,)
         return [self.case(length=T, pass_name=p) for T in sorted(set(self.filled().lengths)) for p in passes]
 
-    @staticmethod
-    def measure(case: Case, work: Work) -> dict[str, Any]:
+    def fill(self, case: Case, work: Work, row: Row) -> None:
         """Rows of all contenders at one length in one pass."""
-        found: Row = {"rows": []}
-        return fill(case, found, lambda: found.update(rows=list(_Race(case, work).rows())))
+        row["rows"] = _Race(self, case, work).rows()
 
     def derived(self, rows: list[Row]) -> list[Row]:
         for row in rows:
@@ -147,8 +146,8 @@ class Attention(Benchmark):
 class _Race:
     """All contenders at one length in one pass: what is too costly is left out, the rest is checked and timed."""
 
-    def __init__(self, case: Case, work: Work) -> None:
-        self.config, self.work = Attention.parse(case["settings"]), work
+    def __init__(self, config: Attention, case: Case, work: Work) -> None:
+        self.config, self.work = config, work
         self.device, self.training = self.config.place(), case["pass_name"] == TRAINING
         self.inputs = make_inputs(self.config, case["length"])
         self.grad = gradient_of_output(self.inputs, self.config.seed) if self.training else None

@@ -5,53 +5,38 @@ one another share what is costly to make (:func:`shared`). What is finished is k
 this machine: the same command goes on where time, a crash or Ctrl-C ended it.
 """
 
-import gc
 import importlib.util
 import math
 import os
-import shutil
 import tempfile
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 
 from linattn.lab.bench.check import Verdict
-from linattn.lab.bench.timing import TimeLimitError
+from linattn.lab.bench.running import Row, guarded, load, machine_of, versions
 from linattn.lab.cases import Outcome, Work, run_cases
 from linattn.lab.experiment import FAILED, RIGHT, Experiment, save_results
 from linattn.lab.kept import Case, find
-from linattn.lab.page import write_page
 from linattn.lab.page.plots import Chart, save_png
 from linattn.lab.screen import Screen
-from linattn.support.config import digest, option
-from linattn.support.machine import cores, describe_run, device_name
+from linattn.support.config import option
+from linattn.support.machine import cores, describe_run
 from linattn.support.options import OptionError, check_folder
-from linattn.support.source import PACKAGE, source_digest
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-Row = dict[str, Any]
-Made = TypeVar("Made")
 Type = Literal["", "float32", "float64", "bfloat16", "float16"]
 SOFTMAX = "softmax"
 BAD = ("WRONG", "failed", "not on kernels")
 UNMEASURED = ("out of memory", "left out", "failed", "absent")
-MEASURED_CODE = ("ops", "kernels", "mechanisms", "layers", "models")
 # A process that compiles would start one process a core; and tuning beside others gives wrong results.
 ALONE = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "FLA_CACHE_RESULTS": "0", "OMP_NUM_THREADS": "1"}
-BROKEN = 75  # exit code of a process whose GPU no longer responds
-
-
-class Absent(Exception):  # noqa: N818, it is an answer and no error
-    """Raised where a contender cannot serve the case; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +100,21 @@ class Benchmark(Experiment):
         """The charts; the first is published."""
         return []
 
-    @staticmethod
-    def prepare(case: Case, work: Work) -> Mapping[str, Any]:
-        """Compile what :meth:`measure` will run: in several processes, before any case is timed."""
+    def fill(self, case: Case, work: Work, row: Row) -> None:
+        """Measure a case of this config: its numbers, or a status with a reason. What is raised is its status."""
+        raise NotImplementedError
+
+    def warm(self, case: Case) -> None:
+        """Compile what :meth:`fill` will run: in several processes, before any case is timed."""
+
+    @classmethod
+    def measure(cls, case: Case, work: Work) -> Mapping[str, Any]:
+        row: Row = {}
+        return guarded(case, row, lambda: cls.parse(case["settings"]).fill(case, work, row))
+
+    @classmethod
+    def prepare(cls, case: Case, work: Work) -> Mapping[str, Any]:
+        cls.parse(case["settings"]).warm(case)
         return {}
 
     def bad(self, row: Row) -> bool:
@@ -200,22 +197,14 @@ class Benchmark(Experiment):
         return find(self.folder / "cases", case) is None
 
     def _write(self, meta: Mapping[str, Any], rows: list[Row]) -> Path:
-        """Charts, a page where what makes it is installed, and what is to be published."""
-        target = self.folder / "results.json"
-        drawn = [row for row in rows if row["status"] == "ok"]
-        charts = self.charts(rows, meta) if drawn and importlib.util.find_spec("matplotlib") else []
-        for chart in charts:
-            save_png(chart, self.folder / f"{chart.name}.png")
-        if all(map(importlib.util.find_spec, ("pandas", "jinja2", "matplotlib"))):
-            from pandas import DataFrame
-
-            sections = self.figures(DataFrame(rows), meta)
-            target = write_page(self.folder / "report.html", self.name, sections, meta)
+        """The page where what makes it is installed, and what is to be published."""
+        page = self.write_page(meta, rows)
         if self.publish is not None:
             save_results(self.publish / f"{self.file_name}.json", meta, rows)
-            if charts:
-                shutil.copyfile(self.folder / f"{charts[0].name}.png", self.publish / f"{self.file_name}.png")
-        return target
+            drawn = any(row["status"] == "ok" for row in rows) and importlib.util.find_spec("matplotlib")
+            for chart in self.charts(rows, meta)[:1] if drawn else []:
+                save_png(chart, self.publish / f"{self.file_name}.png")
+        return page or self.folder / "results.json"
 
     def figures(self, frame: "DataFrame", meta: Mapping[str, Any]) -> list[Any]:
         from pandas import DataFrame
@@ -228,7 +217,7 @@ class Benchmark(Experiment):
         ]
         charts = self.charts(rows, meta) if any(row["status"] == "ok" for row in rows) else []
         names, cells = self.table(rows)
-        table = Section("All rows", " ".join(self.sentences(rows)), DataFrame(cells, columns=names))
+        table = Section("All rows", table=DataFrame(cells, columns=names))
         return [*(Section(chart.title, chart=chart) for chart in charts), table]
 
 
@@ -257,89 +246,10 @@ def cell(row: Mapping[str, Any], name: str) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def load() -> float:
-    """How many processes wanted to run in the last minute, on average."""
-    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else 0.0
-
-
-@cache
-def machine_of(place: torch.device) -> dict[str, Any]:
-    """What speed depends on besides a case: another machine, other versions and other code are measured anew."""
-    code = digest({name: source_digest(PACKAGE / name) for name in MEASURED_CODE})
-    return {"device": device_name(place), "torch": torch.__version__, "threads": torch.get_num_threads(), "code": code}
-
-
-def versions(packages: Sequence[str]) -> dict[str, str]:
-    found = {}
-    for package in packages:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
-
-
-_shared: dict[Hashable, Any] = {}
-
-
-def shared(key: Hashable, make: Callable[[], Made]) -> Made:
-    """What cases that follow one another have in common, made once; that of another key is freed before."""
-    if key not in _shared:
-        _shared.clear()
-        clean()
-        _shared[key] = make()
-    return _shared[key]
-
-
-def clean() -> None:
-    gc.collect()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()  # so that no row meets memory fragmented by earlier ones
-
-
-def fill(case: Mapping[str, Any], row: Row, work: Callable[[], None]) -> Row:
-    """Let ``work`` fill the row of a case; what cannot be measured becomes its status, and a failure is raised.
-
-    With a GPU that no longer responds every further call would fail: the process ends, and others get a new one.
-    """
-    device = torch.device(case["settings"]["device"])
-    torch.set_num_threads(case["on"]["threads"])
-    try:
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            work()
-    except OptionError:
-        raise
-    except Absent as reason:
-        row |= {"status": "absent", "reason": one_line(reason)}
-    except TimeLimitError as reason:
-        row |= {"status": "left out", "reason": str(reason)}
-    except Exception as error:
-        if not (isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)):
-            if device.type == "cuda" and not _alive(device):
-                os._exit(BROKEN)
-            raise RuntimeError(f"{type(error).__name__}: {one_line(error)}") from error
-        row |= {"status": "out of memory", "reason": one_line(error).removeprefix("CUDA out of memory. ")}
-    if row.get("status", "ok") != "ok":
-        clean()  # only now: the error's traceback held every tensor
-    return row
-
-
-def _alive(device: torch.device) -> bool:
-    try:
-        torch.zeros(1, device=device).item()
-    except Exception:
-        return False
-    return True
-
-
 def note(row: Row, verdict: Verdict) -> bool:
     """Record a verdict; a row that is wrong is not timed."""
     row |= verdict.row()
     return verdict.ok
-
-
-def one_line(text: object) -> str:
-    return " ".join(str(text).split())[:240]
 
 
 def setting(meta: Mapping[str, Any], *words: str) -> str:

@@ -9,11 +9,12 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from linattn.lab.bench.benchmark import SOFTMAX, UNMEASURED, Benchmark, Row, fill, note, setting, shared
-from linattn.lab.bench.charts import lines
+from linattn.lab.bench.benchmark import SOFTMAX, Benchmark, note, setting
+from linattn.lab.bench.charts import by_length
 from linattn.lab.bench.check import Verdict, budgets_of, judge, relative_errors
 from linattn.lab.bench.fit import times_by
 from linattn.lab.bench.memory import Cost, free_bytes, peak_bytes, predict
+from linattn.lab.bench.running import Row, shared
 from linattn.lab.bench.timing import measure_in_turns, seconds_of
 from linattn.lab.cases import Work
 from linattn.lab.kept import Case
@@ -92,10 +93,39 @@ class Blocks(Benchmark):
         names = dict.fromkeys((SOFTMAX, SOFTMAX_MAP, *self.mechanisms))
         return [self.case(contender=name, tokens=T) for name in names for T in sorted(set(self.tokens))]
 
-    @staticmethod
-    def measure(case: Case, work: Work) -> dict[str, Any]:
-        row: Row = {}
-        return fill(case, row, lambda: _measure(case, work, row))
+    def fill(self, case: Case, work: Work, row: Row) -> None:
+        name = case["contender"]
+        device = self.place()
+
+        def checked() -> tuple[Block, Verdict]:
+            work.tell(0.1, "checking")
+            block = create_block(self, name)
+            # In the check libraries also allocate their workspaces, which are then not counted.
+            return block, check_block(self, name, block)
+
+        block, verdict = shared(("block", name, str(case["settings"])), checked)
+        if not note(row, verdict):
+            return
+        given = inf if device.type == "cuda" else free_bytes(device) / 2
+        limits = self.max_seconds, given if self.max_gib is None else self.max_gib * 2**30
+        # The memory of softmax grows with power 1 if PyTorch has a kernel for it, which a prediction must not rely on.
+        power = 1 if mechanism_info(SOFTMAX if name == SOFTMAX_MAP else name).cost == "linear" else 2
+
+        def probe(tokens: int) -> Cost:
+            call = training_pass(block, draw_tokens(self, tokens, self.batch), self.autocast)
+            peak = peak_bytes(call, device)
+            return Cost(tokens, min(seconds_of(call, device) for _ in range(2)), peak, (power, power))
+
+        work.tell(0.2, "predicting")
+        reason = predict(probe, case["tokens"], *limits).excess(*limits)
+        if reason:
+            row |= {"status": "left out", "reason": reason}
+            return
+        call = training_pass(block, draw_tokens(self, case["tokens"], self.batch), self.autocast)
+        work.tell(0.5, "measuring")
+        peak = peak_bytes(call, device)
+        timing = measure_in_turns({"": call}, device, min_seconds=0, min_repeats=self.repeats)[""]
+        row |= {"peak_bytes": peak, "seconds": timing.median} | timing.row()
 
     def described(self, outcomes: Sequence[Any], rows: Sequence[Row]) -> dict[str, Any]:
         total = torch.cuda.get_device_properties(self.place()).total_memory if self.on_gpu else None
@@ -119,14 +149,12 @@ class Blocks(Benchmark):
         return found + (["left out by predicted cost; --max-seconds and --max-gib move the limits"] if left else [])
 
     def charts(self, rows: Sequence[Row], meta: Mapping[str, Any]) -> list[Chart]:
-        names = list(dict.fromkeys(row["contender"] for row in rows))
-        looks, s = styles(names), meta["settings"]
-        missing = {n: [r["tokens"] for r in rows if r["contender"] == n and r["status"] in UNMEASURED] for n in names}
-        panels = []
-        for value, ylabel, unit in (("peak_bytes", "peak MiB", 2**20), ("median_ms", "ms", 1.0)):
-            points = {n: times_by(rows, "tokens", value, contender=n) for n in names}
-            scaled = {n: {T: x / unit for T, x in own.items()} for n, own in points.items()}
-            panels.append(lines("forward and backward of a block", ylabel, scaled, looks, missing=missing))
+        looks, s = styles(list(dict.fromkeys(row["contender"] for row in rows))), meta["settings"]
+        values = (("peak_bytes", "peak MiB", 2**20), ("median_ms", "ms", 1.0))
+        panels = [
+            by_length(rows, "contender", "tokens", value, "a block", ylabel, unit, looks)
+            for value, ylabel, unit in values
+        ]
         shape = f"one block, width {s['dim']}, {s['heads']} heads, batch {s['batch']}, {s['precision']}"
         return [
             Chart("block-memory", setting(meta, shape), "Crosses: what did not fit or was left out.", panels, looks)
@@ -147,41 +175,6 @@ def reductions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                     {"contender": name, "against": against, "tokens": max(both), "percent": 100 * (1 - share)}
                 )  # fmt: skip
     return found
-
-
-def _measure(case: Case, work: Work, row: Row) -> None:
-    config, name = Blocks.parse(case["settings"]), case["contender"]
-    device = config.place()
-
-    def checked() -> tuple[Block, Verdict]:
-        work.tell(0.1, "checking")
-        block = create_block(config, name)
-        # In the check libraries also allocate their workspaces, which are then not counted.
-        return block, check_block(config, name, block)
-
-    block, verdict = shared(("block", name, str(case["settings"])), checked)
-    if not note(row, verdict):
-        return
-    given = inf if device.type == "cuda" else free_bytes(device) / 2
-    limits = config.max_seconds, given if config.max_gib is None else config.max_gib * 2**30
-    # The memory of softmax grows with power 1 if PyTorch has a kernel for it, which a prediction must not rely on.
-    power = 1 if mechanism_info(SOFTMAX if name == SOFTMAX_MAP else name).cost == "linear" else 2
-
-    def probe(tokens: int) -> Cost:
-        call = training_pass(block, draw_tokens(config, tokens, config.batch), config.autocast)
-        peak = peak_bytes(call, device)
-        return Cost(tokens, min(seconds_of(call, device) for _ in range(2)), peak, (power, power))
-
-    work.tell(0.2, "predicting")
-    reason = predict(probe, case["tokens"], *limits).excess(*limits)
-    if reason:
-        row |= {"status": "left out", "reason": reason}
-        return
-    call = training_pass(block, draw_tokens(config, case["tokens"], config.batch), config.autocast)
-    work.tell(0.5, "measuring")
-    peak = peak_bytes(call, device)
-    timing = measure_in_turns({"": call}, device, min_seconds=0, min_repeats=config.repeats)[""]
-    row |= {"peak_bytes": peak, "seconds": timing.median} | timing.row()
 
 
 def create_block(config: Blocks, contender: str, twin: bool = False) -> Block:

@@ -3,10 +3,24 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from linattn.lab.bench.benchmark import UNMEASURED
+from linattn.lab.bench.fit import times_by
 from linattn.lab.page.plots import Panel, plot_line
 from linattn.lab.page.style import Style
 
 Lines = Mapping[str, Mapping[int, float]]
+Rows = Sequence[Mapping[str, Any]]
+
+
+def by_length(
+    rows: Rows, name: str, length: str, value: str, title: str, ylabel: str, unit: float, looks: Mapping[str, Style],
+    **more: Any,
+) -> Panel:  # fmt: skip
+    """:func:`lines` of a value of rows over their length, in a unit; names are those of ``looks``."""
+    points = {own: times_by(rows, length, value, **{name: own}) for own in looks}
+    scaled = {own: {T: x / unit for T, x in found.items()} for own, found in points.items()}
+    lost = {own: [r[length] for r in rows if r[name] == own and r["status"] in UNMEASURED] for own in looks}
+    return lines(title, ylabel, scaled, looks, missing=lost, **more)
 
 
 def short(length: float) -> str:

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from linattn.lab.bench.benchmark import SOFTMAX, UNMEASURED, Absent, Row, fill, note, setting, shared
-from linattn.lab.bench.charts import lines
+from linattn.lab.bench.benchmark import SOFTMAX, note, setting
+from linattn.lab.bench.charts import by_length
 from linattn.lab.bench.check import watch_choices
 from linattn.lab.bench.decoder import (
     CHECKED_TOKENS,
@@ -23,6 +23,7 @@ from linattn.lab.bench.fit import crossovers, times_by
 from linattn.lab.bench.hosts import variant
 from linattn.lab.bench.language import LanguageBenchmark, create_model, draw_text
 from linattn.lab.bench.memory import peak_bytes
+from linattn.lab.bench.running import Absent, Row, shared
 from linattn.lab.bench.timing import Timing, seconds_of
 from linattn.lab.cases import Work
 from linattn.lab.kept import Case
@@ -85,18 +86,48 @@ class Decoding(LanguageBenchmark):
             for batch in dict.fromkeys(self.batch) for mode in config.modes
         ]  # fmt: skip
 
-    @staticmethod
-    def measure(case: Case, work: Work) -> dict[str, Any]:
-        row: Row = {}
-        return fill(case, row, lambda: _measure(case, work, row))
-
-    @staticmethod
-    def prepare(case: Case, work: Work) -> dict[str, Any]:
+    def warm(self, case: Case) -> None:
         """Run one layer: every kernel that the row will call."""
-        subject = _Subject(case, depth=1)
+        subject = _Subject(self, case, depth=1)
         decoder = subject.decoder(case)
         subject.truth.check(decoder.read(subject.text[case["context"] : case["context"] + 1]), case["context"])
-        return {}
+
+    def fill(self, case: Case, work: Work, row: Row) -> None:
+        mechanism, context = case["mechanism"], case["context"]
+        device = self.place()
+        if case["mode"] == GRAPH and device.type != "cuda":
+            raise Absent("CUDA graphs need a GPU")
+        work.tell(0.0, "reading the context")
+        key = "decoding", mechanism, case["longest"], str(case["settings"])
+        subject = shared(key, lambda: _Subject(self, case))
+        decoder = subject.decoder(case)
+        weights = sum(p.nbytes for p in subject.model.parameters())
+        row |= {"prefill_seconds": subject.prefix.seconds, "weight_bytes": weights}
+        row["state_bytes"] = state_bytes(decoder.states)
+        work.tell(0.4, "a first step")
+        with watch_choices() as choices:
+            decoder.step()  # libraries allocate their workspaces, which are not memory of a step
+        row["explain"] = dict(Counter(map(str, choices)))
+        if mechanism == SOFTMAX:
+            row["explain"] = {
+                "scaled_dot_product_attention over the filled slots of a cache": len(subject.model.blocks)
+            }
+        decoder.restart()
+        # A graph allocates when it is captured.
+        row["peak_bytes"] = peak_bytes(decoder.capture if case["mode"] == GRAPH else decoder.step, device)
+        row["total_bytes"] = row["state_bytes"] + weights + row["peak_bytes"]
+        if case["mode"] == GRAPH and not decoder.captured:
+            raise Absent("the step cannot be captured as a CUDA graph")
+        work.tell(0.5, "checking")
+        decoder.restart()
+        count = CHECKED_TOKENS if decoder.steps_follow else 1
+        if not note(row, subject.truth.check(decoder.read(subject.text[context : context + count]), context)):
+            return
+        work.tell(0.8, "timing")
+        decoder.restart()
+        samples = [seconds_of(decoder.step, device) for _ in range(WARM_STEPS + self.steps)]
+        timing = Timing.of(samples[WARM_STEPS:])
+        row |= timing.row() | {"tokens_per_second": case["batch"] / timing.median}
 
     def derived(self, rows: list[Row]) -> list[Row]:
         for row in rows:
@@ -111,20 +142,14 @@ class Decoding(LanguageBenchmark):
 
     def charts(self, rows: Sequence[Row], meta: Mapping[str, Any]) -> list[Chart]:
         """Time and memory, of CUDA graphs if there are any."""
-        names = list(dict.fromkeys(row["mechanism"] for row in rows))
-        looks, panels, lost = styles(names), [], [row for row in rows if row["status"] in UNMEASURED]
+        looks, panels = styles(list(dict.fromkeys(row["mechanism"] for row in rows))), []
         mode = GRAPH if any(row["mode"] == GRAPH and row["status"] == "ok" for row in rows) else EAGER
         for value, ylabel, unit in (("median_ms", "ms a token", 1), ("total_bytes", "MiB with weights", 2**20)):
             for batch in sorted({row["batch"] for row in rows}):
                 own = [row for row in rows if (row["batch"], row["mode"]) == (batch, mode)]
-                missing = {n: [r["context"] for r in own if r in lost and r["mechanism"] == n] for n in names}
-                found = {name: times_by(own, "context", value, mechanism=name) for name in names}
-                points = {name: {T: x / unit for T, x in line.items()} for name, line in found.items()}
                 marks = [at["length"] for at in overtakes(own) if at["length"]] if value == "median_ms" else []
-                panels.append(
-                    lines(f"batch {batch}, {mode}", ylabel, points, looks, xlabel="context",
-                          missing=missing, marks=marks)
-                )  # fmt: skip
+                what = value, f"batch {batch}, {mode}", ylabel, unit
+                panels.append(by_length(own, "mechanism", "context", *what, looks, xlabel="context", marks=marks))
         title = setting(meta, f"decoding, {meta['settings']['dtype']}")
         return [Chart("decoding", title, "Dotted: faster than softmax from there on.", panels, looks)]
 
@@ -141,9 +166,8 @@ def overtakes(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 class _Subject:
     """The model with one mechanism; its rows share the states after a context, and the exact values."""
 
-    def __init__(self, case: Case, depth: int | None = None) -> None:
-        self.config, mechanism = Decoding.parse(case["settings"]), case["mechanism"]
-        config, device = self.config, self.config.place()
+    def __init__(self, config: Decoding, case: Case, depth: int | None = None) -> None:
+        self.config, mechanism, device = config, case["mechanism"], config.place()
         self.text = draw_text(config.size, (case["longest"] + CHECKED_TOKENS,), device, config.seed)
         model = create_model(config.size, mechanism, device, config.seed, depth=depth)
         self.model = model.to(getattr(torch, config.dtype)).eval()
@@ -157,39 +181,3 @@ class _Subject:
         states = self.prefix.reach(case["context"])
         room = max(CHECKED_TOKENS, WARM_STEPS + self.config.steps)
         return Decoder(self.model, states, case["context"], case["batch"], room, static=case["mode"] == GRAPH)
-
-
-def _measure(case: Case, work: Work, row: Row) -> None:
-    config, mechanism, context = Decoding.parse(case["settings"]), case["mechanism"], case["context"]
-    device = config.place()
-    if case["mode"] == GRAPH and device.type != "cuda":
-        raise Absent("CUDA graphs need a GPU")
-    work.tell(0.0, "reading the context")
-    key = "decoding", mechanism, case["longest"], str(case["settings"])
-    subject = shared(key, lambda: _Subject(case))
-    decoder = subject.decoder(case)
-    weights = sum(p.nbytes for p in subject.model.parameters())
-    row |= {"prefill_seconds": subject.prefix.seconds, "weight_bytes": weights}
-    row["state_bytes"] = state_bytes(decoder.states)
-    work.tell(0.4, "a first step")
-    with watch_choices() as choices:
-        decoder.step()  # libraries allocate their workspaces, which are not memory of a step
-    row["explain"] = dict(Counter(map(str, choices)))
-    if mechanism == SOFTMAX:
-        row["explain"] = {"scaled_dot_product_attention over the filled slots of a cache": len(subject.model.blocks)}
-    decoder.restart()
-    # A graph allocates when it is captured.
-    row["peak_bytes"] = peak_bytes(decoder.capture if case["mode"] == GRAPH else decoder.step, device)
-    row["total_bytes"] = row["state_bytes"] + weights + row["peak_bytes"]
-    if case["mode"] == GRAPH and not decoder.captured:
-        raise Absent("the step cannot be captured as a CUDA graph")
-    work.tell(0.5, "checking")
-    decoder.restart()
-    count = CHECKED_TOKENS if decoder.steps_follow else 1
-    if not note(row, subject.truth.check(decoder.read(subject.text[context : context + count]), context)):
-        return
-    work.tell(0.8, "timing")
-    decoder.restart()
-    samples = [seconds_of(decoder.step, device) for _ in range(WARM_STEPS + config.steps)]
-    timing = Timing.of(samples[WARM_STEPS:])
-    row |= timing.row() | {"tokens_per_second": case["batch"] / timing.median}

@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from linattn.lab.bench import kernel_cases as names
-from linattn.lab.bench.benchmark import Absent
 from linattn.lab.bench.check import watch_choices
 from linattn.lab.bench.kernel_cases import CHUNKED, COMPILED, CUDNN, EAGER, FLASH, IN_PLACE, OURS, Problem
 from linattn.lab.bench.kernel_problems import Bind, Bound, Outputs, Tensors, bind_form, differentiable
+from linattn.lab.bench.running import Absent
 from linattn.support.compiling import safe_options
 
 RIVALS = ("torch", "softmax", "fla", "mlstm_kernels")

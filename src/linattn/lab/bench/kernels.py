@@ -4,13 +4,12 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 
-from linattn.lab.bench.benchmark import Benchmark, Row, fill, note, only_quick_on_cpu, setting, shared
+from linattn.lab.bench.benchmark import Benchmark, note, only_quick_on_cpu, setting
 from linattn.lab.bench.contenders import FORWARD, TRAINING
 from linattn.lab.bench.kernel_cases import (
     BY_NAME,
@@ -23,9 +22,11 @@ from linattn.lab.bench.kernel_cases import (
     outcomes,
     select,
 )
-from linattn.lab.bench.kernel_problems import Truth, draw, floors, measure_ceilings, qkvo_bytes
+from linattn.lab.bench.kernel_floors import floors, measure_ceilings, qkvo_bytes
+from linattn.lab.bench.kernel_problems import Truth, draw
 from linattn.lab.bench.kernel_rivals import PACKAGES, RIVALS, Contender, make_contenders
 from linattn.lab.bench.memory import extra_bytes
+from linattn.lab.bench.running import Row, shared
 from linattn.lab.bench.timing import first_call, time_call
 from linattn.lab.cases import Outcome, Work
 from linattn.lab.kept import Case
@@ -109,22 +110,56 @@ class Kernels(Benchmark):
             found += [self.case(case=name, contender=OURS, pass_name=COLD, fresh=True) for name in sorted(chosen)]
         return found
 
-    @staticmethod
-    def measure(case: Case, work: Work) -> dict[str, Any]:
-        row: Row = {}
-        return fill(case, row, lambda: (_cold if case["pass_name"] == COLD else _measure)(case, work, row))
+    def fill(self, case: Case, work: Work, row: Row) -> None:
+        """Call a contender once, check it, time it and weigh it."""
+        problem, contender = self.named(case)
+        row |= {"shape": problem.shape, "note": contender.note}
+        if case["pass_name"] == COLD:
+            row["first_seconds"] = cold_start(self, problem, contender)
+            return
+        device, dtype, training = self.place(), getattr(torch, self.dtype), case["pass_name"] == TRAINING
+        if not _ceilings:
+            work.tell(0.0, "measuring copy bandwidth and matmul rate")
+            _ceilings.update(measure_ceilings(device, small=self.quick))
+        key = "kernels", problem.name, str(case["settings"])
+        tensors, grad, truth = shared(
+            key, lambda: (*draw(problem, device, dtype, self.seed), Truth(problem, device, dtype, self.seed))
+        )  # fmt: skip
+        work.tell(0.2, "first call")
+        bound = contender.bind(problem, tensors)
+        call = bound.call(grad if training else None)
+        seconds = first_call(call, device, contender.first_seconds)
+        work.tell(0.4, "checking")
+        verdicts = [truth.check(contender.bind, contender.softmax, training)] if contender.at_reduced_size else []
+        if not contender.softmax:
+            try:
+                fresh = contender.bind(problem, tensors) if contender.name == IN_PLACE else bound
+                verdicts.append(truth.check_full(fresh, tensors, grad, training))
+                row["error_at_full_size"] = verdicts[-1].error
+            except torch.OutOfMemoryError:
+                if not verdicts:
+                    raise
+        note(row, next((own for own in verdicts if not own.ok), verdicts[0]))  # what is wrong is timed all the same
+        work.tell(0.6, "timing")
+        timing, called, by = time_call(call, device, self.milliseconds)
+        row |= timing.row() | {"timed_by": by, "called_ms": 1000 * called.median, "first_seconds": seconds}
+        row["floor_ms"] = floors(problem, tensors, *(_ceilings[name] for name in CEILINGS))[case["pass_name"]]
+        row["over_floor"] = row["median_ms"] / row["floor_ms"]
+        extra = extra_bytes(call, device)
+        row |= {"extra_bytes": extra, "extra_over_qkvo": extra / qkvo_bytes(problem, tensors)} | _ceilings
 
-    @staticmethod
-    def prepare(case: Case, work: Work) -> dict[str, Any]:
+    def warm(self, case: Case) -> None:
         """Call once everything that the race will call."""
-        config, problem, contender, device, dtype = _named(case)
-        if not contender.compiles:
-            return {}
+        problem, contender = self.named(case)
         for size in [problem, problem.reduced()] if contender.at_reduced_size else [problem]:
-            tensors, grad = draw(size, device, dtype, config.seed)
+            tensors, grad = draw(size, self.place(), getattr(torch, self.dtype), self.seed)
             call = contender.bind(size, tensors).call(grad if case["pass_name"] == TRAINING else None)
-            first_call(call, device, Kernels.most_seconds)
-        return {}
+            if contender.compiles:
+                first_call(call, self.place(), self.most_seconds)
+
+    def named(self, case: Case) -> tuple[Problem, Contender]:
+        problem = self.problem(case["case"])
+        return problem, next(own for own in make_contenders(problem) if own.name == case["contender"])
 
     def described(self, outcomes: Sequence[Outcome], rows: Sequence[Row]) -> dict[str, Any]:
         """The ceilings, and how many goals are reached."""
@@ -181,63 +216,17 @@ class Kernels(Benchmark):
         ]
 
 
-def _named(case: Case) -> tuple[Kernels, Problem, Contender, torch.device, torch.dtype]:
-    config = Kernels.parse(case["settings"])
-    problem = config.problem(case["case"])
-    contender = next(own for own in make_contenders(problem) if own.name == case["contender"])
-    return config, problem, contender, config.place(), getattr(torch, config.dtype)
-
-
-def _measure(case: Case, work: Work, row: Row) -> None:
-    """Call a contender once, check it, time it and weigh it."""
-    config, problem, contender, device, dtype = _named(case)
-    training = case["pass_name"] == TRAINING
-    if not _ceilings:
-        work.tell(0.0, "measuring copy bandwidth and matmul rate")
-        _ceilings.update(measure_ceilings(device, small=config.quick))
-    row |= {"shape": problem.shape, "note": contender.note}
-    key = "kernels", problem.name, str(case["settings"])
-    tensors, grad, truth = shared(
-        key, lambda: (*draw(problem, device, dtype, config.seed), Truth(problem, device, dtype, config.seed))
-    )  # fmt: skip
-    work.tell(0.2, "first call")
-    bound = contender.bind(problem, tensors)
-    call = bound.call(grad if training else None)
-    seconds = first_call(call, device, contender.first_seconds)
-    work.tell(0.4, "checking")
-    verdicts = [truth.check(contender.bind, contender.softmax, training)] if contender.at_reduced_size else []
-    if not contender.softmax:
-        try:
-            fresh = contender.bind(problem, tensors) if contender.name == IN_PLACE else bound
-            verdicts.append(truth.check_full(fresh, tensors, grad, training))
-            row["error_at_full_size"] = verdicts[-1].error
-        except torch.OutOfMemoryError:
-            if not verdicts:
-                raise
-    note(row, next((own for own in verdicts if not own.ok), verdicts[0]))  # what is wrong is timed, but does not count
-    work.tell(0.6, "timing")
-    timing, called, by = time_call(call, device, config.milliseconds)
-    row |= timing.row() | {"timed_by": by, "called_ms": 1000 * called.median, "first_seconds": seconds}
-    row["floor_ms"] = floors(problem, tensors, *(_ceilings[name] for name in CEILINGS))[case["pass_name"]]
-    row["over_floor"] = row["median_ms"] / row["floor_ms"]
-    extra = extra_bytes(call, device)
-    row |= {"extra_bytes": extra, "extra_over_qkvo": extra / qkvo_bytes(problem, tensors)} | _ceilings
-
-
 _ceilings: dict[str, float] = {}
 """Of the device of this process, once they are measured."""
 
 
-def _cold(case: Case, work: Work, row: Row) -> None:
-    """Time the first forward and backward in a fresh process with empty caches.
+def cold_start(config: Kernels, problem: Problem, contender: Contender) -> float:
+    """Seconds of the first forward and backward, in a process that is fresh and with empty caches.
 
     Importing PyTorch and waking the GPU are not counted.
     """
     with tempfile.TemporaryDirectory(prefix="linattn-cold-", ignore_cleanup_errors=True) as folder:
-        os.environ["TRITON_CACHE_DIR"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder))
-        config, problem, contender, device, dtype = _named(case)
-        tensors, grad = draw(problem, device, dtype, config.seed)
+        os.environ["TRITON_CACHE_DIR"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        tensors, grad = draw(problem, config.place(), getattr(torch, config.dtype), config.seed)
         (grad.flatten()[:64, None] @ grad.flatten()[None, :64]).sum().item()
-        row |= {"shape": problem.shape, "first_seconds": first_call(
-            contender.bind(problem, tensors).call(grad), device, 120
-        )}  # fmt: skip
+        return first_call(contender.bind(problem, tensors).call(grad), config.place(), 120)

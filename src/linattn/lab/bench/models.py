@@ -8,11 +8,12 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from linattn.lab.bench.benchmark import SOFTMAX, Absent, Benchmark, Row, fill, note, only_quick_on_cpu, setting, shared
+from linattn.lab.bench.benchmark import SOFTMAX, Benchmark, note, only_quick_on_cpu, setting
 from linattn.lab.bench.charts import lines
 from linattn.lab.bench.hosts import SMALLEST, VARIANTS, Host, ModelCase, create_image_host, draw_images, select, variant
 from linattn.lab.bench.language import FULL, TINY, create_model, draw_text
 from linattn.lab.bench.memory import peak_bytes
+from linattn.lab.bench.running import Absent, Row, shared
 from linattn.lab.bench.steps import (
     COMPILED,
     EAGER_GRAPH,
@@ -108,19 +109,47 @@ class Models(Benchmark):
                 found += [self.case(case=model.name, mechanism=name, mode=mode) for mode in self.modes]
         return found
 
-    @staticmethod
-    def measure(case: Case, work: Work) -> dict[str, Any]:
-        row: Row = {}
-        return fill(case, row, lambda: _measure(case, work, row))
-
-    @staticmethod
-    def prepare(case: Case, work: Work) -> dict[str, Any]:
+    def warm(self, case: Case) -> None:
         """Run one block of the model, whose graphs all of its blocks share."""
         if case["mode"] != REDUCED:
-            subject = _Subject(case, work)
+            subject = _Subject(self, case)
             host, loss_of = subject.compiled(case["mode"], depth=subject.model.checked_depth or 1)
-            make_step(host, loss_of, *subject.batch, subject.config.autocast)()
-        return {}
+            make_step(host, loss_of, *subject.batch, self.autocast)()
+
+    def fill(self, case: Case, work: Work, row: Row) -> None:
+        mode, mechanism = case["mode"], case["mechanism"]
+        subject = shared(("models", case["case"], mechanism, str(case["settings"])), lambda: _Subject(self, case))
+        model, device = subject.model, subject.device
+        row |= {"shape": model.shape, "unit": model.unit}
+        if mode != COMPILED and device.type != "cuda":
+            raise Absent("CUDA graphs need a GPU")
+        # In a backbone PyTorch takes the fastest that serves: windows with a bias of positions have no flash kernel.
+        with nullcontext() if model.kind == "backbone" else flash_only(mechanism, device):
+            checked = model.checked_depth
+            if not subject.forms:
+                work.tell(0.0, "looking at attention")
+                subject.forms = forms(subject.create(depth=checked), mechanism, *subject.batch, self.autocast)
+            row |= subject.forms
+            work.tell(0.1, "first step" if mode == EAGER_GRAPH else "compiling")
+            host, loss_of, step, row["first_seconds"] = subject.started(mode)
+            row["parameters"] = sum(p.numel() for p in host.parameters())
+            work.tell(0.4, "checking")
+            if subject.truth is None:
+                piece = {"vision": VISION_PIECE, "language": 1}.get(model.kind, model.batch)
+                blocks = FIRST_BLOCKS if model.kind == "language" else None
+                part = f", its first {blocks} blocks" if blocks else f", {checked} block(s) a stage" if checked else ""
+                subject.truth = StepTruth(
+                    lambda impl: subject.create(impl, checked), mechanism, *subject.batch, self.autocast, blocks=blocks,
+                    piece=piece, words=model.shape + part,
+                )  # fmt: skip
+            right = note(row, subject.truth.check(*(subject.compiled(mode, checked) if checked else (host, loss_of))))
+            work.tell(0.7, "timing")
+            row["peak_bytes"] = peak_bytes(step, device)
+            timing = time_step(step, mode, device, self.milliseconds)
+            row |= timing.row() | {"per_second": model.units / timing.median}
+        if right and row["on_kernels"] is False and device.type == "cuda":
+            others = [text for text in row["explain"] if not text.startswith("triton")]
+            row |= {"status": "not on kernels", "reason": "; ".join(others) or "no call of attention was heard"}
 
     def derived(self, rows: list[Row]) -> list[Row]:
         for row in rows:
@@ -180,8 +209,8 @@ def goals(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 class _Subject:
     """One model with one mechanism; its modes share the exact values and, where possible, the compiled code."""
 
-    def __init__(self, case: Case, work: Work) -> None:
-        self.config = Models.parse(case["settings"])
+    def __init__(self, config: Models, case: Case) -> None:
+        self.config = config
         model = next(own for own in select((case["case"],)))
         self.model: ModelCase = model.quick() if self.config.quick else model
         self.mechanism, self.device = case["mechanism"], self.config.place()
@@ -215,39 +244,3 @@ class _Subject:
             step = make_step(host, loss_of, *self.batch, self.config.autocast, marked=mode == REDUCED)
             self.steps[code] = host, loss_of, step, first_call(step, self.device, FIRST_SECONDS)
         return self.steps[code]
-
-
-def _measure(case: Case, work: Work, row: Row) -> None:
-    mode, mechanism = case["mode"], case["mechanism"]
-    subject = shared(("models", case["case"], mechanism, str(case["settings"])), lambda: _Subject(case, work))
-    config, model, device = subject.config, subject.model, subject.device
-    row |= {"shape": model.shape, "unit": model.unit}
-    if mode != COMPILED and device.type != "cuda":
-        raise Absent("CUDA graphs need a GPU")
-    # In a backbone PyTorch takes the fastest that serves: windows with a bias of positions have no flash kernel.
-    with nullcontext() if model.kind == "backbone" else flash_only(mechanism, device):
-        checked = model.checked_depth
-        if not subject.forms:
-            work.tell(0.0, "looking at attention")
-            subject.forms = forms(subject.create(depth=checked), mechanism, *subject.batch, config.autocast)
-        row |= subject.forms
-        work.tell(0.1, "first step" if mode == EAGER_GRAPH else "compiling")
-        host, loss_of, step, row["first_seconds"] = subject.started(mode)
-        row["parameters"] = sum(p.numel() for p in host.parameters())
-        work.tell(0.4, "checking")
-        if subject.truth is None:
-            piece = {"vision": VISION_PIECE, "language": 1}.get(model.kind, model.batch)
-            blocks = FIRST_BLOCKS if model.kind == "language" else None
-            part = f", its first {blocks} blocks" if blocks else f", {checked} block(s) a stage" if checked else ""
-            subject.truth = StepTruth(
-                lambda impl: subject.create(impl, checked), mechanism, *subject.batch, config.autocast, blocks=blocks,
-                piece=piece, words=model.shape + part,
-            )  # fmt: skip
-        right = note(row, subject.truth.check(*(subject.compiled(mode, checked) if checked else (host, loss_of))))
-        work.tell(0.7, "timing")
-        row["peak_bytes"] = peak_bytes(step, device)
-        timing = time_step(step, mode, device, config.milliseconds)
-        row |= timing.row() | {"per_second": model.units / timing.median}
-    if right and row["on_kernels"] is False and device.type == "cuda":
-        others = [text for text in row["explain"] if not text.startswith("triton")]
-        row |= {"status": "not on kernels", "reason": "; ".join(others) or "no call of attention was heard"}

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from linattn.lab.bench.benchmark import SOFTMAX, Absent, Row
+from linattn.lab.bench.benchmark import SOFTMAX
 from linattn.lab.bench.check import Verdict, budgets_of, by_kind, distances, judge, watch_choices
 from linattn.lab.bench.hosts import Host
+from linattn.lab.bench.running import Absent, Row
 from linattn.lab.bench.timing import Timing, by_events, capture, measure_in_turns
 from linattn.mechanisms.base import Mechanism
 from linattn.support.compiling import safe_options

@@ -7,11 +7,12 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from linattn.lab.bench.benchmark import SOFTMAX, UNMEASURED, Row, clean, fill, note, setting
-from linattn.lab.bench.charts import lines
+from linattn.lab.bench.benchmark import SOFTMAX, note, setting
+from linattn.lab.bench.charts import by_length
 from linattn.lab.bench.fit import crossovers, times_by
 from linattn.lab.bench.language import LanguageBenchmark, TextModel, create_model, draw_text
 from linattn.lab.bench.memory import peak_bytes
+from linattn.lab.bench.running import Row, clean
 from linattn.lab.bench.steps import COMPILED, StepTruth, compile_host, flash_only, forms
 from linattn.lab.bench.timing import Timing, first_call, seconds_of
 from linattn.lab.cases import Work
@@ -75,20 +76,47 @@ class Throughput(LanguageBenchmark):
         lengths = sorted(set(self.filled().lengths))
         return [self.case(mechanism=name, length=T) for name in self.subjects for T in lengths]
 
-    @staticmethod
-    def measure(case: Case, work: Work) -> dict[str, Any]:
-        row: Row = {}
-        return fill(case, row, lambda: _measure(case, work, row))
-
-    @staticmethod
-    def prepare(case: Case, work: Work) -> dict[str, Any]:
+    def warm(self, case: Case) -> None:
         """Compile one block of the model."""
-        config = Throughput.parse(case["settings"])
-        model = create_model(config.size, case["mechanism"], config.place(), config.seed, depth=1)
-        compile_host(model, COMPILED, config.backend)
-        with flash_only(case["mechanism"], config.place()):
-            training_step(model, *draw_batch(config, case["length"]), config.autocast)()
-        return {}
+        model = create_model(self.size, case["mechanism"], self.place(), self.seed, depth=1)
+        compile_host(model, COMPILED, self.backend)
+        with flash_only(case["mechanism"], self.place()):
+            training_step(model, *draw_batch(self, case["length"]), self.autocast)()
+
+    def fill(self, case: Case, work: Work, row: Row) -> None:
+        mechanism = case["mechanism"]
+        device, length = self.place(), case["length"]
+        torch.compiler.reset()
+        clean()
+        model = create_model(self.size, mechanism, device, self.seed)
+        inputs, targets = draw_batch(self, length)
+        row |= {"batch": len(inputs), "parameters": sum(p.numel() for p in model.parameters())}
+        work.tell(0.0, "looking at attention")
+        row["explain"] = forms(model, mechanism, inputs[:1], targets[:1], self.autocast)["explain"]
+        with flash_only(mechanism if self.autocast else "", device):
+            work.tell(0.1, "checking")
+            truth = StepTruth(
+                lambda impl: create_model(self.size, mechanism, device, self.seed, impl=impl),
+                mechanism, inputs, targets, self.autocast, blocks=CHECKED_LAYERS, piece=1,
+                words=f"plain PyTorch, {CHECKED_LAYERS} layers",
+            )  # fmt: skip
+            compile_host(model, COMPILED, self.backend)
+            if not note(row, truth.check(model, model)):
+                return
+            del truth
+            clean()
+            work.tell(0.4, "compiling")
+            step = training_step(model, inputs, targets, self.autocast)
+            row["first_seconds"] = first_call(step, device, FIRST_SECONDS)  # now the optimiser's memory is allocated
+            work.tell(0.7, "timing")
+            losses: list[Tensor] = []
+            row["peak_bytes"] = peak_bytes(step, device)
+            samples = [seconds_of(lambda: losses.append(step()), device) for _ in range(WARM_STEPS + self.steps)]
+        if not torch.stack(losses).isfinite().all():
+            row |= {"status": "WRONG", "reason": "the loss is not finite after some steps"}
+            return
+        timing = Timing.of(samples[WARM_STEPS:])
+        row |= timing.row() | {"tokens_per_second": inputs.numel() / timing.median}
 
     def derived(self, rows: list[Row]) -> list[Row]:
         times = times_by(rows, "length", mechanism=SOFTMAX)
@@ -101,59 +129,19 @@ class Throughput(LanguageBenchmark):
         return self.overtaken(overtakes(rows), rows)
 
     def charts(self, rows: Sequence[Row], meta: Mapping[str, Any]) -> list[Chart]:
-        names = list(dict.fromkeys(row["mechanism"] for row in rows))
-        looks, panels = styles(names), []
-        missing = {n: [r["length"] for r in rows if r["mechanism"] == n and r["status"] in UNMEASURED] for n in names}
+        looks = styles(list(dict.fromkeys(row["mechanism"] for row in rows)))
         marks = [own["length"] for own in overtakes(rows) if own["length"]]
-        for value, title, ylabel, unit in (
+        values = (
             ("tokens_per_second", "speed", "thousand tokens a second", 1000),
             ("peak_bytes", "a step, beyond weights and optimiser", "peak GiB", 2**30),
-        ):
-            points = {name: times_by(rows, "length", value, mechanism=name) for name in names}
-            scaled = {name: {T: x / unit for T, x in own.items()} for name, own in points.items()}
-            panels.append(lines(title, ylabel, scaled, looks, log=False, missing=missing, marks=marks))
+        )
+        panels = [by_length(rows, "mechanism", "length", *own, looks, log=False, marks=marks) for own in values]
         shape = f"training, {meta['settings']['tokens']:,} tokens a step, {meta['settings']['dtype']}"
         return [Chart("throughput", setting(meta, shape), "Dotted: faster than softmax from there on.", panels, looks)]
 
 
 def overtakes(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return crossovers(rows, "length", SOFTMAX, "training")
-
-
-def _measure(case: Case, work: Work, row: Row) -> None:
-    config, mechanism = Throughput.parse(case["settings"]), case["mechanism"]
-    device, length = config.place(), case["length"]
-    torch.compiler.reset()
-    clean()
-    model = create_model(config.size, mechanism, device, config.seed)
-    inputs, targets = draw_batch(config, length)
-    row |= {"batch": len(inputs), "parameters": sum(p.numel() for p in model.parameters())}
-    work.tell(0.0, "looking at attention")
-    row["explain"] = forms(model, mechanism, inputs[:1], targets[:1], config.autocast)["explain"]
-    with flash_only(mechanism if config.autocast else "", device):
-        work.tell(0.1, "checking")
-        truth = StepTruth(
-            lambda impl: create_model(config.size, mechanism, device, config.seed, impl=impl, depth=CHECKED_LAYERS),
-            mechanism, inputs, targets, config.autocast, blocks=CHECKED_LAYERS, piece=1,
-            words=f"plain PyTorch, {CHECKED_LAYERS} layers",
-        )  # fmt: skip
-        compile_host(model, COMPILED, config.backend)
-        if not note(row, truth.check(model, model)):
-            return
-        del truth
-        clean()
-        work.tell(0.4, "compiling")
-        step = training_step(model, inputs, targets, config.autocast)
-        row["first_seconds"] = first_call(step, device, FIRST_SECONDS)  # now the optimiser's memory is allocated
-        work.tell(0.7, "timing")
-        losses: list[Tensor] = []
-        row["peak_bytes"] = peak_bytes(step, device)
-        samples = [seconds_of(lambda: losses.append(step()), device) for _ in range(WARM_STEPS + config.steps)]
-    if not torch.stack(losses).isfinite().all():
-        row |= {"status": "WRONG", "reason": "the loss is not finite after some steps"}
-        return
-    timing = Timing.of(samples[WARM_STEPS:])
-    row |= timing.row() | {"tokens_per_second": inputs.numel() / timing.median}
 
 
 def training_step(model: TextModel, inputs: Tensor, targets: Tensor, autocast: bool) -> Callable[[], Tensor]:

@@ -1,6 +1,9 @@
-"""`linattn tour` and `linattn mechanisms`: the mechanisms, their forms agreeing, and where they beat softmax."""
+"""`linattn tour`, `mechanisms` and `doctor`: what there is, that its forms agree, and what is installed."""
 
+import platform
+import re
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution, requires, version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -8,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linattn._version import __version__
 from linattn.lab.bench.attention import Attention
 from linattn.lab.bench.contenders import (
     FORWARD,
@@ -18,13 +22,15 @@ from linattn.lab.bench.contenders import (
     make_contenders,
     make_inputs,
 )  # fmt: skip
-from linattn.lab.bench.fit import crossover, times_by
+from linattn.lab.bench.fit import crossover, steady, times_by
 from linattn.lab.experiment import FAILED, RIGHT, load_results
 from linattn.lab.screen import Screen
 from linattn.mechanisms.registry import COLUMNS, mechanism_rows
+from linattn.ops.explain import explain
 from linattn.ops.linear.api import linear_attention, linear_attention_step, linear_attention_with_state
 from linattn.ops.maps import EluPlusOne
 from linattn.support.config import Config, option
+from linattn.support.machine import cpu_name
 
 # fp64 has 16 digits; another order of sums over a few hundred tokens loses a few of them, a wrong formula loses all.
 TOLERANCE = 1e-10
@@ -68,15 +74,55 @@ class Tour(Config):
         )  # fmt: skip
         code = race.run(screen)
         rows = load_results(race.folder / "results.json")["rows"]
-        screen.say(
-            crossover_sentence(
-                *(times_by(rows, "length", contender=name, pass_name=FORWARD) for name in (SDPA, "chunked"))
-            )
-        )
+        times = [times_by(steady(rows), "length", contender=own, pass_name=FORWARD) for own in (SDPA, "chunked")]
+        screen.say(crossover_sentence(*times))
         if not all(difference <= TOLERANCE for _, difference in (*agreements, *hand_overs)):
             screen.warn("something above is WRONG")
             return FAILED
         return code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doctor(Config):
+    """Show versions, devices, what each extra brings and lacks here, and what impl="auto" would choose."""
+
+    def run(self, screen: Screen) -> int:
+        gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        rows = [
+            ("linattn", __version__), ("python", platform.python_version()), ("torch", torch.__version__),
+            ("triton", installed("triton") or "not installed"),
+            ("cpu", f"{cpu_name()}, {torch.get_num_threads()} threads"), ("gpu", ", ".join(gpus) or "none"),
+        ]  # fmt: skip
+        for extra, packages in extras().items():
+            missing = [name for name in packages if not installed(name)]
+            lacks = f"missing {', '.join(missing)}: pip install 'linattn[{extra}]'"
+            rows.append((f"extra {extra}", lacks if missing else "installed"))
+        for device in ("cpu", "cuda") if gpus else ("cpu",):
+            q = torch.zeros(1, 1, 2, 8, device=device)
+            rows.append((f"auto on {device}", str(explain(q, q, q, causal=True))))
+        screen.table("linattn doctor", ["what", "here"], rows)
+        screen.result(dict(rows))
+        return 0
+
+
+def installed(package: str) -> str:
+    """The version of a package; empty if it is not there."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def extras() -> dict[str, list[str]]:
+    """The packages of each extra, as the metadata of the installed library lists them."""
+    names = distribution("linattn").metadata.get_all("Provides-Extra") or []
+    found: dict[str, list[str]] = {name: [] for name in names}
+    for requirement in requires("linattn") or []:
+        package = re.split(r"[\s\[<>=!~;(]", requirement, maxsplit=1)[0]
+        extra = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", requirement)
+        if extra and package != "linattn":
+            found.setdefault(extra.group(1), []).append(package)
+    return {name: packages for name, packages in found.items() if packages}
 
 
 DECAYS = ("none", "head", "token", "channel")
