@@ -21,7 +21,7 @@ def clear_growth(times: Mapping[int, float]) -> float | None:
     None for fewer than three lengths, for times near the timer's noise, and for times that follow no power.
 
     Example:
-        >>> clear_growth({1024: 5.0, 2048: 20.0, 4096: 80.0})
+        >>> round(clear_growth({1024: 5.0, 2048: 20.0, 4096: 80.0}), 6)
         2.0
         >>> clear_growth({1024: 5.0, 2048: 900.0, 4096: 80.0})
     """
