@@ -49,7 +49,7 @@ tour: $(SETUP) ## The mechanisms, their forms agreeing, linear against softmax a
 	$(PYTHON) -m linattn tour
 
 bench: $(SETUP) ## Measure time and memory into results/ (a quiet machine, please)
-	$(PYTHON) -m linattn bench
+	$(PYTHON) -m linattn bench --publish results/cpu
 
 readme: $(SETUP) ## Rewrite the generated parts of the README and of pages
 	$(PYTHON) tools/update_readme.py

@@ -36,7 +36,7 @@ PARTS: dict[str, dict[str, Part]] = {
     },
     "docs/backbones.md": {
         "training": ("backbones-*.json", comparison_text, "linattn compare"),
-        "speed": ("backbones.json", backbones_text, "linattn models --cases presets"),
+        "speed": ("backbones.json", backbones_text, "linattn models --only presets"),
     },
     "docs/sequences.md": {
         "mqar": ("compare-mqar.json", comparison_text, "linattn compare --task mqar-mix"),

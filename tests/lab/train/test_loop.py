@@ -245,7 +245,7 @@ def test_bad_settings_are_told_before_any_work(tmp_path, monkeypatch):
     with pytest.raises(OptionError, match="precision"):
         run(folder, replace(CONFIG, precision="bf16"), accelerator=accelerator)
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
-    with pytest.raises(extras.MissingExtraError, match=r"linattn\[train\]"):
+    with pytest.raises(extras.MissingExtraError, match=r"linattn\[lab\]"):
         run(folder)
     assert not folder.exists()
 

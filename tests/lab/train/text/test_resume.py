@@ -69,7 +69,7 @@ def test_options_that_a_model_does_not_print_tell_runs_apart(tmp_path):
     host = replace(HOST, mechanism="mlstm")
     run(tmp_path, host=host)
     for name, value in (("soft_cap", 15.0), ("input_bias", -5.0)):
-        with pytest.raises(ResumeError, match=rf"another options \(was \[\{{\}}\], is \[\{{'{name}'"):
+        with pytest.raises(ResumeError, match=rf"options \(was \[\{{\}}\], is \[\{{'{name}'"):
             run(tmp_path, host=replace(host, option={f"mlstm.{name}": value}))
 
 
