@@ -106,7 +106,7 @@ def test_divergence_is_told_with_exit_code_one(tmp_path, call, monkeypatch):
         (["--graphs"], ["--graphs", "need a GPU"]),
         (["--mechanism", "relu", "--energy-loss", "0.1"], ["--energy-loss", "such as mirror"]),
         (["--mechanism", "pola", "--option", "alhpa=2"], ["--option", "no option 'alhpa'", "alpha"]),
-        (["--mechanism", "pola", "--option", "alpha=-2"], ["--option", "pola: alpha must be a number > 0"]),
+        (["--mechanism", "pola", "--option", "alpha=-2"], ["--option", "pola: alpha must be"]),
         (["--mechanism", "pola", "--option", "nala.power=2"], ["--option", "nala.power is given"]),
         (["--colour", "red"], ["--colour"]),
     ],

@@ -183,7 +183,7 @@ COMPARED = ["compare", "--task", "mqar", *MQAR]
         (["compare", "--task", "listops", "--set", "depth=0"], ["--set: depth", "at least 2"]),
         ([*ON_MQAR, "--mechanism", "nobody"], ["--mechanism", "nobody"]),
         ([*ON_MQAR, "--hybrid", "gated*x"], ["--hybrid", "gated*3,softmax"]),
-        ([*ON_MQAR, "--size", "pico", "--width", "65"], ["--width", "divide hidden_size = 65"]),
+        ([*ON_MQAR, "--size", "pico", "--width", "65"], ["--width", "hidden_size = 65"]),
         ([*COMPARED, "--size", "pico", "--widths", "65"], ["--widths", "hidden_size = 65"]),
         (["train", "lm", "--data", "README.md", "--set", "evaluate=all"], ["--set: evaluate", "one of test, valid"]),
         ([*ON_MQAR, "--canon", "AQ"], ["--canon", "'Q'"]),
