@@ -54,7 +54,7 @@ class CachedSoftmax(Softmax):
             raise ValueError(f"the cache has room for {keys.shape[2]} tokens, and {end} were given")
         keys[:, :, start:end].copy_(k)
         values[:, :, start:end].copy_(v)
-        options: dict[str, Any] = {"scale": self.scale, "enable_gqa": self._grouped}
+        options: dict[str, Any] = {"scale": self.scale, "enable_gqa": self.is_grouped}
         if q.shape[2] > 1:  # the last query belongs to the last key
             options |= {"attn_mask": causal_lower_right(q.shape[2], end)} if start else {"is_causal": True}
         out = F.scaled_dot_product_attention(q, keys[:, :, :end], values[:, :, :end], **options)
