@@ -13,6 +13,7 @@ from rich.table import Table
 
 from linattn.support.config import as_json
 
+WIDTH = 140  # of tables that are piped
 SECONDS_BETWEEN_LINES = 10.0  # of progress that is piped into a file
 
 
@@ -50,7 +51,7 @@ class Screen:
 
     def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:
         self.quiet, self.as_json = quiet or as_json, as_json
-        self.out = Console(soft_wrap=True, highlight=False)
+        self.out = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else WIDTH)
         self.err = Console(stderr=True, highlight=False)
 
     def say(self, text: str) -> None:

@@ -155,14 +155,15 @@ class Findings:
 
     def short_table(self) -> tuple[list[str], list[list[object]]]:
         """The table for a screen: titles and rows, with intervals but without the spread of speeds."""
-        left_out = ("to the best", "operations", "entropy gap")
+        left_out = ("to the best", "operations", "entropy gap", "forward", "state")
         columns = [column for column in self.columns() if column.title not in left_out]
         rows: list[list[object]] = []
         for name in self.names:
-            cells = [column.texts.get(name, "") for column in columns]
+            row, cells = self.score(name), [column.texts.get(name, "") for column in columns]
             for number, column in enumerate(columns):
-                if column.title.startswith("to ") and name in column.notes:
-                    cells[number] += "\n" + column.notes[name].rpartition(", ")[0]
+                found = row.to_reference if row and column.title.startswith("to ") else None
+                if found and isfinite(found.high):
+                    cells[number] += f" ± {(found.high - found.low) / 2:.3g}"
             rows.append([f"{name}\n{self.options(name)}".strip(), *cells])
         return ["mechanism", *(f"{column.title}\n{column.unit}".strip() for column in columns)], rows
 
