@@ -73,7 +73,9 @@ class Screen:
             return
         shown = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
         for number, name in enumerate(columns):
-            shown.add_column(name, justify="right" if number else "left", overflow="fold", no_wrap=not number)
+            cells = [str(row[number]) for row in rows if row[number] not in (None, "")]
+            numbers = number > 0 and all(cell[0] in "0123456789.+-−–~" for cell in cells)
+            shown.add_column(name, justify="right" if numbers else "left", overflow="fold", no_wrap=not number)
         for row in rows:
             shown.add_row(*("" if cell is None else str(cell) for cell in row))
         self.out.print(shown)
