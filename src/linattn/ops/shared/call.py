@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -155,3 +157,29 @@ def zero_state(k: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> LinearState:
     dtype, n = compute_dtype(k, v), num_sequences(k, cu_seqlens)
     kv = torch.zeros(n, k.shape[1], k.shape[3], v.shape[3], dtype=dtype, device=k.device)
     return LinearState(kv, torch.zeros(n, k.shape[1], k.shape[3], dtype=dtype, device=k.device))
+
+
+def one_by_one(form: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a form ``(q, k, v, pattern, initial)`` of one sequence so that it takes packed ones too, in any dtype.
+
+    It slices the inputs: meant for the forms whose purpose is to be obviously right. A pattern has ``cu_seqlens`` and
+    ``part(start, end)``; the last of a form's results is its state.
+    """
+
+    @wraps(form)
+    def packed(q: Tensor, k: Tensor, v: Tensor, pattern: Any, initial: Any) -> Any:
+        q, k, v = (x.to(compute_dtype(q, k, v)) for x in (q, k, v))
+        if pattern.cu_seqlens is None:
+            return form(q, k, v, pattern, initial)
+        parts, states = [], []
+        for n, (s, e) in enumerate(pairwise(pattern.cu_seqlens.tolist())):
+            state = type(initial)(*(x[n : n + 1] for x in initial))
+            if s < e or q.shape[2] == 0:
+                parts.append(form(q[:, :, s:e], k[:, :, s:e], v[:, :, s:e], pattern.part(s, e), state))
+                state = parts[-1].state
+            states.append(state)
+        *tokens, _ = zip(*parts, strict=True)
+        state = type(initial)(*(torch.cat(x) for x in zip(*states, strict=True)))
+        return type(parts[0])(*(torch.cat(x, dim=2) for x in tokens), state)
+
+    return packed
