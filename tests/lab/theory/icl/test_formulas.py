@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from linattn.lab.theory.icl.curves import Curve
 from linattn.lab.theory.icl.data import Aligned, Drift, Gaussian, Retrieval, equicorrelated, power_law, root
-from linattn.lab.theory.icl.experiment import Curve
 
 D, N, TASKS = 4, 6, 400_000
 

@@ -3,17 +3,9 @@
 import pytest
 import torch
 
+from linattn.lab.theory.icl.curves import Curve
 from linattn.lab.theory.icl.data import Gaussian
-from linattn.lab.theory.icl.experiment import (
-    Cell,
-    Curve,
-    TaskStream,
-    fit,
-    learnt_steps,
-    measure_risks,
-    predict,
-    step_errors,
-)
+from linattn.lab.theory.icl.learning import Cell, TaskStream, fit, learnt_steps, measure_risks, predict, step_errors
 from linattn.lab.theory.icl.models import AdaptedStack, LinearStack, MechanismStack, make_stack
 
 D, M = 3, 2
