@@ -205,11 +205,11 @@ def test_the_commands_end_to_end(tmp_path, capsys):
     assert main(["mechanisms"]) == 0
     assert main(["doctor", "--json"]) == 0
     shown = capsys.readouterr().out
-    assert all(f"extra {name}" in shown for name in ("train", "vision", "graph", "export"))
+    assert all(f"extra {name}" in shown for name in ("lab", "vision", "graph", "export"))
 
 
 def test_extras_are_those_of_the_library():
     found = extras()
     assert "timm" in found["vision"]
     assert "transformers" in found["hf"]
-    assert "accelerate" in found["train"]
+    assert "accelerate" in found["lab"]
