@@ -46,6 +46,7 @@ def test_training_a_host_and_all_files(folder, monkeypatch):
     page = (folder / "report.html").read_text()
     assert "14 of 14 checks hold" in page
     assert "Theorems, checked" in page
+    assert "mathdefault" not in page  # numbers on axes are plain text
 
 
 def test_what_is_given_wins_over_quick():
