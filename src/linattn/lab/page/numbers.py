@@ -71,7 +71,12 @@ def percent(value: float) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Join names: ``a``, ``a and b``, ``a, b and c``."""
+    """Join names.
+
+    Example:
+        >>> listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])
+        ('a', 'a and b', 'a, b and c')
+    """
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
 
