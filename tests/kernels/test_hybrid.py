@@ -102,11 +102,11 @@ def test_sixteen_bits(dtype, monkeypatch):
 
 
 def test_without_features_it_is_softmax_over_what_is_exact():
-    inputs = change(make(64, dtype=torch.float32, **SIZE, salient=True), lambda x: x.to(DEVICE))
-    inputs["salient"][:] = True
+    inputs = change(make(64, dtype=torch.float32, **SIZE), lambda x: x.to(DEVICE))
     q, k, v = (inputs[n].double() for n in "qkv")
     expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    for window in ({"window": 7}, {"window": 32, "layout": "chunks", "delay": 0}):
+    every = SalientBudget(1.0, 32)  # all that leave the window
+    for window in ({"window": 32, "budget": every}, {"window": 32, "layout": "chunks", "delay": 0, "budget": every}):
         for features in (inputs["features"], None):
             found = call(inputs | {"features": features}, impl="triton", **window)
             torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-6)

@@ -26,11 +26,12 @@ from linattn.ops.shared.call import (
     compute_dtype,
     hide,
     output_dtype,
+    token,
     widen,
     without_autocast,
     zero_state,
 )
-from linattn.ops.shared.checks import check_tensor, check_token
+from linattn.ops.shared.checks import check_token
 
 FORMS: dict[str, Callable[[Tensor, Tensor, Tensor, Gates, ExponentialState], ExponentialSums]] = {
     "reference": reference.exponential_sums,
@@ -149,9 +150,7 @@ def exponential_attention_step(
         (torch.Size([1, 2, 4]), [[-0.5, -0.5]])
     """
     check_token(q_t, k_t, v_t)
-    for name, x in (("log_input", log_input), ("log_decay", log_decay)):
-        check_tensor(name, x, "(B, H_kv)", 2)
-    q, k, v, i, f = (x.unsqueeze(2) for x in (q_t, k_t, v_t, log_input, log_decay))
+    q, k, v, i, f = token((q_t, k_t, v_t, log_input, log_decay))
     call = ExponentialCall(q, k, v, i, f, scale, validate=validate, initial_state=state, need_state=True)
     out = _run(call, "auto")
     return ExponentialOutput(out.output.squeeze(2), out.state)

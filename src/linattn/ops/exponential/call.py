@@ -91,10 +91,8 @@ class ExponentialCall:
         B, H_kv, T, K = k.shape
         checks.check_key_mask(self.key_mask, B, T, q)
         checks.check_cu_seqlens(self.cu_seqlens, B, T, q, values)
-        for name, gate in (("log_input", self.log_input), ("log_decay", self.log_decay)):
-            checks.check_tensor(name, gate, "(B, H_kv, T)", 3)
-            checks.check_shape(name, gate, (B, H_kv, T))
-            checks.check_device(name, gate, q)
+        checks.check_input("log_input", self.log_input, "(B, H_kv, T)", (B, H_kv, T), q)
+        checks.check_input("log_decay", self.log_decay, "(B, H_kv, T)", (B, H_kv, T), q)
         checks.check_log_decay(self.masked_gates()[1], [(B, H_kv, T)], q, values)
         checks.check_log_input(self.log_input, self.key_mask, values)
         n = num_sequences(k, self.cu_seqlens)

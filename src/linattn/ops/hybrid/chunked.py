@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ops.hybrid.layout import first_true, take
+from linattn.ops.hybrid.rows import first_true, take
 from linattn.ops.hybrid.types import HybridSums, Rows
+from linattn.ops.shared.call import finite_unit
 from linattn.ops.shared.types import LinearState
 
 BLOCK_SCORES = 1 << 23  # of all heads and chunks of a block: 32 MB in fp32
@@ -103,7 +104,7 @@ def _block(plan: _Plan, c0: int, c1: int, state: LinearState) -> tuple[HybridSum
         far = _product(q.flatten(2, 4).unsqueeze(2), chosen.k.mT.unsqueeze(2)).squeeze(2).unflatten(2, q.shape[2:5])
         far = far.masked_fill(~chosen.visible[:, :, :, None, None], -torch.inf)
         log_max = torch.maximum(log_max, far.amax(-1))
-    unit = torch.where(log_max == -torch.inf, 0.0, log_max).unsqueeze(-1)
+    unit = finite_unit(log_max).unsqueeze(-1)
     weights = (logits - unit).exp()
     total, sums = weights.sum(-1), _product(weights, v.mT)
     if chosen is not None:
@@ -149,9 +150,8 @@ def _chosen(plan: _Plan, c0: int, c1: int) -> _Chosen | None:
     rows, chosen, L = plan.rows, plan.rows.salient, plan.rows.chunk
     if chosen is None:
         return None
-    N = chosen.k.shape[2]
-    if chosen.per_chunk is not None:  # later slots are of chunks that stay near until the end of the block
-        N = chosen.head + max(0, c1 - 1 - plan.back) * chosen.per_chunk
+    # Later slots are of chunks that stay near until the end of the block.
+    N = chosen.head + max(0, c1 - 1 - plan.back) * chosen.per_chunk
     if N == 0:
         return None
     borders = plan.borders(c0, c1)[:, None, :, None]  # (B, 1, n, 1)
@@ -160,7 +160,7 @@ def _chosen(plan: _Plan, c0: int, c1: int) -> _Chosen | None:
     # Chosen tokens of a state are in no chunk of the rows, so they are never near.
     away = torch.where(torch.arange(N, device=away.device) < chosen.head, -1, away)
     k, v, features, until = (x[:, :, :N] for x in (chosen.k, chosen.v, chosen.features, chosen.until))
-    if chosen.cap is not None and chosen.per_chunk is not None:
+    if chosen.cap is not None:
         most = chosen.cap + (c1 - c0) * chosen.per_chunk
         if most < N:  # at one time fewer are exact: those that are when the block begins, or become so later
             index = first_true(until >= borders[:, :, 0], most)

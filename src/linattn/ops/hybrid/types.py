@@ -135,7 +135,7 @@ class HybridState(NamedTuple):
     """State of hybrid attention: the latest tokens, the chosen ones, and the sums over the rest.
 
     ``length (B,)`` counts the real tokens so far. Keys, values and features are kept in their own dtype, the sums in
-    fp32, or fp64 for fp64 inputs. ``salient`` is None if no tokens were chosen. With a ``cap`` it has that many
+    fp32, or fp64 for fp64 inputs. ``salient`` is None without a budget. With a ``cap`` it has that many
     slots, so that the size of the state is constant; otherwise it grows with the number of chosen tokens.
     """
 
@@ -202,7 +202,7 @@ class Rows:
 class SalientList:
     """All tokens that are chosen at some time, oldest first; ``until`` is 0 in slots that hold none.
 
-    The first ``head`` slots come from a state. With ``per_chunk`` each chunk has that many slots after these.
+    The first ``head`` slots come from a state. Each chunk has ``per_chunk`` slots after these.
     ``steady``: some of the first tokens stay for good, so every query has to look from the first slot on.
     """
 
@@ -213,8 +213,8 @@ class SalientList:
     position: Tensor  # (B, H_kv, N) int64
     until: Tensor  # (B, H_kv, N) int64: the position of the first query that does not see it exactly
     index: Tensor  # (B, H_kv, N - head) int64: where in the rows it lies
-    head: int = 0
-    per_chunk: int | None = None
+    head: int
+    per_chunk: int
     cap: int | None = None
     steady: bool = False
 

@@ -29,7 +29,16 @@ from linattn.ops.linear.call import (
 from linattn.ops.linear.chunked.sums import linear_sums as chunked
 from linattn.ops.linear.recurrent import linear_sums as recurrent
 from linattn.ops.linear.reference import linear_sums as reference
-from linattn.ops.shared.call import Choice, choose, compute_dtype, hide, output_dtype, without_autocast, zero_state
+from linattn.ops.shared.call import (
+    Choice,
+    choose,
+    compute_dtype,
+    hide,
+    output_dtype,
+    token,
+    without_autocast,
+    zero_state,
+)
 from linattn.ops.shared.checks import check_token
 from linattn.ops.shared.rotation import Rotate
 from linattn.ops.shared.types import AttentionOutput, DecayIndex, LinearState, Normalizer, Pattern, Sums
@@ -37,6 +46,7 @@ from linattn.ops.shared.types import AttentionOutput, DecayIndex, LinearState, N
 Form = Callable[[Tensor, Tensor, Tensor, Pattern, LinearState], Sums]
 
 FORMS: dict[str, Form] = {"reference": reference, "recurrent": recurrent, "chunked": chunked}
+OF_TOKENS = ("log_decay", "log_input", "norm_features")  # options that a step has for its token
 
 
 def linear_attention(
@@ -169,15 +179,8 @@ def linear_attention_step(
         True
     """
     check_token(q_t, k_t, v_t)
-    # Anything that is not a tensor is passed on unchanged: the call's own check raises an error that names it.
-    log_decay, pair = options.get("log_decay"), options.get("norm_features")
-    if isinstance(log_decay, Tensor) and log_decay.ndim > 1:
-        options["log_decay"] = log_decay.unsqueeze(2)
-    if isinstance(options.get("log_input"), Tensor):
-        options["log_input"] = options["log_input"].unsqueeze(-1)  # type: ignore[union-attr]
-    if isinstance(pair, tuple):
-        options["norm_features"] = tuple(x.unsqueeze(2) if isinstance(x, Tensor) else x for x in pair)  # type: ignore[typeddict-item]
-    q, k, v = (x.unsqueeze(2) for x in (q_t, k_t, v_t))
+    options = {name: token(value) if name in OF_TOKENS else value for name, value in options.items()}  # type: ignore[assignment]
+    q, k, v = token((q_t, k_t, v_t))
     out = run(LinearCall(q, k, v, causal=True, initial_state=state, need_state=True, **options), "auto")
     return AttentionOutput(out.output.squeeze(2), out.state)
 
@@ -200,35 +203,28 @@ def run(call: LinearCall, impl: str) -> AttentionOutput:
             initial = LinearState(initial.kv.to(dtype), initial.k.to(dtype))
         if chosen == "triton":
             return kernels.attend(q, k, v, initial, call, out_dtype)
-        form = FORMS[chosen]
         phi, psi, norm_features = rotated(*map_features(q, k, call.feature_map), call)
         log_input = split_decay(log_input_for(call.log_input, mask), flows)
         psi, v = weigh(hide(psi, mask), log_input), split_values(hide(v, mask), flows)
         index = call.decay_index or ("query" if call.causal else "key")
         decay = split_decay(log_decay_for(call.log_decay, mask), flows)
         pattern = Pattern(call.causal, decay, index, call.cu_seqlens)
-        if norm_features is None:
-            sums = form(phi, psi, v, pattern, zero_state(psi, v, call.cu_seqlens) if initial is None else initial)
-        else:
-            norm_q, norm_k = norm_features
-            sums = _with_own_denominator(
-                form, phi, psi, v, pattern, initial, norm_q, weigh(hide(norm_k, mask), log_input)
-            )
+        if norm_features is not None:
+            norm_features = norm_features[0], weigh(hide(norm_features[1], mask), log_input)
+        sums = _sums(FORMS[chosen], phi, psi, v, norm_features, pattern, initial)
         output = normalize(sums.numerator, sums.denominator, call.normalizer, call.eps).to(out_dtype)
     return AttentionOutput(join_outputs(output, flows, k.shape[1]), sums.state)
 
 
-def _with_own_denominator(
-    form: Form, phi: Tensor, psi: Tensor, v: Tensor, pattern: Pattern, initial: LinearState | None, norm_q: Tensor,
-    norm_k: Tensor,
+def _sums(
+    form: Form, phi: Tensor, psi: Tensor, v: Tensor, norm_features: tuple[Tensor, Tensor] | None, pattern: Pattern,
+    initial: LinearState | None,
 ) -> Sums:  # fmt: skip
-    """The sums with a denominator of its own: a second linear attention over the norm features, with empty values."""
-    nothing = v[..., :0]
-    if initial is None:
-        start, norm_start = zero_state(psi, v, pattern.cu_seqlens), zero_state(norm_k, nothing, pattern.cu_seqlens)
-    else:
-        start = LinearState(initial.kv, initial.kv.new_zeros(initial.kv.shape[:3]))
-        norm_start = LinearState(initial.kv.new_zeros(*initial.k.shape, 0), initial.k)
-    values = form(phi, psi, v, pattern, start)
-    norms = form(norm_q, norm_k, nothing, pattern, norm_start)
+    """The sums of a form. A denominator of its own is a second linear attention, with values of width 0."""
+    cu, nothing = pattern.cu_seqlens, v[..., :0]
+    if norm_features is None:
+        return form(phi, psi, v, pattern, zero_state(psi, v, cu) if initial is None else initial)
+    kv, k = (zero_state(psi, v, cu).kv, zero_state(norm_features[1], nothing, cu).k) if initial is None else initial
+    values = form(phi, psi, v, pattern, LinearState(kv, kv.new_zeros(kv.shape[:3])))
+    norms = form(*norm_features, nothing, pattern, LinearState(kv.new_zeros(*k.shape, 0), k))
     return Sums(values.numerator, norms.denominator, LinearState(values.state.kv, norms.state.k))

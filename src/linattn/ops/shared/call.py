@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import wraps
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -57,24 +55,20 @@ def choose(
             f"impl={impl!r} can only be differentiated by backward(), not by forward mode or transforms of torch.func; "
             "use impl='auto', 'reference' or 'recurrent'"
         )
-    if impl == "triton":
-        reason = against_triton()
-        if reason:
-            raise ValueError(f"impl='triton' cannot serve this call: {reason}; use impl='auto'")
+    if impl == "triton" and (reason := against_triton()):
+        raise ValueError(f"impl='triton' cannot serve this call: {reason}; use impl='auto'")
     if impl != "auto":
         return Choice(impl, "named by the caller")
+    plain = Choice("chunked", f"linear time and memory, the fastest form on {like.device.type} of plain PyTorch")
     if one_token:
         plain = Choice("recurrent", "one token gains nothing from any other form of plain PyTorch")
     elif beyond_backward and own_gradients:
         plain = Choice(
             "reference", "quadratic, but forward mode and torch.func can differentiate each of its operations"
         )
-    else:
-        plain = Choice("chunked", f"linear time and memory, the fastest form on {like.device.type} of plain PyTorch")
     if like.device.type != "cuda" or beyond_backward:
         return plain
-    reason = f"{SWITCH}=0 turns kernels off" if switched_off() else against_triton()
-    if reason:
+    if reason := f"{SWITCH}=0 turns kernels off" if switched_off() else against_triton():
         return Choice(plain.impl, f"{plain.reason}; no kernel: {reason}")
     return Choice("triton", "a fused GPU kernel serves the call")
 
@@ -149,6 +143,18 @@ def hide(x: Tensor, key_mask: Tensor | None) -> Tensor:
     return x if key_mask is None else x.masked_fill(~key_mask[:, None, :, None], 0)
 
 
+def finite_unit(log_scale: Tensor) -> Tensor:
+    """The unit of a sum of exponentials; 0 where nothing is in it (-inf): any finite unit gives it the weight 0."""
+    return torch.where(log_scale == -torch.inf, 0.0, log_scale)
+
+
+def token(x: Any) -> Any:
+    """One token's tensors ``(B, H, ..)`` with an axis of tokens; what is no tensor stays, for the call's own check."""
+    if isinstance(x, tuple):
+        return tuple(map(token, x))
+    return x.unsqueeze(2) if isinstance(x, Tensor) and x.ndim > 1 else x
+
+
 def num_sequences(k: Tensor, cu_seqlens: Tensor | None) -> int:
     return k.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
 
@@ -157,29 +163,3 @@ def zero_state(k: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> LinearState:
     dtype, n = compute_dtype(k, v), num_sequences(k, cu_seqlens)
     kv = torch.zeros(n, k.shape[1], k.shape[3], v.shape[3], dtype=dtype, device=k.device)
     return LinearState(kv, torch.zeros(n, k.shape[1], k.shape[3], dtype=dtype, device=k.device))
-
-
-def one_by_one(form: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a form ``(q, k, v, pattern, initial)`` of one sequence so that it takes packed ones too, in any dtype.
-
-    It slices the inputs: meant for the forms whose purpose is to be obviously right. A pattern has ``cu_seqlens`` and
-    ``part(start, end)``; the last of a form's results is its state.
-    """
-
-    @wraps(form)
-    def packed(q: Tensor, k: Tensor, v: Tensor, pattern: Any, initial: Any) -> Any:
-        q, k, v = (x.to(compute_dtype(q, k, v)) for x in (q, k, v))
-        if pattern.cu_seqlens is None:
-            return form(q, k, v, pattern, initial)
-        parts, states = [], []
-        for n, (s, e) in enumerate(pairwise(pattern.cu_seqlens.tolist())):
-            state = type(initial)(*(x[n : n + 1] for x in initial))
-            if s < e or q.shape[2] == 0:
-                parts.append(form(q[:, :, s:e], k[:, :, s:e], v[:, :, s:e], pattern.part(s, e), state))
-                state = parts[-1].state
-            states.append(state)
-        *tokens, _ = zip(*parts, strict=True)
-        state = type(initial)(*(torch.cat(x) for x in zip(*states, strict=True)))
-        return type(parts[0])(*(torch.cat(x, dim=2) for x in tokens), state)
-
-    return packed

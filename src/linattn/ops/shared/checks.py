@@ -1,9 +1,8 @@
 """Checks of arguments, shared by all ops: their errors say what was given and what is allowed."""
 
 import math
-import numbers
 from collections.abc import Mapping, Sequence
-from operator import eq
+from operator import attrgetter, eq
 
 import torch
 from torch import Tensor
@@ -37,21 +36,28 @@ def check_shape(name: str, value: Tensor, *allowed: tuple[int, ...]) -> None:
         raise ValueError(f"{name} must have shape {choices}, got {tuple(value.shape)}")
 
 
+def check_device(name: str, value: Tensor, like: Tensor, reference: str = "q") -> None:
+    if value.device != like.device:
+        raise ValueError(f"{name} is on {value.device}, but {reference} is on {like.device}")
+
+
 def check_same(reference: str, like: Tensor, **others: Tensor | None) -> None:
     """Check for the same device, and the same dtype unless autocast is on, which mixes dtypes by design."""
     mixed_dtypes = autocast_dtype(like) is not None
     for name, other in others.items():
         if other is None:
             continue
-        if other.device != like.device:
-            raise ValueError(f"{name} is on {other.device}, but {reference} is on {like.device}")
+        check_device(name, other, like, reference)
         if other.dtype != like.dtype and not mixed_dtypes:
             raise TypeError(f"{name} is {other.dtype}, but {reference} is {like.dtype}; give them one dtype")
 
 
-def check_device(name: str, value: Tensor, like: Tensor, reference: str = "q") -> None:
-    if value.device != like.device:
-        raise ValueError(f"{name} is on {value.device}, but {reference} is on {like.device}")
+def check_input(name: str, value: object, words: str, shape: tuple[int, ...], like: Tensor) -> None:
+    """Check a tensor of a known shape, in words for what is not a tensor, on the device of q."""
+    check_tensor(name, value, words, len(shape))
+    assert isinstance(value, Tensor)
+    check_shape(name, value, shape)
+    check_device(name, value, like)
 
 
 def check_qkv(q: object, k: object, v: object, *, one_length: bool = True, one_width: bool = True) -> None:
@@ -60,9 +66,12 @@ def check_qkv(q: object, k: object, v: object, *, one_length: bool = True, one_w
     Without ``one_length`` queries may be fewer or more than keys, without ``one_width`` their widths may differ.
     """
     Tq, Tk = ("T", "T") if one_length else ("Tq", "Tk")
-    check_tensor("q", q, f"(B, H, {Tq}, K)", 4)
-    check_tensor("k", k, f"(B, H_kv, {Tk}, K)", 4)
-    check_tensor("v", v, f"(B, H_kv, {Tk}, V)", 4)
+    for name, x, shape in (
+        ("q", q, f"(B, H, {Tq}, K)"),
+        ("k", k, f"(B, H_kv, {Tk}, K)"),
+        ("v", v, f"(B, H_kv, {Tk}, V)"),
+    ):
+        check_tensor(name, x, shape, 4)
     assert isinstance(q, Tensor)
     assert isinstance(k, Tensor)
     assert isinstance(v, Tensor)
@@ -92,20 +101,12 @@ def check_state(state: object, kind: type, shapes: Mapping[str, tuple[int, ...]]
         fields = ", ".join(kind.__annotations__)
         raise TypeError(f"initial_state must be {kind.__name__}({fields}) or None, got {type(state).__name__}")
     for name, shape in shapes.items():
-        x = getattr(state, name)
-        check_tensor(f"initial_state.{name}", x, str(shape), len(shape))
-        check_shape(f"initial_state.{name}", x, shape)
-        check_device(f"initial_state.{name}", x, like)
+        check_input(f"initial_state.{name}", attrgetter(name)(state), str(shape), shape, like)
 
 
 def check_scale(scale: float | None) -> None:
-    if scale is not None and not (isinstance(scale, numbers.Real) and math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale must be a positive number or None (K**-0.5), got {scale!r}")
-
-
-def check_eps(eps: float) -> None:
-    if not isinstance(eps, numbers.Real) or isinstance(eps, bool) or not 0 <= eps < float("inf"):
-        raise ValueError(f"eps must be a number >= 0, got {eps!r}")
+    if scale is not None:
+        check_number("scale", scale, above=0)
 
 
 def check_groups(num_heads: int, num_kv_heads: int) -> None:
@@ -113,7 +114,7 @@ def check_groups(num_heads: int, num_kv_heads: int) -> None:
         raise ValueError(f"the heads of q ({num_heads}) must be a multiple of the heads of k and v ({num_kv_heads})")
 
 
-def check_key_mask(mask: object, batch: int, length: int, like: Tensor) -> None:
+def check_key_mask(mask: object, batch: int, length: int, like: Tensor, reference: str = "q") -> None:
     if mask is None:
         return
     if not isinstance(mask, Tensor):
@@ -121,7 +122,7 @@ def check_key_mask(mask: object, batch: int, length: int, like: Tensor) -> None:
     if mask.dtype != torch.bool:
         raise TypeError(f"key_mask must be bool (True = real token), got {mask.dtype}; use key_mask.bool()")
     check_shape("key_mask", mask, (batch, length))
-    check_device("key_mask", mask, like)
+    check_device("key_mask", mask, like, reference)
 
 
 def check_cu_seqlens(offsets: object, batch: int, length: int, like: Tensor, values: bool) -> None:
