@@ -29,9 +29,9 @@ CASES = {
     "sliding, they give way inside of windows": (
         {"window": 40, "budget": SalientBudget(1 / 8, 32, cap=3, sinks=0)}, {"scores": True}, 45,
     ),
-    "sliding, named tokens, gate": ({"window": 21}, {"gate": True, "salient": True}, None),
+    "sliding, gate": ({"window": 21}, {"gate": True}, None),
     "weights in units of one": (
-        {"window": 32, "layout": "chunks", "delay": 0, "units": "one"}, {"salient": True}, None,
+        {"window": 32, "layout": "chunks", "delay": 0, "units": "one", "budget": SalientBudget(1 / 8, 32)}, {}, None,
     ),
     "no window": ({"window": 0}, {"gate": True}, 50),
 }  # fmt: skip
@@ -50,7 +50,7 @@ def run(inputs, impl, cut=None, mask=None, **options):
     output = torch.cat(outputs, 2)
     weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     loss = (output.double() * weights.double()).sum() + state.linear.kv.double().sin().sum()
-    names = [name for name in leaves if name not in ("features", "salient", "scores")]
+    names = [name for name in leaves if name not in ("features", "scores")]
     wanted = [leaves[name] for name in names] + list(leaves["features"] or ())
     grads = torch.autograd.grad(loss, wanted, materialize_grads=True, allow_unused=True)
     found = {"output": output, "kv": state.linear.kv}
