@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from linattn.ops.exponential.stabilizer import stabilize
+from linattn.ops.exponential.chunked import stabilize
 from linattn.ops.shared.packing import sequence_of_tokens
 
 

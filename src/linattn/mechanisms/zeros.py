@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from linattn.mechanisms.base import Call, CommonOptions, Mechanism, MechanismOutput, check_length
 from linattn.mechanisms.common.tokens import count_tokens, exp_over_tokens, sum_over_tokens, token_positions
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops.exponential.stabilizer import stabilize
+from linattn.ops.exponential.chunked import stabilize
 from linattn.ops.linear.api import run
 from linattn.ops.linear.call import LinearCall
 from linattn.ops.maps.powers import direction_of

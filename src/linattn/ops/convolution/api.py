@@ -3,7 +3,7 @@
 y_t = act(sum_w weight[:, W-1-w] x_{t-w} + bias)   (+ x_t)
 """
 
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,7 +13,6 @@ from linattn.ops.convolution.call import (
     Activation,
     ConvolutionCall,
     ConvolutionState,
-    StateOptions,
 )
 from linattn.ops.convolution.chunked import convolve as chunked
 from linattn.ops.convolution.recurrent import convolve as recurrent
@@ -83,7 +82,7 @@ def short_convolution_with_state(
     *,
     initial_state: ConvolutionState | None = None,
     impl: str = "auto",
-    **options: Unpack[StateOptions],
+    **options: Any,
 ) -> ConvolutionOutput:
     """:func:`short_convolution` that starts from a state and also returns the state after the last token.
 

@@ -7,20 +7,19 @@ o_t = (sum_exact e^{s_ti - m_t} v_i + g_t * sum_rest (phi_t . psi_i) v_i)
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from linattn.kernels.hybrid import attend as kernels
-from linattn.ops.hybrid.call import HybridCall, HybridOptions, StepOptions
+from linattn.ops.hybrid.call import HybridCall
 from linattn.ops.hybrid.chunked import hybrid_sums as chunked
 from linattn.ops.hybrid.recurrent import hybrid_sums as recurrent
 from linattn.ops.hybrid.reference import hybrid_sums as reference
 from linattn.ops.hybrid.rows import build_rows, final_state
 from linattn.ops.hybrid.types import HybridOutput, HybridState, HybridSums, Layout, Rows, SalientBudget, Units
-from linattn.ops.shared.call import Choice, choose, compute_dtype, hide, output_dtype, token, without_autocast
-from linattn.ops.shared.checks import check_token
+from linattn.ops.shared.call import Choice, choose, compute_dtype, hide, one_token, output_dtype, without_autocast
 
 FORMS: dict[str, Callable[[Rows], HybridSums]] = {"reference": reference, "chunked": chunked}
 LARGEST_EXPONENT = 80.0  # e^80 is finite in fp32; a unit below e^-80 means that both parts together are next to 0
@@ -58,10 +57,8 @@ def hybrid_attention(
     attention. Gradients are exact and include that of ``m_t``; the choice of tokens has none.
 
     Args:
-        q: queries ``(B, H, T, K)``.
-        k: keys ``(B, H_kv, T, K)``. ``H_kv`` must divide ``H``; the ``H/H_kv`` query heads from ``g H/H_kv`` on share
-            key head g.
-        v: values ``(B, H_kv, T, V)``.
+        q, k, v, key_mask, cu_seqlens, impl, validate: as in :func:`linear_attention`. Packed sequences are unpacked to
+            rows as long as the longest; to know that length the host waits for the GPU.
         features: ``phi (B, H, T, F)`` of the queries and ``psi (B, H_kv, T, F)`` of the keys, not negative. A factor on
             phi weighs the linear part. None: there is no linear part, and tokens that are not exact are not seen.
         window: number of latest tokens that are exact, or the size of a chunk, see layout. 0: none.
@@ -79,12 +76,6 @@ def hybrid_attention(
             strongest exact key, whatever that is, as in LoLCATs and STILL. ``"one"``: it counts like ``e^s``, so that a
             strong exact key outweighs the rest; for features that approximate the exponential itself.
         eps: added to the denominators of rows without exact keys.
-        key_mask: ``(B, T)`` bool, True = real token. A masked token is in no sum and does not advance a position.
-        cu_seqlens: ``(N+1,)`` offsets of N sequences packed into one row (B = 1); no sequence sees another. They are
-            unpacked to rows as long as the longest; to know that length the host waits for the GPU.
-        impl: ``"auto"``, ``"reference"``, ``"recurrent"``, ``"chunked"`` or ``"triton"``; see :func:`explain`.
-        validate: whether to check values too (offsets, indices, scores), which costs a sync on a GPU. None: only on the
-            CPU.
 
     Returns:
         ``(B, H, T, V)`` in the dtype of v (under autocast, in the dtype of autocast); 0 at masked tokens.
@@ -115,7 +106,7 @@ def hybrid_attention_with_state(
     *,
     initial_state: HybridState | None = None,
     impl: str = "auto",
-    **options: Unpack[HybridOptions],
+    **options: Any,
 ) -> HybridOutput:
     """:func:`hybrid_attention` that starts from a state and also returns the state after the last token.
 
@@ -139,11 +130,7 @@ def hybrid_attention_step(
     k_t: Tensor,
     v_t: Tensor,
     state: HybridState | None,
-    *,
-    features: tuple[Tensor, Tensor] | None = None,
-    scores: Tensor | None = None,
-    gate: Tensor | None = None,
-    **options: Unpack[StepOptions],
+    **options: Any,
 ) -> HybridOutput:
     """One decoding step of :func:`hybrid_attention`: attend with one token and return the next state.
 
@@ -162,13 +149,9 @@ def hybrid_attention_step(
         >>> output.shape, state.length.tolist()
         (torch.Size([1, 2, 4]), [5])
     """
-    check_token(q_t, k_t, v_t)
-    q, k, v, features, scores, gate = token((q_t, k_t, v_t, features, scores, gate))
-    call = HybridCall(
-        q, k, v, features, scores=scores, gate=gate, initial_state=state, need_state=True, **options
-    )  # fmt: skip
-    out = _run(call, "auto")
-    return HybridOutput(out.output.squeeze(2), out.state)
+    call = one_token(HybridCall, (q_t, k_t, v_t), state, options, ("features", "scores", "gate"))
+    output, state = _run(call, "auto")
+    return HybridOutput(output.squeeze(2), state)
 
 
 def checked_choice(call: HybridCall, impl: str) -> Choice:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,29 +13,6 @@ from linattn.ops.shared.call import num_sequences
 from linattn.ops.shared.types import LinearState
 
 SHORTEST_CHUNK, LONGEST_CHUNK = 16, 64
-
-
-class StepOptions(TypedDict, total=False):
-    """The options of ``hybrid_attention`` that are the same for all tokens of a sequence."""
-
-    window: int
-    layout: Layout
-    delay: int
-    budget: SalientBudget | None
-    scale: float | None
-    units: Units
-    eps: float
-    validate: bool | None
-
-
-class HybridOptions(StepOptions, total=False):
-    """The keyword arguments of ``hybrid_attention``."""
-
-    features: tuple[Tensor, Tensor] | None
-    scores: Tensor | None
-    gate: Tensor | None
-    key_mask: Tensor | None
-    cu_seqlens: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -107,9 +84,7 @@ class HybridCall:
         checks.check_integer("delay", self.delay, least=0)
         checks.check_scale(self.scale)
         checks.check_number("eps", self.eps, least=0)
-        values = checks.check_values(q, self.validate)
-        checks.check_key_mask(self.key_mask, B, T, q)
-        checks.check_cu_seqlens(self.cu_seqlens, B, T, q, values)
+        values = checks.check_layout(self.key_mask, self.cu_seqlens, B, T, q, self.validate)
         if self.scores is not None:
             if self.budget is None:
                 raise ValueError("scores need a budget, which says how many of the best tokens are chosen")

@@ -6,7 +6,7 @@ with features ``phi = map(q)``, ``psi = map(k)``, a mask or decay M and a normal
 """
 
 from collections.abc import Callable
-from typing import Unpack
+from typing import Any
 
 from torch import Tensor
 
@@ -14,8 +14,6 @@ from linattn.kernels import linear as kernels
 from linattn.ops.linear.call import (
     FeatureMaps,
     LinearCall,
-    StateOptions,
-    StepOptions,
     join_outputs,
     log_decay_for,
     log_input_for,
@@ -26,7 +24,7 @@ from linattn.ops.linear.call import (
     split_values,
     weigh,
 )
-from linattn.ops.linear.chunked.sums import linear_sums as chunked
+from linattn.ops.linear.chunked import linear_sums as chunked
 from linattn.ops.linear.recurrent import linear_sums as recurrent
 from linattn.ops.linear.reference import linear_sums as reference
 from linattn.ops.shared.call import (
@@ -34,19 +32,18 @@ from linattn.ops.shared.call import (
     choose,
     compute_dtype,
     hide,
+    one_token,
     output_dtype,
-    token,
     without_autocast,
     zero_state,
 )
-from linattn.ops.shared.checks import check_token
 from linattn.ops.shared.rotation import Rotate
 from linattn.ops.shared.types import AttentionOutput, DecayIndex, LinearState, Normalizer, Pattern, Sums
 
 Form = Callable[[Tensor, Tensor, Tensor, Pattern, LinearState], Sums]
 
 FORMS: dict[str, Form] = {"reference": reference, "recurrent": recurrent, "chunked": chunked}
-OF_TOKENS = ("log_decay", "log_input", "norm_features")  # options that a step has for its token
+OF_TOKEN = ("log_decay", "log_input", "norm_features")  # options that a step has for its token
 
 
 def linear_attention(
@@ -131,7 +128,7 @@ def linear_attention_with_state(
     *,
     initial_state: LinearState | None = None,
     impl: str = "auto",
-    **options: Unpack[StateOptions],
+    **options: Any,
 ) -> AttentionOutput:
     """:func:`linear_attention` that starts from a state and also returns the state after the last token.
 
@@ -159,7 +156,7 @@ def linear_attention_step(
     k_t: Tensor,
     v_t: Tensor,
     state: LinearState | None,
-    **options: Unpack[StepOptions],
+    **options: Any,
 ) -> AttentionOutput:
     """One decoding step of causal :func:`linear_attention`: attend with one token and return the next state.
 
@@ -178,11 +175,9 @@ def linear_attention_step(
         >>> torch.allclose(output, linear_attention(q, k, v, causal=True)[:, :, -1], atol=1e-5)
         True
     """
-    check_token(q_t, k_t, v_t)
-    options = {name: token(value) if name in OF_TOKENS else value for name, value in options.items()}  # type: ignore[assignment]
-    q, k, v = token((q_t, k_t, v_t))
-    out = run(LinearCall(q, k, v, causal=True, initial_state=state, need_state=True, **options), "auto")
-    return AttentionOutput(out.output.squeeze(2), out.state)
+    call = one_token(LinearCall, (q_t, k_t, v_t), state, {"causal": True, **options}, OF_TOKEN)
+    output, state = run(call, "auto")
+    return AttentionOutput(output.squeeze(2), state)
 
 
 def checked_choice(call: LinearCall, impl: str) -> Choice:

@@ -1,7 +1,6 @@
 """The arguments of one call of linear attention: checked together before any work, then as the forms take them."""
 
 from dataclasses import dataclass
-from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -13,27 +12,6 @@ from linattn.ops.shared.rotation import Rotate
 from linattn.ops.shared.types import DECAY_INDICES, NORMALIZERS, STRONGEST_DECAY, DecayIndex, LinearState, Normalizer
 
 FeatureMaps = FeatureMap | tuple[FeatureMap, FeatureMap] | None
-
-
-class StepOptions(TypedDict, total=False):
-    """The options of ``linear_attention`` that a step of decoding has too."""
-
-    log_decay: Tensor | None
-    log_input: Tensor | None
-    normalizer: Normalizer
-    eps: float
-    feature_map: FeatureMaps
-    norm_features: tuple[Tensor, Tensor] | None
-    decay_index: DecayIndex | None
-    validate: bool | None
-
-
-class StateOptions(StepOptions, total=False):
-    """The options of ``linear_attention`` that go with a state: all but ``rotate`` and ``impl``."""
-
-    causal: bool
-    key_mask: Tensor | None
-    cu_seqlens: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -96,10 +74,8 @@ class LinearCall:
         if self.rotate is not None and not callable(self.rotate):
             raise TypeError(f"rotate must be a function of the features of q and k, or None, got {self.rotate!r}")
         self._check_maps()
-        values = checks.check_values(q, self.validate)
         B, H_kv, Tk, _ = k.shape
-        checks.check_key_mask(self.key_mask, B, Tk, q)
-        checks.check_cu_seqlens(self.cu_seqlens, B, Tk, q, values)
+        values = checks.check_layout(self.key_mask, self.cu_seqlens, B, Tk, q, self.validate)
         if self.log_decay is not None:
             allowed = [(H_kv,), (B, H_kv, Tk), (B, H_kv, Tk, self.num_features(1))]
             checks.check_log_decay(self.log_decay, allowed, q, values)

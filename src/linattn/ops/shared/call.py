@@ -1,6 +1,6 @@
 """What the calls of all ops share: the choice of an implementation, dtypes, hidden tokens, the start of a state."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from linattn.kernels.common.support import SWITCH, assume_constant, switched_off
-from linattn.ops.shared.checks import autocast_dtype, check_choice
+from linattn.ops.shared.checks import autocast_dtype, check_choice, check_token
 from linattn.ops.shared.types import LinearState
 
 # Forms in plain PyTorch take every call, every dtype and every device; kernels only what they were written for.
@@ -148,10 +148,19 @@ def finite_unit(log_scale: Tensor) -> Tensor:
     return torch.where(log_scale == -torch.inf, 0.0, log_scale)
 
 
-def token(x: Any) -> Any:
-    """One token's tensors ``(B, H, ..)`` with an axis of tokens; what is no tensor stays, for the call's own check."""
+def one_token(
+    kind: Callable[..., Any], tokens: tuple[Tensor, ...], state: Any, options: dict[str, Any], of_token: Sequence[str]
+) -> Any:
+    """The call ``kind`` of a step: ``tokens`` and the options ``of_token``, ``(B, H, ..)``, get an axis of tokens."""
+    check_token(*tokens)
+    options = {name: _with_axis(x) if name in of_token else x for name, x in options.items()}
+    return kind(*_with_axis(tokens), initial_state=state, need_state=True, **options)
+
+
+def _with_axis(x: Any) -> Any:
+    """What is no tensor stays as it is: the call's own check names it."""
     if isinstance(x, tuple):
-        return tuple(map(token, x))
+        return tuple(map(_with_axis, x))
     return x.unsqueeze(2) if isinstance(x, Tensor) and x.ndim > 1 else x
 
 

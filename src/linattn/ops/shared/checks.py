@@ -125,7 +125,9 @@ def check_key_mask(mask: object, batch: int, length: int, like: Tensor, referenc
     check_device("key_mask", mask, like, reference)
 
 
-def check_cu_seqlens(offsets: object, batch: int, length: int, like: Tensor, values: bool) -> None:
+def check_cu_seqlens(
+    offsets: object, batch: int, length: int, like: Tensor, values: bool, reference: str = "q"
+) -> None:
     if offsets is None:
         return
     if not isinstance(offsets, Tensor):
@@ -136,12 +138,22 @@ def check_cu_seqlens(offsets: object, batch: int, length: int, like: Tensor, val
         raise ValueError(f"cu_seqlens must have shape (N+1,) with N >= 1, got {tuple(offsets.shape)}")
     if batch != 1:
         raise ValueError(f"cu_seqlens packs sequences into one row: the batch size must be 1, got {batch}")
-    check_device("cu_seqlens", offsets, like)
+    check_device("cu_seqlens", offsets, like, reference)
     if values:
         if bool((offsets[1:] < offsets[:-1]).any()):
             raise ValueError(f"cu_seqlens must not decrease, got {offsets.tolist()}")
         if int(offsets[0]) != 0 or int(offsets[-1]) != length:
             raise ValueError(f"cu_seqlens must start at 0 and end at T = {length}, got {offsets.tolist()}")
+
+
+def check_layout(
+    mask: object, offsets: object, batch: int, length: int, like: Tensor, validate: bool | None, reference: str = "q"
+) -> bool:
+    """Check ``key_mask`` and ``cu_seqlens``; returns whether other values are to be checked too."""
+    values = check_values(like, validate)
+    check_key_mask(mask, batch, length, like, reference)
+    check_cu_seqlens(offsets, batch, length, like, values, reference)
+    return values
 
 
 def check_log_decay(decay: object, allowed: Sequence[tuple[int, ...]], like: Tensor, values: bool) -> None:
