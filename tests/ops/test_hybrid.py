@@ -168,13 +168,6 @@ def test_gradcheck(form):
     assert torch.autograd.gradcheck(run, [x.requires_grad_() for x in leaves])
 
 
-def test_rows_of_a_state_can_be_reordered():
-    inputs, options, beams = make(20), SETTINGS["cap"], torch.tensor([1, 1, 0])
-    state = call(change(inputs, lambda x: x[:, :, :13]), True, **options).state.rows(beams)
-    found, _ = steps(change(inputs, lambda x: x[beams, :, 13:]), state, **options)
-    assert_same(found, call(inputs, **options)[beams, :, 13:])
-
-
 def test_autocast_keeps_sums_and_choices_in_fp32():
     inputs = make(30, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):

@@ -1,7 +1,6 @@
 """Hybrid attention: exact softmax over a window and chosen tokens, linear attention over the rest."""
 
 from linattn.ops.hybrid.api import hybrid_attention, hybrid_attention_step, hybrid_attention_with_state
-from linattn.ops.hybrid.saliency import self_saliency
 from linattn.ops.hybrid.types import HybridState, SalientBudget
 
 __all__ = [
@@ -10,5 +9,4 @@ __all__ = [
     "hybrid_attention",
     "hybrid_attention_step",
     "hybrid_attention_with_state",
-    "self_saliency",
 ]

@@ -32,7 +32,7 @@ class _Chosen(NamedTuple):
     v: Tensor  # (B, H_kv, N, V)
     features: Tensor  # (B, H_kv, N, F)
     visible: Tensor
-    ending: Tensor
+    ending: Tensor | None  # None: they stay for good
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _block(plan: _Plan, c0: int, c1: int, state: LinearState) -> tuple[HybridSum
     log_max = logits.amax(-1)
     chosen = _chosen(plan, c0, c1)
     if chosen is not None:
-        far = _product(q.flatten(2, 4).unsqueeze(2), chosen.k.mT.unsqueeze(2)).squeeze(2).unflatten(2, q.shape[2:5])
+        far = (q.flatten(2, 4) @ chosen.k.mT).unflatten(2, q.shape[2:5])
         far = far.masked_fill(~chosen.visible[:, :, :, None, None], -torch.inf)
         log_max = torch.maximum(log_max, far.amax(-1))
     unit = finite_unit(log_max).unsqueeze(-1)
@@ -131,7 +131,7 @@ def _linear(
         there = there & (until <= plan.borders(c0, c1)[:, None, :, None])
     psi = psi * there.unsqueeze(-1)
     kv, z = psi.mT @ leaving, psi.sum(3)  # (B, H_kv, n, F, V), (B, H_kv, n, F)
-    if chosen is not None and plan.rows.salient is not None and plan.rows.salient.cap is not None:
+    if chosen is not None and chosen.ending is not None:
         ended = chosen.features.unsqueeze(2) * chosen.ending.unsqueeze(-1)  # (B, H_kv, n, N, F)
         kv, z = kv + ended.mT @ chosen.v.unsqueeze(2), z + ended.sum(3)
     kv, z = kv.cumsum(2) + state.kv.unsqueeze(2), z.cumsum(2) + state.k.unsqueeze(2)
@@ -166,7 +166,8 @@ def _chosen(plan: _Plan, c0: int, c1: int) -> _Chosen | None:
             index = first_true(until >= borders[:, :, 0], most)
             k, v, features, until, away = (take(x, index) for x in (k, v, features, until, away))
     until, away = until.unsqueeze(2), away.unsqueeze(2)
-    return _Chosen(k, v, features, (away <= borders) & (until > borders), (until == borders) & (until > away))
+    ending = None if chosen.cap is None else (until == borders) & (until > away)
+    return _Chosen(k, v, features, (away <= borders) & (until > borders), ending)
 
 
 def _product(rows: Tensor, matrix: Tensor) -> Tensor:

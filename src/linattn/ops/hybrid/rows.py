@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.ops.hybrid.call import HybridCall
-from linattn.ops.hybrid.saliency import best_first, chunk_order, top_of_chunk, window_scores
+from linattn.ops.hybrid.saliency import best_first, chunk_order, self_saliency, top_of_chunk
 from linattn.ops.hybrid.types import (
     FOREVER,
     HybridState,
@@ -148,8 +148,7 @@ def _scores(call: HybridCall, budget: SalientBudget, q: Tensor, rows: Rows, plac
     scores = whole_chunks(places.gather(given, None if state is None else state.window.scores), rows.chunk)
     if call.scores is not None:
         return scores
-    with torch.no_grad():
-        itself = window_scores(q, rows.k.to(dtype), rows.real, budget.chunk, budget.score, budget.reduce)
+    itself = self_saliency(q, rows.k.to(dtype), rows.real, budget.chunk, budget.score, budget.reduce)
     return itself if state is None else torch.where(whole_chunks(places.old[:, None], rows.chunk), scores, itself)
 
 

@@ -14,27 +14,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ops.hybrid.types import REDUCTIONS, SCORES, Reduce, SalientBudget, Score
-from linattn.ops.shared import checks
-from linattn.ops.shared.call import compute_dtype
+from linattn.ops.hybrid.types import Reduce, SalientBudget, Score
 
 PUBLISHED_EPS = 1e-8  # inside the logarithms of the divergence
 
 
 @torch.no_grad()
 def self_saliency(
-    q: Tensor, k: Tensor, *, window: int = 64, scale: float | None = None, kind: Score = "log_prob",
-    reduce: Reduce = "mean",
-) -> Tensor:  # fmt: skip
-    """How much each token attends to itself among the last ``window`` tokens: ``(B, H_kv, T)``, without gradients.
-
-    ``p_t = exp(s_tt) / sum_{i in W_t} exp(s_ti)`` with ``s_ti = scale q_t . k_i`` and ``W_t`` the last tokens up to t
+    q: Tensor, k: Tensor, real: Tensor, window: int, kind: Score = "log_prob", reduce: Reduce = "mean"
+) -> Tensor:
+    """How much each token attends to itself among the last ``window`` tokens: ``(B, H_kv, S)``, without gradients.
 
     Args:
-        q: ``(B, H, T, K)``.
-        k: ``(B, H_kv, T, K)``; the scores of the query heads that share a key head are reduced to one.
+        q: ``(B, H, S, K)``, times the scale of the logits.
+        k: ``(B, H_kv, S, K)``; the scores of the query heads that share a key head are reduced to one.
+        real: ``(B, S)`` bool; the others are in no window and score 0.
         window: number of tokens of ``W_t``, including t.
-        scale: factor on the logits; None: ``K**-0.5``.
         kind: ``"log_prob"``: ``log p_t``; ``"kl"``: the divergence, with 1e-8 inside its logarithms as published.
             While ``p > 1e-8`` both choose the same tokens if a key head has one query head, or with ``reduce="max"``.
             Their means over several query heads choose differently: with 4 independent heads, about half of the
@@ -45,22 +40,9 @@ def self_saliency(
         >>> import torch
         >>> from linattn.ops.hybrid.saliency import self_saliency
         >>> k = torch.tensor([[0.0, 1.0], [0.0, 1.0], [4.0, 0.0]])[None, None]
-        >>> self_saliency(k, k, window=2).argsort().flatten().tolist()  # one of two equal tokens, a new one, the first
+        >>> scores = self_saliency(k, k, torch.ones(1, 3, dtype=torch.bool), window=2)
+        >>> scores.argsort().flatten().tolist()  # one of two equal tokens, a new one, the first
         [1, 2, 0]
-    """
-    checks.check_qkv(q, k, k)
-    checks.check_choice("kind", kind, SCORES)
-    checks.check_choice("reduce", reduce, REDUCTIONS)
-    checks.check_integer("window", window)
-    dtype, real = compute_dtype(q, k), torch.ones(q.shape[0], q.shape[2], dtype=torch.bool, device=q.device)
-    q = q.to(dtype) * (q.shape[3] ** -0.5 if scale is None else scale)
-    return window_scores(q, k.to(dtype), real, window, kind, reduce)
-
-
-def window_scores(q: Tensor, k: Tensor, real: Tensor, window: int, kind: Score, reduce: Reduce) -> Tensor:
-    """:func:`self_saliency` of rows ``(B, H, S, K)``, in blocks of ``window`` queries; q comes scaled.
-
-    Tokens that are not ``real (B, S)`` are in no window and score 0.
     """
     H_kv, S = k.shape[1], k.shape[2]
     n = max(1, -(-S // window))  # one block where there are no tokens at all

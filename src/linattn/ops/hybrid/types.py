@@ -144,15 +144,6 @@ class HybridState(NamedTuple):
     salient: SalientCache | None
     linear: LinearState
 
-    def rows(self, index: Tensor) -> "HybridState":
-        """The state of the sequences ``index (B',)``, to reorder beams, or to repeat or drop rows of a batch."""
-        return HybridState(
-            self.length[index],
-            WindowRing(*(x[index] for x in self.window)),
-            None if self.salient is None else SalientCache(*(x[index] for x in self.salient)),
-            LinearState(*(x[index] for x in self.linear)),
-        )
-
 
 class HybridOutput(NamedTuple):
     """Output ``(B, H, T, V)`` together with the state after the last token."""

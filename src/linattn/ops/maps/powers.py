@@ -72,9 +72,7 @@ class NormPower(WideMap):
         return with_angles(power_of(direction_of(x).abs(), exponent), x, self.angle)
 
     def twin(self) -> Twin | None:
-        return (
-            None if self.angle != "hard" else Twin("norm_power", 2, table=_table(self.power, self.tau, self.head_dim))
-        )
+        return _power_twin("norm_power", self.power, self.tau, self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,9 +88,7 @@ class SignPower(WideMap):
         return with_angles(power_of(x.abs(), self.power), x, self.angle)
 
     def twin(self) -> Twin | None:
-        if self.angle != "hard":
-            return None
-        return Twin("sign_power", 2, table=_table(self.power, torch.zeros_like(self.power), self.head_dim))
+        return _power_twin("sign_power", self.power, torch.zeros_like(self.power), self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,9 +115,12 @@ class ShiftedPower(WideMap):
         return Twin("shifted_power", 1, table=table, token=(self.inner * self.outer.pow(1 / self.power)).float())
 
 
-def _table(a: Tensor, b: Tensor, head_dim: int) -> Tensor:
-    """The table ``(1, 1, 2, 2D)`` that repeats two numbers for all features, contiguous for forward and backward."""
-    return torch.stack([a, b]).float()[None, None, :, None].expand(1, 1, 2, 2 * head_dim).contiguous()
+def _power_twin(name: str, power: Tensor, tau: Tensor, given: NormPower | SignPower) -> Twin | None:
+    """The twin whose table repeats two numbers for all features, contiguous for forward and backward."""
+    if given.angle != "hard":
+        return None
+    table = torch.stack([power, tau]).float()[None, None, :, None].expand(1, 1, 2, 2 * given.head_dim)
+    return Twin(name, 2, table=table.contiguous())
 
 
 def split_signs(x: Tensor) -> Tensor:
