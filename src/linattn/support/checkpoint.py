@@ -43,7 +43,6 @@ class RunFolder:
         return self.path / "log.jsonl"
 
     def remove_halves(self) -> None:
-        """Remove temporary files that a killed run left half written."""
         remove_halves(self.path)
 
     def save_checkpoint(self, content: dict[str, Any]) -> None:

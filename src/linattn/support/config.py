@@ -1,12 +1,5 @@
 """Typed configs: a field is the option, its check, its help, its entry in a file, and its part of the hash.
 
-    @dataclass(frozen=True, kw_only=True)
-    class Speed(Config):
-        '''Time a call by number of tokens.'''
-
-        tokens: tuple[int, ...] = option((1024, 4096), "Numbers of tokens.", least=1)
-        device: str = option("", "cpu, cuda or cuda:N.", default_text="cuda where there is one")
-
 Only the standard library is used, so that configs can be made where no command line is installed.
 """
 
@@ -135,22 +128,17 @@ def parse_value(name: str, value: Any, hint: Any) -> Any:
         if not isinstance(parts, list | tuple):
             return parts
         return tuple(parse_value(name, part, get_args(kind)[0]) for part in parts)
-    if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
+    if isinstance(origin, type) and issubclass(origin, Mapping):
         return dict(value) if isinstance(value, Mapping) else parse_settings(name, value)
     if kind is Path:
         return Path(value)
     if not isinstance(value, str) or str in kinds or origin is Literal:
         return float(value) if kind is float and type(value) is int else value
-    return _from_text(name, value, kind)
-
-
-def _from_text(name: str, text: str, kind: Any) -> Any:
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
     try:
-        if kind is bool:
-            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
-        return kind(text)
+        return words[value.lower()] if kind is bool else kind(value)
     except (ValueError, KeyError) as error:
-        raise OptionError(name, f"must be {_words(kind)}, got {text!r}") from error
+        raise OptionError(name, f"must be {_words(kind)}, got {value!r}") from error
 
 
 def parse_settings(name: str, texts: str | Iterable[str]) -> dict[str, Any]:

@@ -69,25 +69,27 @@ def encode(tokenizer: Any, text: str) -> Tensor:
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a jsonl file, gzipped or not; empty lines are skipped, errors name the line."""
-    open_text = gzip.open if path.suffix == ".gz" else open
-    with open_text(path, "rt", encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise SettingError("data", f"{path}:{number} is no JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise SettingError("data", f"{path}:{number} must be an object like {{...}}, got {line.strip()[:40]}")
-            yield row
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise SettingError("data", f"{path}:{number} is no JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise SettingError("data", f"{path}:{number} must be an object like {{...}}, got {line.strip()[:40]}")
+        yield row
 
 
 def count_jsonl(path: Path) -> int:
     """How many objects :func:`read_jsonl` yields, without parsing them."""
-    open_bytes = gzip.open if path.suffix == ".gz" else open
-    with open_bytes(path, "rb") as lines:
-        return sum(1 for line in lines if line.strip())
+    return sum(1 for line in _lines(path) if line.strip())
+
+
+def _lines(path: Path) -> Iterator[str]:
+    open_text = gzip.open if path.suffix == ".gz" else open
+    with open_text(path, "rt", encoding="utf-8") as lines:
+        yield from lines
 
 
 def row_text(path: Path, row: dict[str, Any]) -> str:

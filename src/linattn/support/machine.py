@@ -67,10 +67,11 @@ def end_with_parent(parent: int | None = None) -> None:
     Otherwise a worker whose parent was killed would go on beside the next one that the user starts. ``parent``: its id
     as it knows it itself; a process that was killed while its child imported modules is the parent no more.
     """
-    threading.Thread(target=_watch, args=(os.getppid() if parent is None else parent,), daemon=True).start()
+    started_by = os.getppid() if parent is None else parent
 
+    def watch() -> None:
+        while os.getppid() == started_by:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        os._exit(1)
 
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(SECONDS_BETWEEN_LOOKS)
-    os._exit(1)
+    threading.Thread(target=watch, daemon=True).start()

@@ -51,12 +51,7 @@ def check_folder(option: str, path: Path) -> None:
 
 
 def options_words(options: Mapping[str, Any]) -> str:
-    """Options as they are typed, separated by commas.
-
-    Example:
-        >>> options_words({"alpha": 4, "form": "normalized"})
-        'alpha=4, form=normalized'
-    """
+    """Options as they are typed, separated by commas: ``alpha=4, form=normalized``."""
     return ", ".join(f"{key}={value}" for key, value in options.items())
 
 

@@ -23,7 +23,7 @@ def in_silence(_: str) -> None:
 def reported(name: str, *, hidden: bool) -> Iterator[Report]:
     """Yield a function that shows the progress of the work called ``name``; a bar disappears at the end."""
     if hidden or find_spec("rich") is None:
-        yield _nothing if hidden else _Lines(name)
+        yield (lambda done, steps, words: None) if hidden else _lines(name)
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -41,18 +41,16 @@ def reported(name: str, *, hidden: bool) -> Iterator[Report]:
         yield report
 
 
-def _nothing(done: int, steps: int, words: str) -> None:
-    """Show nothing."""
+def _lines(name: str) -> Report:
+    said = time.monotonic()
 
+    def report(done: int, steps: int, words: str) -> None:
+        nonlocal said
+        if time.monotonic() - said > SECONDS_BETWEEN_LINES:
+            said = time.monotonic()
+            print(f"{100 * done / max(steps, 1):3.0f} %  {name}  {words}", file=sys.stderr, flush=True)
 
-class _Lines:
-    def __init__(self, name: str) -> None:
-        self.name, self.said = name, time.monotonic()
-
-    def __call__(self, done: int, steps: int, words: str) -> None:
-        if time.monotonic() - self.said > SECONDS_BETWEEN_LINES:
-            self.said = time.monotonic()
-            print(f"{100 * done / max(steps, 1):3.0f} %  {self.name}  {words}", file=sys.stderr, flush=True)
+    return report
 
 
 @contextmanager

@@ -32,21 +32,17 @@ def choose(
 ) -> Choice:
     """Choose the implementation of a call: the one that is named, or the fastest proved one for ``"auto"``.
 
-    A named implementation that cannot serve the call is refused. ``auto`` takes kernels on a GPU wherever they serve
-    the call, unless ``LINATTN_TRITON=0`` is set; elsewhere it takes the chunked form, or the recurrent form for a
-    single token. On a CPU kernels run only if they are named, in Triton's interpreter, for tests.
-
-    Under forward mode or a transform of ``torch.func`` that differentiates, ``auto`` takes no kernel, and it takes the
-    reference form where the chunked form would not be differentiated correctly. There ``"triton"`` and such a
-    ``"chunked"`` are refused.
+    ``auto`` takes kernels on a GPU wherever they serve the call, unless ``LINATTN_TRITON=0`` is set; elsewhere the
+    chunked form, or the recurrent form for a single token. On a CPU kernels run only if they are named, in Triton's
+    interpreter, for tests. Under forward mode or a transform of ``torch.func`` that differentiates, ``auto`` takes no
+    kernel, and the reference form where the chunked form would not be differentiated correctly. A named implementation
+    that cannot serve the call is refused.
 
     Args:
-        impl: the implementation that the caller named, or ``"auto"``.
         like: an input of the call, for its device.
         against_triton: returns why kernels cannot serve the call; empty if they can.
         one_token: whether the call is a step of decoding.
-        own_gradients: whether the chunked form computes its gradients by a formula of its own, as kernels do. Only
-            ``backward()`` knows such a formula.
+        own_gradients: whether the chunked form has a gradient formula of its own, as kernels do: for ``backward()``.
     """
     check_choice("impl", impl, ("auto", *IMPLEMENTATIONS))
     beyond_backward = differentiated_beyond_backward()
@@ -80,15 +76,9 @@ def differentiated_beyond_backward() -> bool:
     ``vmap`` does not count. Operators with a gradient formula of their own serve only ``backward()``: under these
     transforms they would give a derivative of 0 without any error, or an error about their internals.
 
-    ``torch.compile`` takes the answer as a constant: it calls this function while it traces, when the transforms inside
-    the compiled function are active as well, and it compiles anew when the ``torch.func`` transforms around it change.
-    It does not watch for ``dual_level``: inside one, a function that was compiled before may lose its tangents, even if
-    it consists of PyTorch's own operations.
-
-    Example:
-        >>> derivative = torch.func.grad(lambda x: x * differentiated_beyond_backward())(torch.tensor(2.0))
-        >>> differentiated_beyond_backward(), derivative.item()
-        (False, 1.0)
+    ``torch.compile`` takes the answer as a constant, and compiles anew when the ``torch.func`` transforms around a
+    function change. It does not watch for ``dual_level``: inside one, a function that was compiled before may lose its
+    tangents, even if it consists of PyTorch's own operations.
     """
     if forward_ad._current_level >= 0:
         return True
@@ -100,12 +90,7 @@ def differentiated_beyond_backward() -> bool:
 
 
 def refuse_second_derivatives(backward: Any, whose: str) -> None:
-    """Make a second derivative an error that says which forms have one.
-
-    Args:
-        backward: the operator that computes the first derivatives; differentiating it raises.
-        whose: what the message calls it, such as ``"kernels"``.
-    """
+    """Make a second derivative of ``backward``, an operator, an error; ``whose`` is what the message calls it."""
 
     def refuse(ctx: Any, *gradients: Any) -> Any:
         raise NotImplementedError(
