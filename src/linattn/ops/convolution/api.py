@@ -17,10 +17,11 @@ from linattn.ops.convolution.call import (
 from linattn.ops.convolution.chunked import convolve as chunked
 from linattn.ops.convolution.recurrent import convolve as recurrent
 from linattn.ops.convolution.reference import convolve as reference
-from linattn.ops.shared.call import Choice, choose, compute_dtype, output_dtype, without_autocast
+from linattn.ops.shared.call import chooser, compute_dtype, output_dtype, without_autocast
 from linattn.ops.shared.checks import check_tensor
 
 FORMS = {"reference": reference, "recurrent": recurrent, "chunked": chunked}
+checked_choice = chooser(kernels, like="x")
 
 
 class ConvolutionOutput(NamedTuple):
@@ -128,12 +129,6 @@ def short_convolution_step(
     call = ConvolutionCall(x_t.unsqueeze(1), weight, bias, residual, activation, initial_state=state)
     out = _run(call, "auto")
     return ConvolutionOutput(out.output.squeeze(1), out.state)
-
-
-def checked_choice(call: ConvolutionCall, impl: str) -> Choice:
-    """Check the call and choose its form."""
-    call.check()
-    return choose(impl, call.x, lambda: kernels.against(call), one_token=call.is_step)
 
 
 def _run(call: ConvolutionCall, impl: str) -> ConvolutionOutput:

@@ -20,8 +20,7 @@ from linattn.ops.exponential.call import (
     Gates,
 )
 from linattn.ops.shared.call import (
-    Choice,
-    choose,
+    chooser,
     compute_dtype,
     hide,
     one_token,
@@ -40,6 +39,7 @@ FORMS: dict[str, Callable[[Tensor, Tensor, Tensor, Gates, ExponentialState], Exp
 # e^{-m}, which is the 1 of the denominator in units of e^m, is kept within e^{+-bound}. There it is representable, and
 # so is the gradient of a query that is 0, which is the state divided by e^{-m}.
 EXPONENT_BOUND = {torch.float32: 80.0, torch.float64: 700.0}
+checked_choice = chooser(kernels, own_gradients=True)
 
 
 def exponential_attention(
@@ -136,12 +136,6 @@ def exponential_attention_step(
     call = one_token(ExponentialCall, (q_t, k_t, v_t), state, options, ("log_input", "log_decay"))
     output, state = _run(call, "auto")
     return ExponentialOutput(output.squeeze(2), state)
-
-
-def checked_choice(call: ExponentialCall, impl: str) -> Choice:
-    """Check the call and choose its form."""
-    call.check()
-    return choose(impl, call.q, lambda: kernels.against(call), one_token=call.is_step, own_gradients=True)
 
 
 def _run(call: ExponentialCall, impl: str) -> ExponentialOutput:

@@ -19,10 +19,11 @@ from linattn.ops.hybrid.recurrent import hybrid_sums as recurrent
 from linattn.ops.hybrid.reference import hybrid_sums as reference
 from linattn.ops.hybrid.rows import build_rows, final_state
 from linattn.ops.hybrid.types import HybridOutput, HybridState, HybridSums, Layout, Rows, SalientBudget, Units
-from linattn.ops.shared.call import Choice, choose, compute_dtype, hide, one_token, output_dtype, without_autocast
+from linattn.ops.shared.call import chooser, compute_dtype, hide, one_token, output_dtype, without_autocast
 
 FORMS: dict[str, Callable[[Rows], HybridSums]] = {"reference": reference, "chunked": chunked}
 LARGEST_EXPONENT = 80.0  # e^80 is finite in fp32; a unit below e^-80 means that both parts together are next to 0
+checked_choice = chooser(kernels)
 
 
 def hybrid_attention(
@@ -152,12 +153,6 @@ def hybrid_attention_step(
     call = one_token(HybridCall, (q_t, k_t, v_t), state, options, ("features", "scores", "gate"))
     output, state = _run(call, "auto")
     return HybridOutput(output.squeeze(2), state)
-
-
-def checked_choice(call: HybridCall, impl: str) -> Choice:
-    """Check the call and choose its form."""
-    call.check()
-    return choose(impl, call.q, lambda: kernels.against(call), one_token=call.is_step)
 
 
 def _run(call: HybridCall, impl: str) -> HybridOutput:

@@ -28,8 +28,7 @@ from linattn.ops.linear.chunked import linear_sums as chunked
 from linattn.ops.linear.recurrent import linear_sums as recurrent
 from linattn.ops.linear.reference import linear_sums as reference
 from linattn.ops.shared.call import (
-    Choice,
-    choose,
+    chooser,
     compute_dtype,
     hide,
     one_token,
@@ -44,6 +43,7 @@ Form = Callable[[Tensor, Tensor, Tensor, Pattern, LinearState], Sums]
 
 FORMS: dict[str, Form] = {"reference": reference, "recurrent": recurrent, "chunked": chunked}
 OF_TOKEN = ("log_decay", "log_input", "norm_features")  # options that a step has for its token
+checked_choice = chooser(kernels, own_gradients=True)
 
 
 def linear_attention(
@@ -178,12 +178,6 @@ def linear_attention_step(
     call = one_token(LinearCall, (q_t, k_t, v_t), state, {"causal": True, **options}, OF_TOKEN)
     output, state = run(call, "auto")
     return AttentionOutput(output.squeeze(2), state)
-
-
-def checked_choice(call: LinearCall, impl: str) -> Choice:
-    """Check the call and choose its form."""
-    call.check()
-    return choose(impl, call.q, lambda: kernels.against(call), one_token=call.is_step, own_gradients=True)
 
 
 def run(call: LinearCall, impl: str) -> AttentionOutput:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -67,6 +68,17 @@ def choose(
     if reason := f"{SWITCH}=0 turns kernels off" if switched_off() else against_triton():
         return Choice(plain.impl, f"{plain.reason}; no kernel: {reason}")
     return Choice("triton", "a fused GPU kernel serves the call")
+
+
+def chooser(kernels: Any, *, like: str = "q", own_gradients: bool = False) -> Callable[[Any, str], Choice]:
+    """The check of a call of an op, and the choice of its form; ``like`` is the name of an input, see ``choose``."""
+
+    def checked_choice(call: Any, impl: str) -> Choice:
+        call.check()
+        against, one = partial(kernels.against, call), call.is_step
+        return choose(impl, getattr(call, like), against, one_token=one, own_gradients=own_gradients)
+
+    return checked_choice
 
 
 @assume_constant
