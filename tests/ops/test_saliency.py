@@ -8,7 +8,7 @@ import torch
 from linattn.ops.hybrid import rows
 from linattn.ops.hybrid.saliency import self_saliency, top_of_chunk
 from linattn.ops.hybrid.types import FOREVER, SalientBudget, SalientList
-from ops.hybrid_cases import F64, call, exact_sets, make, published_divergence, self_probability
+from ops.hybrid_cases import F64, exact_sets, make, published_divergence, self_probability
 
 W = 6
 
@@ -39,17 +39,6 @@ def test_scores_are_the_definition():
                 assert abs(largest[b, g, t] - max(heads)) < 1e-12
                 assert abs(divergence[b, g, t] - published_divergence(group[0], k[b, g], t, W)) < 1e-10
     assert (found[:, :, 0] == 0).all()  # alone in its window: log 1, not NaN
-
-
-def test_scores_of_grouped_heads_choose_alike_by_their_largest_and_not_by_their_mean():
-    g = torch.Generator().manual_seed(0)
-    q, k = 2 * torch.randn(2, 8, 512, 16, generator=g, dtype=F64), torch.randn(2, 2, 512, 16, generator=g, dtype=F64)
-    budget, shared = SalientBudget(1 / 16, 64, sinks=0), {}
-    for reduce in ("mean", "max"):
-        one, two = (chosen(scores_of(q, k, 64, kind=kind, reduce=reduce), budget) for kind in ("log_prob", "kl"))
-        shared[reduce] = float((one & two).sum() / one.sum())
-    assert shared["max"] == 1
-    assert shared["mean"] < 0.6
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 7, 8])
@@ -85,15 +74,6 @@ def test_the_best_of_each_chunk_with_ties_and_sinks():
                 kept = {i for i in sets[last] if i < last}
                 assert set(found[b, h].nonzero().flatten().tolist()) == kept
                 assert len(kept) < last
-
-
-def test_chosen_tokens_do_not_depend_on_the_chunk_after_theirs():
-    """What the public decoding does: it chooses among old tokens by the scores of newer ones."""
-    budget = SalientBudget(1 / 4, 4, sinks=0)
-    inputs, options = make(16, B=1, H=1, H_kv=1, scores=True), {"window": 4, "layout": "chunks", "budget": budget}
-    inputs["scores"] = torch.arange(16.0)[None, None] % 4 * torch.tensor([1.0, -1.0, 1.0, -1.0]).repeat_interleave(4)
-    state = call(inputs, True, **options).state
-    assert sorted(state.salient.position[0, 0][state.salient.alive[0, 0]].tolist()) == [3, 4]
 
 
 @pytest.mark.parametrize("pairs", [7, 2**24])
