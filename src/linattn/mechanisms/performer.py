@@ -11,8 +11,7 @@ from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOu
 from linattn.mechanisms.common.tokens import hide_logits, max_over_tokens
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.exponential.chunked import stabilize
-from linattn.ops.shared.call import compute_dtype, num_sequences, without_autocast
-from linattn.ops.shared.checks import check_integer, check_shape
+from linattn.ops.shared.call import check_integer, check_shape, compute_dtype, num_sequences, without_autocast
 from linattn.ops.shared.types import LinearState
 
 

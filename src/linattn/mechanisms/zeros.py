@@ -14,7 +14,7 @@ from linattn.ops.exponential.chunked import stabilize
 from linattn.ops.linear.api import run
 from linattn.ops.linear.call import LinearCall
 from linattn.ops.maps.powers import direction_of
-from linattn.ops.shared import checks
+from linattn.ops.shared import call as checks
 from linattn.ops.shared.call import compute_dtype, num_sequences, output_dtype, without_autocast
 from linattn.ops.shared.packing import sequence_of_tokens
 from linattn.ops.shared.types import LinearState

@@ -17,8 +17,7 @@ from linattn.ops.convolution.call import (
 from linattn.ops.convolution.chunked import convolve as chunked
 from linattn.ops.convolution.recurrent import convolve as recurrent
 from linattn.ops.convolution.reference import convolve as reference
-from linattn.ops.shared.call import chooser, compute_dtype, output_dtype, without_autocast
-from linattn.ops.shared.checks import check_tensor
+from linattn.ops.shared.call import check_tensor, chooser, compute_dtype, output_dtype, without_autocast
 
 FORMS = {"reference": reference, "recurrent": recurrent, "chunked": chunked}
 checked_choice = chooser(kernels, like="x")

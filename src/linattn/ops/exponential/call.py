@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from linattn.ops.shared import checks
+from linattn.ops.shared import call as checks
 from linattn.ops.shared.call import num_sequences
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops.hybrid.types import LAYOUTS, UNITS, HybridState, Layout, SalientBudget, Units, Window
-from linattn.ops.shared import checks
+from linattn.ops.shared import call as checks
 from linattn.ops.shared.call import num_sequences
 from linattn.ops.shared.types import LinearState
 

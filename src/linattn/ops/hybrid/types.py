@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from linattn.ops.shared.checks import check_choice, check_integer, check_number
+from linattn.ops.shared.call import check_choice, check_integer, check_number
 from linattn.ops.shared.types import LinearState
 
 Layout = Literal["sliding", "chunks"]

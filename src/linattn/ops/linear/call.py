@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops.maps import FeatureMap
-from linattn.ops.shared import checks
+from linattn.ops.shared import call as checks
 from linattn.ops.shared.call import num_sequences
 from linattn.ops.shared.rotation import Rotate
 from linattn.ops.shared.types import DECAY_INDICES, NORMALIZERS, STRONGEST_DECAY, DecayIndex, LinearState, Normalizer

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from linattn.kernels.reflection import apply as kernels
 from linattn.ops.reflection.types import EPS, SMALLEST_SQUARE, Modulation, Reflected
-from linattn.ops.shared.call import choose, compute_dtype, hide
-from linattn.ops.shared.checks import check_same, check_shape, check_size, check_tensor
+from linattn.ops.shared.call import check_same, check_shape, check_size, check_tensor, choose, compute_dtype, hide
 
 
 def reflect_heads(
