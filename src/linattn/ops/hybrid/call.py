@@ -121,7 +121,8 @@ class HybridCall:
         if (state.salient is None) != (self.budget is None):
             given = "chosen tokens" if self.budget is None else "none"
             raise ValueError(f"budget must be that of the calls before, got {self.budget} and a state with {given}")
-        n, H_kv, cap = num_sequences(self.k, self.cu_seqlens), self.k.shape[1], self.budget and self.budget.cap
+        n, H_kv = num_sequences(self.k, self.cu_seqlens), self.k.shape[1]
+        cap = None if self.budget is None else self.budget.cap
         K, V, Fs = (x.shape[3] for x in (self.k, self.v, self.feature_pair[1]))
         shapes: dict[str, tuple[int, ...]] = {
             "length": (n,), "linear.kv": (n, H_kv, Fs, V), "linear.k": (n, H_kv, Fs),

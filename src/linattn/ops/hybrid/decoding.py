@@ -209,11 +209,11 @@ def whole(state: DecodingState) -> HybridState:
         scores = scores.gather(2, index).masked_fill(empty, 0)
         counts = torch.tensor([count_chosen(n, window, budget) for n in lengths], device=device)
         alive = (torch.arange(M, device=device) >= M - counts[:, None])[:, None].expand(-1, H_kv, -1)
-        features, *kept, _ = state.table[:, :, :M].masked_fill(~alive.unsqueeze(-1), 0).split(widths, -1)
+        features, kept_k, kept_v, _ = state.table[:, :, :M].masked_fill(~alive.unsqueeze(-1), 0).split(widths, -1)
         kept_scores = state.marks.kept_scores.masked_fill(~alive, 0)
         position = state.marks.kept_position.masked_fill(~alive, -1)
         features = features[..., :0] if budget.cap is None else features
-        cache = SalientCache(*kept, features, kept_scores, position, alive.clone())
+        cache = SalientCache(kept_k, kept_v, features, kept_scores, position, alive.clone())
     ring = WindowRing(k, v, psi, scores, torch.zeros_like(scores, dtype=torch.bool))
     linear = LinearState(state.sums[..., :V].clone(), state.sums[..., V].clone())
     return HybridState(length, ring, cache, linear)

@@ -65,9 +65,9 @@ def _empty_state(call: HybridCall, dtype: torch.dtype) -> HybridState:
     """The state before the first token. Its cache has as many slots as the cap of the budget, or none yet."""
     (B, H_kv), budget, psi = call.k.shape[:2], call.budget, call.feature_pair[1]
 
-    def slots(count: int, features: Tensor) -> list[Tensor]:
-        tensors = [x.new_zeros(B, H_kv, count, x.shape[3]) for x in (call.k, call.v, features)]
-        return [*tensors, torch.zeros(B, H_kv, count, dtype=dtype, device=call.k.device)]
+    def slots(count: int, features: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        k, v, psi = (x.new_zeros(B, H_kv, count, x.shape[3]) for x in (call.k, call.v, features))
+        return k, v, psi, torch.zeros(B, H_kv, count, dtype=dtype, device=call.k.device)
 
     ring, cache = slots(call.ring_size, psi), None
     if budget is not None:

@@ -187,7 +187,8 @@ def _list_of_best(call: HybridCall, budget: SalientBudget, rows: Rows, places: P
         old.append(torch.where(cache.alive, FOREVER, 0))
         parts = [torch.cat([a.to(b), b], 2) for a, b in zip(old, parts, strict=True)]
     head = 0 if cache is None else cache.k.shape[2]
-    listed = SalientList(*parts, index, head, slots.shape[3], budget.cap)
+    k, v, features, scores, position, until = parts
+    listed = SalientList(k, v, features, scores, position, until, index, head, slots.shape[3], budget.cap)
     # Without a cap nothing ends.
     return replace(listed, steady=True) if budget.cap is None or n == 0 else _with_cap(listed, border, budget)
 
