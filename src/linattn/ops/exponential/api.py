@@ -112,11 +112,7 @@ def exponential_attention_with_state(
 
 
 def exponential_attention_step(
-    q_t: Tensor,
-    k_t: Tensor,
-    v_t: Tensor,
-    state: ExponentialState | None,
-    **options: Any,
+    q_t: Tensor, k_t: Tensor, v_t: Tensor, state: ExponentialState | None, **options: Any
 ) -> ExponentialOutput:
     """One decoding step of :func:`exponential_attention`: attend with one token and return the next state.
 

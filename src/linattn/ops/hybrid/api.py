@@ -101,13 +101,7 @@ def hybrid_attention(
 
 
 def hybrid_attention_with_state(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    initial_state: HybridState | None = None,
-    impl: str = "auto",
-    **options: Any,
+    q: Tensor, k: Tensor, v: Tensor, *, initial_state: HybridState | None = None, impl: str = "auto", **options: Any
 ) -> HybridOutput:
     """:func:`hybrid_attention` that starts from a state and also returns the state after the last token.
 
@@ -127,11 +121,7 @@ def hybrid_attention_with_state(
 
 
 def hybrid_attention_step(
-    q_t: Tensor,
-    k_t: Tensor,
-    v_t: Tensor,
-    state: HybridState | None,
-    **options: Any,
+    q_t: Tensor, k_t: Tensor, v_t: Tensor, state: HybridState | None, **options: Any
 ) -> HybridOutput:
     """One decoding step of :func:`hybrid_attention`: attend with one token and return the next state.
 

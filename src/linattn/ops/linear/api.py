@@ -122,13 +122,7 @@ def linear_attention(
 
 
 def linear_attention_with_state(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    initial_state: LinearState | None = None,
-    impl: str = "auto",
-    **options: Any,
+    q: Tensor, k: Tensor, v: Tensor, *, initial_state: LinearState | None = None, impl: str = "auto", **options: Any
 ) -> AttentionOutput:
     """:func:`linear_attention` that starts from a state and also returns the state after the last token.
 
@@ -152,11 +146,7 @@ def linear_attention_with_state(
 
 
 def linear_attention_step(
-    q_t: Tensor,
-    k_t: Tensor,
-    v_t: Tensor,
-    state: LinearState | None,
-    **options: Any,
+    q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LinearState | None, **options: Any
 ) -> AttentionOutput:
     """One decoding step of causal :func:`linear_attention`: attend with one token and return the next state.
 
