@@ -6,9 +6,7 @@ import torch.nn.functional as F
 
 from kernels.budget import assert_within
 from kernels.device import DEVICE
-from linattn.kernels.hybrid import attend as hybrid
 from linattn.kernels.hybrid import config as hybrid_config
-from linattn.kernels.hybrid.library import triton_hybrid
 from linattn.kernels.hybrid.token_list import listed
 from linattn.ops.hybrid.api import hybrid_attention, hybrid_attention_with_state
 from linattn.ops.hybrid.call import HybridCall
@@ -130,21 +128,6 @@ def test_who_is_served():
             hybrid_attention(q, q, q, impl="triton", **options)
     with pytest.raises(ValueError, match="float64"):
         hybrid_attention(q.double(), q.double(), q.double(), impl="triton")
-
-
-@pytest.mark.slow
-def test_the_operator_is_one_of_torch(monkeypatch):
-    """Schema, fake tensors, and compiled with its gradients: with a list, a state and a cap."""
-    calls = []
-    monkeypatch.setattr(hybrid, "hybrid_directly", lambda *given: calls.append(given) or triton_hybrid(*given))
-    options = {"window": 32, "layout": "chunks", "budget": SalientBudget(1 / 8, 32, cap=3), "impl": "triton"}
-    size = {"B": 1, "H": 2, "H_kv": 1, "K": 4, "V": 4, "F": 6, "dtype": torch.float32, "gate": True}
-    first = change(make(40, **size), lambda x: x.to(DEVICE))
-    state = call(first, True, **options).state
-    leaves = change(make(64, seed=1, **size), lambda x: x.to(DEVICE).requires_grad_())
-    call(leaves, True, initial_state=state, **options)
-    given = [x.detach().clone().requires_grad_(x.requires_grad) if torch.is_tensor(x) else x for x in calls[-1]]
-    torch.library.opcheck(triton_hybrid, tuple(given))
 
 
 @pytest.mark.parametrize("sinks", [0, 2])
