@@ -164,8 +164,3 @@ def test_the_peak_grows_with_the_batch_by_what_is_kept():
     assert two - one == pytest.approx(three - two, rel=0.05)
     kept = 4 * 2 * 65 * 4 * 48 * 4 * 2  # two hidden tensors of each feed-forward part, for four images
     assert two - one > kept
-
-
-def test_a_wrong_precision_is_named():
-    with pytest.raises(ValueError, match="precision must be one of 'fp32', 'bf16', got 'fp8'"):
-        throughput_in_turns({"": Recorder("a", [])}, torch.randn(4, 6), training=False, precision="fp8")

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from linattn.lab.bench import timing
-from linattn.lab.bench.fit import clear_growth, crossover, crossovers, growth_exponent, steady, times_by
-from linattn.lab.bench.timing import CALLS, TimeLimitError, Timing, first_call, measure_in_turns, time_call
+from linattn.lab.bench.series import clear_growth, compare_with, crossover, crossovers, overtaken, steady, times_by
+from linattn.lab.bench.timing import CALLS, Timing, measure_in_turns, seconds_of, time_kernels
 
 CPU = torch.device("cpu")
 
@@ -25,7 +25,7 @@ def test_repeats_are_counted_and_taken_in_turns(monkeypatch):
     assert found["a"] == Timing(0.1, 0.1, 0.1, 5)
     order.clear()
     seconds["a"] = 50.0
-    found = measure_in_turns({"a": calls["a"]}, CPU, min_seconds=0, min_repeats=9, most_seconds=60)
+    found = measure_in_turns({"a": calls["a"]}, CPU, min_seconds=0, min_repeats=9)
     assert (found["a"].repeats, len(order)) == (3, 4)  # slow calls get three repeats, and are not warmed up twice
 
 
@@ -34,13 +34,11 @@ def test_quantiles_of_known_samples():
     assert Timing.of([2.0]).row() == {"median_ms": 2000, "p20_ms": 2000, "p80_ms": 2000, "repeats": 1}
 
 
-def test_calls_on_a_cpu_and_their_limit():
-    timed, called, by = time_call(lambda: torch.ones(8).sum(), CPU, 1.0)
-    assert (timed, by) == (called, CALLS)
+def test_calls_on_a_cpu():
+    timed, by = time_kernels(lambda: torch.ones(8).sum(), CPU, 1.0)
+    assert (by, timed.repeats) == (CALLS, 3)
     assert 0 < timed.p20 <= timed.median <= timed.p80
-    assert first_call(lambda: time.sleep(0.01), CPU, 5) >= 0.01
-    with pytest.raises(TimeLimitError, match="stopped after 0 s"):
-        first_call(lambda: time.sleep(5), CPU, 0.1)
+    assert 0.01 <= seconds_of(lambda: time.sleep(0.01), CPU) < 1
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
@@ -69,8 +67,6 @@ def test_growth_is_the_least_squares_line_over_long_lengths():
     ],
 )  # fmt: skip
 def test_nothing_is_told_of_noise(times):
-    assert growth_exponent({64: 1.0, 256: 4.0}) == pytest.approx(1)
-    assert growth_exponent({64: 1.0}) is None
     assert clear_growth(times) is None
 
 
@@ -97,5 +93,14 @@ def test_crossovers_of_rows_that_count():
     assert (found["gated"]["longest"], found["gated"]["gain"]) == (8192, 8 / (2 * 2**0.5))
     assert (found["zeros"]["length"], found["elu"]["length"]) == (None, 1024)
     assert "noisy" not in found
+    assert "zeros, training: is not faster than softmax (0.889x at 8,192)" in overtaken(found.values())
+    assert "elu, training: is faster from 1,024 on (16x at 8,192)" in overtaken(found.values())
     assert times_by(rows, "length", mechanism="gated") == dict.fromkeys((1024, 2048, 4096, 8192), 2 * 2**0.5)
     assert len(steady(rows)) == len(rows) - 1
+
+
+def test_rows_are_compared_with_the_reference_among_those_alike():
+    rows = [{"name": n, "T": T, "median_ms": ms} for T in (8, 16) for n, ms in (("softmax", T), ("elu", 24.0))]
+    rows += [{"name": "elu", "T": 32, "median_ms": 1.0}, {"name": "elu", "T": 8}]
+    compare_with(rows, "name", "softmax", "T", key="share")
+    assert [row["share"] for row in rows] == [1, 3, 1, 1.5, None, None]
