@@ -166,7 +166,7 @@ WRONG = [
     (Models, QUICK | {"backend": "none"}, "backend"), (Models, QUICK | {"milliseconds": -1}, "milliseconds"),
     (Decoding, QUICK | {"mechanisms": ("agent",)}, "mechanisms"), (Decoding, QUICK | {"batch": (0,)}, "batch"),
     (Decoding, QUICK | {"modes": ("fast",)}, "modes"), (Decoding, QUICK | {"dtype": "float16"}, "dtype"),
-    (Decoding, QUICK | {"kv_heads": 3}, "kv_heads"), (Decoding, QUICK | {"piece": 0}, "piece"),
+    (Decoding, QUICK | {"kv_heads": 3}, "kv_heads"), (Decoding, QUICK | {"steps": 0}, "steps"),
     (Throughput, QUICK | {"lengths": (8,), "tokens": 12}, "tokens"), (Throughput, {"device": "cpu"}, "device"),
 ]  # fmt: skip
 

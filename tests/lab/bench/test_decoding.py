@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from linattn.lab.bench.decoding import CHECKED_TOKENS, Decoder, Decoding, Subject, overtakes
+from linattn.lab.bench.decoding import CHECKED_TOKENS, Decoder, Decoding, Prefix, overtakes
 from linattn.lab.bench.hosts import FULL, TINY, ModelCase
 
 CPU = torch.device("cpu")
 SMALL = Decoding(
-    device="cpu", mechanisms=("gated",), quick=True, contexts=(12, 30), batch=(1, 2), modes=("eager",), steps=2, piece=8
+    device="cpu", mechanisms=("gated",), quick=True, contexts=(12, 30), batch=(1, 2), modes=("eager",), steps=2
 )
 
 
@@ -27,7 +27,7 @@ def test_every_row_is_checked_timed_and_weighed(rows_of, tmp_path):
         assert 0 < row["p20_ms"] <= row["median_ms"] <= row["p80_ms"]
         assert row["repeats"] == 2
         assert row["tokens_per_second"] == pytest.approx(1000 * row["batch"] / row["median_ms"])
-        numbers = 2 * row["context"] * D if row["mechanism"] == "softmax" else D * (D + 1)
+        numbers = 2 * (row["context"] + 1) * D if row["mechanism"] == "softmax" else D * (D + 1)
         assert row["state_bytes"] == 4 * layers * row["batch"] * heads * numbers
         weights = sum(
             p.numel() for p in ModelCase("", 1, tokens=1, decoder=TINY).create(row["mechanism"], CPU, 0).parameters()
@@ -65,31 +65,24 @@ def test_a_broken_step_is_wrong_and_is_not_timed(rows_of, monkeypatch, tmp_path,
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_steps_from_states_that_stay_in_their_memory(mechanism, kv_heads):
     """What a CUDA graph replays: states are overwritten, a cache writes one slot again and again."""
-    subject = Subject(replace(SMALL, kv_heads=kv_heads).filled(), mechanism, 30)
-    states = subject.states_after(12)
-    decoder = Decoder(subject.model, states, 12, 2)
+    prefix = Prefix(replace(SMALL, kv_heads=kv_heads).filled(), mechanism, 12)
+    decoder = Decoder(prefix, 2)
 
     def places():
         leaves = torch.utils._pytree.tree_leaves(decoder.states)
         return [x.data_ptr() for x in leaves if isinstance(x, torch.Tensor)]
 
     before = places()
-    assert decoder.has_cache == (mechanism == "softmax")
-    count = 1 if decoder.has_cache else CHECKED_TOKENS
     for _ in range(2):  # again after a restart
-        found = decoder.read(subject.text[12 : 12 + count])
-        assert subject.check(found, 12).ok
-        decoder.restart(states)
+        found = decoder.read()
+        assert found.shape[:2] == (2, 1 if mechanism == "softmax" else CHECKED_TOKENS)
+        assert prefix.check(found).ok
+        decoder.restart()
     assert places() == before
-    assert not subject.check(found * 1.001, 12).ok
-    assert not subject.check(found * float("nan"), 12).ok
+    assert not prefix.check(found * 1.001).ok
+    assert not prefix.check(found * float("nan")).ok
     found[1] *= 1.01
-    assert subject.check(found, 12).worst == "logits of sequence 1"
-    later = Decoder(subject.model, subject.states_after(30), 30, 1)
-    assert subject.check(later.read(subject.text[30:31]), 30).ok
-    assert subject.states_after(12) is not states  # back to a shorter context: read again
-    again = Decoder(subject.model, subject.states_after(12), 12, 1)
-    assert subject.check(again.read(subject.text[12:13]), 12).ok
+    assert prefix.check(found).worst == "logits of sequence 1"
 
 
 def test_models():

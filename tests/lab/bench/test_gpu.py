@@ -64,7 +64,7 @@ def test_memory_beyond_what_is_returned_and_ceilings():
 @pytest.mark.parametrize("kv_heads", [9, 3])
 def test_steps_are_right_as_they_are_called_and_captured(rows_of, tmp_path, kv_heads):
     config = Decoding(
-        mechanisms=MECHANISMS, kv_heads=kv_heads, contexts=(96, 1000), batch=(1, 3), steps=3, piece=256, where="here"
+        mechanisms=MECHANISMS, kv_heads=kv_heads, contexts=(96, 1000), batch=(1, 3), steps=3, where="here"
     )
     rows = rows_of(config, tmp_path)
     assert {row["status"] for row in rows} == {"ok"}

@@ -54,10 +54,10 @@ def test_costs_are_predicted_from_lengths_that_are_allowed():
     check_affordable(probe, 500, 20.48, 1e12)
     assert seen == [64, 128, 256]
     seen.clear()
-    with pytest.raises(Unmeasured, match="about 10.2 s a call at 512 tokens, limit 10 s") as caught:
+    with pytest.raises(Unmeasured, match=r"about 10\.2 s a call at 512 tokens, limit 10 s") as caught:
         check_affordable(probe, 2048, 10, 1e12)
     assert caught.value.status == "left out"
     assert seen == [64, 128, 256]
-    with pytest.raises(Unmeasured, match="about 0.000122 GiB at 256 tokens, limit 0.0001 GiB"):
+    with pytest.raises(Unmeasured, match=r"about 0\.000122 GiB at 256 tokens, limit 0\.0001 GiB"):
         check_affordable(probe, 2048, 1e9, 0.0001 * 2**30)
     check_affordable(probe, 64, 0, 0)  # nothing shorter could tell

@@ -1,8 +1,6 @@
 """`linattn models` and `throughput`: loss and gradients that are checked, backbones beside their twins, forms heard."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,14 +8,13 @@ import torch
 from linattn.lab.bench import models
 from linattn.lab.bench.check import by_kind, distances
 from linattn.lab.bench.hosts import CASES, PIXELS, SMALLEST, TINY, ModelCase, backbone_case, select
-from linattn.lab.bench.models import Models, Subject, Throughput
+from linattn.lab.bench.models import Models, Throughput
 from linattn.lab.bench.steps import StepTruth, forms, make_step
 from linattn.mechanisms.base import Mechanism
 from linattn.models.vision.catalog import TIMM_MODELS
 from linattn.support.options import OptionError
 
 CPU = torch.device("cpu")
-ROOT = Path(__file__).parents[3]
 SMALL = Models(device="cpu", only=("vit-224",), mechanisms=("pola",), modes=("compiled", "cuda-graph"), quick=True)
 TRAINING = Throughput(device="cpu", mechanisms=("elu",), quick=True, lengths=(8, 16), tokens=32, backend="eager")
 
@@ -197,40 +194,11 @@ def test_training_rows_are_checked_timed_weighed_and_drawn(rows_of, monkeypatch,
 
 
 def test_an_optimizer_takes_its_step():
-    subject = Subject(TRAINING.filled(), TRAINING.model({"length": 8}), "elu")
-    host, loss_of = subject.compiled(subject.model, "called")
+    case = TRAINING.model({"length": 8})
+    host, batch = case.create("elu", CPU, 0), case.draw(CPU, 0)
     before = [p.detach().clone() for p in host.parameters()]
-    optimizer = torch.optim.SGD(host.parameters(), 1.0)
-    _, *gradients = make_step(host, loss_of, subject.batch, False)()
-    make_step(host, loss_of, subject.batch, False, optimizer)()
+    _, *gradients = make_step(host, host, batch, False)()
+    make_step(host, host, batch, False, torch.optim.SGD(host.parameters(), 1.0))()
     for old, new, gradient in zip(before, host.parameters(), gradients, strict=True):
         assert torch.allclose(new, old - gradient, atol=1e-6)
         assert new.grad is None
-
-
-def test_the_readme(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "tools")
-    from readme_models import backbones_table, models_text
-
-    meta = {"device": "a GPU", "date": "2026-01-01T00:00", "command": "linattn models", "precision": "bf16"}
-    meta |= {"versions": {"torch": "2", "triton": "3"}}
-    common = {"case": "vit-224", "shape": "ViT-small, 256 images of 224 pixels", "unit": "images", "error": 1e-3,
-              "budget": 4e-3, "mode": "compiled"}  # fmt: skip
-    rows = []
-    for name, ms, on_kernels in (("softmax", 100.0, None), ("relu", 80.0, True), ("nala", 120.0, True)):
-        own = {"median_ms": ms, "per_second": 256e3 / ms, "peak_bytes": 2**31, "on_kernels": on_kernels}
-        rows.append(common | own | {"mechanism": name, "status": "ok", "over_softmax": ms / 100})
-    rows.append(common | {"mechanism": "relu", "mode": "cuda-graph", "status": "absent"})
-    path = tmp_path / "models.json"
-    path.write_text(json.dumps({"meta": meta, "rows": rows}))
-    text = models_text(path)
-    shape = "ViT-small, 256 images of 224 pixels"
-    assert f"| {shape} | `softmax` | 100 |  |  |  | 2,560 images | 2.0 |  |" in text
-    assert f"| {shape} | `relu` | 80.0 | 0.80 | absent |  | 3,200 images | 2.0 |  |" in text
-    assert "1 of 2 beat the same model on softmax. Not: `nala` in vit-224, compiled: 1.20 of its time." in text
-    assert "in 2 of 2 rows of linear attention every call took kernels" in text
-    backbone = [row | {"case": "rala_tiny-224", "parameters": 7_000_000} for row in rows[:2]]
-    table = backbones_table(backbone, "compiled")
-    assert "| `rala_tiny` | `relu` | 7.0 M | 3,200/s (1.25x), 2.0 GiB (1.00x) |" in table
-    backbone[0] |= {"status": "out of memory", "median_ms": None, "peak_bytes": None}
-    assert "3,200/s, 2.0 GiB; softmax: out of memory" in backbones_table(backbone, "compiled")

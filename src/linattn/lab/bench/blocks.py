@@ -138,9 +138,8 @@ def checked_block(config: Blocks, contender: str) -> tuple[BlockHost, Verdict]:
     """The block, checked against the full matrix of weights or, with a materialised map, PyTorch's softmax."""
     x = draw_tokens(config, 2 * CHECKED_TOKENS)[:1]
     host, plain = create_block(config, contender), "auto" if contender == SOFTMAX_MAP else "reference"
-    truth = StepTruth(
-        create_block(config, contender, plain), x.chunk(2, dim=1), config.autocast, f"{CHECKED_TOKENS} tokens"
-    )
+    batch = x[:, :CHECKED_TOKENS], x[:, CHECKED_TOKENS:]
+    truth = StepTruth(create_block(config, contender, plain), batch, config.autocast, f"{CHECKED_TOKENS} tokens")
     return host, truth.check(host, host)
 
 

@@ -6,8 +6,7 @@ outside. What PyTorch counted while a mechanism ran is subtracted, so that nothi
 its addition counts as 2; biases, norms and activations are not counted.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -36,7 +35,7 @@ class ModelCost:
 
 
 def model_cost(model: nn.Module, image_size: int | tuple[int, int], channels: int) -> ModelCost:
-    """Count parameters, flops and state of ``model`` at images ``(channels, *image_size)``.
+    """Count parameters, flops and state of ``model`` at images ``(channels, *image_size)``, in evaluation mode.
 
     Example:
         >>> from linattn.models.vision import create_vit
@@ -63,8 +62,8 @@ def model_cost(model: nn.Module, image_size: int | tuple[int, int], channels: in
     hooks: list[Any] = [m.register_forward_pre_hook(enter, with_kwargs=True) for m in mechanisms]
     hooks += [m.register_forward_hook(lambda *_: seen.append(counter.get_total_flops())) for m in mechanisms]
     try:
-        with _undisturbed(model, training=False), torch.no_grad(), counter:
-            model(image)
+        with torch.random.fork_rng(), torch.no_grad(), counter:
+            model.eval()(image)
     finally:
         for hook in hooks:
             hook.remove()
@@ -102,7 +101,7 @@ def throughput_in_turns(
         ['relu', 'softmax']
     """
     calls = {name: _pass(model, images, precision, training) for name, model in models.items()}
-    with _undisturbed(*models.values(), training=training):
+    with torch.random.fork_rng():
         timings = measure_in_turns(calls, images.device, min_seconds=min_seconds, min_repeats=3)
     return {name: images.shape[0] / timing.median for name, timing in timings.items()}
 
@@ -114,14 +113,15 @@ def train_peak_bytes(model: nn.Module, images: Tensor, precision: Precision = "f
     not, and neither do states of an optimiser.
     """
     call = _pass(model, images, precision, training=True)
-    with _undisturbed(model, training=True):
+    with torch.random.fork_rng():
         if images.is_cuda:
             call()  # in the first pass libraries allocate workspaces that stay, which are not the model's
         return peak_bytes(call, images.device)
 
 
 def _pass(model: nn.Module, images: Tensor, precision: Precision, training: bool) -> Callable[[], object]:
-    """Gradients are returned, not stored, so that those of a training loop in ``.grad`` stay as they are."""
+    """Put the model into its mode; gradients are returned, not stored."""
+    model.train(training)
     parameters = [p for p in model.parameters() if p.requires_grad]
 
     def call() -> object:
@@ -135,22 +135,3 @@ def _pass(model: nn.Module, images: Tensor, precision: Precision, training: bool
         return torch.autograd.grad(loss, parameters, allow_unused=True)
 
     return call
-
-
-@contextmanager
-def _undisturbed(*models: nn.Module, training: bool) -> Iterator[None]:
-    """Put models into a mode; on exit modes, buffers (running means) and random numbers are as they were."""
-    modes = [(module, module.training) for model in models for module in model.modules()]
-    buffers = [(buffer, buffer.clone()) for model in models for buffer in model.buffers()]
-    devices = {p.device.index or 0 for model in models for p in model.parameters() if p.is_cuda}
-    try:
-        with torch.random.fork_rng(devices=sorted(devices)):
-            for model in models:
-                model.train(training)
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)

@@ -3,13 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
-from functools import cache
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from linattn.lab.bench.benchmark import SOFTMAX, Benchmark, Lines, Row, hold, shared
@@ -39,7 +37,7 @@ class Decoding(Benchmark):
 
     The same model with softmax stands beside the mechanisms, its keys and values in a cache that is allocated once and
     written in place. Before a row is timed, the logits of its steps are checked against those of the whole context read
-    at once in higher precision. The context is read in pieces, and its state is what the steps start from.
+    at once in higher precision. The steps start from the states after the context.
 
     Exit code: 0 all right, 1 a row was WRONG or failed, 2 a bad option, 130 interrupted (what is done is kept).
     """
@@ -62,7 +60,6 @@ class Decoding(Benchmark):
     )  # fmt: skip
     kv_heads: int = option(0, "Heads of keys and values; 0: as many as of queries, 9.", least=0)
     steps: int = option(16, "Tokens that are timed for a row.", least=1)
-    piece: int = option(8192, "Tokens of a context that are read at a time.", least=1)
     quick: bool = option(False, "A tiny model: shows that everything runs.")
 
     name: ClassVar[str] = "decoding"
@@ -87,7 +84,7 @@ class Decoding(Benchmark):
         contexts = self.contexts or ((24, 48, 96) if self.quick else tuple(2**n for n in range(10, 18)))
         modes, dtype = ((EAGER, GRAPH), "bfloat16") if self.on_gpu else ((EAGER,), "float32")
         own: dict[str, Any] = {"contexts": tuple(sorted(set(contexts))), "modes": self.modes or modes}
-        return replace(super().filled(), dtype=self.dtype or dtype, **own)
+        return replace(super().filled(), **own | {"dtype": self.dtype or dtype})
 
     @property
     def size(self) -> ModelSize:
@@ -95,10 +92,10 @@ class Decoding(Benchmark):
         return replace(base, kv_heads=self.kv_heads or base.heads)
 
     def cases(self) -> list[dict[str, Any]]:
-        """Mechanism by mechanism, from short to long contexts, as each continues the one before it."""
+        """Mechanism by mechanism, context by context, whose states are read once."""
         config = self.filled()
         return [
-            self.case(mechanism=name, context=context, batch=batch, mode=mode, longest=config.contexts[-1])
+            self.case(mechanism=name, context=context, batch=batch, mode=mode)
             for name in dict.fromkeys((SOFTMAX, *self.mechanisms)) for context in config.contexts
             for batch in dict.fromkeys(self.batch) for mode in config.modes
         ]  # fmt: skip
@@ -109,26 +106,24 @@ class Decoding(Benchmark):
         if graph and device.type != "cuda":
             raise Unmeasured("absent", "CUDA graphs need a GPU")
         work.tell(0.0, "reading the context")
-        key = "decoding", mechanism, case["longest"], str(case["settings"])
-        subject = shared(key, lambda: Subject(self, mechanism, case["longest"]))
-        states = subject.states_after(context)
-        decoder = Decoder(subject.model, states, context, case["batch"])
-        weights = sum(p.nbytes for p in subject.model.parameters())
-        row |= {"weight_bytes": weights, "state_bytes": state_bytes(decoder.states)}
+        key = "decoding", mechanism, context, str(case["settings"])
+        prefix = shared(key, lambda: Prefix(self, mechanism, context))
+        decoder = Decoder(prefix, case["batch"])
+        weights = sum(p.nbytes for p in prefix.model.parameters())
+        row |= {"weight_bytes": weights, "state_bytes": decoder.state_bytes}
         work.tell(0.4, "a first step")
         with watch_choices() as choices:
             decoder.step()  # libraries allocate their workspaces, which are not memory of a step
-        cached = {"scaled_dot_product_attention over the filled slots of a cache": len(subject.model.blocks)}
+        cached = {"scaled_dot_product_attention over the filled slots of a cache": len(prefix.model.blocks)}
         row["explain"] = cached if mechanism == SOFTMAX else served_by(choices)
         # A graph allocates when it is captured.
         row["peak_bytes"] = peak_bytes(decoder.capture if graph else decoder.step, device)
         row["total_bytes"] = row["state_bytes"] + weights + row["peak_bytes"]
         work.tell(0.5, "checking")
-        decoder.restart(states)
-        tokens = subject.text[context : context + (1 if decoder.has_cache else CHECKED_TOKENS)]
-        hold(row, subject.check(decoder.read(tokens), context))
+        decoder.restart()
+        hold(row, prefix.check(decoder.read()))
         work.tell(0.8, "timing")
-        decoder.restart(states)
+        decoder.restart()
         samples = [seconds_of(decoder.step, device) for _ in range(WARM_STEPS + self.steps)]
         timing = Timing.of(samples[WARM_STEPS:])
         row |= timing.row() | {"tokens_per_second": case["batch"] / timing.median}
@@ -157,118 +152,61 @@ def overtakes(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-class StaticCache(NamedTuple):
-    """Keys and values ``(B, H_kv, room, D)``, of which the first ``length`` slots are filled."""
-
-    keys: Tensor
-    values: Tensor
-    length: int
-
-
 class CachedSoftmax(Softmax):
-    """:class:`Softmax` whose state is a :class:`StaticCache`, allocated once: the fair comparison for linear attention.
+    """:class:`Softmax` after a context, whose state has a free slot at its end, into which the next token is written.
 
-    The library's own softmax appends every new token to its cache, which copies all of it. Here a token is written into
-    its slot, and attention reads the slots that are filled: no copy, no mask, and nothing that a CUDA graph cannot
-    hold.
+    The library's own softmax appends every new token to its keys and values, which copies all of them. Here nothing is
+    copied or masked, and there is nothing that a CUDA graph cannot hold: the fair comparison for linear attention.
     """
-
-    state_type: ClassVar[type] = StaticCache
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
-        if not call.need_state:
-            return super().attend(q, k, v, call)
-        keys, values, start = call.state
-        end = start + k.shape[2]
-        keys[:, :, start:end].copy_(k)
-        values[:, :, start:end].copy_(v)
-        options: dict[str, Any] = {"scale": self.scale, "enable_gqa": self.is_grouped}
-        if q.shape[2] > 1:  # the last query belongs to the last key
-            options |= {"attn_mask": causal_lower_right(q.shape[2], end)} if start else {"is_causal": True}
-        out = F.scaled_dot_product_attention(q, keys[:, :, :end], values[:, :, :end], **options)
-        return MechanismOutput(out, StaticCache(keys, values, end))
+        keys, values, _ = call.state
+        keys[:, :, -1:].copy_(k)
+        values[:, :, -1:].copy_(v)
+        out = F.scaled_dot_product_attention(q, keys, values, scale=self.scale, enable_gqa=self.is_grouped)
+        return MechanismOutput(out, call.state)
 
 
-class Subject:
-    """The model with one mechanism; its rows share the states after a context, and the exact values.
+class Prefix:
+    """The model with one mechanism after a context of one sequence: its states, and what its next logits must be.
 
-    ``err <= 2 (err(plain) + eps)``: plain is the whole prefix at once in the precision that is measured, and errors are
-    norms of differences over the norm of the exact values, which are in fp64 on a CPU and in fp32 on a GPU.
+    ``err <= 2 (err(plain) + eps)``: plain is the whole sequence at once in the precision that is measured, and errors
+    are norms of differences over the norm of the exact values, which are in fp64 on a CPU and in fp32 on a GPU.
     """
 
-    def __init__(self, config: Decoding, mechanism: str, longest: int) -> None:
-        self.piece, device = config.piece, config.place()
-        model = ModelCase("decoder", 1, decoder=config.size, tokens=longest + CHECKED_TOKENS)
-        self.text = model.draw(device, config.seed)[0][0]
-        host = model.create(mechanism, device, config.seed)
+    def __init__(self, config: Decoding, mechanism: str, context: int) -> None:
+        case, device = ModelCase("", 1, decoder=config.size, tokens=context + CHECKED_TOKENS), config.place()
+        self.context, self.text = context, case.draw(device, config.seed)[0]
+        host = case.create(mechanism, device, config.seed)
         assert isinstance(host, TextModel)
         self.model = host.to(getattr(torch, config.dtype)).eval()
-        self.empty: list[BlockState | None] = [None] * len(host.blocks)
-        for number, attention in enumerate(own for own in host.modules() if isinstance(own, Attention)):
+        wide = torch.float64 if device.type == "cpu" else torch.float32
+        with torch.no_grad(), softmax_kernels():
+            _, self.states = self.model.read(self.text[:, :context], [None] * len(host.blocks))
+            plain, self.exact = (self._next_logits(model) for model in (self.model, deepcopy(self.model).to(wide)))
+        self.budget = 2 * (apart(plain, self.exact).item() + torch.finfo(plain.dtype).eps)
+        self.against = f"fp{torch.finfo(wide).bits}, {context} tokens at once"
+        self.has_cache = mechanism == SOFTMAX
+        for attention in (own for own in host.modules() if isinstance(own, Attention) and self.has_cache):
             old = attention.mechanism
-            if type(old) is Softmax:
-                heads: dict[str, Any] = {"num_kv_heads": old.num_kv_heads, "causal": True}
-                attention.mechanism = CachedSoftmax(old.num_heads, old.head_dim, scale=old.scale, **heads)
-                room = 2, 1, old.num_kv_heads, len(self.text), old.head_dim
-                keys, values = host.embedding.weight.new_empty(room).unbind()
-                self.empty[number] = BlockState(StaticCache(keys, values, 0))
-        self.exact_model = deepcopy(self.model).to(torch.float64 if device.type == "cpu" else torch.float32)
-        self.length, self.states = 0, self.empty
-        self.logits = cache(self._logits)
+            attention.mechanism = CachedSoftmax(old.num_heads, old.head_dim, num_kv_heads=old.num_kv_heads, causal=True)
 
-    @torch.no_grad()
-    def states_after(self, context: int) -> Sequence[BlockState | None]:
-        """States after the first ``context`` tokens, which are read in pieces, on from the context before."""
-        if context < self.length:
-            self.length, self.states = 0, self.empty
-        while self.length < context:
-            end = min(self.length + self.piece, context)
-            with softmax_kernels():
-                _, self.states = self.model.read(self.text[None, self.length : end], self.states, self.length)
-            self.length = end
-        return self.states
+    def _next_logits(self, model: TextModel) -> Tensor:
+        """Logits ``(1, n, vocabulary)`` of the tokens after the context, all read at once."""
+        return model.logits(model.read(self.text)[0][:, -CHECKED_TOKENS:])
 
-    @torch.no_grad()
-    def _logits(self, exact: bool, context: int) -> Tensor:
-        """Logits ``(n, vocabulary)`` of the tokens after a context, all read at once."""
-        model = self.exact_model if exact else self.model
-        with softmax_kernels():
-            x, _ = model.read(self.text[None, : context + CHECKED_TOKENS])
-        return model.logits(x[0, -CHECKED_TOKENS:])
-
-    def check(self, found: Tensor, context: int) -> Verdict:
+    def check(self, found: Tensor) -> Verdict:
         """Check ``found (B, n, vocabulary)``: logits of the n tokens after the context, in equal sequences."""
-        exact, eps = self.logits(True, context), torch.finfo(self.model.embedding.weight.dtype).eps
-        budget = 2 * (apart(self.logits(False, context)[None], exact).item() + eps)
-        against = f"{'fp64' if exact.dtype == torch.float64 else 'fp32'}, {context} tokens at once"
-        errors = apart(found, exact[: found.shape[1]])
+        errors = apart(found, self.exact[:, : found.shape[1]])
         worst = int(errors.nan_to_num(nan=torch.inf).argmax())
         error = errors[worst].item()
-        return Verdict(error <= budget, f"logits of sequence {worst}", error, budget, against)
+        return Verdict(error <= self.budget, f"logits of sequence {worst}", error, self.budget, self.against)
 
 
 def apart(found: Tensor, exact: Tensor) -> Tensor:
-    """Relative distances of each ``found (B, n, vocabulary)`` from ``exact (n, vocabulary)``."""
+    """Relative distances of each ``found (B, n, vocabulary)`` from ``exact (1, n, vocabulary)``."""
     difference = torch.linalg.vector_norm(found.to(exact.dtype) - exact, dim=(1, 2))
     return difference / torch.linalg.vector_norm(exact)
-
-
-def spread(state: BlockState | None, batch: int) -> BlockState:
-    """Copy the state of one sequence for a batch of them; a cache gets room for one token."""
-    assert state is not None
-    cache = state.mechanism
-    if isinstance(cache, StaticCache):
-        filled = [x[:, :, : cache.length + 1].expand(batch, -1, -1, -1).clone() for x in (cache.keys, cache.values)]
-        return BlockState(StaticCache(filled[0], filled[1], cache.length))
-    own: BlockState = tree_map_only(Tensor, lambda x: x.expand(batch, *x.shape[1:]).clone(), state)
-    return own
-
-
-def state_bytes(states: list[BlockState]) -> int:
-    """Bytes of the states; the free slot of a cache does not count."""
-    total = sum(x.nbytes for x in tree_leaves(states) if isinstance(x, Tensor))
-    caches = [state.mechanism for state in states if isinstance(state.mechanism, StaticCache)]
-    return total - sum(2 * cache.keys[:, :, cache.length :].numel() * cache.keys.element_size() for cache in caches)
 
 
 class Decoder:
@@ -278,20 +216,33 @@ class Decoder:
     the same slots at every step: the step is always the one right after the context.
     """
 
-    def __init__(self, model: TextModel, states: Sequence[BlockState | None], length: int, batch: int) -> None:
-        self.model, self.length, device = model, length, model.embedding.weight.device
-        self.states = [spread(state, batch) for state in states]
-        self.has_cache = any(isinstance(state.mechanism, StaticCache) for state in self.states)
-        self.position = torch.full((1, 1), length, device=device)
+    def __init__(self, prefix: Prefix, batch: int) -> None:
+        self.prefix, device = prefix, prefix.text.device
+        self.position = torch.full((1, 1), prefix.context, device=device)
         self.tokens = torch.zeros(batch, 1, dtype=torch.long, device=device)
-        self.logits = torch.empty(0)
+        self.states, self.logits = self._start(), torch.empty(0)
         self.step: Callable[[], None] = self.run
 
-    def restart(self, states: Sequence[BlockState | None]) -> None:
+    def _start(self) -> list[BlockState]:
+        """The states of the prefix for every sequence; a cache gets a slot for the next token."""
+
+        def spread(x: Tensor) -> Tensor:
+            x = x.expand(len(self.tokens), *x.shape[1:])
+            return F.pad(x, (0, 0, 0, 1)) if self.prefix.has_cache else x.clone()
+
+        states: list[BlockState] = tree_map_only(Tensor, spread, self.prefix.states)
+        return states
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states after the step."""
+        return sum(x.nbytes for x in tree_leaves(self.states) if isinstance(x, Tensor))
+
+    def restart(self) -> None:
         """Return to the position after the context."""
-        self.position.fill_(self.length)
-        if not self.has_cache:
-            self._overwrite([spread(state, len(self.tokens)) for state in states])
+        self.position.fill_(self.prefix.context)
+        if not self.prefix.has_cache:
+            self._overwrite(self._start())
 
     def capture(self) -> None:
         """Turn the step into replays of a CUDA graph."""
@@ -300,10 +251,10 @@ class Decoder:
             raise Unmeasured("absent", "the step cannot be captured as a CUDA graph")
         self.step = replay
 
-    def read(self, tokens: Tensor) -> Tensor:
-        """Logits ``(B, n, vocabulary)`` of ``tokens (n,)``, read one by one by every sequence."""
-        found = []
-        for token in tokens:
+    def read(self) -> Tensor:
+        """Logits ``(B, n, vocabulary)`` of the tokens after the context, read one by one by every sequence."""
+        found, start = [], self.prefix.context
+        for token in self.prefix.text[0, start : start + (1 if self.prefix.has_cache else CHECKED_TOKENS)]:
             self.tokens.copy_(token)
             self.step()
             found.append(self.logits.clone())
@@ -312,8 +263,8 @@ class Decoder:
     @torch.no_grad()
     def run(self) -> None:
         with softmax_kernels():
-            x, new = self.model.read(self.tokens, self.states, self.position)
-        self.logits = self.model.logits(x[:, -1])
+            x, new = self.prefix.model.read(self.tokens, self.states, self.position)
+        self.logits = self.prefix.model.logits(x[:, -1])
         self._overwrite(new)
         self.tokens.copy_(self.logits.argmax(-1, keepdim=True))
         self.position += 1

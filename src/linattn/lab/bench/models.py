@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -16,7 +15,7 @@ from linattn.lab.bench.steps import (
     COMPILED,
     GRAPH,
     MODES,
-    Loss,
+    Batch,
     StepTruth,
     compile_host,
     forms,
@@ -56,8 +55,8 @@ class Training(Benchmark):
         only_quick_on_cpu(self, self.name)
 
     def filled(self) -> Self:
-        dtype, backend = ("bfloat16", "inductor") if self.on_gpu else ("float32", "eager")
-        return replace(super().filled(), dtype=self.dtype or dtype, backend=self.backend or backend)
+        own: dict[str, Any] = {"dtype": self.dtype or ("bfloat16" if self.on_gpu else "float32")}
+        return replace(super().filled(), backend=self.backend or ("inductor" if self.on_gpu else "eager"), **own)
 
     def model(self, case: Case) -> ModelCase:
         """The model of a case."""
@@ -73,19 +72,21 @@ class Training(Benchmark):
         with softmax_kernels():
             work.tell(0.0, "computing plainly")
             key = self.name, model.name, mechanism, str(case["settings"])
-            subject = shared(key, lambda: Subject(self, model, mechanism))
-            row |= subject.forms
+            batch, served, truth = shared(key, lambda: self.computed_plainly(model, mechanism))
+            row |= served
             work.tell(0.2, "compiling and checking")
-            hold(row, subject.truth.check(*subject.compiled(model.checked, mode)))
+            checked = self.create(model.checked, mechanism)
+            hold(row, truth.check(checked, compile_host(checked, mode, self.backend)))
             clean()
             work.tell(0.4, "compiling")
-            host, loss_of = subject.compiled(model, mode)
+            host = self.create(model, mechanism)
+            loss_of = compile_host(host, mode, self.backend)
             row["parameters"] = sum(p.numel() for p in host.parameters())
             optimizer = None
             if self.learning_rate is not None:
                 fused = device.type == "cuda"
                 optimizer = torch.optim.AdamW(host.parameters(), self.learning_rate, weight_decay=0.0, fused=fused)
-            step = make_step(host, loss_of, subject.batch, subject.autocast, optimizer)
+            step = make_step(host, loss_of, batch, self.autocast, optimizer)
             row["first_seconds"] = seconds_of(step, device)
             work.tell(0.7, "timing")
             row["peak_bytes"] = peak_bytes(step, device)
@@ -102,6 +103,21 @@ class Training(Benchmark):
             others = [text for text in row["explain"] if not text.startswith("triton")]
             row |= {"status": "not on kernels", "reason": "; ".join(others) or "no call of attention was heard"}
 
+    @property
+    def autocast(self) -> bool:
+        return self.dtype == "bfloat16"
+
+    def create(self, model: ModelCase, mechanism: str, impl: str = "auto") -> Host:
+        return model.create(mechanism, self.place(), self.seed, impl)
+
+    def computed_plainly(self, model: ModelCase, mechanism: str) -> tuple[Batch, Row, StepTruth]:
+        """What the modes of one model have in common: a batch, the forms that serve it, and the exact step."""
+        torch.compiler.reset()
+        batch, checked = model.draw(self.place(), self.seed), model.checked
+        plain = self.create(checked, mechanism, "auto" if mechanism == SOFTMAX else "chunked")
+        truth = StepTruth(plain, batch, self.autocast, f"{model.shape}, {checked.depth} block(s) a stage")
+        return batch, forms(self.create(checked, mechanism), mechanism, batch, self.autocast), truth
+
     def described(self, rows: Sequence[Row]) -> dict[str, Any]:
         precision = "fp32" if self.dtype == "float32" else "bf16 autocast, fp32 weights"
         return {"precision": precision, "model": asdict(TINY if self.quick else FULL)}
@@ -113,32 +129,6 @@ class Training(Benchmark):
 
     def setting(self, meta: Mapping[str, Any]) -> str:
         return str(meta["precision"])
-
-
-class Subject:
-    """One model with one mechanism: what its modes have in common."""
-
-    def __init__(self, config: Training, model: ModelCase, mechanism: str) -> None:
-        torch.compiler.reset()
-        self.config, self.model, self.mechanism = config, model, mechanism
-        self.batch, self.autocast = model.draw(config.place(), config.seed), config.dtype == "bfloat16"
-
-    @cached_property
-    def truth(self) -> StepTruth:
-        checked = self.model.checked
-        host = self.create(checked, "auto" if self.mechanism == SOFTMAX else "chunked")
-        return StepTruth(host, self.batch, self.autocast, f"{self.model.shape}, {checked.depth} block(s) a stage")
-
-    @cached_property
-    def forms(self) -> Row:
-        return forms(self.create(self.model.checked), self.mechanism, self.batch, self.autocast)
-
-    def create(self, model: ModelCase, impl: str = "auto") -> Host:
-        return model.create(self.mechanism, self.config.place(), self.config.seed, impl)
-
-    def compiled(self, model: ModelCase, mode: str) -> tuple[Host, Loss]:
-        host = self.create(model)
-        return host, compile_host(host, mode, self.config.backend)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -176,8 +176,9 @@ def compute(case: Problem, t: Tensors, impl: str) -> Outputs:
     if case.family == "step":
         return _step(t, impl)
     if case.family == "exponential":
-        gates = {"log_input": t["log_input"], "log_decay": t["log_decay"]}
-        return exponential_attention(t["q"], t["k"], t["v"], **gates, impl=impl)
+        return exponential_attention(
+            t["q"], t["k"], t["v"], log_input=t["log_input"], log_decay=t["log_decay"], impl=impl
+        )
     # The log weight of a key for a sigmoid gate, with the scale of the scores included.
     log_input = F.logsigmoid(t["log_input"]) - 0.5 * math.log(case.K) if case.family == "sigmoid" else None
     return linear_attention(

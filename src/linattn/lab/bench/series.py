@@ -32,7 +32,8 @@ def clear_growth(times: Mapping[int, float]) -> float | None:
     points = next((own for own in series if len(own) >= LEAST_POINTS), None)
     if points is None:
         return None
-    (slope, _), covariance = numpy.polyfit(*zip(*points, strict=True), 1, cov=True)
+    lengths, logs = zip(*points, strict=True)
+    (slope, _), covariance = numpy.polyfit(lengths, logs, 1, cov=True)
     return float(slope) if covariance[0, 0] ** 0.5 <= LARGEST_ERROR else None
 
 

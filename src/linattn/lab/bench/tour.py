@@ -126,14 +126,15 @@ def compare_hand_over() -> list[Difference]:
     for cuts in CUTS:
         outputs, state = [], None
         for start, stop in pairwise((0, *cuts, TOKENS)):
-            part = (x[:, :, start:stop] for x in (q, k, v))
-            options = {"causal": True, "log_decay": decay[:, :, start:stop], "initial_state": state}
-            output, state = linear_attention_with_state(*part, **options)
+            part = [x[:, :, start:stop] for x in (q, k, v, decay)]
+            output, state = linear_attention_with_state(
+                part[0], part[1], part[2], causal=True, log_decay=part[3], initial_state=state
+            )
             outputs.append(output)
         found.append((f"cut at {', '.join(map(str, cuts))}", spread_of([whole, torch.cat(outputs, dim=2)])))
     outputs, state = [], None
     for t in range(TOKENS):
-        output, state = linear_attention_step(*(x[:, :, t] for x in (q, k, v)), state, log_decay=decay[:, :, t])
+        output, state = linear_attention_step(q[:, :, t], k[:, :, t], v[:, :, t], state, log_decay=decay[:, :, t])
         outputs.append(output)
     return [*found, ("token by token", spread_of([whole, torch.stack(outputs, dim=2)]))]
 
