@@ -69,13 +69,6 @@ def test_convolutions_and_gates_by_hand():
     assert cost.flops == by_hand(patches, patches) + DEPTH * (2 * own + attention)
 
 
-def test_other_image_sizes_cost_more():
-    model = vit("softmax", global_pool="avg")
-    small, large = (model_cost(model, size, 3) for size in ((12, 8), 24))
-    assert large.attention_flops == small.attention_flops * (36 / 6) ** 2
-    assert large.parameters == small.parameters
-
-
 def test_a_mechanism_without_a_state_has_none():
     assert model_cost(vit("agent"), (12, 8), 3).state_size is None
 

@@ -72,21 +72,11 @@ def test_operations_against_counts_by_hand():
     relu = case("mechanism", V=4, causal=False, normalized=True, mechanism="relu")
     assert operations(relu) == (4 * 4 * 5 * tokens, 8 * 4 * 5 * tokens)
     tensors, _ = draw(case(), CPU, torch.bfloat16, 0)
+    ceilings = measure_ceilings(CPU, small=True)
+    assert min(ceilings["copy_bytes_per_second"], ceilings["matmul_per_second"]) > 1e8
     slow_units = floors(case(), tensors, 1e30, 1e3)
     assert slow_units["forward"] == pytest.approx(operations(case())[0])
     assert slow_units["forward+backward"] == pytest.approx(sum(operations(case())))
-
-
-def test_the_documented_floor_of_the_first_causal_shape():
-    # 4 tensors of 8 x 16 x 4096 x 128 in bf16 at 4.3 TB/s: the 0.125 ms of the measured peers.
-    wide = BY_NAME["causal-4096"]
-    small = wide.resized(1, 1, 64)
-    tensors, _ = draw(small, CPU, torch.bfloat16, 0)
-    floor = floors(small, tensors, 4.3e12, 7e14)["forward"] * (wide.B * wide.H * wide.T) / 64
-    assert floor == pytest.approx(0.1249, rel=1e-3)
-    found = measure_ceilings(CPU, small=True)
-    assert found["copy_bytes_per_second"] > 1e8
-    assert found["matmul_per_second"] > 1e8
 
 
 def test_the_table_of_cases_is_sane():

@@ -1,6 +1,5 @@
 """Timing in turns, limits, and what is read off series of times."""
 
-import math
 import time
 
 import pytest
@@ -43,20 +42,10 @@ def test_calls_on_a_cpu():
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
 def test_growth_of_a_power_law_is_its_power(power):
-    assert clear_growth({T: 3.0 * T**power for T in (1024, 2048, 4096)}) == pytest.approx(power)
-
-
-def test_growth_is_the_least_squares_line_over_long_lengths():
-    noise = {1024: 1.3, 2048: 0.8, 4096: 1.1, 8192: 0.9}
-    times = {T: factor * T for T, factor in noise.items()}
-    x = [math.log(T) for T in times if T >= 2048]
-    y = [math.log(t) for T, t in times.items() if T >= 2048]
-    n = len(x)
-    slope = (n * sum(a * b for a, b in zip(x, y, strict=True)) - sum(x) * sum(y)) / (
-        n * sum(a * a for a in x) - sum(x) ** 2
-    )
-    assert clear_growth(times) == pytest.approx(slope)
-    assert clear_growth({**times, 64: 1e6}) == pytest.approx(slope)
+    times = {T: 3.0 * T**power for T in (1024, 2048, 4096)}
+    assert clear_growth(times) == pytest.approx(power)
+    assert clear_growth(times | {64: 1e6, 8192: 3.0 * 8192**power}) == pytest.approx(power)
+    assert clear_growth(times | {1024: 1e3, 8192: 3.0 * 8192**power}) == pytest.approx(power)  # long ones count
 
 
 @pytest.mark.parametrize(

@@ -158,13 +158,7 @@ class Attention(Benchmark):
 
     def sentences(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         powers = [f"{g['contender']} {g['pass_name']} T^{g['exponent']:.2f}" for g in growth(rows)]
-        left = "left out by predicted cost; --max-seconds and --max-gib move the limits"
-        found = [f"time grows with: {', '.join(powers)}"] if powers else []
-        return found + ([left] if any(row["status"] == "left out" for row in rows) else [])
-
-    def setting(self, meta: Mapping[str, Any]) -> str:
-        kind, s = "causal" if self.causal else "bidirectional", self
-        return f"{kind}, B{s.batch} H{s.heads} D{s.head_dim} {s.dtype}, {meta['threads']} threads"
+        return [f"time grows with: {', '.join(powers)}"] if powers else []
 
 
 def growth(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -130,12 +130,13 @@ class Benchmark(Experiment):
                 if any(row.get(value) for row in own):
                     title = ", ".join(map(str, kind)) or ylabel
                     panels.append(panel(own, name, length, value, title, ylabel, looks, unit))
-        title = f"{self.name}, {self.setting(meta)}, {meta['device']}"
-        return [Chart(self.name, title, "Crosses: what could not be measured.", panels, looks)] if panels else []
+        title, reading = f"{self.name}, {meta['device']}", "Crosses: what could not be measured."
+        return [Chart(self.name, title, reading, panels, looks)] if panels else []
 
-    def setting(self, meta: Mapping[str, Any]) -> str:
-        """What was measured, for the title of a chart."""
-        return ""
+    def sentences(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        """The form that serves each mechanism, where rows tell it."""
+        texts = (f"{row['mechanism']}: {'; '.join(row['explain'])}" for row in rows if row.get("explain"))
+        return list(dict.fromkeys(texts))
 
     def bad(self, row: Row) -> bool:
         return row["status"] in BAD

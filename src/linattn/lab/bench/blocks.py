@@ -1,6 +1,6 @@
 """`linattn memory`: memory and time of one transformer block by the number of tokens."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isqrt
 from typing import Any, ClassVar, Literal, Self
@@ -108,10 +108,6 @@ class Blocks(Benchmark):
     def derived(self, rows: list[Row]) -> list[Row]:
         compare_with(rows, "contender", SOFTMAX, "tokens", value="peak_bytes", key="of_softmax")
         return sorted(rows, key=lambda row: row["tokens"])
-
-    def setting(self, meta: Mapping[str, Any]) -> str:
-        s = meta["settings"]
-        return f"width {s['dim']}, {s['heads']} heads, batch {s['batch']}, {s['precision']}"
 
 
 class BlockHost(Host):

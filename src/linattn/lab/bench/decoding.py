@@ -136,11 +136,7 @@ class Decoding(Benchmark):
         return sorted(rows, key=lambda row: (row["batch"], row["mode"], row["context"]))
 
     def sentences(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        forms = (f"{row['mechanism']}: {'; '.join(row['explain'])}" for row in rows if row.get("explain"))
-        return [*overtaken(overtakes(rows)), *dict.fromkeys(forms)]
-
-    def setting(self, meta: Mapping[str, Any]) -> str:
-        return str(self.dtype)
+        return [*overtaken(overtakes(rows)), *super().sentences(rows)]
 
 
 def overtakes(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from statistics import median
 from typing import Any, ClassVar, Literal, Self
 
@@ -144,25 +144,19 @@ class Kernels(Benchmark):
         cases = list(dict.fromkeys(row["case"] for row in timed))
         looks = styles(list(dict.fromkeys(row["contender"] for row in timed)))
 
-        def draw_pass(axes: Any, pass_name: str) -> None:
+        def draw(axes: Any, pass_name: str) -> None:
             for row in (row for row in timed if row["pass_name"] == pass_name):
-                look = looks[row["contender"]]
+                look, place = looks[row["contender"]], ([row["over_floor"]], [cases.index(row["case"])])
                 face = look.color if row["status"] == "ok" else "none"
-                axes.plot([row["over_floor"]], [cases.index(row["case"])], marker=look.marker, color=look.color,
-                          markerfacecolor=face, linestyle="none", markersize=5)  # fmt: skip
-            axes.axvline(1, color="#999999", linewidth=1)
+                axes.plot(*place, look.marker, color=look.color, markerfacecolor=face, markersize=5)
             axes.set_xscale("log")
             axes.set_yticks(range(len(cases)), cases)
-            axes.invert_yaxis()
             axes.set(title=pass_name, xlabel="time over floor")
 
-        panels = [
-            Panel(lambda axes, own=name: draw_pass(axes, own), f"{name}, time over floor by case",  # type: ignore[misc]
-                  1.2 + 0.2 * len(cases), left=1.6)
-            for name in (FORWARD, TRAINING)
-        ]  # fmt: skip
-        title = f"time over floor, {meta['settings']['dtype']}, {meta['device']}"
-        return [Chart("kernels", title, "A line a case; hollow marks were not right.", panels, looks)]
+        passes, height = (FORWARD, TRAINING), 1.2 + 0.2 * len(cases)
+        panels = [Panel(partial(draw, pass_name=own), f"{own}, time over floor by case", height, 1.6) for own in passes]
+        title, reading = f"time over floor, {meta['device']}", "A line a case; hollow marks were not right."
+        return [Chart("kernels", title, reading, panels, looks)]
 
 
 def cold_start(config: Kernels, case: Case) -> float:

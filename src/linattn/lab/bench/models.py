@@ -122,14 +122,6 @@ class Training(Benchmark):
         precision = "fp32" if self.dtype == "float32" else "bf16 autocast, fp32 weights"
         return {"precision": precision, "model": asdict(TINY if self.quick else FULL)}
 
-    def sentences(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        """What serves each mechanism."""
-        texts = (f"{row['mechanism']}: {'; '.join(row['explain'])}" for row in rows if row.get("explain"))
-        return list(dict.fromkeys(texts))
-
-    def setting(self, meta: Mapping[str, Any]) -> str:
-        return str(meta["precision"])
-
 
 @dataclass(frozen=True, kw_only=True)
 class Models(Training):
