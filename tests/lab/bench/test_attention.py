@@ -66,7 +66,7 @@ def test_a_wrong_form_and_one_that_raises_are_told_and_cost_no_other(rows_of, tm
 
 
 def test_what_costs_too_much_is_left_out_with_the_reason(rows_of, tmp_path, monkeypatch):
-    rows = rows_of(replace(SMALL, lengths=(1024,), max_gib=0.005, backward=False), tmp_path / "memory")
+    rows = rows_of(replace(SMALL, lengths=(1024,), max_gib=0.005), tmp_path / "memory")
     left = {row["contender"]: row["reason"] for row in rows if row["status"] == "left out"}
     assert "reference" in left
     assert left["reference"].endswith("GiB at 1024 tokens, limit 0.005 GiB")

@@ -113,7 +113,7 @@ def test_crashes_and_what_hangs_cost_one_case_in_processes(rows_of, tmp_path, mo
 def test_results_tell_how_they_were_made_and_are_published(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 0, 0))
     config = Attention(
-        lengths=(16, 32), impl=("chunked",), heads=2, head_dim=8, quick=True, backward=False, seed=3,
+        lengths=(16, 32), impl=("chunked",), heads=2, head_dim=8, quick=True, seed=3,
         output=tmp_path / "runs", publish=tmp_path / "results",
     )  # fmt: skip
     assert config.run(Screen()) == 0

@@ -51,8 +51,6 @@ class Attention(Benchmark):
     causal: bool = option(True, "Whether a token sees no token that follows.")
     decay: Literal["none", "head", "token", "channel"] = option("none", "Decay of the state.")
     dtype: Type = option("float32", "Type of the inputs.")
-    backward: bool = option(True, "Measure forward with backward too.", affects=False)
-    memory: bool = option(True, "Measure peak memory too.")
     quick: bool = option(False, "A short run: lengths 256,512,1024, few repeats.")
     max_seconds: float = option(5.0, "Leave out what is predicted to take longer per call.", above=0)
     max_gib: float | None = option(
@@ -88,8 +86,8 @@ class Attention(Benchmark):
         return "-".join([*parts, *self.mechanisms])
 
     def cases(self) -> list[dict[str, Any]]:
-        passes = (FORWARD, TRAINING) if self.backward else (FORWARD,)
-        return [self.case(length=T, pass_name=p) for T in sorted(set(self.filled().lengths)) for p in passes]
+        lengths = sorted(set(self.filled().lengths))
+        return [self.case(length=T, pass_name=p) for T in lengths for p in (FORWARD, TRAINING)]
 
     def fill(self, case: Case, work: Work, row: Row) -> None:
         """Rows of all contenders at one length in one pass; one that is broken does not take the others' with it."""
@@ -125,7 +123,7 @@ class Attention(Benchmark):
         timed = {name: call for name, (call, _) in calls.items()}
         for name, timing in measure_in_turns(timed, device, min_seconds=seconds, min_repeats=repeats).items():
             rows[name] |= timing.row()
-            if self.memory and (name != RECURRENT or length <= MOST_RECORDED):
+            if name != RECURRENT or length <= MOST_RECORDED:
                 rows[name]["peak_bytes"] = peak_bytes(calls[name][1], device)
         row["rows"] = list(rows.values())
 

@@ -35,7 +35,7 @@ class Blocks(Benchmark):
     """Memory and time of one transformer block against the number of tokens, forward with backward.
 
     Softmax attention stands beside the mechanisms twice: as PyTorch computes it, and with a materialised map. Each
-    block is checked against fp64 on a CPU, and against fp32 on a GPU. Weights do not count, their gradients do.
+    block is checked against fp64 first. Weights do not count, their gradients do.
 
     Exit code: 0 all right, 1 a row was WRONG or failed, 2 a bad option, 130 interrupted (what is done is kept).
     """
@@ -51,7 +51,6 @@ class Blocks(Benchmark):
     heads: int = option(3, "Number of heads.", least=1)
     batch: int = option(1, "Batch size.", least=1)
     precision: Literal["auto", "fp32", "bf16"] = option("auto", "fp32, bf16 (autocast), or auto: bf16 on a GPU.")
-    repeats: int = option(3, "Timed passes.", least=1, rare=True)
     max_seconds: float = option(30.0, "Leave out what is predicted to take longer per pass.", above=0)
     max_gib: float | None = option(
         None, "Leave out what is predicted to need more.", above=0,
@@ -99,7 +98,7 @@ class Blocks(Benchmark):
         work.tell(0.5, "measuring")
         call = call_at(case["tokens"])
         row["peak_bytes"] = peak_bytes(call, device)
-        timing = measure_in_turns({"": call}, device, min_seconds=0, min_repeats=self.repeats)[""]
+        timing = measure_in_turns({"": call}, device, min_seconds=0, min_repeats=3)[""]
         row |= timing.row() | {"seconds": timing.median}
 
     def described(self, rows: Sequence[Row]) -> dict[str, Any]:

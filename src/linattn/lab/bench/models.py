@@ -115,7 +115,8 @@ class Training(Benchmark):
         torch.compiler.reset()
         batch, checked = model.draw(self.place(), self.seed), model.checked
         plain = self.create(checked, mechanism, "auto" if mechanism == SOFTMAX else "chunked")
-        truth = StepTruth(plain, batch, self.autocast, f"{model.shape}, {checked.depth} block(s) a stage")
+        words = f"{model.shape}, {checked.depth} block(s) a stage"
+        truth = StepTruth(plain, batch, self.autocast, words, torch.float32 if self.on_gpu else torch.float64)
         return batch, forms(self.create(checked, mechanism), mechanism, batch, self.autocast), truth
 
     def described(self, rows: Sequence[Row]) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def panel(
             axes.plot(missing[own], height, "x", color=looks[own].color, markersize=7, transform=place_of)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        axes.set_xticks(lengths, [f"{x // 1024}k" if x % 1024 == 0 else str(x) for x in lengths])
+        axes.set_xticks(lengths, [f"{x / 1024:g}k" if x % 1024 == 0 else f"{x:g}" for x in lengths])
         axes.minorticks_off()
         axes.set(title=title, xlabel=length, ylabel=ylabel)
 

@@ -80,7 +80,7 @@ def forms(host: Host, mechanism: str, batch: Batch, autocast: bool) -> Row:
 
 
 class StepTruth:
-    """Loss and gradients of the same model with attention in plain PyTorch, in fp32, on a CPU in fp64.
+    """Loss and gradients of the same model with attention in plain PyTorch, in fp64 or another ``exact`` precision.
 
     ``err <= 2 (err(plain) + eps)``, with plain that model in the precision that is measured. Errors are norms of
     differences over the norm of the exact values, by kind of parameter and for all blocks together.
@@ -89,14 +89,14 @@ class StepTruth:
         host: the model with a form of its mechanism in plain PyTorch; it is converted to the exact precision.
     """
 
-    def __init__(self, host: Host, batch: Batch, autocast: bool, words: str) -> None:
-        on_cpu = batch[0].device.type == "cpu"
-        dtype, self.batch, self.autocast = torch.float64 if on_cpu else torch.float32, batch, autocast
-        self.against = f"{'fp64' if on_cpu else 'fp32'}, {words}"
+    def __init__(
+        self, host: Host, batch: Batch, autocast: bool, words: str, exact: torch.dtype = torch.float64
+    ) -> None:
+        self.batch, self.autocast, self.against = batch, autocast, f"fp{torch.finfo(exact).bits}, {words}"
         with softmax_kernels():
             plain = by_kind(host, make_step(host, host, batch, autocast)())
-            host.to(dtype)
-            wide = tuple(x.to(dtype) if x.is_floating_point() else x for x in batch)
+            host.to(exact)
+            wide = [x.to(exact) if x.is_floating_point() else x for x in batch]
             # cuDNN rounds to tf32 and takes seconds for its plans for every new shape.
             with torch.backends.cudnn.flags(enabled=False, allow_tf32=False):
                 self.exact = by_kind(host, make_step(host, host, (wide[0], wide[1]), False)())
