@@ -153,20 +153,12 @@ def test_nan_is_the_worst_verdict_and_the_fullest_budget_comes_next():
 
 QUICK = {"device": "cpu", "quick": True}
 WRONG = [
-    (Attention, {"lengths": (0,)}, "lengths"), (Attention, {"impl": ("magic",)}, "impl"),
-    (Attention, {"impl": ()}, "impl"), (Attention, {"decay": "day"}, "decay"), (Attention, {"dtype": "int8"}, "dtype"),
-    (Attention, {"mechanisms": ("nobody",)}, "mechanisms"), (Attention, {"mechanisms": ("agent",)}, "mechanisms"),
-    (Attention, {"max_gib": 0}, "max_gib"), (Attention, {"device": "tpu"}, "device"),
-    (Blocks, {"tokens": (0,)}, "tokens"), (Blocks, {"precision": "fp8"}, "precision"),
-    (Kernels, {"device": "cpu"}, "device"), (Kernels, QUICK | {"dtype": "float64"}, "dtype"),
-    (Kernels, QUICK | {"only": ("nothing",)}, "only"),
-    (Kernels, QUICK | {"seconds": 0}, "seconds"),
-    (Models, {"device": "cpu"}, "device"), (Models, QUICK | {"only": ("vit-1",)}, "only"),
-    (Models, QUICK | {"mechanisms": ("nobody",)}, "mechanisms"), (Models, QUICK | {"modes": ("fast",)}, "modes"),
-    (Models, QUICK | {"backend": "none"}, "backend"), (Models, QUICK | {"milliseconds": -1}, "milliseconds"),
-    (Decoding, QUICK | {"mechanisms": ("agent",)}, "mechanisms"), (Decoding, QUICK | {"batch": (0,)}, "batch"),
-    (Decoding, QUICK | {"modes": ("fast",)}, "modes"), (Decoding, QUICK | {"dtype": "float16"}, "dtype"),
-    (Decoding, QUICK | {"kv_heads": 3}, "kv_heads"), (Decoding, QUICK | {"steps": 0}, "steps"),
+    (Attention, {"impl": ("magic",)}, "impl"), (Attention, {"impl": ()}, "impl"),
+    (Attention, {"mechanisms": ("agent",)}, "mechanisms"), (Attention, {"device": "tpu"}, "device"),
+    (Blocks, {"tokens": (0,)}, "tokens"), (Kernels, {"device": "cpu"}, "device"),
+    (Kernels, QUICK | {"only": ("nothing",)}, "only"), (Models, {"device": "cpu"}, "device"),
+    (Models, QUICK | {"only": ("vit-1",)}, "only"), (Models, QUICK | {"modes": ("fast",)}, "modes"),
+    (Decoding, QUICK | {"mechanisms": ("agent",)}, "mechanisms"), (Decoding, QUICK | {"kv_heads": 3}, "kv_heads"),
     (Throughput, QUICK | {"lengths": (8,), "tokens": 12}, "tokens"), (Throughput, {"device": "cpu"}, "device"),
 ]  # fmt: skip
 

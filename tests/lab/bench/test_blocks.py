@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from linattn.lab.bench import blocks
-from linattn.lab.bench.blocks import Blocks, checked_block, create_block, draw_tokens, near_square, training_pass
+from linattn.lab.bench.blocks import Blocks, checked_block, create_block, draw_tokens, training_pass
 from linattn.lab.bench.memory import peak_bytes
 from linattn.lab.bench.steps import StepTruth
 
@@ -129,14 +129,6 @@ def test_what_is_too_much_is_predicted_and_left_out(rows_of, monkeypatch, tmp_pa
     assert rows["softmax (map)"]["reason"].endswith("tokens, limit 0.03 GiB")
     # 2 heads and 3 maps of fp32 at the peak: what was tried on the way stayed below the limit.
     assert 3 * 2 * 4 * longest["reference"] ** 2 < 0.03 * 2**30
-
-
-def test_planes_are_near_squares():
-    for tokens in (1, 2, 12, 97, 196, 6400, 70000):
-        height, width = near_square(tokens)
-        assert height * width == tokens
-        assert height <= width
-        assert not any(tokens % n == 0 for n in range(height + 1, int(tokens**0.5) + 1))
 
 
 def test_forms_of_a_contender_share_their_weights():

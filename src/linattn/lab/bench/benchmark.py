@@ -163,7 +163,7 @@ class Benchmark(Experiment):
         return [name.replace("_", " ") for name in names], [[own[name] for name in names] for own in cells]
 
     def run(self, screen: Screen) -> int:
-        """The command: compile, measure, save, print, draw. Run again, it goes on where it stopped."""
+        """The command: measure, save, print, draw. Run again, it goes on where it stopped."""
         check_folder("output", self.folder)
         if self.threads:
             torch.set_num_threads(self.threads)

@@ -238,9 +238,8 @@ class Truth:
         """Check what a contender gives for the inputs that are timed."""
         if softmax not in self._known:
             step = self.case.family == "step"
-            bind = (
-                bind_softmax if softmax else bind_form("recurrent" if step else "reference" if self.fits else "chunked")
-            )
+            form = "recurrent" if step else "reference" if self.fits else "chunked"
+            bind: Bind = bind_softmax if softmax else bind_form(form)
             wide = torch.float64 if self.fits or not softmax or not self.grad.is_cuda else torch.float32
             own_grad = None if step else self.grad
             inputs = {name: t.to(wide) for name, t in self.inputs.items()}
