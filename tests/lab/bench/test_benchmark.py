@@ -24,6 +24,7 @@ from linattn.lab.commands import COMMANDS
 from linattn.lab.experiment import load_results
 from linattn.lab.screen import Screen
 from linattn.support.config import option
+from linattn.support.machine import cores
 from linattn.support.options import OptionError
 
 
@@ -92,10 +93,13 @@ def test_another_seed_version_or_number_of_threads_is_measured_anew(rows_of, tmp
     assert rows_of(Toy(threads=2, **CPU), tmp_path) != second
 
 
-def test_what_time_does_not_allow_is_left_for_the_next_call(rows_of, tmp_path, capsys):
+def test_what_time_does_not_allow_is_left_for_the_next_call(rows_of, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.25 * cores(), 0, 0))
     config = Toy(what=("a", "b", "c"), seconds=1e-9, **CPU)
     assert rows_of(config, tmp_path) == []
-    assert "3 of 3 cases are left: the same command goes on" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "3 of 3 cases are left: the same command goes on" in said
+    assert "busy" not in said
     assert [row["what"] for row in rows_of(Toy(what=("a", "b", "c"), **CPU), tmp_path)] == ["a", "b", "c"]
 
 
