@@ -29,9 +29,8 @@ from linattn.lab.page.plots import Chart, save_png
 from linattn.lab.page.style import styles
 from linattn.lab.screen import Screen
 from linattn.support.config import digest, option
-from linattn.support.machine import cores, describe_run, device_name
+from linattn.support.machine import PACKAGE, cores, describe_run, device_name, source_digest
 from linattn.support.options import OptionError, check_folder
-from linattn.support.source import PACKAGE, source_digest
 
 if TYPE_CHECKING:
     from pandas import DataFrame
