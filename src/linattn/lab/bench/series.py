@@ -1,22 +1,24 @@
-"""Reads off series of times how they grow, and where one crosses another."""
+"""What is read off values by length: how they grow, where one crosses another; and the panels that show them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import exp, log
 from typing import Any
 
+import numpy
+
+from linattn.lab.page.plots import Panel, plot_line
+from linattn.lab.page.style import Style
+
+Rows = Iterable[Mapping[str, Any]]
+UNMEASURED = ("out of memory", "left out", "failed", "absent")
 # Below this length, the fixed costs of a call hide how its work grows.
 GROWTH_FROM = (2048, 1024)  # the first that leaves enough points
 LEAST_MS = 0.1  # shorter times are mostly those of the call itself, and of the timer
 LEAST_POINTS, LARGEST_ERROR = 3, 0.4  # the standard error of an exponent
 
 
-def growth_exponent(times: Mapping[int, float]) -> float | None:
-    """p of ``time = c T^p`` by least squares in log-log; None for fewer than two lengths."""
-    return _power([(log(T), log(t)) for T, t in times.items()])[0] if len(times) > 1 else None
-
-
 def clear_growth(times: Mapping[int, float]) -> float | None:
-    """:func:`growth_exponent` of milliseconds over T >= 2048, else over T >= 1024, where it can be told.
+    """p of ``time = c T^p`` by least squares in log-log, of milliseconds over T >= 2048, else over T >= 1024.
 
     None for fewer than three lengths, for times near the timer's noise, and for times that follow no power.
 
@@ -28,17 +30,11 @@ def clear_growth(times: Mapping[int, float]) -> float | None:
     clear = [(T, t) for T, t in times.items() if t >= LEAST_MS]
     series = [[(log(T), log(t)) for T, t in clear if shortest <= T] for shortest in GROWTH_FROM]
     points = next((own for own in series if len(own) >= LEAST_POINTS), None)
-    slope, error = _power(points) if points else (None, 0.0)
-    return slope if error <= LARGEST_ERROR else None
-
-
-def _power(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The slope of the line through the points, and its standard error."""
-    mean_x, mean_y = (sum(axis) / len(points) for axis in zip(*points, strict=True))
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
-    rest = sum((y - mean_y - slope * (x - mean_x)) ** 2 for x, y in points)
-    return slope, (rest / max(len(points) - 2, 1) / spread) ** 0.5
+    if points is None:
+        return None
+    lengths, logs = zip(*points, strict=True)
+    (slope, _), covariance = numpy.polyfit(lengths, logs, 1, cov=True)
+    return float(slope) if covariance[0, 0] ** 0.5 <= LARGEST_ERROR else None
 
 
 def crossover(slow_later: Mapping[int, float], fast_later: Mapping[int, float]) -> float | None:
@@ -48,19 +44,14 @@ def crossover(slow_later: Mapping[int, float], fast_later: Mapping[int, float]) 
     faster at the longest length; the shortest length if it is faster at all of them.
     """
     lengths = sorted(slow_later.keys() & fast_later.keys())
-    if not lengths:
-        return None
     gain = [log(slow_later[T] / fast_later[T]) for T in lengths]
-    if gain[-1] <= 0:
+    if not lengths or gain[-1] <= 0:
         return None
     for i in range(len(lengths) - 1, 0, -1):
         if gain[i - 1] <= 0:
             share = -gain[i - 1] / (gain[i] - gain[i - 1])
             return exp(log(lengths[i - 1]) + share * log(lengths[i] / lengths[i - 1]))
     return float(lengths[0])
-
-
-Rows = Iterable[Mapping[str, Any]]
 
 
 def steady(rows: Rows) -> list[Mapping[str, Any]]:
@@ -73,6 +64,15 @@ def times_by(rows: Rows, length: str, value: str = "median_ms", **where: Any) ->
     wanted = {"status": "ok"} | where
     chosen = [row for row in rows if all(row.get(key) == own for key, own in wanted.items())]
     return {row[length]: row[value] for row in sorted(chosen, key=lambda row: row[length]) if row.get(value)}
+
+
+def compare_with(rows: Rows, name: str, reference: str, *same: str, value: str = "median_ms", key: str) -> None:
+    """Add to each row, as ``key``, its value over that of the reference among the rows that are alike in ``same``."""
+    rows = list(rows)
+    others = {tuple(row.get(own) for own in same): row.get(value) for row in rows if row.get(name) == reference}
+    for row in rows:
+        other = others.get(tuple(row.get(own) for own in same))
+        row[key] = row[value] / other if row.get(value) and other else None  # type: ignore[index]
 
 
 def crossovers(rows: Rows, length: str, reference: str, setting: str = "", **where: Any) -> list[dict[str, Any]]:
@@ -89,3 +89,37 @@ def crossovers(rows: Rows, length: str, reference: str, setting: str = "", **whe
             at = {"length": crossover(other, own), "longest": both[-1], "gain": other[both[-1]] / own[both[-1]]}
             found.append({"mechanism": name, "setting": setting} | at)
     return found
+
+
+def overtaken(found: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The same in words."""
+    said = []
+    for own in found:
+        where = "is not faster than softmax" if own["length"] is None else f"is faster from {own['length']:,.0f} on"
+        said.append(f"{own['mechanism']}, {own['setting']}: {where} ({own['gain']:.3g}x at {own['longest']:,})")
+    return said
+
+
+def panel(
+    rows: Sequence[Mapping[str, Any]], name: str, length: str, value: str, title: str, ylabel: str,
+    looks: Mapping[str, Style], unit: float,
+) -> Panel:  # fmt: skip
+    """A line of a value over logarithmic lengths for each name of ``looks``; crosses where it could not be measured."""
+    series = {own: times_by(rows, length, value, **{name: own}) for own in looks}
+    missing = {own: [r[length] for r in rows if r[name] == own and r["status"] in UNMEASURED] for own in looks}
+    lengths = sorted({x for points in (*series.values(), *missing.values()) for x in points})
+
+    def draw(axes: Any) -> None:
+        for place, own in enumerate(looks):
+            points = series[own]
+            plot_line(axes, list(points), [x / unit for x in points.values()], looks[own])
+            height = [0.96 - 0.05 * place] * len(missing[own])
+            place_of = axes.get_xaxis_transform()
+            axes.plot(missing[own], height, "x", color=looks[own].color, markersize=7, transform=place_of)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(lengths, [f"{x / 1024:g}k" if x % 1024 == 0 else f"{x:g}" for x in lengths])
+        axes.minorticks_off()
+        axes.set(title=title, xlabel=length, ylabel=ylabel)
+
+    return Panel(draw, f"{title}: {ylabel} by {length} of {', '.join(series)}")

@@ -1,4 +1,4 @@
-"""The function of a case: its input tensors, its value by any form of this library, its exact values.
+"""Functions of attention at given sizes: their inputs, their value by any form of this library, their exact values.
 
 Tensors are in the common layout: ``q, k (B, H, T, K)``, ``v (B, H, T, V)``, gates ``(B, H, T)`` in fp32, a
 convolution's ``x (B, T, C)``. Features are given, except for mechanisms, which map q and k themselves.
@@ -7,26 +7,63 @@ convolution's ``x (B, T, C)``. Features are given, except for mechanisms, which 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.lab.bench.check import Verdict, budgets_of, judge, relative_errors
-from linattn.lab.bench.kernel_cases import Problem
-from linattn.lab.bench.running import Absent
+from linattn.lab.bench.check import Verdict, judge, relative_errors
+from linattn.lab.bench.timing import Unmeasured
 from linattn.mechanisms.base import Mechanism
-from linattn.mechanisms.registry import create_mechanism
+from linattn.mechanisms.registry import create_mechanism, mechanism_info
 from linattn.ops.convolution.api import short_convolution
 from linattn.ops.exponential.api import exponential_attention
 from linattn.ops.linear.api import linear_attention, linear_attention_with_state
-from linattn.ops.shared.types import LinearState, Normalizer
+from linattn.ops.shared.types import LinearState
 
 Tensors = dict[str, Tensor]
 Outputs = Tensor | tuple[Tensor, ...]
+Family = Literal["attention", "mechanism", "exponential", "sigmoid", "step", "convolution"]
 PARAMETER = "parameter "
 CONSTANT = ("kv", "z")  # inputs that need no gradient
-SLACK_AT_FULL_SIZE = 4.0
+MOST_PAIRS = 2**22  # of one head in the quadratic form
+
+
+@dataclass(frozen=True)
+class Problem:
+    """``q (B, H, T, K)``, ``v (B, H, T, V)``; a convolution has ``x (B, T, K)`` and W taps, a step has no T."""
+
+    name: str
+    family: Family
+    B: int
+    H: int
+    T: int
+    K: int
+    V: int
+    causal: bool = True
+    decay: str = "none"
+    normalized: bool = False
+    mechanism: str = ""
+    taps: int = 0
+
+    @property
+    def shape(self) -> str:
+        if self.family == "convolution":
+            return f"B{self.B} T{self.T} C{self.K} W{self.taps}"
+        width = f"D{self.K}" if self.K == self.V else f"K{self.K} V{self.V}"
+        length = "" if self.family == "step" else f"T{self.T} "
+        return f"B{self.B} H{self.H} {length}{width}"
+
+    @property
+    def uses_input(self) -> bool:
+        return self.family == "mechanism" and mechanism_info(self.mechanism).uses_input
+
+    def resized(self, B: int, H: int, T: int, width: int = 10**6) -> "Problem":
+        """The same case with no size larger than these."""
+        return replace(
+            self, B=min(self.B, B), H=min(self.H, H), T=min(self.T, T), K=min(self.K, width), V=min(self.V, width)
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,7 +82,7 @@ class Bound:
     def call(self, grad: Tensor | None) -> Callable[[], Outputs]:
         """The call that is timed: inference, which keeps nothing for backward, or both passes with a fixed gradient."""
         if grad is None:
-            return self._forward
+            return torch.no_grad()(self.run)
         leaves, own = [leaf.requires_grad_() for leaf in self.leaves.values()], self.into("output", grad)
 
         def train() -> tuple[Tensor, ...]:
@@ -54,10 +91,6 @@ class Bound:
             return output, *torch.autograd.grad(output, leaves, own)
 
         return train
-
-    @torch.no_grad()
-    def _forward(self) -> Outputs:
-        return self.run()
 
     def values(self, grad: Tensor | None) -> Tensors:
         """Outputs by name in the common layout, and gradients if one of the output is given."""
@@ -78,22 +111,23 @@ def draw(case: Problem, device: torch.device, dtype: torch.dtype, seed: int) -> 
     def normal(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.randn(*shape, generator=generator, device=device).to(dtype)
 
-    def with_gradient(tensors: Tensors) -> tuple[Tensors, Tensor]:
-        like = tensors["x" if case.family == "convolution" else "v"]
-        own = torch.Generator(device).manual_seed(seed + 1)
-        return tensors, torch.randn(like.shape, generator=own, device=device).to(dtype)
+    tensors = _inputs(case, normal, device, dtype, seed)
+    like = tensors["x" if case.family == "convolution" else "v"]
+    generator.manual_seed(seed + 1)
+    return tensors, normal(*like.shape)
 
+
+def _inputs(case: Problem, normal: Any, device: torch.device, dtype: torch.dtype, seed: int) -> Tensors:
     if case.family == "convolution":
-        return with_gradient(
-            {"x": normal(case.B, case.T, case.K), "weight": normal(case.K, case.taps), "bias": normal(case.K)}
-        )  # fmt: skip
+        return {"x": normal(case.B, case.T, case.K), "weight": normal(case.K, case.taps), "bias": normal(case.K)}
     length = () if case.family == "step" else (case.T,)
     q, k = (normal(case.B, case.H, *length, case.K) for _ in range(2))
     tensors = {"q": q, "k": k, "v": normal(case.B, case.H, *length, case.V)}
     if case.family == "mechanism":
+        if case.uses_input:
+            tensors["x"] = normal(case.B, case.T, case.H * case.K)
         module = _module(case, "reference", torch.device("cpu"), torch.float32, seed)
-        parameters = {PARAMETER + n: p.detach().to(device, dtype) for n, p in module.named_parameters()}
-        return with_gradient(tensors | parameters)
+        return tensors | {PARAMETER + n: p.detach().to(device, dtype) for n, p in module.named_parameters()}
     if case.normalized:  # weights of one sign, as feature maps with a normaliser give
         tensors |= {"q": F.elu(q) + 1, "k": F.elu(k) + 1}
     elif case.family == "attention":
@@ -109,7 +143,7 @@ def draw(case: Problem, device: torch.device, dtype: torch.dtype, seed: int) -> 
     if case.family == "step":
         tensors["kv"] = normal(case.B, case.H, case.K, case.V, dtype=wide)
         tensors["z"] = 10 * normal(case.B, case.H, case.K, dtype=wide).abs()
-    return with_gradient(tensors)
+    return tensors
 
 
 def differentiable(case: Problem, tensors: Tensors) -> Tensors:
@@ -130,7 +164,7 @@ def bind_form(impl: str) -> Bind:
             for name, parameter in module.named_parameters():
                 parameter.copy_(own[PARAMETER + name])
         leaves = own | {PARAMETER + name: p for name, p in module.named_parameters()}
-        return Bound(leaves, lambda: module(own["q"], own["k"], own["v"]))
+        return Bound(leaves, lambda: module(own["q"], own["k"], own["v"], x=own.get("x")))
 
     return bind
 
@@ -144,29 +178,25 @@ def compute(case: Problem, t: Tensors, impl: str) -> Outputs:
     if case.family == "exponential":
         return exponential_attention(
             t["q"], t["k"], t["v"], log_input=t["log_input"], log_decay=t["log_decay"], impl=impl
-        )  # fmt: skip
-    normalizer: Normalizer = "sum" if case.normalized else None
+        )
     # The log weight of a key for a sigmoid gate, with the scale of the scores included.
     log_input = F.logsigmoid(t["log_input"]) - 0.5 * math.log(case.K) if case.family == "sigmoid" else None
     return linear_attention(
         t["q"], t["k"], t["v"], causal=case.causal, log_decay=t.get("log_decay"), log_input=log_input,
-        normalizer=normalizer, impl=impl, validate=False,
+        normalizer="sum" if case.normalized else None, impl=impl, validate=False,
     )  # fmt: skip
 
 
 def _step(t: Tensors, impl: str) -> Outputs:
     state = LinearState(t["kv"], t["z"])
-    if impl in ("triton", "triton in place"):
+    if impl == "triton":
         from linattn.kernels.common.support import reason_against
-        from linattn.kernels.step.attend import attend_step, attend_step_
+        from linattn.kernels.step.attend import attend_step
 
-        reason = reason_against(t["q"])
-        if reason:
-            raise Absent(reason)
-        call = attend_step if impl == "triton" else attend_step_
-        output, state = call(
-            t["q"], t["k"], t["v"], state, log_decay=None, normalizer="sum", eps=1e-6, out_dtype=t["v"].dtype
-        )
+        if reason := reason_against(t["q"]):
+            raise Unmeasured("absent", reason)
+        options: dict[str, Any] = {"log_decay": None, "normalizer": "sum", "eps": 1e-6, "out_dtype": t["v"].dtype}
+        output, state = attend_step(t["q"], t["k"], t["v"], state, **options)
         return output, state.kv, state.k
     # As one token of a sequence: the step itself uses kernels if there are any.
     q, k, v = (t[name].unsqueeze(2) for name in ("q", "k", "v"))
@@ -181,83 +211,52 @@ def _module(case: Problem, impl: str, device: torch.device, dtype: torch.dtype, 
     return module.to(device, dtype)
 
 
-def bind_exact_softmax(case: Problem, tensors: Tensors) -> Bound:
-    """Bind softmax attention as it is defined, in the dtype of its inputs."""
+def bind_softmax(case: Problem, tensors: Tensors) -> Bound:
+    """Bind PyTorch's softmax attention, in any of its kernels that serves."""
     q, k, v = (tensors[n].detach() for n in ("q", "k", "v"))
-
-    def run() -> Tensor:
-        scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-        if case.causal:
-            scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1), -torch.inf)
-        return scores.softmax(-1) @ v
-
-    return Bound({"q": q, "k": k, "v": v}, run)
+    leaves = {"q": q, "k": k, "v": v}
+    return Bound(leaves, lambda: F.scaled_dot_product_attention(q, k, v, is_causal=case.causal))
 
 
 class Truth:
     """Exact values of a case, computed when they are first needed, and what contenders are allowed.
 
-    At a reduced size they are those of the quadratic form in fp64, with the error of plain that of the same form in the
-    dtype that is timed. A kernel may work differently at the timed size, so it is checked there too, against the
-    chunked form in fp64, at the first and last heads of the first and last sequence; sums are longer there, and the
-    budget is four times as large.
+    They are computed in fp64 at the size that is timed, for the first and last heads of the first and last sequence: by
+    the quadratic form where it fits, else by the chunked form, which the contracts compare with it; softmax that does
+    not fit is PyTorch's own in fp32. Plain is the same form in the dtype that is timed.
     """
 
-    def __init__(self, case: Problem, device: torch.device, dtype: torch.dtype, seed: int) -> None:
-        self.case, self.small, self.dtype = case, case.reduced(), dtype
-        self.tensors, grad = draw(self.small, device, dtype, seed + 2)
-        self.grad = None if case.family == "step" else grad
-        self._exact: dict[bool, tuple[Tensors, dict[str, float]]] = {}
-        self._full: Tensors | None = None
+    def __init__(self, case: Problem, tensors: Tensors, grad: Tensor) -> None:
+        self.case, self.dtype = case, tensors["x" if case.family == "convolution" else "v"].dtype
+        self.inputs, self.grad = corners(case, tensors), corners(case, {"output": grad})["output"]
+        B, H, *_ = self.inputs.get("q", self.inputs.get("x", grad)).shape
+        self.corner = replace(case, B=B, H=H if case.family != "convolution" else case.H)
+        self.fits = case.T**2 * (case.K if case.decay == "channel" else 1) <= MOST_PAIRS
+        self._known: dict[bool, tuple[Tensors, dict[str, float], str]] = {}
 
-    def check(self, bind: Bind, softmax: bool, backward: bool) -> Verdict:
-        """Check a contender at the reduced size."""
-        exact, budgets = self._small(softmax)
-        found = bind(self.small, self.tensors).values(self.grad if backward else None)
-        return judge(relative_errors(found, exact), budgets, f"fp64, {self.small.shape}")
-
-    def check_full(self, bound: Bound, tensors: Tensors, grad: Tensor, backward: bool) -> Verdict:
-        """Check a contender at the size that is timed."""
-        if self._full is None:
-            wide = {name: t.double() for name, t in corners(self.case, tensors).items()}
-            own = next(t for name, t in wide.items() if name in ("q", "x"))
-            heads = own.shape[1] if self.case.family != "convolution" else self.case.H
-            form = "recurrent" if self.case.family == "step" else "chunked"
-            own_grad = None if self.grad is None else corners(self.case, {"output": grad})["output"].double()
-            exact = bind_form(form)(replace(self.case, B=own.shape[0], H=heads), wide).values(own_grad)
-            # The gradient of a parameter is a sum over all sequences, which cannot be checked on some of them.
-            mixes = self.case.family == "mechanism"
-            self._full = {name: t for name, t in exact.items() if not (mixes and PARAMETER in name)}
-        budgets = {name: SLACK_AT_FULL_SIZE * b for name, b in self._small(False)[1].items()}
-        found = corners(self.case, bound.values(grad if backward else None))
-        return judge(relative_errors(found, self._full), budgets, f"fp64, {self.case.shape}")
-
-    def _small(self, softmax: bool) -> tuple[Tensors, dict[str, float]]:
-        if softmax not in self._exact:
-            bind: Bind = bind_exact_softmax if softmax else bind_form("reference")
-            wide = {name: t.double() for name, t in self.tensors.items()}
-            exact = bind(self.small, wide).values(None if self.grad is None else self.grad.double())
-            plain = relative_errors(bind(self.small, self.tensors).values(self.grad), exact)
-            self._exact[softmax] = exact, budgets_of(plain, self.dtype)
-        return self._exact[softmax]
+    def check(self, bound: Bound, grad: Tensor | None, *, softmax: bool = False, slack: float = 1) -> Verdict:
+        """Check what a contender gives for the inputs that are timed."""
+        if softmax not in self._known:
+            step = self.case.family == "step"
+            form = "recurrent" if step else "reference" if self.fits else "chunked"
+            bind: Bind = bind_softmax if softmax else bind_form(form)
+            wide = torch.float64 if self.fits or not softmax or not self.grad.is_cuda else torch.float32
+            own_grad = None if step else self.grad
+            inputs = {name: t.to(wide) for name, t in self.inputs.items()}
+            exact = bind(self.corner, inputs).values(None if own_grad is None else own_grad.to(wide))
+            plain = relative_errors(bind(self.corner, self.inputs).values(own_grad), exact)
+            self._known[softmax] = exact, plain, f"fp{torch.finfo(wide).bits}, {self.case.shape}"
+        exact, plain, against = self._known[softmax]
+        errors = relative_errors(corners(self.case, bound.values(grad)), exact)
+        return judge(errors, plain, torch.finfo(self.dtype).eps, against, slack)
 
 
 def corners(case: Problem, tensors: Tensors) -> Tensors:
-    """First and last sequences and heads, if these are computed independently; parameters stay whole.
+    """First and last sequences and heads; whole for a mechanism, which may mix heads, and for a convolution.
 
-    A mechanism may mix heads, and a convolution has none and sums over sequences: these tensors stay whole too.
+    Both have parameters, whose gradients are sums over all sequences.
     """
-    if case.family == "convolution":
+    if case.family in ("mechanism", "convolution"):
         return tensors
-
-    def ends(size: int) -> list[int]:
-        return sorted({0, size - 1})
-
-    def cut(name: str, t: Tensor) -> Tensor:
-        if PARAMETER in name:
-            return t
-        if t.ndim == 1:  # a decay per head
-            return t[ends(case.H)]
-        return t[ends(case.B)] if case.family == "mechanism" else t[ends(case.B)][:, ends(case.H)]
-
-    return {name: cut(name, t) for name, t in tensors.items()}
+    sequences, heads = (sorted({0, size - 1}) for size in (case.B, case.H))
+    return {name: t[heads] if t.ndim == 1 else t[sequences][:, heads] for name, t in tensors.items()}
