@@ -35,11 +35,10 @@ class GraphData:
     name: str = "graph"
 
     def __post_init__(self) -> None:
-        if self.x.ndim != 2:
-            raise ValueError(f"x must be (nodes, features), got {tuple(self.x.shape)}")
         nodes, edges = len(self.x), self.edge_index
-        if edges.ndim != 2 or len(edges) != 2 or edges.dtype != torch.int64:
-            raise ValueError(f"edge_index must be int64 of shape (2, edges), got {edges.dtype} {tuple(edges.shape)}")
+        if self.x.ndim != 2 or edges.ndim != 2 or len(edges) != 2 or edges.dtype != torch.int64:
+            shapes = f"{tuple(self.x.shape)} and {edges.dtype} {tuple(edges.shape)}"
+            raise ValueError(f"x must be (nodes, features) and edge_index int64 of shape (2, edges), got {shapes}")
         if edges.device.type == "cpu" and edges.numel():  # elsewhere it would wait for the device
             least, most = int(edges.min()), int(edges.max())
             if least < 0 or most >= nodes:
@@ -128,11 +127,3 @@ def both_ways(pairs: Tensor, num_nodes: int) -> Tensor:
     """Each pair in both directions, ``(2, 2 P)``, sorted by the first node, then by the second."""
     edges = torch.cat((pairs, pairs.flip(0)), 1)
     return edges[:, (edges[0] * num_nodes + edges[1]).argsort()]
-
-
-def contains(sorted_codes: Tensor, codes: Tensor) -> Tensor:
-    """Whether each of ``codes`` is one of ``sorted_codes``."""
-    if not len(sorted_codes):
-        return torch.zeros_like(codes, dtype=torch.bool)
-    place = torch.searchsorted(sorted_codes, codes).clamp_(max=len(sorted_codes) - 1)
-    return sorted_codes[place] == codes

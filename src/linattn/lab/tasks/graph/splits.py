@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from linattn.lab.tasks.graph.data import GraphData, both_ways, contains, pair_codes, pairs_of
-from linattn.lab.tasks.stratify import stratified, without
+from linattn.lab.tasks.graph.data import GraphData, both_ways, pair_codes, pairs_of
+from linattn.lab.tasks.images import stratified, without
 
 FEW_PAIRS = 2**18  # up to this many pairs all are listed: exact, however dense the graph is
 
@@ -76,24 +76,23 @@ class NegativeSampler:
     def __init__(self, num_nodes: int, forbidden: Tensor) -> None:
         self.num_nodes, self.forbidden = num_nodes, forbidden
         total = num_nodes * (num_nodes - 1) // 2
-        self.available, self._all = total - len(forbidden), None
+        self.most = (total - len(forbidden)) // 2  # a draw of more would mostly repeat pairs
+        self.listed = torch.empty(0, dtype=torch.int64)
         if total <= FEW_PAIRS:
             first, second = torch.triu_indices(num_nodes, num_nodes, 1)
             codes = first * num_nodes + second
-            self._all = codes[~contains(forbidden, codes)]
+            self.listed = codes[~torch.isin(codes, forbidden)]
+            self.most = len(self.listed)
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         """Draw ``count`` different pairs ``(2, count)``, each pair as likely as any other."""
-        if count * (1 if self._all is not None else 2) > self.available:
-            raise ValueError(
-                f"{count} pairs without an edge are asked for, there are {self.available}: too dense a graph"
-            )
-        drawn = torch.empty(0, dtype=torch.int64) if self._all is None else self._all
+        if count > self.most:
+            raise ValueError(f"{count} pairs without an edge are asked for, at most {self.most} can be: too dense a graph")
+        drawn = self.listed
         while len(drawn) < count:
             pairs = torch.randint(self.num_nodes, (2, 2 * (count - len(drawn)) + 16), generator=generator)
-            low, high = pairs.min(0).values, pairs.max(0).values
-            codes = (low * self.num_nodes + high)[low < high]
-            drawn = torch.unique(torch.cat((drawn, codes[~contains(self.forbidden, codes)])))
+            codes = pair_codes(pairs, self.num_nodes)
+            drawn = torch.unique(torch.cat((drawn, codes[~torch.isin(codes, self.forbidden)])))
         chosen = torch.randperm(len(drawn), generator=generator)[:count]  # shuffled, as they are sorted
         return pairs_of(drawn[chosen], self.num_nodes)
 
@@ -116,14 +115,13 @@ class LinkSplit:
         negative = self.sampler.draw(self.train.shape[1], generator)
         flipped = self._sent(torch.rand(2 * self.train.shape[1], generator=generator) < 0.5)
         pairs = LabelledPairs.of(self.train, self._sent(negative))
-        return replace(
-            pairs, edge_label_index=torch.where(flipped, pairs.edge_label_index.flip(0), pairs.edge_label_index)
-        )
+        index = pairs.edge_label_index
+        return LabelledPairs(torch.where(flipped, index.flip(0), index), pairs.edge_label)
 
     def _sent(self, drawn: Tensor) -> Tensor:
         """``drawn`` on the device of the edges; it goes to a GPU from pinned memory, so that the host need not wait."""
         device = self.train.device
-        return drawn.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else drawn.to(device)
+        return drawn.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else drawn
 
     def to(self, device: torch.device | str) -> "LinkSplit":
         moved = self.data.to(device), self.train.to(device), self.val.to(device), self.test.to(device)

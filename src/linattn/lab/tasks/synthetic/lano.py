@@ -3,11 +3,9 @@
 The grammars, the task, and a parser that tells how likely a sentence is and what may follow each of its prefixes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from math import log
-from typing import NamedTuple
+from functools import cache, reduce
 
 import numpy as np
 import torch
@@ -15,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linattn.lab.tasks.synthetic.packed import Floats, Ints, PackedTask, Stream, below, groups
-from linattn.lab.tasks.text.task import IGNORED, Sequences, once
+from linattn.lab.tasks.text.task import IGNORED, Sequences, Sums, mean, once
 from linattn.support.config import option
 from linattn.support.options import check_option
 
@@ -40,7 +38,7 @@ RULES = {
     "15->12 11|10 10|11 12; 10->7 7|8 8|9 9 7|7 9 7; 11->8 7 9|7 7 7|7 8 7; 12->7 8|8 8 7|9 7 9|8 9; "
     "7->3 3|1 3 1|2 1; 8->2 3|1 1 2|3 1|1 2 2; 9->1 3 3|2 2|1 1 1|3 2 3",
 }
-SCALE = 1.7  # factor for each token that keeps products of many chances near 1; divided out at the end
+SCALE = 1.7  # factor for each token that keeps products of many chances near 1; ratios of chances are without it
 Rules = dict[int, list[list[int]]]
 
 
@@ -59,27 +57,16 @@ def grammar(name: str) -> Rules:
     return found
 
 
-class Lengths(NamedTuple):
-    shortest: int
-    mean: float
-    longest: int
-
-
-def lengths(rules: Rules) -> dict[int, Lengths]:
-    """For each symbol the number of terminals it derives, each of its rules being equally likely.
+def lengths(rules: Rules, of_rules: Callable[[list[float]], float]) -> dict[int, float]:
+    """For each symbol the number of terminals it derives: ``of_rules`` is the mean or the maximum over its rules.
 
     Example:
-        >>> lengths(grammar("cfg3f"))[9]
-        Lengths(shortest=2, mean=2.3333333333333335, longest=3)
+        >>> lengths(grammar("cfg3f"), max)[9]
+        3
     """
-    found = {terminal: Lengths(1, 1.0, 1) for terminal in range(1, TERMINALS + 1)}
+    found: dict[int, float] = dict.fromkeys(range(1, TERMINALS + 1), 1)
     for symbol in sorted(rules):  # the parts of a symbol have lower numbers
-        parts = [[found[part] for part in rule] for rule in rules[symbol]]
-        found[symbol] = Lengths(
-            min(sum(part.shortest for part in rule) for rule in parts),
-            sum(sum(part.mean for part in rule) for rule in parts) / len(parts),
-            max(sum(part.longest for part in rule) for rule in parts),
-        )
+        found[symbol] = of_rules([sum(found[part] for part in rule) for rule in rules[symbol]])
     return found
 
 
@@ -118,17 +105,12 @@ class Parser:
     def __init__(self, rules: Rules, root: int) -> None:
         self.rules, self.root = rules, root
         self.order = [symbol for symbol in sorted(rules) if symbol <= root]  # parts before their symbols
-        self.widest = {symbol: found.longest for symbol, found in lengths(rules).items()}
+        self.widest = {symbol: int(longest) for symbol, longest in lengths(rules, max).items()}
 
     def accepts(self, sentence: Sequence[int]) -> bool:
-        return self.log_chance(sentence) > -np.inf
-
-    def log_chance(self, sentence: Sequence[int]) -> float:
-        """Logarithm of the chance of the whole sentence; ``-inf`` if the grammar does not have it."""
-        size = len(sentence)
+        """Whether the whole sentence can be derived."""
         chart = self._inside(sentence)[self.root]
-        chance = chart[0, size] if 0 < size < chart.shape[1] else 0.0
-        return float(np.log(chance)) - size * log(SCALE) if chance > 0 else -np.inf
+        return 0 < len(sentence) < chart.shape[1] and bool(chart[0, len(sentence)] > 0)
 
     def next_chances(self, sentence: Sequence[int]) -> Floats:
         """Chances ``(T + 1, 4)`` of the end and of the tokens 1, 2 and 3, after each prefix of the sentence.
@@ -137,44 +119,43 @@ class Parser:
         """
         inside, size = self._inside(sentence), len(sentence)
         # ahead[a][i, d, x]: chance that symbol a derives the d tokens from place i on, then x, then anything.
-        ahead: dict[int, Floats] = {}
-        for token in range(1, TERMINALS + 1):
-            ahead[token] = np.zeros((size + 1, 1, TERMINALS))
-            ahead[token][:, 0, token - 1] = 1
+        terminals = np.zeros((TERMINALS, size + 1, 1, TERMINALS))
+        for token in range(TERMINALS):
+            terminals[token, :, 0, token] = 1
+        ahead = dict(enumerate(terminals, 1))
         for symbol in self.order:
             found = np.zeros((size + 1, min(self.widest[symbol], size + 1), TERMINALS))
-            for rule in self.rules[symbol]:
-                before: Floats | None = None
-                for part in rule:
-                    reached = ahead[part] if before is None else joined(before, ahead[part])
-                    width = min(reached.shape[1], found.shape[1])
-                    found[:, :width] += reached[:, :width]
-                    before = inside[part] if before is None else joined(before, inside[part])
+            for first, *others in self.rules[symbol]:
+                _add(found, ahead[first])
+                before = inside[first]
+                for part in others:
+                    _add(found, joined(before, ahead[part]))
+                    before = joined(before, inside[part])
             ahead[symbol] = found / len(self.rules[symbol])
         chances = np.zeros((size + 1, 1 + TERMINALS))
         whole, more = inside[self.root][0], ahead[self.root][0]
-        width = min(len(whole), size + 1)
-        chances[:width, 0] = whole[:width]
-        chances[: len(more), 1:] = more[: size + 1]
+        chances[: len(whole), 0] = whole
+        chances[: len(more), 1:] = more
         return chances / np.maximum(chances.sum(1, keepdims=True), 1e-300)
 
     def _inside(self, sentence: Sequence[int]) -> dict[int, Floats]:
         """``[a][i, d]``: the chance that symbol a derives the d tokens from place i on."""
         size, tokens = len(sentence), np.asarray(sentence, np.int64)
-        charts: dict[int, Floats] = {}
-        for token in range(1, TERMINALS + 1):
-            charts[token] = np.zeros((size + 1, 2))
-            charts[token][:size, 1] = SCALE * (tokens == token)
+        charts = {token: np.zeros((size + 1, 2)) for token in range(1, TERMINALS + 1)}
+        for token, chart in charts.items():
+            chart[:size, 1] = SCALE * (tokens == token)
         for symbol in self.order:
             found = np.zeros((size + 1, min(self.widest[symbol], size) + 1))
             for rule in self.rules[symbol]:
-                whole = charts[rule[0]]
-                for part in rule[1:]:
-                    whole = joined(whole, charts[part])
-                width = min(whole.shape[1], found.shape[1])
-                found[:, :width] += whole[:, :width]
+                _add(found, reduce(joined, (charts[part] for part in rule)))
             charts[symbol] = found / len(self.rules[symbol])
         return charts
+
+
+def _add(chart: Floats, other: Floats) -> None:
+    """Add what fits of ``other`` to ``chart``."""
+    width = min(chart.shape[1], other.shape[1])
+    chart[:, :width] += other[:, :width]
 
 
 def joined(first: Floats, then: Floats) -> Floats:
@@ -232,7 +213,7 @@ class Lano(PackedTask):
         return bool(sentence) and all(1 <= token <= TERMINALS for token in sentence) and self.parser.accepts(sentence)
 
     def typical(self, train: bool) -> float:
-        return 1 + lengths(grammar(self.grammar))[self.top].mean
+        return 1 + lengths(grammar(self.grammar), lambda found: sum(found) / len(found))[self.top]
 
     def instances(self, rng: np.random.Generator, number: int, train: bool) -> Stream:
         symbols, of = random_sentences(rng, self.grammar, self.top, number)
@@ -263,5 +244,5 @@ class Lano(PackedTask):
         sums["kl"] = -(exact * logits[scored].float().log_softmax(-1)).double().sum() - entropy
         return sums
 
-    def metrics(self, sums: Mapping[str, float | Tensor]) -> dict[str, float]:
-        return super().metrics(sums) | {"kl": float(sums["kl"]) / max(float(sums["total"]), 1.0)}
+    def metrics(self, sums: Sums) -> dict[str, float]:
+        return super().metrics(sums) | {"kl": mean(sums, "kl")}

@@ -6,17 +6,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from linattn.lab.tasks.text.generated import GeneratedTask, Range, check_range, require, whole
+from linattn.lab.tasks.text.generated import GeneratedTask, Range, require, whole
 from linattn.lab.tasks.text.task import Sequences
 from linattn.support.config import option
 from linattn.support.options import OptionError
 
-PAD = 0
-DIGIT = 1  # 1 .. 10 are the digits 0 .. 9
-OPERATOR = 11  # 11 .. 14 open a list
-CLOSE = 15
-OPERATORS = ("MIN", "MAX", "MED", "SM")
-TOKENS = ("pad", *"0123456789", *(f"[{name}" for name in OPERATORS), "]")
+TOKENS = ("pad", *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,31 +36,28 @@ class ListOps(GeneratedTask):
     length: int = option(2000, "Expressions have fewer tokens.")
     shortest: int = option(500, "Expressions have more tokens.", least=0)
     depth: int = option(10, "Deepest level of a node.", least=2)
-    arguments: Range = option((2, 10), "Range of the arguments of an operator.")
+    arguments: Range = option((2, 10), "Range of the arguments of an operator.", least=1)
     branching: float = option(0.25, "Chance of an operator at a node.", least=0.01, most=1)
     test_examples: int = option(2000, "Test sequences.", least=1)
 
     def check(self) -> None:
-        check_range("arguments", self.arguments, 1)
+        super().check()
         require("length", self.length > self.shortest + 4, f"above shortest + 4 = {self.shortest + 4}", self.length)
 
     def draw(self, generator: torch.Generator, count: int, train: bool) -> Sequences:
-        inputs: list[Tensor] = []
-        answers: list[Tensor] = []
-        found, attempts = 0, 0
+        drawn: list[tuple[Tensor, Tensor]] = []
+        found = 0
         while found < count:
-            drawn, answer = random_trees(generator, 1024, self)
-            inputs.append(drawn)
-            answers.append(answer)
-            found, attempts = found + len(answer), attempts + 1
-            if attempts >= 200 and not found:
+            drawn.append(random_trees(generator, 1024, self))
+            found += len(drawn[-1][1])
+            if len(drawn) >= 200 and not found:
                 raise OptionError(
                     "shortest",
-                    f"no expression of {self.shortest} to {self.length} tokens in {1024 * attempts} with depth "
+                    f"no expression of {self.shortest} to {self.length} tokens in {1024 * len(drawn)} with depth "
                     f"{self.depth}, arguments {self.arguments} and branching {self.branching}: change these settings",
                 )
-        tokens = torch.cat(inputs)[:count]
-        return Sequences(tokens, torch.cat(answers)[:count], tokens != PAD)
+        tokens, answers = (torch.cat(column)[:count] for column in zip(*drawn, strict=True))
+        return Sequences(tokens, answers, tokens != 0)
 
 
 @dataclass
@@ -81,14 +73,14 @@ class Level:
 
 def random_trees(generator: torch.Generator, count: int, task: ListOps) -> tuple[Tensor, Tensor]:
     """Draw ``count`` expressions, keep those with ``shortest < tokens < length``: ``(kept, length)``, ``(kept,)``."""
-    length, levels = task.length, _grow(generator, count, task)
+    levels = _grow(generator, count, task)
     for upper, lower in zip(levels[-2::-1], levels[:0:-1], strict=True):
         _fold(upper, lower)
     size = levels[0].size
-    kept = (size > task.shortest) & (size < length)
+    kept = (size > task.shortest) & (size < task.length)
     row = torch.where(kept, kept.cumsum(0) - 1, -1)
-    tokens = torch.zeros(int(kept.sum()), length, dtype=torch.int64)
-    start = torch.zeros(len(size), dtype=torch.int64)
+    tokens = torch.zeros(int(kept.sum()), task.length, dtype=torch.int64)
+    start = torch.zeros(count, dtype=torch.int64)
     _write(tokens, row, levels[0], start)
     for upper, lower in pairwise(levels):
         start = _starts(upper, lower, start)
@@ -97,35 +89,34 @@ def random_trees(generator: torch.Generator, count: int, task: ListOps) -> tuple
 
 
 def _grow(generator: torch.Generator, count: int, task: ListOps) -> list[Level]:
-    depth, length, tree = task.depth, task.length, torch.arange(count)
+    tree = torch.arange(count)
     used = torch.zeros(count, dtype=torch.int64)  # tokens so far: expressions that are too long do not grow further
     levels: list[Level] = []
-    for d in range(1, depth + 1):
+    for depth in range(1, task.depth + 1):
         n = len(tree)
-        is_operator = (torch.rand(n, generator=generator) < task.branching) & (d < depth)
+        is_operator = (torch.rand(n, generator=generator) < task.branching) & (depth < task.depth)
         used.scatter_add_(0, tree, 1 + is_operator.long())
-        is_operator &= used[tree] < length
+        is_operator &= used[tree] < task.length
         kind = torch.randint(4, (n,), generator=generator)
         arity = whole(generator, *task.arguments, n) * is_operator
         digit = torch.randint(10, (n,), generator=generator)
-        size = torch.where(is_operator, 2, 1)
-        # A tree that is cut here cannot pass for a short one: its size is out of range already.
-        levels.append(Level(tree, torch.where(is_operator, kind, -1), arity, digit, size))
+        levels.append(Level(tree, torch.where(is_operator, kind, -1), arity, digit, 1 + is_operator.long()))
         tree = tree.repeat_interleave(arity)
         if not len(tree):
             break
-    levels[0].size += length * (used >= length)
+    levels[0].size += task.length * (used >= task.length)  # a tree that was cut cannot pass for a short one
     return levels
 
 
 def _fold(upper: Level, lower: Level) -> None:
     """Compute values and sizes of the operators in ``upper`` from their arguments in ``lower``."""
-    is_operator = upper.operator >= 0
-    parents, arity = is_operator.nonzero()[:, 0], upper.arity[is_operator]
+    parents = (upper.operator >= 0).nonzero()[:, 0]
+    arity = upper.arity[parents]
     owner = torch.arange(len(parents)).repeat_interleave(arity)
     first = arity.cumsum(0) - arity
-    size = torch.zeros(len(parents), dtype=torch.int64).scatter_add_(0, owner, lower.size)
-    total = torch.zeros(len(parents), dtype=torch.int64).scatter_add_(0, owner, lower.value)
+    size, total = torch.zeros(2, len(parents), dtype=torch.int64)
+    size.scatter_add_(0, owner, lower.size)
+    total.scatter_add_(0, owner, lower.value)
     ranked = lower.value[(owner * 10 + lower.value).argsort(stable=True)]  # arguments of one parent from low to high
     middle = ranked[first + (arity - 1) // 2] + ranked[first + arity // 2]
     results = torch.stack([ranked[first], ranked[first + arity - 1], middle // 2, total % 10])
@@ -143,8 +134,7 @@ def _starts(upper: Level, lower: Level, start: Tensor) -> Tensor:
 
 def _write(tokens: Tensor, row: Tensor, level: Level, start: Tensor) -> None:
     """Write the tokens of a level: digits are 1 .. 10, operators open with 11 .. 14 and close with 15."""
-    here = row[level.tree]
-    is_operator = level.operator >= 0
+    here, is_operator = row[level.tree], level.operator >= 0
     kept, opens = here >= 0, (here >= 0) & is_operator
     tokens[here[kept], start[kept]] = torch.where(is_operator, 11 + level.operator, 1 + level.value)[kept]
     tokens[here[opens], (start + level.size - 1)[opens]] = 15

@@ -1,6 +1,5 @@
 """A needle in a long text, as bytes (RULER, arXiv:2404.06654): a number to be repeated at the end."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 from re import finditer
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from linattn.convert.evaluate.needles import ADJECTIVES, NOUNS, SENTENCES
 from linattn.lab.tasks.text.generated import GeneratedTask, python_random, require
-from linattn.lab.tasks.text.task import IGNORED, Sequences
+from linattn.lab.tasks.text.task import IGNORED, Sequences, Sums, percent
 from linattn.support.config import option
 from linattn.support.documents import as_bytes
 
@@ -51,18 +50,15 @@ class Passkey(GeneratedTask):
         number = "".join(random.choice("0123456789") for _ in range(self.digits))
         needle = f"One of the special magic numbers for {key} is: {number}. "
         question = f"The special magic number for {key} mentioned in the provided text is: {number}"
-        room = size - len(needle) - len(question)
-        turn = "".join(SENTENCES)
+        room, turn = size - len(needle) - len(question), "".join(SENTENCES)
         filler = (turn * (room // len(turn) + 1))[-room:]
         place = random.choice([end.end() for end in finditer(r"\. ", filler)])
         return filler[:place] + needle + filler[place:] + question
 
     @torch.no_grad()
     def score(self, logits: Tensor, batch: Sequences) -> dict[str, Tensor]:
-        sums = super().score(logits, batch)
-        right = (logits.argmax(-1) == batch.targets) | (batch.targets == IGNORED)
-        found = right.all(1)
-        return sums | {"found": found.sum().double(), "sequences": torch.ones_like(found).sum().double()}
+        found = ((logits.argmax(-1) == batch.targets) | (batch.targets == IGNORED)).all(1).double()
+        return super().score(logits, batch) | {"found": found.sum(), "sequences": torch.ones_like(found).sum()}
 
-    def metrics(self, sums: Mapping[str, float | Tensor]) -> dict[str, float]:
-        return super().metrics(sums) | {"exact_match": 100 * float(sums["found"]) / max(float(sums["sequences"]), 1.0)}
+    def metrics(self, sums: Sums) -> dict[str, float]:
+        return super().metrics(sums) | {"exact_match": percent(sums, "found", "sequences")}

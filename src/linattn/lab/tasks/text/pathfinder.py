@@ -12,6 +12,8 @@ from linattn.support.config import option
 from linattn.support.options import OptionError
 
 ROUNDS = 20  # after so many in a row without a picture that has room for both curves, the settings are impossible
+HEADINGS = 16  # directions tried for each next dash
+PADDING = 1.0  # pixels between dashes and the edge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,46 +58,41 @@ class Pathfinder(GeneratedTask):
         return self.size**2
 
     def draw(self, generator: torch.Generator, count: int, train: bool) -> Sequences:
-        pictures: list[Tensor] = []
-        labels: list[Tensor] = []
+        drawn: list[tuple[Tensor, Tensor]] = []
         found = failed = 0
-        while found < count and failed < ROUNDS:
-            picture, label = self._attempt(generator, max(16, 4 * (count - found)))
-            pictures.append(picture)
-            labels.append(label)
-            found += len(label)
-            failed = 0 if len(label) else failed + 1
-        if found >= count:
-            return Sequences(torch.cat(pictures)[:count].flatten(1), torch.cat(labels)[:count])
-        raise OptionError(
-            "contour",
-            f"two curves of {self.contour} dashes of {self.dash} found no room in {self.size} x {self.size} pixels: "
-            "lower contour, dash, gap, separation or seed_distance, or raise size",
-        )
+        while found < count:
+            drawn.append(self._attempt(generator, max(16, 4 * (count - found))))
+            found += len(drawn[-1][1])
+            failed = 0 if len(drawn[-1][1]) else failed + 1
+            if failed == ROUNDS:
+                raise OptionError(
+                    "contour",
+                    f"two curves of {self.contour} dashes of {self.dash} found no room in {self.size} x {self.size} "
+                    "pixels: lower contour, dash, gap, separation or seed_distance, or raise size",
+                )
+        pictures, labels = (torch.cat(column)[:count] for column in zip(*drawn, strict=True))
+        return Sequences(pictures.flatten(1), labels)
 
     def _attempt(self, generator: torch.Generator, count: int) -> tuple[Tensor, Tensor]:
         """Pictures ``(found, size, size)``, of those attempts in which both curves found room, and labels."""
-        drawing = Drawing(count, self.size, padding=1.0)
+        drawing = Drawing(count, self)
         margin, span = 2 * self.seed_distance, self.size - 4 * self.seed_distance
         starts = margin + span * torch.rand(count, 1, 2, generator=generator)
         tips = torch.zeros(count, 0, 2, 2)  # (images, curve, tip, 2)
         for _ in range(2):
-            if not len(tips):
-                break
-            curve, laid = grow(generator, drawing, starts, self.contour, self)
-            complete = laid == self.contour
-            drawing.keep(complete)
+            curve, complete = drawing.grow(generator, starts, self.contour)
+            drawing.dashes, drawing.there = drawing.dashes[complete], drawing.there[complete]
             tips = torch.cat([tips, curve[:, None]], 1)[complete]
+            if not len(tips):
+                return torch.zeros(0, self.size, self.size, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
             angle = 2 * torch.pi * torch.rand(len(tips), 8, generator=generator)
             starts = tips[:, :1, 0] + self.seed_distance * direction(angle)
         count = len(tips)
-        if not count:
-            return torch.zeros(0, self.size, self.size, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
         for _ in range(self.distractors):
             anywhere = self.size * torch.rand(count, 16, 2, generator=generator)
-            grow(generator, drawing, anywhere, self.distractor_contour, self)
-        label = torch.randint(2, (count,), generator=generator)
-        which, every = torch.randint(2, (count,), generator=generator), torch.arange(count)
+            drawing.grow(generator, anywhere, self.distractor_contour)
+        label, which = (torch.randint(2, (count,), generator=generator) for _ in range(2))
+        every = torch.arange(count)
         dots = torch.stack([tips[every, which, 0], tips[every, (which + 1 - label) % 2, 1]], 1)
         return self.picture(drawing.dashes, drawing.there, dots), label
 
@@ -112,39 +109,65 @@ class Pathfinder(GeneratedTask):
         return (255 * ink).round().long()
 
 
-HEADINGS = 16  # directions tried for each next dash
-
-
 class Drawing:
     """Dashes ``(B, S, 2 ends, 2 coordinates)`` drawn so far; those not ``there (B, S)`` found no room."""
 
-    def __init__(self, count: int, size: int, padding: float) -> None:
-        self.size, self.padding = size, padding
+    def __init__(self, count: int, task: Pathfinder) -> None:
+        self.task = task
         self.dashes = torch.zeros(count, 0, 2, 2)
         self.there = torch.zeros(count, 0, dtype=torch.bool)
 
-    def add(self, dash: Tensor, there: Tensor) -> None:
+    def grow(self, generator: torch.Generator, starts: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """Add a curve of ``number`` dashes to each image, beginning at a free one of the places ``starts (B, N, 2)``.
+
+        Each dash begins ``gap`` after the last and turns by an angle d with chance ``~ cos^2(min(continuity |d|,
+        pi/2))`` among the angles with room for it. Returns the first and the last tip, ``(B, 2, 2)``, and whether all
+        dashes were drawn, ``(B,)``.
+        """
+        task, (count, tries) = self.task, starts.shape[:2]
+        headings = 2 * pi * torch.rand(count, tries, generator=generator)
+        dashes = torch.stack([starts, starts + task.dash * direction(headings)], 2)
+        going, chosen = _pick(generator, self.free(dashes, self.dashes.shape[1]).double())
+        every = torch.arange(count)
+        current, heading = dashes[every, chosen], headings[every, chosen]
+        self._add(current, going)
+        tips = current.clone()
+        for _ in range(number - 1):
+            turns = pi * (2 * torch.rand(count, HEADINGS, generator=generator) - 1)
+            onward = direction(heading[:, None] + turns)
+            start = (current[:, 1] + task.gap * direction(heading))[:, None].expand_as(onward)
+            ends = start + task.dash * onward
+            dashes = torch.stack([start, ends], 2)
+            others = self.dashes.shape[1] - 1  # all but the last, which the next one is near to
+            weights = (task.continuity * turns.abs()).clamp(max=pi / 2).cos().square() * self.free(dashes, others)
+            # A dash that heads for an edge or another curve leaves no room for the next; dashes that do are preferred.
+            ahead = torch.stack([ends, ends + (task.gap + task.dash) * onward], 2)
+            weights = weights * torch.where(self.free(ahead, others), 1.0, 1e-4)
+            found, chosen = _pick(generator, weights.double())
+            going = going & found
+            current, heading = dashes[every, chosen], heading + turns[every, chosen]
+            self._add(current, going)
+            tips[going, 1] = current[going, 1]
+        return tips, going
+
+    def _add(self, dash: Tensor, there: Tensor) -> None:
         self.dashes = torch.cat([self.dashes, dash[:, None]], 1)
         self.there = torch.cat([self.there, there[:, None]], 1)
 
-    def keep(self, images: Tensor) -> None:
-        """Keep only these images."""
-        self.dashes, self.there = self.dashes[images], self.there[images]
-
-    def free(self, dashes: Tensor, separation: float, skip_last: bool) -> Tensor:
-        """Whether candidates ``(B, K, 2, 2)`` are inside and far enough from all dashes, or all but the last.
+    def free(self, dashes: Tensor, others: int) -> Tensor:
+        """Whether candidates ``(B, K, 2, 2)`` are inside and far enough from the first ``others`` dashes.
 
         Distances are measured between ends and middles. The true distance is less by at most
         ``(length / 4)^2 / (2 separation)``.
         """
-        inside = ((dashes >= self.padding) & (dashes <= self.size - self.padding)).flatten(2).all(2)
-        end = self.dashes.shape[1] - int(skip_last)
-        if end <= 0:
+        size = self.task.size
+        inside = ((dashes >= PADDING) & (dashes <= size - PADDING)).flatten(2).all(2)
+        if not others:
             return inside
         # Dashes that are not there are moved far away.
-        laid = self.dashes[:, :end] + 9.0 * self.size * ~self.there[:, :end, None, None]
+        laid = self.dashes[:, :others] + 9.0 * size * ~self.there[:, :others, None, None]
         near = torch.cdist(_points(dashes), _points(laid), compute_mode="use_mm_for_euclid_dist")
-        return inside & (near.view(*dashes.shape[:2], -1).amin(2) >= separation)
+        return inside & (near.view(*dashes.shape[:2], -1).amin(2) >= self.task.separation)
 
 
 def _points(dashes: Tensor) -> Tensor:
@@ -161,42 +184,6 @@ def point_to_dash(points: Tensor, dashes: Tensor) -> Tensor:
 
 def direction(heading: Tensor) -> Tensor:
     return torch.stack([heading.cos(), heading.sin()], -1)
-
-
-def grow(
-    generator: torch.Generator, drawing: Drawing, starts: Tensor, number: int, task: Pathfinder
-) -> tuple[Tensor, Tensor]:
-    """Add a curve of ``number`` dashes to each image, beginning at a free one of the places ``starts (B, N, 2)``.
-
-    Each dash begins ``gap`` after the last and turns by an angle d with chance ``~ cos^2(min(continuity |d|, pi/2))``
-    among the angles with room for it. Returns the first and the last tip, ``(B, 2, 2)``, and the number of dashes that
-    were drawn, ``(B,)``.
-    """
-    dash, gap, separation, continuity = task.dash, task.gap, task.separation, task.continuity
-    count, tries = starts.shape[:2]
-    headings = 2 * pi * torch.rand(count, tries, generator=generator)
-    dashes = torch.stack([starts, starts + dash * direction(headings)], 2)
-    going, chosen = _pick(generator, drawing.free(dashes, separation, False).double())
-    every = torch.arange(count)
-    current, heading = dashes[every, chosen], headings[every, chosen]
-    drawing.add(current, going)
-    tips, laid = current.clone(), going.long()
-    for _ in range(number - 1):
-        turns = pi * (2 * torch.rand(count, HEADINGS, generator=generator) - 1)
-        start = current[:, 1] + gap * direction(heading)
-        ends = start[:, None] + dash * direction(heading[:, None] + turns)
-        dashes = torch.stack([start[:, None].expand_as(ends), ends], 2)
-        weights = (continuity * turns.abs()).clamp(max=pi / 2).cos().square() * drawing.free(dashes, separation, True)
-        # A dash that heads for an edge or another curve leaves no room for the next; dashes that do are preferred.
-        ahead = torch.stack([dashes[:, :, 1], ends + (gap + dash) * direction(heading[:, None] + turns)], 2)
-        weights = weights * torch.where(drawing.free(ahead, separation, True), 1.0, 1e-4)
-        found, chosen = _pick(generator, weights.double())
-        going = going & found
-        current, heading = dashes[every, chosen], heading + turns[every, chosen]
-        drawing.add(current, going)
-        tips[going, 1] = current[going, 1]
-        laid += going
-    return tips, laid
 
 
 def _pick(generator: torch.Generator, weights: Tensor) -> tuple[Tensor, Tensor]:
