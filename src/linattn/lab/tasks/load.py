@@ -92,7 +92,7 @@ def load_npz(path: Path) -> ImageData:
             raise ValueError(f"{path} lacks {', '.join(missing)}: it has {', '.join(archive.files)}")
         arrays = {key: archive[key] for key in KEYS}
     train, test = (_npz_split(path, part, arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in ("train", "test"))
-    return ImageData(path.stem, train, test, class_names(path.parent, train.labels))
+    return ImageData(path.stem, train, test, numbered(train))
 
 
 def _npz_split(path: Path, part: str, x: Any, y: Any) -> ImageSplit:
@@ -124,7 +124,7 @@ def load_idx(folder: Path) -> ImageData:
         if len(images) != len(labels):
             raise ValueError(f"{folder} holds {len(images)} images, but {len(labels)} labels in {part}-...")
         splits.append(ImageSplit(images[:, None], labels.to(torch.int64)))
-    return ImageData(folder.resolve().name, *splits, class_names(folder, splits[0].labels))
+    return ImageData(folder.resolve().name, *splits, numbered(splits[0]))
 
 
 def read_idx(folder: Path, name: str) -> Tensor:
@@ -197,12 +197,6 @@ def _decode(pictures: Any, size: int) -> ImageSplit:
     return ImageSplit(images, torch.tensor(pictures.targets, dtype=torch.int64))
 
 
-def class_names(folder: Path, labels: Tensor) -> tuple[str, ...]:
-    """The lines of ``classes.txt`` in ``folder``, label 0 first; without that file, the labels as numbers."""
-    path, used = folder / "classes.txt", int(labels.max()) + 1
-    if not path.is_file():
-        return tuple(map(str, range(used)))
-    names = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
-    if len(names) < used:
-        raise ValueError(f"{path} names {len(names)} classes, one a line from 0 on, but labels go up to {used - 1}")
-    return names
+def numbered(split: ImageSplit) -> tuple[str, ...]:
+    """The labels up to the largest as names."""
+    return tuple(map(str, range(int(split.labels.max()) + 1)))

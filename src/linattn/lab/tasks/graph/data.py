@@ -76,6 +76,13 @@ class GraphData:
         return 0 if self.y is None else int(self.y.max()) + 1
 
     @property
+    def labels(self) -> Tensor:
+        """``y``, which must be there."""
+        if self.y is None:
+            raise ValueError(f"{self.name} has no classes y, so its nodes cannot be split by class")
+        return self.y
+
+    @property
     def has_split(self) -> bool:
         return all(getattr(self, name) is not None for name in MASKS)
 

@@ -27,27 +27,6 @@ DATA = (
 )
 
 
-class Neighbours:
-    """Neighbours of all nodes in one tensor: those of node i are ``of[start[i] : start[i] + degree[i]]``, sorted."""
-
-    def __init__(self, edge_index: Tensor, num_nodes: int) -> None:
-        """``edge_index``: both directions of each edge, as ``GraphData`` has them."""
-        order = (edge_index[0] * num_nodes + edge_index[1]).argsort()
-        self.node, self.of = edge_index[:, order]
-        self.degree = self.node.bincount(minlength=num_nodes)
-        self.start = self.degree.cumsum(0) - self.degree
-
-    def distances(self, sources: Tensor) -> Tensor:
-        """Distances ``(S, N)`` from each source to each node, in edges; -1 where there is no path."""
-        from scipy.sparse import csr_array
-        from scipy.sparse.csgraph import dijkstra
-
-        nodes, starts = len(self.degree), torch.cat((self.start, self.degree.sum()[None]))
-        matrix = csr_array((np.ones(len(self.of)), self.of.numpy(), starts.numpy()), shape=(nodes, nodes))
-        found = dijkstra(matrix, indices=sources.numpy(), unweighted=True)
-        return torch.from_numpy(np.where(np.isinf(found), -1, found).astype(np.float32))
-
-
 def sectional_curvature(
     edge_index: Tensor, num_nodes: int, *, references: int = REFERENCES, pairs: int = PAIRS, seed: int = 0
 ) -> Tensor:
@@ -61,22 +40,21 @@ def sectional_curvature(
     and the curvature at m is the mean over pairs (b, c) of the mean of xi over all a that are connected to m.
 
     Args:
+        edge_index: both directions of each edge, sorted, as :class:`GraphData` has them.
         references: how many nodes a are drawn; all nodes if there are no more than that.
         pairs: how many pairs (b, c) are drawn for a node; all pairs if, counted in both orders, there are no more than
             that. xi does not change when b and c are exchanged.
         seed: seed of both draws.
     """
-    draw = torch.Generator().manual_seed(seed)
-    neighbours = Neighbours(edge_index.cpu(), num_nodes)
+    draw, edge_index = torch.Generator().manual_seed(seed), edge_index.cpu()
     sources = torch.randperm(num_nodes, generator=draw)[:references]
-    node, b, c = neighbour_pairs(neighbours, pairs, draw)
+    node, b, c = neighbour_pairs(edge_index, num_nodes, pairs, draw)
     if not len(node):
         return torch.empty(0)
-    codes = neighbours.node * num_nodes + neighbours.of
-    adjacent = torch.isin(b * num_nodes + c, codes, assume_unique=False)
+    adjacent = torch.isin(b * num_nodes + c, edge_index[0] * num_nodes + edge_index[1])
     across = torch.where(adjacent, 1.0, 4.0)  # d(b, c)^2: adjacent, or two steps through m
-    total, count = torch.zeros(len(node)), torch.zeros(len(node))
-    for from_a in neighbours.distances(sources):  # one by one: references x pairs at once would fill the memory
+    total, count = torch.zeros(2, len(node))
+    for from_a in distances(edge_index, num_nodes, sources):  # one by one: all pairs at once would fill the memory
         to_m = from_a[node]
         seen = to_m > 0  # a is neither m itself nor out of reach
         near = to_m.clamp(min=1)
@@ -89,33 +67,45 @@ def sectional_curvature(
     return sums[drawn > 0] / drawn[drawn > 0]
 
 
-def neighbour_pairs(neighbours: Neighbours, most: int, draw: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+def distances(edge_index: Tensor, num_nodes: int, sources: Tensor) -> Tensor:
+    """Distances ``(S, N)`` from each source to each node, in edges; -1 where there is no path."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import dijkstra
+
+    matrix = csr_array((np.ones(edge_index.shape[1]), edge_index.numpy()), shape=(num_nodes, num_nodes))
+    found = dijkstra(matrix, indices=sources.numpy(), unweighted=True)
+    return torch.from_numpy(np.where(np.isinf(found), -1, found).astype(np.float32))
+
+
+def neighbour_pairs(
+    edge_index: Tensor, num_nodes: int, most: int, draw: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
     """Nodes m ``(P,)`` and two different neighbours b, c of each: all pairs b < c of a node that has at most ``most``
     pairs in both orders, else ``most`` draws."""
-    of, start, degree = neighbours.of, neighbours.start, neighbours.degree
-    ordered = degree * (degree - 1)
-    rank = torch.arange(len(of)) - start[neighbours.node]  # of c among the neighbours of m: as many b come before it
-    rank = torch.where(ordered[neighbours.node] <= most, rank, 0)
+    first, of = edge_index
+    degree = first.bincount(minlength=num_nodes)
+    start, ordered = degree.cumsum(0) - degree, degree * (degree - 1)
+    rank = torch.arange(len(of)) - start[first]  # of c among the neighbours of m: as many b come before it
+    rank = torch.where(ordered[first] <= most, rank, 0)
     place = torch.arange(len(of)).repeat_interleave(rank)  # of c
     partner = torch.arange(len(place)) - (rank.cumsum(0) - rank)[place]
-    node = neighbours.node[place]
+    node = first[place]
     many = (ordered > most).nonzero().flatten().repeat_interleave(most)
-    i = (torch.rand(many.shape, generator=draw, dtype=torch.float64) * degree[many]).long()
-    j = (torch.rand(many.shape, generator=draw, dtype=torch.float64) * (degree[many] - 1)).long()
+    i, j = ((torch.rand(many.shape, generator=draw, dtype=torch.float64) * (degree[many] - k)).long() for k in (0, 1))
     j += j >= i  # any but i
-    b, c = (torch.cat(parts) for parts in ((start[node] + partner, start[many] + i), (place, start[many] + j)))
+    b, c = torch.cat((start[node] + partner, start[many] + i)), torch.cat((place, start[many] + j))
     return torch.cat((node, many)), of[b], of[c]
 
 
 class Signature(NamedTuple):
-    """``q`` time and ``p`` space dimensions, and what they were chosen by; q > p is spherical, q < p hyperbolic."""
+    """``q`` time and ``p`` space dimensions; q > p is spherical, q < p hyperbolic; and the curvature that chose them,
+    its mean, its spread, and that at each node with two neighbours or more."""
 
     q: int
     p: int
     mean: float
     std: float
     curvature: Tensor
-    """Curvature at each node with two neighbours or more."""
 
     @property
     def kind(self) -> str:
@@ -128,7 +118,7 @@ def search_signature(
     """Fit a normal distribution to the curvature at all nodes; find the nearest space with q + p = ``dimension``.
 
     Args:
-        data: anything with ``edge_index`` (both directions of each edge) and ``num_nodes``.
+        data: anything with ``edge_index`` (both directions of each edge, sorted) and ``num_nodes``.
         dimension: q + p, even.
         references, pairs, seed: as for :func:`sectional_curvature`.
 
@@ -139,7 +129,7 @@ def search_signature(
     """
     curvature = sectional_curvature(data.edge_index, data.num_nodes, references=references, pairs=pairs, seed=seed)
     if not len(curvature):
-        raise ValueError("curvature needs a node with two neighbours or more, and there is none")
+        raise OptionError("data", f"{data.name}: curvature needs a node with two neighbours or more, and there is none")
     mean, std = float(curvature.double().mean()), float(curvature.double().std(unbiased=False))
     return Signature(*nearest_signature(mean, std, dimension), mean, std, curvature)
 
@@ -157,7 +147,7 @@ def nearest_signature(mean: float, std: float, dimension: int = 16) -> tuple[int
         ((0, 16), (8, 8), (14, 2))
     """
     if dimension < 4 or dimension % 2:
-        raise ValueError(f"dimension must be even and at least 4, got {dimension}")
+        raise OptionError("dimension", f"must be even and at least 4, got {dimension}")
     half = dimension // 2
     if abs(mean) <= FLAT:
         return half, half
@@ -180,20 +170,12 @@ class SearchSpace(Config):
     pairs: int = option(PAIRS, "Pairs of neighbours looked at around a node.", least=2)
     seed: int = option(0, "Seed of both draws.", least=0)
 
-    def check(self) -> None:
-        if self.dimension % 2:
-            raise OptionError("dimension", f"must be even, got {self.dimension}")
-
     def run(self, screen: Screen) -> int:
         data = load_graph(self.data)
-        settings = {"dimension": self.dimension, "references": self.references, "pairs": self.pairs, "seed": self.seed}
-        try:
-            space = search_signature(data, **settings)
-        except ValueError as error:
-            raise OptionError("data", f"{self.data}: {error}") from error
+        space = search_signature(data, **{key: value for key, value in self.values().items() if key != "data"})
         screen.say(f"{data.name}: {data.num_nodes:,} nodes, {data.num_edges // 2:,} edges")
         screen.say(f"(q, p) = ({space.q}, {space.p})  time and space dimensions, {space.kind}")
         spread = f"mean {space.mean:+.3f}, spread {space.std:.3f}"
         screen.say(f"curvature of {len(space.curvature):,} nodes: {spread}")
-        screen.result({"q": space.q, "p": space.p, "mean": space.mean, "std": space.std})
+        screen.result({name: getattr(space, name) for name in ("q", "p", "mean", "std")})
         return RIGHT

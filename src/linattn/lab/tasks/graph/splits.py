@@ -11,6 +11,7 @@ from torch import Tensor
 
 from linattn.lab.tasks.graph.data import GraphData, both_ways, pair_codes, pairs_of
 from linattn.lab.tasks.images import stratified, without
+from linattn.support.options import OptionError
 
 FEW_PAIRS = 2**18  # up to this many pairs all are listed: exact, however dense the graph is
 
@@ -24,9 +25,7 @@ def stratified_split(data: GraphData, seed: int, *, train: float = 0.6, val: flo
         >>> [int(mask.sum()) for mask in (split.train_mask, split.val_mask, split.test_mask)]
         [100, 50, 50]
     """
-    y = _classes(data)
-    if not (train > 0 and val > 0 and train + val < 1):
-        raise ValueError(f"train and val must be shares > 0 that leave something to test, got {train} and {val}")
+    y = data.labels
     first = stratified(y, round(train * len(y)), seed)
     rest = without(len(y), first)
     second = rest[stratified(y[rest], round(val * len(y)), seed + 1)]
@@ -35,23 +34,15 @@ def stratified_split(data: GraphData, seed: int, *, train: float = 0.6, val: flo
 
 def per_class_split(data: GraphData, seed: int, *, train: int = 20, val: int = 500, test: int = 1000) -> GraphData:
     """A random split as in Planetoid: ``train`` nodes of each class, then ``val`` and ``test`` of the others."""
-    y = _classes(data)
+    y = data.labels
+    if int(y.bincount().min()) < train or len(y) < train * data.num_classes + val + test:
+        raise OptionError(
+            "split", f"needs {train} nodes of each class, and {val + test} others; {data.name} has {y.bincount().tolist()}"
+        )
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
-    parts = [order[y[order] == label] for label in range(data.num_classes)]
-    for label, nodes in enumerate(parts):
-        if len(nodes) < train:
-            raise ValueError(f"train must be at most {len(nodes)}, the nodes of class {label}, got {train}")
-    first = torch.cat([nodes[:train] for nodes in parts])
+    first = torch.cat([order[y[order] == label][:train] for label in range(data.num_classes)])
     rest = order[~torch.isin(order, first)]
-    if len(rest) < val + test:
-        raise ValueError(f"val and test must together be at most {len(rest)}, the nodes left, got {val + test}")
     return data.with_masks(first, rest[:val], rest[val : val + test])
-
-
-def _classes(data: GraphData) -> Tensor:
-    if data.y is None:
-        raise ValueError(f"{data.name} has no classes y, so its nodes cannot be split by class")
-    return data.y
 
 
 @dataclass(frozen=True)
@@ -140,8 +131,6 @@ def split_links(data: GraphData, seed: int, *, val: float = 0.05, test: float = 
         >>> split.train.shape[1], split.data.num_edges, len(split.val.edge_label), len(split.test.edge_label)
         (153, 306, 18, 36)
     """
-    if not (val > 0 and test > 0 and val + test < 1):
-        raise ValueError(f"val and test must be shares > 0 that leave something to train on, got {val} and {test}")
     nodes = data.num_nodes
     codes = pair_codes(data.edge_index.cpu(), nodes)
     draw = torch.Generator().manual_seed(seed)

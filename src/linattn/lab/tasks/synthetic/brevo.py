@@ -25,7 +25,7 @@ from linattn.lab.tasks.synthetic.packed import (
     shuffled,
 )
 from linattn.lab.tasks.text.generated import Range
-from linattn.lab.tasks.text.task import IGNORED, Sequences, Sums, percent
+from linattn.lab.tasks.text.task import IGNORED, Sequences
 from linattn.support.config import option
 from linattn.support.seeds import stream
 
@@ -103,24 +103,8 @@ class Brevo(NamedTask):
                 row[place, token] = chance
         return replace(found, exact=exact)
 
-    @torch.no_grad()
-    def score(self, logits: Tensor, batch: Sequences) -> dict[str, Tensor]:
-        sums = super().score(logits, batch)
-        assert batch.exact is not None
-        scored = batch.targets != IGNORED
-        width = batch.exact.shape[-1]
-        best = logits.argmax(-1)
-        chance = batch.exact.gather(-1, best.clamp(max=width - 1)[..., None])[..., 0]
-        illegal = scored & ((best >= width) | (chance <= 0))
-        instance = (batch.inputs == self.bos).cumsum(1)
-        counts = torch.zeros(2, len(scored), self.length + 1, dtype=torch.int64, device=scored.device)
-        asked, wrong = (c.scatter_add_(1, instance, f.long()) for c, f in zip(counts, (scored, illegal), strict=True))
-        sums["answers"] = (asked > 0).sum().double()
-        sums["right"] = ((asked > 0) & (wrong == 0)).sum().double()
-        return sums
-
-    def metrics(self, sums: Sums) -> dict[str, float]:
-        return super().metrics(sums) | {"exact_match": percent(sums, "right", "answers")}
+    def answers(self, batch: Sequences) -> Tensor:
+        return (batch.inputs == self.bos).cumsum(1)
 
 
 class Graphs(NamedTuple):

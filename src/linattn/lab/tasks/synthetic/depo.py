@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from linattn.lab.tasks.synthetic.packed import SMALLEST, Ints, NamedTask, Stream, below, groups, shuffled
-from linattn.lab.tasks.text.task import IGNORED, Sequences, Sums, percent
+from linattn.lab.tasks.text.task import Sequences
 from linattn.support.config import option
 
 
@@ -82,19 +82,9 @@ class Depo(NamedTask):
         asked[query + 2], asked[query + 3] = train, True
         return self.written(slots, asked, first)
 
-    @torch.no_grad()
-    def score(self, logits: Tensor, batch: Sequences) -> dict[str, Tensor]:
-        sums = super().score(logits, batch)
+    def subsets(self, batch: Sequences) -> dict[str, Tensor]:
         first = self.bos + 1  # the token of k is k higher
         places = torch.arange(batch.inputs.shape[1], device=batch.inputs.device)
         latest = torch.where(batch.inputs > first, places, 0).cummax(1).values
-        hops, scored = batch.inputs.gather(1, latest) - first, batch.targets != IGNORED
-        hit = logits.argmax(-1) == batch.targets
-        for k in self.tested_hops:
-            own = scored & (hops == k)
-            sums[f"correct_{k}"], sums[f"total_{k}"] = (own & hit).sum().double(), own.sum().double()
-        return sums
-
-    def metrics(self, sums: Sums) -> dict[str, float]:
-        by_hops = {f"accuracy_{k}": percent(sums, f"correct_{k}", f"total_{k}") for k in self.tested_hops}
-        return super().metrics(sums) | by_hops
+        hops = batch.inputs.gather(1, latest) - first
+        return {str(k): hops == k for k in self.tested_hops}

@@ -9,11 +9,9 @@ from functools import cache, reduce
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from linattn.lab.tasks.synthetic.packed import Floats, Ints, PackedTask, Stream, below, groups
-from linattn.lab.tasks.text.task import IGNORED, Sequences, Sums, mean, once
+from linattn.lab.tasks.text.task import Sequences, once
 from linattn.support.config import option
 from linattn.support.options import check_option
 
@@ -233,16 +231,3 @@ class Lano(PackedTask):
             for begin, end in zip(begins, [*begins[1:], self.length], strict=True):
                 row[begin:end] = self.parser.next_chances(tokens[begin + 1 : end])[: end - begin]
         return replace(found, exact=torch.from_numpy(exact))
-
-    @torch.no_grad()
-    def score(self, logits: Tensor, batch: Sequences) -> dict[str, Tensor]:
-        sums = super().score(logits, batch)
-        assert batch.exact is not None
-        scored = batch.targets != IGNORED
-        exact = F.pad(batch.exact, (0, logits.shape[-1] - batch.exact.shape[-1]))[scored]
-        entropy = -torch.special.xlogy(exact, exact).double().sum()
-        sums["kl"] = -(exact * logits[scored].float().log_softmax(-1)).double().sum() - entropy
-        return sums
-
-    def metrics(self, sums: Sums) -> dict[str, float]:
-        return super().metrics(sums) | {"kl": mean(sums, "kl")}

@@ -64,35 +64,31 @@ class LabelledTask(SequenceTask):
     @property
     def train_size(self) -> int:
         """Training examples of an epoch, without those held out."""
-        return len(self._kept)
+        return len(self._train[1])
 
     def strata(self, labels: Tensor) -> Tensor:
         """The stratum of each example, from 0 on; the same share of each stratum is held out."""
         return labels
 
     @once
-    def _train(self) -> Examples:
-        return self.read("train")
+    def _train(self) -> tuple[Examples, Tensor, Tensor]:
+        """The training examples, and the indices of those to train on and of those held out."""
+        found = self.read("train")
+        held = stratified(self.strata(found.labels), round(self.hold_out * len(found)), self.data_seed)
+        return found, without(len(found), held), held
 
     @once
     def _test(self) -> Examples:
-        return self._train if self.evaluate == "valid" else self.read("test")
-
-    @once
-    def _held(self) -> Tensor:
-        return stratified(self.strata(self._train.labels), round(self.hold_out * len(self._train)), self.data_seed)
-
-    @once
-    def _kept(self) -> Tensor:
-        return without(len(self._train), self._held)
+        return self.read("test")
 
     def train_batch(self, batch_size: int, seed: int, step: int) -> Sequences:
-        return self._train.take(self._kept[shuffled_batch(len(self._kept), batch_size, seed, step)], self.length)
+        found, rows, _ = self._train
+        return found.take(rows[shuffled_batch(len(rows), batch_size, seed, step)], self.length)
 
     def test_batches(self, batch_size: int) -> Iterator[Sequences]:
-        rows = self._held if self.evaluate == "valid" else torch.arange(len(self._test))
-        for some in rows.split(batch_size):
-            yield self._test.take(some, self.length)
+        found = self._train[0] if self.evaluate == "valid" else self._test
+        rows = self._train[2] if self.evaluate == "valid" else torch.arange(len(found))
+        return (found.take(some, self.length) for some in rows.split(batch_size))
 
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, what "convert to grey" means in imaging libraries

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linattn.lab.tasks.text.generated import GeneratedTask, choose, distinct, python_random, require
-from linattn.lab.tasks.text.task import IGNORED, Sequences, SequenceTask, Sums, once, percent
+from linattn.lab.tasks.text.task import IGNORED, Sequences, SequenceTask, once
 from linattn.support.config import option
 from linattn.support.options import OptionError
 from linattn.support.seeds import stream
@@ -126,19 +126,11 @@ class MqarMix(SequenceTask):
         for task in self._test:
             yield from task.test_batches(batch_size)
 
-    @torch.no_grad()
-    def score(self, logits: Tensor, batch: Sequences) -> dict[str, Tensor]:
-        sums = super().score(logits, batch)
-        here = f"{batch.inputs.shape[1]}x{int((batch.targets[0] != IGNORED).sum())}"
-        for length, pairs, _ in self.test:
-            name = f"{length}x{pairs}"
-            for what in ("correct", "total"):  # for every kind in every batch, as processes add up sums by name
-                sums[f"{what}_{name}"] = sums[what] if name == here else torch.zeros_like(sums[what])
-        return sums
-
-    def metrics(self, sums: Sums) -> dict[str, float]:
-        kinds = [f"{length}x{pairs}" for length, pairs, _ in self.test]
-        return super().metrics(sums) | {f"accuracy_{k}": percent(sums, f"correct_{k}", f"total_{k}") for k in kinds}
+    def subsets(self, batch: Sequences) -> dict[str, Tensor]:
+        scored = batch.targets != IGNORED
+        here = (batch.inputs.shape[1], int(scored[0].sum()))
+        # Every kind in every batch, as processes add up sums by name.
+        return {f"{kind[0]}x{kind[1]}": scored & (kind[:2] == here) for kind in self.test}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -202,37 +202,59 @@ class SequenceTask(Config, ABC):
         flat, targets = flattened(logits, batch)
         return F.cross_entropy(flat.float(), targets, ignore_index=IGNORED)
 
+    def subsets(self, batch: Sequences) -> dict[str, Tensor]:
+        """Masks in the shape of targets, of those whose accuracy is told by itself, by name."""
+        return {}
+
+    def answers(self, batch: Sequences) -> Tensor | None:
+        """The number ``(B, T)``, up to T, of the answer in its row that each target belongs to, where answers count
+        as a whole: ``exact_match``."""
+        return None
+
     @torch.no_grad()
     def score(self, logits: Tensor, batch: Sequences) -> dict[str, Tensor]:
         """Sums that add up over batches, fp64 scalars on the device of the logits; ``metrics`` makes means of them.
 
         ``total`` counts scored targets, ``correct`` those that the largest logit hits, ``nats`` sums their
-        cross-entropy. ``exact`` batches add ``legal`` (the largest logit has a chance above 0) and ``distance``, the
-        total variation between the softmax of the logits and the true distribution.
+        cross-entropy. ``exact`` batches add ``legal`` (the largest logit has a chance above 0), ``distance``, the total
+        variation between the softmax of the logits and the true distribution, and ``kl``, its divergence in nats.
         """
         flat, targets = flattened(logits, batch)
         scored = targets != IGNORED
         flat, targets = flat[scored].float(), targets[scored]
         best = flat.argmax(-1)
-        sums = {
-            "total": scored.sum(),
-            "correct": (best == targets).sum(),
-            "nats": F.cross_entropy(flat, targets, reduction="none").double().sum(),
-        }
+        hit = best == targets
+        sums = {"total": scored.sum(), "correct": hit.sum()}
+        sums["nats"] = F.cross_entropy(flat, targets, reduction="none").double().sum()
+        for name, own in self.subsets(batch).items():
+            mask = own.flatten()[scored]
+            sums |= {f"total_{name}": mask.sum(), f"correct_{name}": (hit & mask).sum()}
         if batch.exact is not None:
             exact = F.pad(batch.exact, (0, flat.shape[-1] - batch.exact.shape[-1])).flatten(0, 1)[scored]
-            sums["legal"] = (exact.gather(1, best[:, None]) > 0).sum()
+            hit = exact.gather(1, best[:, None])[:, 0] > 0
+            entropy = -torch.special.xlogy(exact, exact).double().sum()
+            sums["legal"] = hit.sum()
             sums["distance"] = (flat.softmax(-1) - exact).abs().double().sum() / 2
+            sums["kl"] = -(exact * flat.log_softmax(-1)).double().sum() - entropy
+        if (answers := self.answers(batch)) is not None:
+            wrong = scored.masked_scatter(scored, ~hit).view_as(answers)
+            counts = torch.zeros(2, len(answers), answers.shape[1] + 1, dtype=torch.int64, device=answers.device)
+            for count, flags in zip(counts, (scored.view_as(answers), wrong), strict=True):
+                count.scatter_add_(1, answers, flags.long())
+            sums |= {"answers": (counts[0] > 0).sum(), "right": ((counts[0] > 0) & (counts[1] == 0)).sum()}
         return {name: value.double() for name, value in sums.items()}
 
     def metrics(self, sums: Sums) -> dict[str, float]:
         """Means from the sums of all batches: ``loss`` in nats, ``accuracy`` in percent, and those that a task adds."""
         means = {"loss": mean(sums, "nats"), "accuracy": percent(sums, "correct")}
         if "legal" in sums:
-            means |= {"legal": percent(sums, "legal"), "distance": mean(sums, "distance")}
+            means |= {"legal": percent(sums, "legal"), "distance": mean(sums, "distance"), "kl": mean(sums, "kl")}
+        if "answers" in sums:
+            means["exact_match"] = percent(sums, "right", "answers")
         if self.bytes_per_token is not None:
             means["bits_per_byte"] = means["loss"] / log(2) / self.bytes_per_token
-        return means
+        names = [name.removeprefix("total_") for name in sums if name.startswith("total_")]
+        return means | {f"accuracy_{name}": percent(sums, f"correct_{name}", f"total_{name}") for name in names}
 
 
 def mean(sums: Sums, part: str, whole: str = "total", factor: float = 1) -> float:
