@@ -3,7 +3,7 @@
 The pair i < j of N nodes has the code ``i N + j``.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -94,8 +94,8 @@ class GraphData:
         return replace(self, **dict(zip(MASKS, masks, strict=True)))
 
     def to(self, device: torch.device | str) -> "GraphData":
-        tensors = {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
-        return replace(self, **{name: value.to(device) for name, value in tensors.items()})  # type: ignore[arg-type]
+        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **moved)  # type: ignore[arg-type]
 
 
 def default_features(edge_index: Tensor, nodes: int) -> Tensor:

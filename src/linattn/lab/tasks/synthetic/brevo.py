@@ -143,14 +143,13 @@ def random_graphs(rng: np.random.Generator, sizes: Ints) -> Graphs:
     order = np.argsort(-sizes, kind="stable")  # so that graphs that still grow come first
     sizes = sizes[order]
     leaves = 1 + below(rng, (sizes - 1) // 4 + 1)
-    growing = np.searchsorted(-sizes, -np.arange(most))  # how many graphs have more than 0, 1, 2 ... nodes
     # Node i of graph m has index m N + i in all these arrays: one index is several times as fast as two.
     row = np.arange(number) * most
     free = (row[:, None] + np.arange(most)).ravel()
     left, children = leaves.copy(), np.zeros(number * most, np.int8)
     parents, times = np.full((number * most, MOST), -1), rng.standard_exponential(number * most)
     for node in range(1, most):
-        rows = np.nonzero(leaves[: growing[node]] <= node)[0]
+        rows = np.nonzero((leaves <= node) & (node < sizes))[0]
         offset, available = row[rows], left[rows]
         wanted = 1 + below(rng, np.minimum(MOST, available))
         start, taken = np.zeros(len(rows)), []
@@ -174,8 +173,7 @@ def random_graphs(rng: np.random.Generator, sizes: Ints) -> Graphs:
         times[offset + node] += start
         free[offset + kept] = offset + node
         left[rows] = kept + 1
-    back = np.empty(number, np.int64)
-    back[order] = np.arange(number)
+    back = np.argsort(order)
     return Graphs(sizes[back], parents.reshape(number, most, MOST)[back], times.reshape(number, most)[back])
 
 
