@@ -69,7 +69,9 @@ class ImageSplit:
         if kinds != (torch.uint8, torch.int64):
             raise TypeError(f"images must be uint8 and labels int64, got {kinds[0]} and {kinds[1]}")
         if self.images.ndim != 4 or shapes[1] != shapes[0][:1] or not len(self.labels):
-            raise ValueError(f"images must be (N, C, H, W) and labels (N,) with N >= 1, got {shapes[0]} and {shapes[1]}")
+            raise ValueError(
+                f"images must be (N, C, H, W) and labels (N,) with N >= 1, got {shapes[0]} and {shapes[1]}"
+            )
 
     def __len__(self) -> int:
         return len(self.labels)

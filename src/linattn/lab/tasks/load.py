@@ -142,7 +142,9 @@ def read_idx(folder: Path, name: str) -> Tensor:
         raise ValueError(f"{path} is a damaged gzip file: {error}") from error
     start, magic = 4 + 4 * ndim, bytes((0, 0, 8, ndim))
     if content[:4] != magic or len(content) < start:
-        raise ValueError(f"{path} is no idx file of unsigned bytes with {ndim} dimension(s): no header {magic.hex(' ')}")
+        raise ValueError(
+            f"{path} is no idx file of unsigned bytes with {ndim} dimension(s): no header {magic.hex(' ')}"
+        )
     shape, held = struct.unpack_from(f">{ndim}I", content, 4), len(content) - start
     if held != prod(shape) or not held:
         said = "x".join(map(str, shape))

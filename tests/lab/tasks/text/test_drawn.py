@@ -7,8 +7,7 @@ from tests.lab.tasks.text.test_protocol import same
 
 from linattn.lab.tasks.text import generated as drawn
 from linattn.lab.tasks.text import text_task
-from linattn.lab.tasks.text.listops import ListOps
-from linattn.lab.tasks.text.mqar import Mqar
+from linattn.lab.tasks.text.recall import Mqar
 from linattn.support.options import OptionError
 
 
@@ -69,18 +68,13 @@ def test_what_is_kept_is_drawn_once(tmp_path, draws):
     assert draws.asked[2:] == [4, 4, 4], "whole files serve larger sets: the first again, and those of the last file"
 
 
-def test_others_are_not_taken_for_these(tmp_path):
-    one, other = (mqar(cache=str(tmp_path), data_seed=seed) for seed in (0, 1))
-    assert not same(next(one.test_batches(6)), next(other.test_batches(6)))
-    assert same(next(other.test_batches(6)), next(mqar(data_seed=1).test_batches(6)))
-
-
 def test_a_setting_that_does_not_show_at_once_has_a_folder_of_its_own(tmp_path, monkeypatch):
     real = Mqar.draw
     monkeypatch.setattr(Mqar, "draw", lambda self, *given: real(mqar(), *given))
     for power in (0.01, 0.02):
         mqar(cache=str(tmp_path), power=power).prepare(test=False)
     assert len(list(tmp_path.rglob("0-8.pt"))) == 2
+    assert mqar(cache="somewhere").identity() == mqar().identity() != mqar(power=0.02).identity()
 
 
 def test_a_stopped_set_loses_a_file_at_most(tmp_path, draws):
@@ -120,17 +114,10 @@ def test_a_damaged_file_is_named(tmp_path):
 
 def test_it_is_told_how_many_there_are():
     told = []
-    task = ListOps(shortest=5, length=40, train_examples=9, test_examples=5)
+    task = mqar(train_examples=9, test_examples=5)
     task.prepare(told.append, train=False)
-    assert told[0] == "drawing the test set of listops: 4 of 5 sequences"
-    assert told[-1] == "drawing the test set of listops: 5 of 5 sequences"
-    told.clear()
+    assert told == [f"drawing the test set of mqar: {done} of 5 sequences" for done in (4, 5)]
     task.prepare(told.append)
-    assert {words.partition(":")[0] for words in told} == {"drawing the train set of listops"}
-    told.clear()
+    assert told[2:] == [f"drawing the train set of mqar: {done} of 9 sequences" for done in (4, 8, 9)]
     task.prepare(told.append)
-    assert not told
-
-
-def test_where_a_set_is_kept_is_no_part_of_what_is_trained():
-    assert mqar(cache="somewhere").identity() == mqar().identity()
+    assert len(told) == 5

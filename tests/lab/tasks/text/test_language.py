@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from linattn.lab.tasks.text import IGNORED, text_task
-from linattn.lab.tasks.text import corpus as corpus_module
-from linattn.lab.tasks.text.corpus import Bytes, load_corpus
+from linattn.lab.tasks.text.language import Bytes, load_corpus, part_borders
+from linattn.lab.tasks.text.task import content_digest
 from linattn.support.options import OptionError
 from linattn.support.seeds import as_generator
 
@@ -26,17 +26,19 @@ def file(tmp_path):
 
 
 def test_parts_are_cut_in_order_and_nothing_is_lost(file, tmp_path):
-    parts = load_corpus(file, Bytes(), valid=0.1, test=0.2).parts
+    parts = load_corpus(file, Bytes(), valid=0.1, test=0.2)[0]
     assert [len(parts[name]) for name in ("train", "valid", "test")] == [2800, 400, 800]
     assert bytes(torch.cat([part.tokens for part in parts.values()]).tolist()) == CONTENT
     (tmp_path / "some.gz").write_bytes(gzip.compress(CONTENT))
-    packed = load_corpus(str(tmp_path / "some.gz"), Bytes(), valid=0.1, test=0.2).parts
+    packed = load_corpus(str(tmp_path / "some.gz"), Bytes(), valid=0.1, test=0.2)[0]
     assert all(torch.equal(packed[name].tokens, parts[name].tokens) for name in parts)
 
 
-def test_a_file_of_the_size_of_enwik8_has_the_usual_parts(file, monkeypatch):
-    assert corpus_module._cuts([100_000_000], 0.3, 0.3) == (90_000_000, 95_000_000)
-    assert corpus_module._cuts([100_000_001], 0.05, 0.05) == (90_000_001, 95_000_001)
+def test_a_file_of_the_size_of_enwik8_has_the_usual_parts():
+    assert part_borders([100_000_000], 0.3, 0.3) == (0, 90_000_000, 95_000_000, 100_000_000)
+    assert part_borders([100_000_001], 0.05, 0.05) == (0, 90_000_001, 95_000_001, 100_000_001)
+    assert part_borders([40, 5, 50, 5], 0.1, 0.1) == (0, 80, 90, 100)  # moved, a part would be empty
+    assert part_borders([40, 42, 10, 8], 0.1, 0.1) == (0, 82, 92, 100)
 
 
 def test_training_windows_are_pieces_of_the_training_part(file):
@@ -49,7 +51,7 @@ def test_training_windows_are_pieces_of_the_training_part(file):
         assert bytes([*tokens, targets[-1]]) in train
     assert torch.equal(batch.inputs, text_task("text", data=file, length=50).train_batch(30, 0, 0).inputs)
     assert not torch.equal(batch.inputs, task.train_batch(30, 0, 1).inputs)
-    narrow = task.corpus.parts["train"].anywhere(as_generator(0), 100, 3598).tolist()
+    narrow = task.parts["train"].anywhere(as_generator(0), 100, 3598).tolist()
     assert set(narrow) == {0, 1}  # every place where a window fits, the last one too
 
 
@@ -81,15 +83,15 @@ def folder(tmp_path):
 
 
 def test_documents_end_with_a_token_and_are_not_cut(folder):
-    corpus = load_corpus(folder, Bytes(), valid=0.1, test=0.1)
-    assert corpus.vocabulary == 257
+    parts, vocabulary = load_corpus(folder, Bytes(), valid=0.1, test=0.1)
+    assert vocabulary == 257
     found = [
         piece
-        for part in corpus.parts.values()
+        for part in parts.values()
         for piece in " ".join(map(str, part.tokens.tolist())).removesuffix(" 256").split(" 256 ")
     ]
     assert [(set(piece.split()), len(piece.split())) for piece in found] == [({str(65 + n)}, 20 + n) for n in range(30)]
-    part = corpus.parts["test"]
+    part = parts["test"]
     assert part.num_bytes == len(part) - len(part.starts)
 
 
@@ -123,7 +125,7 @@ def test_packed_windows_are_cut_where_documents_begin(folder):
 def test_jsonl_lines_are_documents(tmp_path):
     path = tmp_path / "lines.jsonl"
     path.write_text("\n".join(json.dumps({"text": "é" * n}) for n in range(1, 40)) + "\n\n")
-    parts = load_corpus(str(path), Bytes()).parts
+    parts, _ = load_corpus(str(path), Bytes())
     assert sum(part.num_bytes for part in parts.values()) == 2 * sum(range(1, 40))
     path.write_text('{"text": "a"}\n{"txt": 3}\n')
     with pytest.raises(ValueError, match='needs a "text", got txt'):
@@ -134,7 +136,9 @@ def test_jsonl_lines_are_documents(tmp_path):
 
 
 def test_wrong_sources_and_lengths_are_named(file, tmp_path):
+    (tmp_path / "enwik8.zip").write_bytes(CONTENT)  # as it is offered: its packed bytes would be learnt
     for settings, message in (
+        ({"data": str(tmp_path / "enwik8.zip")}, "data: .* is an archive.*: unpack it"),
         ({"data": str(tmp_path / "none")}, "data: .* does not exist"),
         ({"data": file, "length": 200}, "length: must be below the 200 tokens of the test part"),
         ({"data": file, "evaluate": "train"}, "evaluate: must be one of test, valid"),
@@ -144,14 +148,6 @@ def test_wrong_sources_and_lengths_are_named(file, tmp_path):
     ):
         with pytest.raises(OptionError, match=message):
             text_task("text", **settings)
-
-
-def test_an_archive_is_not_read_as_text(tmp_path):
-    """As enwik8 is offered: its packed bytes would be learnt without a word."""
-    path = tmp_path / "enwik8.zip"
-    path.write_bytes(CONTENT)
-    with pytest.raises(OptionError, match=r"data: .*enwik8.zip is an archive.*: unpack it"):
-        text_task("text", data=str(path), length=50)
 
 
 def test_hidden_tokens_are_15_percent_split_80_10_10(file):
@@ -219,7 +215,7 @@ def test_a_tokenizer_makes_other_tokens_of_the_same_text(tmp_path):
     plain = text_task("text", **settings)
     for found in (task, again, plain):
         assert found.vocabulary == 42
-        assert found.corpus.parts["train"].tokens[:800].tolist() == [n + 2 for n in order[:800]]
+        assert found.parts["train"].tokens[:800].tolist() == [n + 2 for n in order[:800]]
     assert len(list((tmp_path / "cache").glob("*.int32"))) == 3
     assert task.bytes_per_token == pytest.approx(len((tmp_path / "words.txt").read_text()) / 1000, rel=0.1)
     assert text_task("masked-text", **settings).vocabulary == 42
@@ -254,6 +250,29 @@ def test_the_cache_of_tokens_knows_tokenizers_by_all_their_files(tmp_path):
         settings = {"data": str(tmp_path / "text.txt"), "length": 8, "tokenizer": str(folder)}
         task = text_task("text", cache=str(tmp_path / "cache"), **settings)
         plain = text_task("text", **settings)
-        found.append(task.corpus.parts["train"].tokens[:8].tolist())
-        assert found[-1] == plain.corpus.parts["train"].tokens[:8].tolist()
+        found.append(task.parts["train"].tokens[:8].tolist())
+        assert found[-1] == plain.parts["train"].tokens[:8].tolist()
     assert found[0] != found[1]
+
+
+def test_a_file_is_known_by_what_it_holds_wherever_it_lies(tmp_path):
+    one, two = tmp_path / "one.txt", tmp_path / "two.txt"
+    one.write_text("some text")
+    two.write_text("some text")
+    assert content_digest([one]) == content_digest([two])
+    two.write_text("text some")  # as long as before
+    assert content_digest([one]) != content_digest([two])
+    assert content_digest([one, two]) != content_digest([two, one])
+
+
+def test_a_folder_is_known_by_its_files_of_data(tmp_path):
+    (tmp_path / "a.txt").write_text("some text")
+    before = content_digest([tmp_path])
+    (tmp_path / "model.safetensors").write_text("weights beside a tokenizer")
+    (tmp_path / "no.txt").mkdir()
+    assert content_digest([tmp_path]) == before
+    (tmp_path / "a.txt").rename(tmp_path / "b.txt")  # texts are read in the order of their names
+    assert content_digest([tmp_path]) != before
+    assert text_task("mqar").content is None
+    task = text_task("text", data=str(tmp_path / "b.txt"), length=2, valid=0.0, test=0.5)
+    assert task.identity()["content"] == content_digest([tmp_path / "b.txt"])

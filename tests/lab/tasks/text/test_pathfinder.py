@@ -73,17 +73,8 @@ def test_no_room_says_so():
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("contrast", 5.0),
-        ("dash", 16.0),
-        ("thickness", -1.0),
-        ("marker", 0.0),
-        ("dash", 0.0),
-        ("continuity", -1.0),
-        ("gap", -1.0),
-    ],
+    ("setting", "value"), [("contrast", 5.0), ("dash", 16.0), ("dash", 0.0), ("gap", 33.0), ("seed_distance", 8.0)]
 )
 def test_settings_that_give_no_picture_are_refused(setting, value):
     with pytest.raises(OptionError, match=f"{setting}: must "):
-        Pathfinder(**{setting: value})
+        Pathfinder(**{setting: value, "separation": 99.0})

@@ -88,7 +88,9 @@ def load_npz(path: Path) -> GraphData:
         raise ValueError(f"{path} is no archive, or a damaged one; expected an .npz file")
     with np.load(path, allow_pickle=False) as archive:
         if not {"x", "edge_index"} <= set(archive.files):
-            raise ValueError(f"{path} must have x and edge_index (y, {', '.join(MASKS)}); has {', '.join(archive.files)}")
+            raise ValueError(
+                f"{path} must have x and edge_index (y, {', '.join(MASKS)}); has {', '.join(archive.files)}"
+            )
         parts = {name: torch.from_numpy(archive[name]) for name in archive.files}
     y = parts.get("y")
     if y is not None and y.is_floating_point():

@@ -37,7 +37,8 @@ def per_class_split(data: GraphData, seed: int, *, train: int = 20, val: int = 5
     y = data.labels
     if int(y.bincount().min()) < train or len(y) < train * data.num_classes + val + test:
         raise OptionError(
-            "split", f"needs {train} nodes of each class, and {val + test} others; {data.name} has {y.bincount().tolist()}"
+            "split",
+            f"needs {train} nodes of each class, and {val + test} others; {data.name} has {y.bincount().tolist()}",
         )
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
     first = torch.cat([order[y[order] == label][:train] for label in range(data.num_classes)])
@@ -78,7 +79,9 @@ class NegativeSampler:
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         """Draw ``count`` different pairs ``(2, count)``, each pair as likely as any other."""
         if count > self.most:
-            raise ValueError(f"{count} pairs without an edge are asked for, at most {self.most} can be: too dense a graph")
+            raise ValueError(
+                f"{count} pairs without an edge are asked for, at most {self.most} can be: too dense a graph"
+            )
         drawn = self.listed
         while len(drawn) < count:
             pairs = torch.randint(self.num_nodes, (2, 2 * (count - len(drawn)) + 16), generator=generator)
