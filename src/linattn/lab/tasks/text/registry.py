@@ -1,7 +1,7 @@
 """All sequence tasks by name, and published settings for training on them: numbers from papers and their code."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Literal
@@ -10,38 +10,25 @@ from linattn.lab.tasks.text.task import SequenceTask
 from linattn.support.config import option_of
 from linattn.support.options import OptionError, SettingError, check_option
 
-# Name -> class and its module below linattn.lab.tasks, which is imported when its task is first used.
-TASKS = {
-    "text": "text.language:Text",
-    "masked-text": "text.language:MaskedText",
-    "mqar": "text.recall:Mqar",
-    "mqar-mix": "text.recall:MqarMix",
-    "mad-recall": "text.recall:InContextRecall",
-    "mad-noisy-recall": "text.recall:NoisyRecall",
-    "mad-fuzzy-recall": "text.recall:FuzzyRecall",
-    "mad-selective-copying": "text.recall:SelectiveCopying",
-    "mad-compression": "text.recall:Compression",
-    "mad-memorization": "text.recall:Memorization",
-    "regbench": "text.regbench:RegBench",
-    "listops": "text.listops:ListOps",
-    "lra-text": "text.labelled:LraText",
-    "lra-image": "text.labelled:LraImage",
-    "pathfinder": "text.pathfinder:Pathfinder",
-    "passkey": "text.passkey:Passkey",
-    "glue": "text.labelled:Glue",
-    "stsb": "text.labelled:Similarity",
-    "depo": "synthetic.depo:Depo",
-    "brevo": "synthetic.brevo:Brevo",
-    "capo": "synthetic.capo:Capo",
-    "mano": "synthetic.mano:Mano",
-    "lano": "synthetic.lano:Lano",
+# The tasks of each module below linattn.lab.tasks, which is imported when one is first used.
+MODULES = {
+    "text.language": "text masked-text",
+    "text.recall": "mqar mqar-mix mad-recall mad-noisy-recall mad-fuzzy-recall mad-selective-copying mad-compression "
+    "mad-memorization",
+    "text.regbench": "regbench",
+    "text.listops": "listops",
+    "text.labelled": "lra-text lra-image glue stsb",
+    "text.pathfinder": "pathfinder",
+    "text.passkey": "passkey",
+    **{f"synthetic.{name}": name for name in ("depo", "brevo", "capo", "mano", "lano")},
 }
+TASKS = {name: module for module, names in MODULES.items() for name in names.split()}
 
 
 def task_class(name: str) -> type[SequenceTask]:
     check_option("task", name, TASKS)
-    module, _, cls = TASKS[name].partition(":")
-    found: type[SequenceTask] = getattr(import_module(f"linattn.lab.tasks.{module}"), cls)
+    there = vars(import_module(f"linattn.lab.tasks.{TASKS[name]}")).values()
+    found: type[SequenceTask] = next(cls for cls in there if getattr(cls, "name", None) == name)
     return found
 
 
@@ -109,54 +96,70 @@ class Standard:
     dropout: float = 0.0
 
 
-ZOOLOGY = "Zoology, arXiv:2312.04927, figure 2 and its repository; no feed-forward"
-MAD = "MAD, arXiv:2403.17844 and its repository"
-REGBENCH = "arXiv:2401.12973 and its repository"
-NYSTROM = "the PyTorch setting of linear-attention papers, from Nystromformer's repository"
-S5 = "sizes of S5 (arXiv:2208.04933), which LION (NeurIPS 2025) uses with AdamW at 5e-4; weight decay of S4"
+PAPER = "Physics of Language Models 4.1, arXiv:2512.17351"
+RELEASED = f"{PAPER}, its released code"
 LRA_EXAMPLES = {"listops": 96_000, "lra-text": 25_000, "lra-image": 45_000, "pathfinder": 160_000}
-MAD_RATES = (1e-4, 5e-4, 1e-3)
-MAD_TASKS = ("recall", "noisy-recall", "fuzzy-recall", "selective-copying", "compression", "memorization")
+MAD = ("recall", "noisy-recall", "fuzzy-recall", "selective-copying", "compression", "memorization")
 # As in the arena's program at 128 pixels: 35 // 4 short curves of 14 // 3 dashes, gaps of twice its smaller margin.
 PATH_X: dict[str, Any] = {
     "size": 128, "dash": 5.0, "gap": 4.0, "separation": 5.0, "thickness": 1.5, "marker": 3.0, "seed_distance": 20.0,
     "continuity": 1.8, "distractors": 8, "distractor_contour": 4, "contrast": 0.9,
 }  # fmt: skip
-ZOOLOGY_RATES = (1e-4, 4.64e-4, 2.15e-3, 1e-2)  # equal in ratio
+# What settings of one source have in common.
+COMMON: dict[str, dict[str, Any]] = {
+    "mqar": {
+        "source": "Zoology, arXiv:2312.04927, figure 2 and its repository; no feed-forward", "epochs": 64, "layers": 2,
+        "learning_rates": (1e-4, 4.64e-4, 2.15e-3, 1e-2), "width": (64, 128, 256, 512), "examples": 100_000,
+    },
+    "mad": {
+        "source": "MAD, arXiv:2403.17844 and its repository", "batch_size": 128, "learning_rates": (1e-4, 5e-4, 1e-3),
+        "weight_decays": (0.0, 0.1), "epochs": 200, "layers": 2, "width": (128,), "floor": 1e-6 / 5e-4,
+    },
+    "lra": {
+        "source": "the PyTorch setting of linear-attention papers, from Nystromformer's repository", "heads": 2,
+        "learning_rates": (1e-4,), "weight_decays": (0.0,), "lr_schedule": "linear", "layers": 2, "width": (64,),
+        "dropout": 0.1,
+    },
+    "s5": {
+        "source": "sizes of S5 (arXiv:2208.04933), which LION (NeurIPS 2025) uses with AdamW at 5e-4; weight decay of "
+        "S4", "learning_rates": (5e-4,), "weight_decays": (0.05,),
+    },
+    "glue": {"warmup": 0.06, "lr_schedule": "linear", "betas": (0.9, 0.98), "eps": 1e-6},
+    "paper": {
+        "source": PAPER, "learning_rates": (3e-4, 5e-4, 1e-3, 2e-3), "weight_decays": (0.03,), "warmup": 1000,
+        "layers": 8, "width": (512, 768), "head_dim": 64, "betas": (0.9, 0.98), "floor": 0.1,
+    },
+}  # fmt: skip
+FIELDS = {own.name for own in fields(Standard)} - {"settings"}
+
+
+def _of(common: str, task: str, batch_size: int, **own: Any) -> Standard:
+    """A standard with what its source has in common; what is no field of it is a setting of the task."""
+    given = COMMON[common] | {"task": task, "batch_size": batch_size} | own
+    settings = {name: value for name, value in own.items() if name not in FIELDS}
+    return Standard(**{name: given[name] for name in given if name in FIELDS}, settings=settings)
 
 
 def _mqar(length: int, pairs: int, batch_size: int) -> Standard:
-    return Standard(
-        "mqar", ZOOLOGY, batch_size, ZOOLOGY_RATES, epochs=64, layers=2, width=(64, 128, 256, 512), examples=100_000,
-        settings={"vocab": 8192, "length": length, "pairs": pairs, "train_examples": 100_000, "test_examples": 3000},
-    )  # fmt: skip
+    sizes = {"train_examples": 100_000, "test_examples": 3000}
+    return _of("mqar", "mqar", batch_size, vocab=8192, length=length, pairs=pairs, **sizes)
 
 
 def _mad(task: str) -> Standard:
     examples = 256 if task == "memorization" else 12_800
-    return Standard(
-        f"mad-{task}", MAD, 128, MAD_RATES, (0.0, 0.1), epochs=200, layers=2, width=(128,), examples=examples,
-        settings={"train_examples": examples, "test_examples": 1280}, floor=1e-6 / MAD_RATES[1],
-    )  # fmt: skip
+    return _of("mad", f"mad-{task}", 128, examples=examples, train_examples=examples, test_examples=1280)
 
 
-def _lra(task: str, batch_size: int, steps: int, warmup: int, **settings: Any) -> Standard:
-    return Standard(
-        task, NYSTROM, batch_size, (1e-4,), (0.0,), steps=steps, warmup=warmup, lr_schedule="linear", layers=2,
-        width=(64,), heads=2, examples=LRA_EXAMPLES[task], settings=settings, dropout=0.1,
-    )  # fmt: skip
-
-
-def _s5(task: str, layers: int, width: int, batch_size: int, epochs: int, **settings: Any) -> Standard:
-    return Standard(
-        task, S5, batch_size, (5e-4,), (0.05,), epochs=epochs, layers=layers, width=(width,),
-        examples=LRA_EXAMPLES[task], settings=settings,
-    )  # fmt: skip
+def _lra(common: str, task: str, batch_size: int, **own: Any) -> Standard:
+    tests = {"listops": 2000, "pathfinder": 20_000}  # the others are files
+    if task in tests:
+        own |= {"train_examples": LRA_EXAMPLES[task], "test_examples": tests[task]}
+    return _of(common, task, batch_size, examples=LRA_EXAMPLES[task], **own)
 
 
 # Task -> batch size, then epochs, learning rate and weight decay of base, then epochs and weight decay of large. The
 # last is that of the source's code; the paper prints 3e-5 for STS-B.
-TABLE = {
+GLUE = {
     "mnli": (48, 3, 5e-5, 5e-6, 3, 5e-6),
     "qnli": (16, 10, 5e-5, 1e-6, 10, 1e-6),
     "qqp": (16, 5, 3e-5, 3e-6, 5, 3e-6),
@@ -168,7 +171,6 @@ TABLE = {
 }
 BASE = "LION (NeurIPS 2025) after M2-BERT base, from M2's repository"
 LARGE = "LION (NeurIPS 2025), large: M2-BERT's with every learning rate 1e-5"
-LARGE_RATE = 1e-5
 PLAIN = ("glue-cola", "glue-large-rte")  # trained with PyTorch's AdamW in the source too
 
 
@@ -182,35 +184,18 @@ def _glue() -> dict[str, Standard]:
     whatever that rate is (``DecoupledAdamW``). PyTorch's AdamW subtracts the rate times the decay.
     """
     found = {}
-    for task, (batch, epochs, lr, decay, large_epochs, large_decay) in TABLE.items():
-        ending = "" if task == "mnli" else f"-{task}"
-        for name, source, rate, share, rounds, layers, width in (
-            (f"glue{ending}", BASE, lr, decay, epochs, 12, 768),
-            (f"glue-large{ending}", LARGE, LARGE_RATE, large_decay, large_epochs, 24, 1024),
+    for name, (batch, epochs, lr, decay, large_epochs, large_decay) in GLUE.items():
+        for size, source, rate, share, rounds, layers, width in (
+            ("glue", BASE, lr, decay, epochs, 12, 768),
+            ("glue-large", LARGE, 1e-5, large_decay, large_epochs, 24, 1024),
         ):
-            found[name] = Standard(
-                "stsb" if task == "stsb" else "glue", source, batch, (rate,),
-                (share if name in PLAIN else share / rate,), epochs=rounds, warmup=0.06, lr_schedule="linear",
-                layers=layers, width=(width,), heads=width // 64, betas=(0.9, 0.98), eps=1e-6,
-                settings={"length": 128},
+            recipe = size if name == "mnli" else f"{size}-{name}"
+            found[recipe] = _of(
+                "glue", "stsb" if name == "stsb" else "glue", batch, source=source, learning_rates=(rate,),
+                weight_decays=(share if recipe in PLAIN else share / rate,), epochs=rounds, layers=layers,
+                width=(width,), heads=width // 64, length=128,
             )  # fmt: skip
     return found
-
-
-PAPER = "Physics of Language Models 4.1, arXiv:2512.17351"
-RELEASED = f"{PAPER}, its released code"
-STEPS = (100_000, 125_000, 150_000)  # of Depo2 and Brevo1, by size
-CAPO = {50_000: 12, 100_000: 24, 200_000: 48, 500_000: 96, 1_000_000: 192, 2_000_000: 384}  # people -> batch size
-EXPOSURES = 100
-PEOPLE_OF_WINDOW = 10  # of 512 tokens
-
-
-def _of_paper(task: str, batch_size: int, steps: int, settings: dict[str, Any], **other: Any) -> Standard:
-    shared: dict[str, Any] = {
-        "source": PAPER, "learning_rates": (3e-4, 5e-4, 1e-3, 2e-3), "weight_decays": (0.03,), "warmup": 1000,
-        "layers": 8, "width": (512, 768), "head_dim": 64, "betas": (0.9, 0.98), "floor": 0.1,
-    }  # fmt: skip
-    return Standard(task=task, batch_size=batch_size, steps=steps, settings=settings, **(shared | other))
 
 
 def _controlled() -> dict[str, Standard]:
@@ -219,38 +204,43 @@ def _controlled() -> dict[str, Standard]:
     Depo2 and Brevo differ between the paper and its released code; settings of the code have names in ``-released``.
     """
     found = {}
-    for name, letters, word_length, hops, source, sizes in (
-        ("depo1-{}", 50, (1, 2), 8, PAPER, (225, 300, 375)),
-        ("depo1-{}-4hops", 50, (1, 2), 4, PAPER, (225, 300, 375)),
-        ("depo2-{}", 4, (5, 7), 16, PAPER, (75, 100, 125)),
-        ("depo2-{}-4hops", 4, (5, 7), 4, PAPER, (75, 100, 125)),
-        ("depo2-{}-released", 3, (5, 7), 16, RELEASED, (75, 100, 125)),
+    for name, letters, word_length, hops, source in (
+        ("depo1-{}", 50, (1, 2), 8, PAPER),
+        ("depo1-{}-4hops", 50, (1, 2), 4, PAPER),
+        ("depo2-{}", 4, (5, 7), 16, PAPER),
+        ("depo2-{}-4hops", 4, (5, 7), 4, PAPER),
+        ("depo2-{}-released", 3, (5, 7), 16, RELEASED),
     ):
-        for nodes, steps in zip(sizes, (87_500, 100_000, 112_500) if letters == 50 else STEPS, strict=True):
-            words = {"letters": letters, "word_length": word_length}
-            settings = words | {"nodes": nodes, "hops": hops, "length": 2048}
-            found[name.format(nodes)] = _of_paper("depo", 128, steps, settings, source=source, eps=1e-6)
-    for which, source, ending in (("paper", PAPER, ""), ("released", RELEASED, "-released")):
-        for nodes, steps in zip((70, 90, 110), STEPS, strict=True):
-            settings = {"nodes": nodes, "source": which, "length": 1024}
-            found[f"brevo1-{nodes}{ending}"] = _of_paper("brevo", 256, steps, settings, source=source, eps=1e-6)
-        for nodes, steps in ((30, 200_000), (40, 225_000), (50, 250_000)):
-            settings = {"nodes": nodes, "letters": 4, "word_length": (2, 4), "source": which, "length": 1536}
-            found[f"brevo2-{nodes}{ending}"] = _of_paper("brevo", 192, steps, settings, source=source, eps=1e-6)
+        long = {75: 100_000, 100: 125_000, 125: 150_000}
+        for nodes, steps in ({225: 87_500, 300: 100_000, 375: 112_500} if letters == 50 else long).items():
+            words = {"letters": letters, "word_length": word_length, "length": 2048}
+            of = {"source": source, "steps": steps, "eps": 1e-6}
+            found[name.format(nodes)] = _of("paper", "depo", 128, nodes=nodes, hops=hops, **words, **of)
+    for ending, source in (("", PAPER), ("-released", RELEASED)):
+        for name, batch, steps_of, words in (
+            ("brevo1", 256, {70: 100_000, 90: 125_000, 110: 150_000}, {"length": 1024}),
+            ("brevo2", 192, {30: 200_000, 40: 225_000, 50: 250_000},
+             {"letters": 4, "word_length": (2, 4), "length": 1536}),
+        ):  # fmt: skip
+            for nodes, steps in steps_of.items():
+                made = _of("paper", "brevo", batch, source=source, steps=steps, eps=1e-6, nodes=nodes, **words)
+                settings = {**made.settings, "source": "released" if ending else "paper"}
+                found[f"{name}-{nodes}{ending}"] = replace(made, settings=settings)
     for operations, steps in ((10, 80_000), (13, 95_000), (16, 110_000)):
-        found[f"mano-{operations}"] = _of_paper(
-            "mano", 64, steps, {"operations": operations, "length": 1024},
-            learning_rates=(1e-4, 2e-4, 3e-4, 5e-4), weight_decays=(0.1,),
+        found[f"mano-{operations}"] = _of(
+            "paper", "mano", 64, steps=steps, learning_rates=(1e-4, 2e-4, 3e-4, 5e-4), weight_decays=(0.1,),
+            operations=operations, length=1024,
         )  # fmt: skip
     for grammar, length in (("cfg3f", 512), ("cfg3j", 1536), ("cfg3k", 1536)):
-        found[f"lano-{grammar[-1]}"] = _of_paper(
-            "lano", 96, 100_000, {"grammar": grammar, "length": length}, warmup=0, lr_schedule="linear", floor=0.0,
-            learning_rates=(2e-4, 3e-4, 5e-4, 1e-3), weight_decays=(0.1,),
+        found[f"lano-{grammar[-1]}"] = _of(
+            "paper", "lano", 96, steps=100_000, warmup=0, lr_schedule="linear", floor=0.0,
+            learning_rates=(2e-4, 3e-4, 5e-4, 1e-3), weight_decays=(0.1,), grammar=grammar, length=length,
         )  # fmt: skip
-    for people, batch in CAPO.items():
-        found[f"capo-{people // 1000}k"] = _of_paper(
-            "capo", batch, EXPOSURES * people // (batch * PEOPLE_OF_WINDOW), {"people": people, "length": 512},
-            learning_rates=(3e-4, 5e-4) if people > 1_000_000 else (5e-4, 1e-3), weight_decays=(0.01,), tied=True,
+    for thousands, batch in {50: 12, 100: 24, 200: 48, 500: 96, 1000: 192, 2000: 384}.items():
+        found[f"capo-{thousands}k"] = _of(
+            "paper", "capo", batch, steps=100 * 1000 * thousands // (batch * 10),  # 100 times all, 10 in a window
+            learning_rates=(3e-4, 5e-4) if thousands > 1000 else (5e-4, 1e-3), weight_decays=(0.01,), tied=True,
+            people=1000 * thousands, length=512,
         )  # fmt: skip
     return found
 
@@ -264,20 +254,20 @@ STANDARDS: Mapping[str, Standard] = MappingProxyType({
         "mqar-mix", "Based, arXiv:2402.18668, figure 2, and Zoology's repository", 256,
         (1e-3, 3.16e-3, 1e-2, 3.16e-2), epochs=32, layers=2, examples=180_000,
     ),
-    **{f"mad-{task}": _mad(task) for task in MAD_TASKS},
+    **{f"mad-{task}": _mad(task) for task in MAD},
     "regbench": Standard(
-        "regbench", REGBENCH, 32, (2.5e-4, 5e-4, 1e-3), epochs=200, warmup=0.1, layers=8, width=(256, 512, 1024),
-        heads=2, examples=5000, settings={"train_examples": 5000, "test_examples": 500},
+        "regbench", "arXiv:2401.12973 and its repository", 32, (2.5e-4, 5e-4, 1e-3), epochs=200, warmup=0.1, layers=8,
+        width=(256, 512, 1024), heads=2, examples=5000, settings={"train_examples": 5000, "test_examples": 500},
     ),
-    "listops": _lra("listops", 32, 5000, 1000, train_examples=96_000, test_examples=2000),
-    "lra-text": _lra("lra-text", 32, 20_000, 8000, length=4096),
-    "lra-image": _lra("lra-image", 256, 35_000, 175),
-    "pathfinder": _lra("pathfinder", 256, 62_400, 312, train_examples=160_000, test_examples=20_000),
-    "listops-s5": _s5("listops", 8, 128, 50, 40, train_examples=96_000, test_examples=2000),
-    "lra-text-s5": _s5("lra-text", 6, 256, 50, 35, length=4096),
-    "lra-image-s5": _s5("lra-image", 6, 512, 50, 250),
-    "pathfinder-s5": _s5("pathfinder", 6, 192, 64, 200, train_examples=160_000, test_examples=20_000),
-    "path-x-s5": _s5("pathfinder", 6, 128, 32, 75, train_examples=160_000, test_examples=20_000, **PATH_X),
+    "listops": _lra("lra", "listops", 32, steps=5000, warmup=1000),
+    "lra-text": _lra("lra", "lra-text", 32, steps=20_000, warmup=8000, length=4096),
+    "lra-image": _lra("lra", "lra-image", 256, steps=35_000, warmup=175),
+    "pathfinder": _lra("lra", "pathfinder", 256, steps=62_400, warmup=312),
+    "listops-s5": _lra("s5", "listops", 50, layers=8, width=(128,), epochs=40),
+    "lra-text-s5": _lra("s5", "lra-text", 50, layers=6, width=(256,), epochs=35, length=4096),
+    "lra-image-s5": _lra("s5", "lra-image", 50, layers=6, width=(512,), epochs=250),
+    "pathfinder-s5": _lra("s5", "pathfinder", 64, layers=6, width=(192,), epochs=200),
+    "path-x-s5": _lra("s5", "pathfinder", 32, layers=6, width=(128,), epochs=75, **PATH_X),
     "masked-text": Standard(
         "masked-text", "LION (NeurIPS 2025) after M2-BERT base", 4096, (8e-4,), (1e-5 / 8e-4,), steps=70_000,
         warmup=0.06, lr_schedule="linear", floor=0.02, layers=12, width=(768,), heads=12, betas=(0.9, 0.98), eps=1e-6,
