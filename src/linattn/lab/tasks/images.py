@@ -76,6 +76,10 @@ class ImageSplit:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def names(self) -> tuple[str, ...]:
+        """The labels up to the largest, as names."""
+        return tuple(map(str, range(int(self.labels.max()) + 1)))
+
     def take(self, indices: Tensor) -> "ImageSplit":
         return ImageSplit(self.images[indices], self.labels[indices])
 

@@ -92,7 +92,7 @@ def load_npz(path: Path) -> ImageData:
             raise ValueError(f"{path} lacks {', '.join(missing)}: it has {', '.join(archive.files)}")
         arrays = {key: archive[key] for key in KEYS}
     train, test = (_npz_split(path, part, arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in ("train", "test"))
-    return ImageData(path.stem, train, test, numbered(train))
+    return ImageData(path.stem, train, test, train.names())
 
 
 def _npz_split(path: Path, part: str, x: Any, y: Any) -> ImageSplit:
@@ -124,7 +124,7 @@ def load_idx(folder: Path) -> ImageData:
         if len(images) != len(labels):
             raise ValueError(f"{folder} holds {len(images)} images, but {len(labels)} labels in {part}-...")
         splits.append(ImageSplit(images[:, None], labels.to(torch.int64)))
-    return ImageData(folder.resolve().name, *splits, numbered(splits[0]))
+    return ImageData(folder.resolve().name, *splits, splits[0].names())
 
 
 def read_idx(folder: Path, name: str) -> Tensor:
@@ -197,8 +197,3 @@ def _decode(pictures: Any, size: int) -> ImageSplit:
         except OSError as error:  # what PIL raises for a file that is no picture
             raise ValueError(f"{path} cannot be read as a picture: {error}") from error
     return ImageSplit(images, torch.tensor(pictures.targets, dtype=torch.int64))
-
-
-def numbered(split: ImageSplit) -> tuple[str, ...]:
-    """The labels up to the largest as names."""
-    return tuple(map(str, range(int(split.labels.max()) + 1)))

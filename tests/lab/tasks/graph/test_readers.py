@@ -119,7 +119,7 @@ def test_an_edge_list_keeps_numbers_in_order_and_takes_names(tmp_path):
 def test_what_is_not_there_is_told(tmp_path):
     with pytest.raises(OptionError, match=r"does not exist.*edge list"):
         load_graph(str(tmp_path / "nothing"))
-    with pytest.raises(OptionError, match="nodes must be at least 3"):
-        load_graph("cycle:2")
+    with pytest.raises(OptionError, match="sizes must be at least 1"):
+        load_graph("cycle:0")
     with pytest.raises(ValueError, match=r"within 0\.\.2"):
         GraphData(torch.eye(3), torch.tensor([[0], [3]]))

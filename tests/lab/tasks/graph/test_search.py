@@ -130,7 +130,7 @@ def test_the_command_prints_the_space_and_names_wrong_options(capsys):
     assert "(q, p) = (0, 16)" in output
     assert "tree-3-3: 40 nodes, 39 edges" in output
     for option, given in (
-        ("data", {"data": "tree:1:1"}), ("data", {"data": "cycle:2"}), ("dimension", {"dimension": 7}),
+        ("data", {"data": "tree:1:1"}), ("data", {"data": "cycle:x"}), ("dimension", {"dimension": 7}),
     ):  # fmt: skip
         with pytest.raises(OptionError) as raised:
             SearchSpace(**{"data": "cycle:5"} | given).run(Screen(quiet=True))

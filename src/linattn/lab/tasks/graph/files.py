@@ -45,7 +45,10 @@ def load_graph(source: str) -> GraphData:
     kind, *numbers = source.split(":")
     if kind in GENERATED and not path.exists():
         try:
-            return GENERATED[kind](*map(int, numbers))
+            sizes = [int(number) for number in numbers]
+            if min(sizes[:2], default=1) < 1:
+                raise ValueError("sizes must be at least 1")
+            return GENERATED[kind](*sizes)
         except (TypeError, ValueError) as error:
             raise OptionError("data", f"{source}: {error}. Such as tree:4:6 or cycle:10") from error
     if planetoid := [*path.glob("ind.*.graph"), *path.glob("raw/ind.*.graph")]:

@@ -5,6 +5,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from os import cpu_count
 from pathlib import Path
 from random import Random
@@ -87,8 +88,11 @@ class GeneratedTask(SequenceTask):
         """
 
         def block(first: int) -> Sequences:
-            generator = stream(purpose, self.data_seed, first)
-            return _narrowed(self.draw(generator, min(BLOCK, total - first), purpose == "train set"))
+            count, generator = min(BLOCK, total - first), stream(purpose, self.data_seed, first)
+            drawn = self.draw(generator, count, purpose == "train set")
+            # A quarter of the space for a kept set: a type that holds ids and IGNORED.
+            kind = torch.int16 if max(int(drawn.inputs.max()), int(drawn.targets.max())) < 2**15 else torch.int32
+            return replace(drawn, inputs=drawn.inputs.to(kind), targets=drawn.targets.to(kind))
 
         folder = None
         if self.cache is not None:
@@ -111,22 +115,12 @@ class GeneratedTask(SequenceTask):
                         on_work(f"drawing the {purpose} of {self.name}: {done:,} of {total:,} sequences")
                     parts.append(join(blocks))
                     if path:
-                        _keep(parts[-1], path)
+                        write_atomically(path, partial(torch.save, parts[-1].tensors()))
         return join(parts)
-
-
-def _narrowed(batch: Sequences) -> Sequences:
-    """The batch with ids in a small type that holds them and ``IGNORED``: a quarter of the space for a kept set."""
-    kind = torch.int16 if max(int(batch.inputs.max()), int(batch.targets.max())) < 2**15 else torch.int32
-    return replace(batch, inputs=batch.inputs.to(kind), targets=batch.targets.to(kind))
 
 
 def _widened(batch: Sequences) -> Sequences:
     return replace(batch, inputs=batch.inputs.long(), targets=batch.targets.long())
-
-
-def _keep(batch: Sequences, path: Path) -> None:
-    write_atomically(path, lambda temporary: torch.save(batch.tensors(), temporary))
 
 
 def _load(path: Path) -> Sequences:

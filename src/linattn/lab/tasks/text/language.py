@@ -100,10 +100,6 @@ class Part:
         beyond = places >= len(self)
         return Sequences(found[:, :-1].masked_fill(beyond[:, :-1], 0), found[:, 1:].masked_fill(beyond[:, 1:], IGNORED))
 
-    def anywhere(self, generator: torch.Generator, count: int, length: int) -> Tensor:
-        """Random starts ``(count,)`` of windows that lie inside the part, including their last target."""
-        return torch.randint(len(self) - length, (count,), generator=generator)
-
     def packed(self, first: Tensor, length: int) -> Sequences:
         """Windows laid end to end in one row ``(1, B x length)``, cut where a document begins.
 
@@ -211,7 +207,8 @@ class Text(SequenceTask):
 
     def train_batch(self, batch_size: int, seed: int, step: int) -> Sequences:
         part = self.parts["train"]
-        return self._cut(part, part.anywhere(stream("text", seed, step), batch_size, self.length))
+        first = torch.randint(len(part) - self.length, (batch_size,), generator=stream("text", seed, step))
+        return self._cut(part, first)  # inside the part, including the last target
 
     def test_batches(self, batch_size: int) -> Iterator[Sequences]:
         """Batches of all windows; in the last window, places beyond the end of the text are not scored."""

@@ -166,13 +166,10 @@ class Drawing:
             return inside
         # Dashes that are not there are moved far away.
         laid = self.dashes[:, :others] + 9.0 * size * ~self.there[:, :others, None, None]
-        near = torch.cdist(_points(dashes), _points(laid), compute_mode="use_mm_for_euclid_dist")
+        # Ends and middles, (B, 3 N, 2).
+        points = (torch.stack([d[:, :, 0], d.mean(2), d[:, :, 1]], 2).flatten(1, 2) for d in (dashes, laid))
+        near = torch.cdist(*points, compute_mode="use_mm_for_euclid_dist")
         return inside & (near.view(*dashes.shape[:2], -1).amin(2) >= self.task.separation)
-
-
-def _points(dashes: Tensor) -> Tensor:
-    """Ends and middles ``(B, 3 N, 2)`` of dashes ``(B, N, 2, 2)``."""
-    return torch.stack([dashes[:, :, 0], dashes.mean(2), dashes[:, :, 1]], 2).flatten(1, 2)
 
 
 def point_to_dash(points: Tensor, dashes: Tensor) -> Tensor:

@@ -184,7 +184,7 @@ class InContextRecall(MadTask):
         filler = torch.randint(tokens, max(self.vocab, tokens + 1), (count, pairs, 2), generator=generator)
         inputs = torch.where(noisy[..., None], filler, torch.stack([keys, values.gather(1, keys)], 2)).flatten(1)
         if train:
-            return Sequences(inputs, next_tokens(inputs))
+            return Sequences(inputs, F.pad(inputs[:, 1:], (0, 1), value=IGNORED))
         targets = torch.full_like(inputs, IGNORED)
         targets[:, ::2] = inputs[:, 1::2].masked_fill(~seen, IGNORED)
         return Sequences(inputs, targets)
@@ -198,11 +198,6 @@ class NoisyRecall(InContextRecall):
     vocab: int = option(32, "Number of tokens, noise included.")
     noise: float = option(0.2, "Share of pairs that are noise.", least=0, most=0.99)
     noise_vocab: int = option(16, "Tokens of noise.", least=0)
-
-
-def next_tokens(inputs: Tensor) -> Tensor:
-    """Targets ``(B, T)`` of a language model: each next token, ``IGNORED`` at the last token."""
-    return F.pad(inputs[:, 1:], (0, 1), value=IGNORED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +229,9 @@ class FuzzyRecall(MadTask):
             inputs[row, -len(tokens) :] = torch.tensor(tokens)
             targets[row, -len(tokens) :] = torch.tensor(scored)
         mask = inputs != pad
-        return Sequences(inputs, next_tokens(inputs).masked_fill(~mask, IGNORED) if train else targets, mask)
+        if train:
+            targets = F.pad(inputs[:, 1:], (0, 1), value=IGNORED).masked_fill(~mask, IGNORED)
+        return Sequences(inputs, targets, mask)
 
     def _sequence(self, random: Random, train: bool) -> tuple[list[int], list[int]]:
         """Tokens, and at each the target: the next token if that is part of a value whose key appeared before."""

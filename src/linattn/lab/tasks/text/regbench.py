@@ -61,8 +61,11 @@ class RegBench(GeneratedTask):
         found: list[Tensor] = []
         while len(found) < count:
             number = (count - len(found)) * (1 if train else TEST_PARTS) + 4
-            drawn = random_automata(generator, number, self)
-            found += [one for one, table in zip(drawn, drawn.tolist(), strict=True) if for_tests(table) != train]
+            for one in random_automata(generator, number, self):
+                # The side depends only on the sequences that an automaton allows.
+                digest = blake2b(repr(canonical(one.tolist())).encode(), digest_size=8).digest()
+                if (int.from_bytes(digest, "big") % TEST_PARTS > 0) == train:
+                    found.append(one)
         return torch.stack(found[:count])
 
     def sequences(self, generator: torch.Generator, tables: Tensor, exact: bool) -> Sequences:
@@ -76,11 +79,12 @@ class RegBench(GeneratedTask):
 
         def laid(values: Tensor, filler: int) -> Tensor:
             """Values of the steps of all words, and of the bars, in the order of a sequence, ``(count, length)``."""
-            return left_aligned(values.flatten(1), used, filler)[:, : self.length]
+            return values.flatten(1).gather(1, order).masked_fill(~mask, filler)
 
+        order = used.long().argsort(dim=1, descending=True, stable=True)[:, : self.length]
+        mask = torch.arange(self.length) < used.sum(1, keepdim=True)
         walks, nodes = (F.pad(steps.view(count, most, -1), (0, 1)) for steps in (walks, nodes))
         inputs = laid(walks.masked_fill(is_bar, self.symbols), self.symbols + 1)
-        mask = torch.arange(self.length) < used.sum(1, keepdim=True)
         following = F.pad(inputs[:, 1:], (0, 1), value=self.symbols + 1)
         targets = following.masked_fill(following >= self.symbols, IGNORED)
         if not exact:
@@ -89,13 +93,6 @@ class RegBench(GeneratedTask):
         legal = tables.gather(1, at[..., None].expand(-1, -1, self.symbols)) >= 0
         legal = F.pad(legal.float(), (0, 2, 0, 1))
         return Sequences(inputs, targets, mask, legal / legal.sum(-1, keepdim=True).clamp(min=1))
-
-
-def left_aligned(values: Tensor, kept: Tensor, filler: int) -> Tensor:
-    """``(B, N)`` with the kept values of each row first, in their order, then ``filler``."""
-    order = kept.long().argsort(dim=1, descending=True, stable=True)
-    rest = torch.arange(values.shape[1]) >= kept.sum(1, keepdim=True)
-    return values.gather(1, order).masked_fill(rest, filler)
 
 
 def random_automata(generator: torch.Generator, count: int, task: RegBench) -> Tensor:
@@ -144,24 +141,17 @@ def canonical(table: Sequence[Sequence[int]]) -> tuple[tuple[tuple[int, int], ..
     return tuple(tuple((symbol, order[group[to]]) for symbol, to in some[member].items()) for member in queue)
 
 
-def for_tests(table: Sequence[Sequence[int]]) -> bool:
-    """Whether an automaton is for tests, which depends only on the sequences that it allows."""
-    digest = blake2b(repr(canonical(table)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") % TEST_PARTS == 0
-
-
 def random_walks(generator: torch.Generator, table: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     """Walks from node 0 through ``table (N, nodes, symbols)``, each allowed symbol being equally likely.
 
     Returns the symbols ``(N, steps)`` and the nodes ``(N, steps)`` at which they were drawn.
     """
-    every = torch.arange(len(table))
-    node = torch.zeros(len(table), dtype=torch.int64)
-    symbols, nodes = [], []
+    every, node = torch.arange(len(table)), torch.zeros(len(table), dtype=torch.int64)
+    steps_of: list[tuple[Tensor, Tensor]] = []
     for _ in range(steps):
         here = table[every, node]
-        symbol = distinct(generator, len(table), (here >= 0).double(), 1)
-        symbols.append(symbol[:, 0])
-        nodes.append(node)
-        node = here.gather(1, symbol)[:, 0]
+        symbol = distinct(generator, len(table), (here >= 0).double(), 1)[:, 0]
+        steps_of.append((symbol, node))
+        node = here[every, symbol]
+    symbols, nodes = zip(*steps_of, strict=True)
     return torch.stack(symbols, 1), torch.stack(nodes, 1)
