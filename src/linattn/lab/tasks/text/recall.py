@@ -43,7 +43,7 @@ class Mqar(GeneratedTask):
     def check(self) -> None:
         fits = self.length % 2 == 0 and self.length >= 4 * self.pairs
         require(
-            "length", fits, f"even and at least 4 x pairs = {4 * self.pairs}, room for every key twice", self.length
+            "length", fits, f"at least 4 x pairs = {4 * self.pairs}, room for every key twice, and even", self.length
         )
         low = 2 * self.pairs + 2
         require("vocab", self.vocab % 2 == 0 and self.vocab >= low, f"even and at least {low}", self.vocab)
