@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -146,7 +147,7 @@ class ImageData:
 
     def subset(self, train: int | None = None, test: int | None = None, seed: int = 0) -> "ImageData":
         """A data set with fewer images, for quick runs: ``train`` and ``test`` of them, stratified; None keeps all."""
-        parts = {}
+        parts: dict[str, Any] = {}
         for name, count in (("train", train), ("test", test)):
             split: ImageSplit = getattr(self, name)
             if count is not None and not 1 <= count <= len(split):

@@ -124,7 +124,8 @@ def load_idx(folder: Path) -> ImageData:
         if len(images) != len(labels):
             raise ValueError(f"{folder} holds {len(images)} images, but {len(labels)} labels in {part}-...")
         splits.append(ImageSplit(images[:, None], labels.to(torch.int64)))
-    return ImageData(folder.resolve().name, *splits, splits[0].names())
+    train, test = splits
+    return ImageData(folder.resolve().name, train, test, train.names())
 
 
 def read_idx(folder: Path, name: str) -> Tensor:

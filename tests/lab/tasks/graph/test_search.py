@@ -13,6 +13,7 @@ from linattn.lab.tasks.graph.search import (
     SearchSpace,
     distances,
     nearest_signature,
+    neighbour_pairs,
     search_signature,
     sectional_curvature,
 )
@@ -74,6 +75,8 @@ def test_distances_and_curvature_are_those_of_the_definition(name):
 def test_sampling_comes_near_the_whole():
     """Means over 50 of 300 references and 20 pairs, which scatter by less than 1: over all nodes within 0.05."""
     data = random_graph(300, 12, seed=3)
+    near, found = neighbours_of(data), neighbour_pairs(data.edge_index, 300, 20, torch.Generator().manual_seed(0))
+    assert all(b != c and {b, c} <= near[m] for m, b, c in torch.stack(found, 1).tolist())
     whole, sampled = (
         sectional_curvature(data.edge_index, 300, references=r, pairs=p, seed=1) for r, p in ((300, 10**4), (50, 20))
     )

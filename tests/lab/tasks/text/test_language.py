@@ -44,11 +44,10 @@ def test_a_file_of_the_size_of_enwik8_has_the_usual_parts():
 def test_training_windows_are_pieces_of_the_training_part(file):
     task = text_task("text", data=file, length=50)
     assert task.vocabulary == 256
-    train = CONTENT[:3600]
     batch = task.train_batch(30, 0, 0)
     for tokens, targets in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
         assert tokens[1:] == targets[:-1]
-        assert bytes([*tokens, targets[-1]]) in train
+        assert bytes([*tokens, targets[-1]]) in CONTENT[:3600]
     assert torch.equal(batch.inputs, text_task("text", data=file, length=50).train_batch(30, 0, 0).inputs)
     assert not torch.equal(batch.inputs, task.train_batch(30, 0, 1).inputs)
     narrow = text_task("text", data=file, length=1998, valid=0.0, test=0.5).train_batch(100, 0, 0)
@@ -197,40 +196,41 @@ def test_the_passkey_is_found_by_search():
     assert task.metrics(task.score(right, batch))["exact_match"] == 50
 
 
-def test_a_tokenizer_makes_other_tokens_of_the_same_text(tmp_path):
+@pytest.fixture
+def words(tmp_path):
+    """A text of 1,000 words, their numbers, and a tokenizer of words that saves itself with a mask token or without."""
     pytest.importorskip("transformers")
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = [f"w{n}" for n in range(40)]
-    made = Tokenizer(models.WordLevel({w: n for n, w in enumerate(["[UNK]", "[MASK]", *words])}, unk_token="[UNK]"))
+    names = ["[UNK]", "[MASK]", *(f"w{n}" for n in range(40))]
+    made = Tokenizer(models.WordLevel({name: n for n, name in enumerate(names)}, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     fast = PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]", mask_token="[MASK]")
     fast.save_pretrained(tmp_path / "tokenizer")
-    order = torch.randint(40, (1000,), generator=as_generator(0)).tolist()
-    (tmp_path / "words.txt").write_text(" ".join(words[n] for n in order))
-    settings = {"data": str(tmp_path / "words.txt"), "tokenizer": str(tmp_path / "tokenizer"), "length": 16}
-    task = text_task("text", cache=str(tmp_path / "cache"), **settings)
-    again = text_task("text", cache=str(tmp_path / "cache"), **settings)
-    plain = text_task("text", **settings)
-    for found in (task, again, plain):
-        assert found.vocabulary == 42
-        assert found.parts["train"].tokens[:800].tolist() == [n + 2 for n in order[:800]]
-    assert len(list((tmp_path / "cache").glob("*.int32"))) == 3
-    assert task.bytes_per_token == pytest.approx(len((tmp_path / "words.txt").read_text()) / 1000, rel=0.1)
-    assert text_task("masked-text", **settings).vocabulary == 42
-    part = {name: [json.dumps({"premise": "w1 w2", "hypothesis": f"w{n}", "label": n % 3}) for n in range(6)]
-            for name in ("train", "validation_matched")}  # fmt: skip
-    for name, lines in part.items():
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    glue = text_task("glue", data=str(tmp_path), tokenizer=settings["tokenizer"], length=8)
-    assert glue.vocabulary == 42
     fast.mask_token = None
     fast.save_pretrained(tmp_path / "maskless")
-    plain = {"tokenizer": str(tmp_path / "maskless"), "length": 8}
-    masked = text_task("masked-text", data=settings["data"], **plain)  # it hides behind an id of its own
-    assert masked.vocabulary == text_task("glue", data=str(tmp_path), **plain).vocabulary == 44
-    batch = next(glue.test_batches(6))
+    order = (2 + torch.randint(40, (1000,), generator=as_generator(0))).tolist()
+    (tmp_path / "words.txt").write_text(" ".join(names[n] for n in order))
+    return {"data": str(tmp_path / "words.txt"), "tokenizer": str(tmp_path / "tokenizer"), "length": 16}, order
+
+
+def test_a_tokenizer_makes_other_tokens_of_the_same_text(words, tmp_path):
+    settings, order = words
+    cached = settings | {"cache": str(tmp_path / "cache")}
+    for task in (text_task("text", **given) for given in (cached, cached, settings)):
+        assert task.vocabulary == 42
+        assert task.parts["train"].tokens[:800].tolist() == order[:800]
+    assert len(list((tmp_path / "cache").glob("*.int32"))) == 3
+    assert task.bytes_per_token == pytest.approx(len((tmp_path / "words.txt").read_text()) / 1000, rel=0.1)
+    for name in ("train", "validation_matched"):
+        lines = [json.dumps({"premise": "w1 w2", "hypothesis": f"w{n}", "label": n % 3}) for n in range(6)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    for name, given in (("masked-text", settings), ("glue", settings | {"data": str(tmp_path)})):
+        assert text_task(name, **given).vocabulary == 42
+        # It hides behind an id of its own.
+        assert text_task(name, **given | {"tokenizer": str(tmp_path / "maskless")}).vocabulary == 44
+    batch = next(text_task("glue", **settings | {"data": str(tmp_path), "length": 8}).test_batches(6))
     assert batch.inputs[:, :3].tolist() == [[3, 4, 2 + n] for n in range(6)]
     assert batch.key_mask.sum(1).tolist() == [3] * 6
     assert batch.targets.tolist() == [0, 1, 2, 0, 1, 2]
@@ -241,18 +241,15 @@ def test_the_cache_of_tokens_knows_tokenizers_by_all_their_files(tmp_path):
     pytest.importorskip("transformers")
     (tmp_path / "text.txt").write_text("abcd dcba " * 100)
     found = []
-    for name, letters in (("one", "abcd"), ("two", "dcba")):
-        folder = tmp_path / name
-        folder.mkdir()
-        words = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
-        (folder / "vocab.txt").write_text("\n".join(words))
-        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
-        settings = {"data": str(tmp_path / "text.txt"), "length": 8, "tokenizer": str(folder)}
-        task = text_task("text", cache=str(tmp_path / "cache"), **settings)
-        plain = text_task("text", **settings)
-        found.append(task.parts["train"].tokens[:8].tolist())
-        assert found[-1] == plain.parts["train"].tokens[:8].tolist()
-    assert found[0] != found[1]
+    for letters in ("abcd", "dcba"):
+        (tmp_path / letters).mkdir()
+        names = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+        (tmp_path / letters / "vocab.txt").write_text("\n".join(names))
+        (tmp_path / letters / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+        settings = {"data": str(tmp_path / "text.txt"), "length": 8, "tokenizer": str(tmp_path / letters)}
+        made = [text_task("text", **settings, **cache) for cache in ({"cache": str(tmp_path / "cache")}, {})]
+        found += [task.parts["train"].tokens[:8].tolist() for task in made]
+    assert found[0] == found[1] != found[2] == found[3]
 
 
 def test_a_file_is_known_by_what_it_holds_wherever_it_lies(tmp_path):

@@ -126,6 +126,7 @@ def test_published_settings_fit_their_task(name):
     assert set(found.settings) <= {field.name for field in fields(task_class(found.task))}
     assert (found.steps is None) != (found.epochs is None)
     assert found.settings.get("train_examples", found.examples) == found.examples
+    assert found.settings.get("length", 64) % 64 == 0
     if found.task not in FILES:
         assert text_task(found.task, **found.settings).name == found.task
 

@@ -218,8 +218,8 @@ def chances(tokens: list[int], targets: list[int], words: Words, bos: int) -> It
 
     All names that may come next are equally likely; inside a name, those that begin with its tokens so far.
     """
-    asked, done, begun = Question(set(), {}), set[Name](), ()
-    begin = 0
+    asked, done, begin = Question(set(), {}), set[Name](), 0
+    begun: Name = ()
     for place, (token, target) in enumerate(zip(tokens, targets, strict=True)):
         if token == bos:
             begin = place

@@ -256,7 +256,7 @@ class Glue(LinesTask):
     def label_names(self) -> tuple[str, ...]:
         if self.labels is not None:
             return self.labels
-        found = [row.get("label") for row in read_jsonl(self.file("train"))]
+        found: list[Any] = [row.get("label") for row in read_jsonl(self.file("train"))]
         kinds = set(map(type, found))
         if kinds == {int}:
             return tuple(map(str, range(max(found) + 1)))

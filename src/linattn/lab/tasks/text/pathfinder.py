@@ -167,8 +167,8 @@ class Drawing:
         # Dashes that are not there are moved far away.
         laid = self.dashes[:, :others] + 9.0 * size * ~self.there[:, :others, None, None]
         # Ends and middles, (B, 3 N, 2).
-        points = (torch.stack([d[:, :, 0], d.mean(2), d[:, :, 1]], 2).flatten(1, 2) for d in (dashes, laid))
-        near = torch.cdist(*points, compute_mode="use_mm_for_euclid_dist")
+        ours, theirs = (torch.stack([d[:, :, 0], d.mean(2), d[:, :, 1]], 2).flatten(1, 2) for d in (dashes, laid))
+        near = torch.cdist(ours, theirs, compute_mode="use_mm_for_euclid_dist")
         return inside & (near.view(*dashes.shape[:2], -1).amin(2) >= self.task.separation)
 
 

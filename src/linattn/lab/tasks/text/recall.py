@@ -4,14 +4,14 @@ Based (arXiv:2402.18668), and the tasks of MAD (arXiv:2403.17844)."""
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from linattn.lab.tasks.text.generated import GeneratedTask, choose, distinct, python_random, require
-from linattn.lab.tasks.text.task import IGNORED, Sequences, SequenceTask, once
+from linattn.lab.tasks.text.task import IGNORED, Kind, Sequences, SequenceTask, once
 from linattn.support.config import option
 from linattn.support.options import OptionError
 from linattn.support.seeds import stream
@@ -139,7 +139,7 @@ class MqarMix(SequenceTask):
 class MadTask(GeneratedTask):
     """What the tasks of MAD have in common."""
 
-    kind = "causal"
+    kind: ClassVar[Kind] = "causal"
     vocab: int = option(16, "Number of tokens.", least=3)
     length: int = option(128, "Tokens of a sequence.", least=2)
     test_examples: int = option(1280, "Test sequences.", least=1)

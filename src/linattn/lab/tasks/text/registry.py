@@ -213,19 +213,19 @@ def _controlled() -> dict[str, Standard]:
     ):
         long = {75: 100_000, 100: 125_000, 125: 150_000}
         for nodes, steps in ({225: 87_500, 300: 100_000, 375: 112_500} if letters == 50 else long).items():
-            words = {"letters": letters, "word_length": word_length, "length": 2048}
-            of = {"source": source, "steps": steps, "eps": 1e-6}
-            found[name.format(nodes)] = _of("paper", "depo", 128, nodes=nodes, hops=hops, **words, **of)
+            found[name.format(nodes)] = _of(
+                "paper", "depo", 128, source=source, steps=steps, eps=1e-6, letters=letters, word_length=word_length,
+                nodes=nodes, hops=hops, length=2048,
+            )  # fmt: skip
     for ending, source in (("", PAPER), ("-released", RELEASED)):
-        for name, batch, steps_of, words in (
-            ("brevo1", 256, {70: 100_000, 90: 125_000, 110: 150_000}, {"length": 1024}),
-            ("brevo2", 192, {30: 200_000, 40: 225_000, 50: 250_000},
-             {"letters": 4, "word_length": (2, 4), "length": 1536}),
-        ):  # fmt: skip
-            for nodes, steps in steps_of.items():
+        for number, batch, sizes, words in (
+            (1, 256, {70: 100_000, 90: 125_000, 110: 150_000}, {"length": 1024}),
+            (2, 192, {30: 200_000, 40: 225_000, 50: 250_000}, {"letters": 4, "word_length": (2, 4), "length": 1536}),
+        ):
+            for nodes, steps in sizes.items():
                 made = _of("paper", "brevo", batch, source=source, steps=steps, eps=1e-6, nodes=nodes, **words)
-                settings = {**made.settings, "source": "released" if ending else "paper"}
-                found[f"{name}-{nodes}{ending}"] = replace(made, settings=settings)
+                settings = {**made.settings, "source": ending[1:] or "paper"}
+                found[f"brevo{number}-{nodes}{ending}"] = replace(made, settings=settings)
     for operations, steps in ((10, 80_000), (13, 95_000), (16, 110_000)):
         found[f"mano-{operations}"] = _of(
             "paper", "mano", 64, steps=steps, learning_rates=(1e-4, 2e-4, 3e-4, 5e-4), weight_decays=(0.1,),
