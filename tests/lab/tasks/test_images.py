@@ -102,10 +102,6 @@ def test_mean_and_std_are_those_of_each_channel():
 
 def test_wrong_data_are_named(digits):
     good = split([0, 1])
-    with pytest.raises(TypeError, match="uint8"):
-        ImageSplit(good.images.float(), good.labels)
-    with pytest.raises(ValueError, match=r"\(N, C, H, W\)"):
-        ImageSplit(good.images, good.labels[:1])
     with pytest.raises(ValueError, match=r"labels must lie in 0\.\.0"):
         ImageData("x", good, good, ("a",))
     with pytest.raises(ValueError, match="one shape"):

@@ -33,13 +33,7 @@ def stratified(labels: Tensor, count: int, seed: int) -> Tensor:
 
 
 def across_classes(labels: Tensor, count: int, seed: int = 0) -> Tensor:
-    """At most ``count`` indices into ``labels (N,)``: one of each class in random order, then a second of each, ...
-
-    Example:
-        >>> labels = torch.tensor([0] * 50 + [1] * 50)
-        >>> sorted(labels[across_classes(labels, 4)].tolist())
-        [0, 0, 1, 1]
-    """
+    """At most ``count`` indices into ``labels (N,)``: one of each class in random order, then a second of each, ..."""
     shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     by_class, rank = _by_class(labels.cpu()[shuffled])
     return shuffled[rank[by_class.argsort()].argsort(stable=True)[:count]]
@@ -65,15 +59,6 @@ class ImageSplit:
     images: Tensor
     labels: Tensor
 
-    def __post_init__(self) -> None:
-        kinds, shapes = (self.images.dtype, self.labels.dtype), (tuple(self.images.shape), tuple(self.labels.shape))
-        if kinds != (torch.uint8, torch.int64):
-            raise TypeError(f"images must be uint8 and labels int64, got {kinds[0]} and {kinds[1]}")
-        if self.images.ndim != 4 or shapes[1] != shapes[0][:1] or not len(self.labels):
-            raise ValueError(
-                f"images must be (N, C, H, W) and labels (N,) with N >= 1, got {shapes[0]} and {shapes[1]}"
-            )
-
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -87,14 +72,7 @@ class ImageSplit:
 
 @dataclass(frozen=True, eq=False)
 class ImageData:
-    """A data set in memory. ``classes[label]`` is the name of a class.
-
-    Example:
-        >>> from linattn.lab.tasks import load_images
-        >>> data = load_images("digits")
-        >>> len(data.train), len(data.test), data.num_classes, data.channels, data.image_size
-        (1437, 360, 10, 1, (8, 8))
-    """
+    """A data set in memory. ``classes[label]`` is the name of a class."""
 
     name: str
     train: ImageSplit

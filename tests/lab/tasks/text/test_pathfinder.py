@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from linattn.lab.tasks.text import text_task
-from linattn.lab.tasks.text.pathfinder import Pathfinder
+from linattn.lab.tasks.text.arena import Pathfinder
 from linattn.support.options import OptionError
 
 # Four times as large as by default, so that pixels are small beside gaps.

@@ -17,14 +17,7 @@ FEW_PAIRS = 2**18  # up to this many pairs all are listed: exact, however dense 
 
 
 def stratified_split(data: GraphData, seed: int, *, train: float = 0.6, val: float = 0.2) -> GraphData:
-    """Split nodes by shares: ``train`` and ``val`` of each class, the others for testing.
-
-    Example:
-        >>> from linattn.lab.tasks.graph.generated import communities
-        >>> split = stratified_split(communities(200, 4), seed=0, train=0.5, val=0.25)
-        >>> [int(mask.sum()) for mask in (split.train_mask, split.val_mask, split.test_mask)]
-        [100, 50, 50]
-    """
+    """Split nodes by shares: ``train`` and ``val`` of each class, the others for testing."""
     y = data.labels
     first = stratified(y, round(train * len(y)), seed)
     rest = without(len(y), first)

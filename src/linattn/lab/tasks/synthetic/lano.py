@@ -57,12 +57,7 @@ def grammar(name: str, root: int | None = None) -> Rules:
 
 
 def mean_length(rules: Rules) -> float:
-    """Terminals that the last symbol derives on average, each rule of a symbol being equally likely.
-
-    Example:
-        >>> round(mean_length(grammar("cfg3f", 9)), 3)
-        2.333
-    """
+    """Terminals that the last symbol derives on average, each rule of a symbol being equally likely."""
     found = dict.fromkeys(range(1, TERMINALS + 1), 1.0)
     for symbol, parts in rules.items():
         found[symbol] = sum(sum(found[part] for part in rule) for rule in parts) / len(parts)

@@ -17,11 +17,6 @@ class Mano(PackedTask):
     In training l is uniform in ``1 .. operations``; in a test it is ``operations``. The loss is on all tokens in
     training, and only on the value in a test, where ``accuracy`` counts it. ``bos``, operations, lengths and marks
     have two tokens each that mean the same, one of which is chosen at random.
-
-    Example:
-        >>> task = Mano(operations=2, synonyms=False, length=12)
-        >>> task.batch(0, 1).inputs.shape, task.vocabulary
-        (torch.Size([1, 12]), 39)
     """
 
     name = "mano"

@@ -109,13 +109,7 @@ class Groups(NamedTuple):
 
 
 def groups(sizes: Ints) -> Groups:
-    """Groups of these sizes.
-
-    Example:
-        >>> found = groups(np.array([2, 3]))
-        >>> found.base.tolist(), found.of.tolist(), found.inner.tolist()
-        ([0, 2], [0, 0, 1, 1, 1], [0, 1, 0, 1, 2])
-    """
+    """Groups of these sizes."""
     base = np.cumsum(sizes) - sizes
     of = np.repeat(np.arange(len(sizes)), sizes)
     return Groups(sizes, base, of, np.arange(len(of)) - base[of])
@@ -129,18 +123,6 @@ def shuffled(rng: np.random.Generator, of: Ints) -> Ints:
 def below(rng: np.random.Generator, limits: Ints) -> Ints:
     """For each limit, a uniform whole number from ``0 .. limit - 1``."""
     return (rng.random(len(limits)) * limits).astype(np.int64)
-
-
-@cache
-def shares(largest: int) -> Floats:
-    """``P(n <= m)`` for ``m = 3 .. N``, where ``P(n) ~ 1 / (n + sqrt N)``: small n are frequent, and large n not rare.
-
-    Example:
-        >>> [round(float(share), 3) for share in shares(5)]
-        [0.39, 0.718, 1.0]
-    """
-    chances = 1 / (np.arange(SMALLEST, largest + 1) + largest**0.5)
-    return np.cumsum(chances) / chances.sum()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,14 +167,20 @@ class NamedTask(PackedTask):
         lengths = np.concatenate([self.words.lengths, np.ones(self.marks, np.int64)])
         return np.concatenate([self.words.lexicon, marks]), lengths
 
+    @once
+    def _shares(self) -> Floats:
+        """``P(n <= m)`` for ``m = 3 .. N``, where ``P(n) ~ 1 / (n + sqrt N)``: small n are frequent, large not rare."""
+        chances = 1 / (np.arange(SMALLEST, self.nodes + 1) + self.nodes**0.5)
+        return np.cumsum(chances) / chances.sum()
+
     def sizes(self, rng: np.random.Generator, number: int, train: bool) -> Ints:
         """Numbers of nodes ``(number,)``: drawn as in training, or without ``train`` all the largest."""
         if not train:
             return np.full(number, self.nodes)
-        return SMALLEST + np.searchsorted(shares(self.nodes)[:-1], rng.random(number), side="right")
+        return SMALLEST + np.searchsorted(self._shares[:-1], rng.random(number), side="right")
 
     def mean_size(self, train: bool) -> float:
-        chances = np.diff(shares(self.nodes), prepend=0.0)
+        chances = np.diff(self._shares, prepend=0.0)
         return float(chances @ np.arange(SMALLEST, self.nodes + 1)) if train else float(self.nodes)
 
     def written(self, slots: Ints, asked: Flags, first: Ints) -> Stream:

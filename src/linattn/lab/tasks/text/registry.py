@@ -12,14 +12,12 @@ from linattn.support.options import OptionError, SettingError, check_option
 
 # The tasks of each module below linattn.lab.tasks, which is imported when one is first used.
 MODULES = {
-    "text.language": "text masked-text",
+    "text.language": "text masked-text passkey",
     "text.recall": "mqar mqar-mix mad-recall mad-noisy-recall mad-fuzzy-recall mad-selective-copying mad-compression "
     "mad-memorization",
     "text.regbench": "regbench",
-    "text.listops": "listops",
+    "text.arena": "listops pathfinder",
     "text.labelled": "lra-text lra-image glue stsb",
-    "text.pathfinder": "pathfinder",
-    "text.passkey": "passkey",
     **{f"synthetic.{name}": name for name in ("depo", "brevo", "capo", "mano", "lano")},
 }
 TASKS = {name: module for module, names in MODULES.items() for name in names.split()}
