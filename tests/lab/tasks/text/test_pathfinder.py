@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from linattn.lab.tasks.text import text_task
 from linattn.lab.tasks.text.arena import Pathfinder
 from linattn.support.options import OptionError
 
@@ -54,17 +53,6 @@ def test_the_picture_is_the_distance_from_dashes():
     assert picture[12, 1:5].sum() == 0  # given up: not drawn
     assert (picture[10, 12], picture[10, 13], picture[10, 14], picture[10, 15]) == (255, 255, 0, 0)
     assert picture[9, 11] == round(255 * (2 - 2**0.5))
-
-
-def test_the_default_is_balanced_and_readable():
-    task = text_task("pathfinder")
-    batch = task.batch(0, 32)
-    assert (task.length, task.vocabulary, task.classes) == (1024, 256, 2)
-    assert 6 <= batch.targets.sum() <= 26
-    ink = (batch.inputs > 0).double().mean(1)
-    assert (ink > 0.1).all()
-    assert (ink < 0.5).all()
-    assert ((batch.inputs == 255).sum(1) >= 4).all()
 
 
 def test_no_room_says_so():

@@ -132,7 +132,7 @@ def test_published_settings_fit_their_task(name):
 
 
 WRONG = {
-    "task": ("mqr", {}, "must be one of text, masked-text, mqar"),
+    "task": ("mqr", {}, "must be one of text, masked-text, passkey, mqar"),
     "pears": ("mqar", {"pears": 3}, "there are cache, data_seed, length"),
     "data": ("text", {}, "text needs a text file"),
     "length": ("mqar", {"length": 14, "pairs": 4}, "at least 4 x pairs = 16"),

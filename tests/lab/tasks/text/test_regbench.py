@@ -105,8 +105,7 @@ def test_legal_and_distance_of_known_answers():
     best = task.metrics(task.score(batch.exact.clamp(min=1e-9).log(), batch))
     assert best["legal"] == 100
     assert best["distance"] < 1e-5
-    never = torch.zeros(6, task.length, 20)
-    never[..., 18] = 50.0  # a bar is never right
+    never = 50.0 * torch.nn.functional.one_hot(torch.full((6, task.length), 18))  # a bar is never right
     worst = task.metrics(task.score(never, batch))
     assert worst["legal"] == 0
     assert abs(worst["distance"] - 1) < 1e-5
