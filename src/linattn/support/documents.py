@@ -86,13 +86,6 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def count_jsonl(path: Path) -> int:
-    """How many objects :func:`read_jsonl` yields, without parsing them."""
-    open_bytes = gzip.open if path.suffix == ".gz" else open
-    with open_bytes(path, "rb") as lines:
-        return sum(1 for line in lines if line.strip())
-
-
 def row_text(path: Path, row: dict[str, Any]) -> str:
     if not isinstance(row.get("text"), str):
         raise SettingError("data", f'{path}: every line needs a "text", got {", ".join(row) or "an empty object"}')

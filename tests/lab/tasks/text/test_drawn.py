@@ -58,14 +58,17 @@ def test_a_kept_set_is_the_drawn_one(name, tmp_path):
         assert same(next(kept.test_batches(6)), next(plain.test_batches(6)))
 
 
-def test_what_is_kept_is_drawn_once(tmp_path, draws):
-    mqar(cache=str(tmp_path)).prepare()
-    assert draws.asked == [4, *[4] * 5, 1, 4, 4, 2]  # the first tells the folder; 21 = 5 x 4 + 1, 6 = 4 + 2
-    draws.asked.clear()
-    mqar(cache=str(tmp_path)).prepare()
-    assert draws.asked == [4, 4]
-    mqar(cache=str(tmp_path), train_examples=24).prepare(test=False)
-    assert draws.asked[2:] == [4, 4, 4], "whole files serve larger sets: the first again, and those of the last file"
+def test_what_is_kept_is_not_drawn_again_and_a_stopped_set_loses_a_file_at_most(tmp_path, draws):
+    draws.fails = (5,)  # in the second file
+    with pytest.raises(KeyboardInterrupt):
+        mqar(cache=str(tmp_path)).prepare(test=False)
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
+    draws.fails = ()
+    # The first block tells the folder; then what the first file has not. Whole files serve larger sets.
+    for size, asked in ((21, [4, 4, 4, 4, 1]), (21, [4]), (24, [4, 4, 4])):
+        draws.asked.clear()
+        mqar(cache=str(tmp_path), train_examples=size).prepare(test=False)
+        assert draws.asked == asked
 
 
 def test_a_setting_that_does_not_show_at_once_has_a_folder_of_its_own(tmp_path, monkeypatch):
@@ -75,16 +78,6 @@ def test_a_setting_that_does_not_show_at_once_has_a_folder_of_its_own(tmp_path, 
         mqar(cache=str(tmp_path), power=power).prepare(test=False)
     assert len(list(tmp_path.rglob("0-8.pt"))) == 2
     assert mqar(cache="somewhere").identity() == mqar().identity() != mqar(power=0.02).identity()
-
-
-def test_a_stopped_set_loses_a_file_at_most(tmp_path, draws):
-    draws.fails = (5,)  # in the second file
-    with pytest.raises(KeyboardInterrupt):
-        mqar(cache=str(tmp_path)).prepare(test=False)
-    draws.fails, done = (), len(draws.asked)
-    mqar(cache=str(tmp_path)).prepare(test=False)
-    assert draws.asked[done:] == [4, 4, 4, 4, 1]  # the first again, then what the first file has not
-    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
 
 
 def test_what_another_version_drew_is_not_read(tmp_path, monkeypatch):
