@@ -14,17 +14,14 @@ from torch import Tensor
 from linattn.lab.experiment import RIGHT
 from linattn.lab.screen import Screen
 from linattn.lab.tasks.graph.data import GraphData
-from linattn.lab.tasks.graph.files import load_graph
+from linattn.lab.tasks.graph.files import SOURCES, load_graph
 from linattn.support.config import Config, option
 from linattn.support.options import OptionError
 
 REFERENCES, PAIRS = 50, 50
 FLAT = 0.1  # mean curvatures up to this size count as flat
 NARROW, WIDE = 0.5, 5.0  # least and greatest spread of a space's curvature, in units of the mean
-DATA = (
-    "A folder of PyTorch Geometric's raw files, an .npz file, an edge list, or a generated graph such as tree:4:6, "
-    "cycle:10, grid:32:32, random:1000:8, communities:1000:4."
-)
+DATA = f"{SOURCES[0].upper()}{SOURCES[1:]}."
 
 
 def sectional_curvature(
