@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linattn.support.config import Config
+from linattn.support.progress import OnWork, in_silence
 from linattn.support.seeds import stream
-from linattn.support.telling import OnWork, in_silence
 
 Kind = Literal["causal", "classification", "masked"]
 Sums = Mapping[str, float | Tensor]
