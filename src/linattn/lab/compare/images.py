@@ -15,9 +15,8 @@ from linattn.lab.compare.comparison import Comparison
 from linattn.lab.compare.cost import model_costs
 from linattn.lab.kept import Case
 from linattn.lab.page.numbers import counted
-from linattn.lab.tasks.images import ImageData, ImageFolders
+from linattn.lab.tasks.images import ImageData, ImageFolders, across_classes
 from linattn.lab.tasks.load import load_images
-from linattn.lab.tasks.stratify import across_classes
 from linattn.lab.train.augment.pipeline import Augment
 from linattn.lab.train.batches import create_batches
 from linattn.lab.train.config import ImageTraining, TrainConfig

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from linattn.lab.tasks.text import text_task
-from linattn.lab.tasks.text.mqar import Mqar
+from linattn.lab.tasks.text.recall import Mqar
 from linattn.lab.train import rounds
 from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.hosts import Host, create_host
