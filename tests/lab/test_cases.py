@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from tests.lab.small import Small
 
-from linattn.lab.cases import run_cases
+from linattn.lab.cases import find, kept, revisions, run_cases
 from linattn.lab.experiment import load_results
-from linattn.lab.kept import find, kept, revisions
 from linattn.lab.screen import Screen
 from linattn.mechanisms import registry
 from linattn.support.options import OptionError

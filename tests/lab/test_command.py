@@ -3,15 +3,12 @@
 import pytest
 from tests.lab import small
 
-from linattn.lab import commands
-from linattn.lab.command import command_name, main
-from linattn.lab.commands import Entry
+from linattn.lab.command import Entry, command_name, main
 
 
 @pytest.fixture(autouse=True)
 def only_small(monkeypatch):
     entry = Entry(f"{small.__name__}:Small", "Square numbers.", "Things to try.")
-    monkeypatch.setattr(commands, "COMMANDS", {})
     monkeypatch.setattr("linattn.lab.command.COMMANDS", {"small": entry, "try small": entry})
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from tests.lab.compare.test_images import accuracy
 
+from linattn.lab.cases import case_path
 from linattn.lab.compare import images
 from linattn.lab.compare.conversion import CompareConversion
-from linattn.lab.kept import case_path
 from linattn.lab.screen import Screen
 from linattn.lab.train.rounds import DivergedError
 from linattn.support.options import OptionError
@@ -43,7 +43,7 @@ def test_conversions_are_reported_before_right_after_and_at_the_end(tmp_path, fe
         assert len(relu["records"]) == 1
     page = (tmp_path / "report.html").read_text()
     assert all(f">{title}<" in page for title in ("before", "converted"))
-    # with one more mechanism nothing that is there is trained or looked at again
+    # with one more mechanism nothing that is there is trained again
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("cases/**/*") if path.is_file()}
     _, _, more = compared(replace(config, mechanisms=("softmax", "relu", "mirror")))
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
@@ -88,10 +88,7 @@ def test_options_join_those_a_conversion_starts_with(few_images):
     ("changes", "option"),
     [
         ({"mechanisms": ("nope",)}, "mechanisms"),
-        ({"share": 0.0}, "share"),
-        ({"size": "huge"}, "size"),
         ({"finetune_lr": (0.0,)}, "finetune_lr"),
-        ({"depth": 0}, "depth"),
         ({"mechanisms": ("mirror",), "option": {"mirror.modulation": "x"}}, "option"),
         ({"option": {"relu.rotary": "inputs"}}, "option"),
         ({"option": {"pola.alpha": 2}}, "option"),

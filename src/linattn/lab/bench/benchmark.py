@@ -19,9 +19,8 @@ import torch
 
 from linattn.lab.bench.check import Verdict
 from linattn.lab.bench.running import Row, guarded, load, machine_of, versions
-from linattn.lab.cases import Outcome, Work, run_cases
+from linattn.lab.cases import Case, Outcome, Work, find, run_cases
 from linattn.lab.experiment import FAILED, RIGHT, Experiment, save_results
-from linattn.lab.kept import Case, find
 from linattn.lab.page.plots import Chart, save_png
 from linattn.lab.screen import Screen
 from linattn.support.config import option

@@ -16,10 +16,8 @@ from linattn.lab.bench.fit import times_by
 from linattn.lab.bench.memory import Cost, free_bytes, peak_bytes, predict
 from linattn.lab.bench.running import Row, shared
 from linattn.lab.bench.timing import measure_in_turns, seconds_of
-from linattn.lab.cases import Work
-from linattn.lab.kept import Case
-from linattn.lab.page.plots import Chart
-from linattn.lab.page.style import styles
+from linattn.lab.cases import Case, Work
+from linattn.lab.page.plots import Chart, styles
 from linattn.mechanisms.registry import create_mechanism, list_mechanisms, mechanism_info
 from linattn.models.vision.block import Block
 from linattn.support.config import option

@@ -5,8 +5,7 @@ from typing import Any
 
 from linattn.lab.bench.benchmark import UNMEASURED
 from linattn.lab.bench.fit import times_by
-from linattn.lab.page.plots import Panel, plot_line
-from linattn.lab.page.style import Style
+from linattn.lab.page.plots import Panel, Style, plot_line
 
 Lines = Mapping[str, Mapping[int, float]]
 Rows = Sequence[Mapping[str, Any]]

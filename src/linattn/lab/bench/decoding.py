@@ -25,10 +25,8 @@ from linattn.lab.bench.language import LanguageBenchmark, create_model, draw_tex
 from linattn.lab.bench.memory import peak_bytes
 from linattn.lab.bench.running import Absent, Row, shared
 from linattn.lab.bench.timing import Timing, seconds_of
-from linattn.lab.cases import Work
-from linattn.lab.kept import Case
-from linattn.lab.page.plots import Chart
-from linattn.lab.page.style import styles
+from linattn.lab.cases import Case, Work
+from linattn.lab.page.plots import Chart, styles
 from linattn.mechanisms.registry import mechanism_info
 from linattn.support.config import option
 from linattn.support.options import OptionError

@@ -28,10 +28,8 @@ from linattn.lab.bench.kernel_rivals import PACKAGES, RIVALS, Contender, make_co
 from linattn.lab.bench.memory import extra_bytes
 from linattn.lab.bench.running import Row, shared
 from linattn.lab.bench.timing import first_call, time_call
-from linattn.lab.cases import Outcome, Work
-from linattn.lab.kept import Case
-from linattn.lab.page.plots import Chart, Panel
-from linattn.lab.page.style import styles
+from linattn.lab.cases import Case, Outcome, Work
+from linattn.lab.page.plots import Chart, Panel, styles
 from linattn.support.config import option
 from linattn.support.options import check_option
 

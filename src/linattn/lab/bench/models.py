@@ -30,10 +30,8 @@ from linattn.lab.bench.steps import (
     time_step,
 )
 from linattn.lab.bench.timing import first_call
-from linattn.lab.cases import Work
-from linattn.lab.kept import Case
-from linattn.lab.page.plots import Chart
-from linattn.lab.page.style import styles
+from linattn.lab.cases import Case, Work
+from linattn.lab.page.plots import Chart, styles
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.support.config import option
 

@@ -15,10 +15,8 @@ from linattn.lab.bench.memory import peak_bytes
 from linattn.lab.bench.running import Row, clean
 from linattn.lab.bench.steps import COMPILED, StepTruth, compile_host, flash_only, forms
 from linattn.lab.bench.timing import Timing, first_call, seconds_of
-from linattn.lab.cases import Work
-from linattn.lab.kept import Case
-from linattn.lab.page.plots import Chart
-from linattn.lab.page.style import styles
+from linattn.lab.cases import Case, Work
+from linattn.lab.page.plots import Chart, styles
 from linattn.support.config import option
 from linattn.support.options import OptionError
 

@@ -1,6 +1,6 @@
 """``linattn graph scaling``: what a training step of graph models costs as the graph grows."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,10 +12,9 @@ from torch import nn
 
 from linattn.lab.bench.memory import peak_bytes
 from linattn.lab.bench.timing import measure_in_turns
-from linattn.lab.cases import Work
+from linattn.lab.cases import Case, Work
 from linattn.lab.experiment import Experiment
-from linattn.lab.kept import Case
-from linattn.lab.page.numbers import MISSING, binary, short
+from linattn.lab.page.numbers import short
 from linattn.lab.tasks.graph.data import GraphData
 from linattn.lab.tasks.graph.generated import communities
 from linattn.lab.train.graph.recipes import graph_recipe
@@ -85,34 +84,21 @@ class GraphScaling(Experiment):
             )
         return said
 
-    def table(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[object]]]:
-        shown: dict[str, Callable[[Any], str]] = {
-            "model": str, "nodes": "{:,}".format, "edges": "{:,}".format, "median_ms": "{:,.1f}".format,
-            "peak_bytes": binary, "error_of_logits": "{:.1e}".format, "status": str,
-        }  # fmt: skip
-
-        def cell(value: Any, show: Callable[[Any], str]) -> str:
-            return MISSING if value is None or value != value else show(value)
-
-        cells: list[list[object]] = [[cell(row.get(name), show) for name, show in shown.items()] for row in rows]
-        return ["model", "nodes", "edges", "ms", "peak memory", "error", "status"], cells
-
     def figures(self, frame: "DataFrame", meta: Mapping[str, Any]) -> "list[Section]":
         from linattn.lab.page import Section
-        from linattn.lab.page.plots import Chart, Panel
-        from linattn.lab.page.style import styles
+        from linattn.lab.page.plots import Chart, Panel, styles
 
-        look = styles(list(dict.fromkeys(frame["model"])))
-        shown = (("median_ms", "Time of a training step, ms", 1), ("peak_bytes", "Peak memory of it, MiB", 2**20))
-        draws = {
-            title: partial(_draw, frame=frame, look=look, name=name, title=title, unit=u) for name, title, u in shown
-        }
-        panels = [Panel(draw, title, left=0.7) for title, draw in draws.items()]
+        look, panels = styles(list(dict.fromkeys(frame["model"]))), []
+        for name, title, unit in (
+            ("median_ms", "Time of a training step, ms", 1),
+            ("peak_bytes", "Peak memory of it, MiB", 2**20),
+        ):
+            draw = partial(_draw, frame=frame, look=look, name=name, title=title, unit=unit)
+            panels.append(Panel(draw, title, left=0.7))
         reading = "Both axes are logarithmic: a line that rises by a decade each decade is linear in the nodes."
-        names, cells = self.table(frame.to_dict("records"))
         text = "Error: of fp32 logits against fp64, of the largest. Memory: of a step, beside graph and weights."
         chart = Chart("graph-scaling", "Cost of a training step", reading, panels, look)
-        return [Section(chart.title, chart=chart), Section("Every number", text, type(frame)(cells, columns=names))]
+        return [Section(chart.title, chart=chart), Section("Every number", text, frame)]
 
 
 def _rows(case: Case, work: Work) -> Iterator[Row]:
@@ -165,7 +151,7 @@ def logits_error(model: nn.Module, data: GraphData) -> float:
     return float((model(data) - exact).abs().max() / exact.abs().max())
 
 
-def _draw(axes: Any, *, frame: "DataFrame", look: Mapping[str, Any], name: str, title: str, unit: int) -> None:
+def _draw(axes: Any, frame: "DataFrame", look: Mapping[str, Any], name: str, title: str, unit: int) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator
 
     from linattn.lab.page.plots import plot_line
@@ -173,12 +159,9 @@ def _draw(axes: Any, *, frame: "DataFrame", look: Mapping[str, Any], name: str, 
     for model, style in look.items():
         rows = frame[(frame["model"] == model) & frame[name].notna()]
         plot_line(axes, list(rows["nodes"]), list(rows[name] / unit), style)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    axes.set(xscale="log", yscale="log", title=title, xlabel="nodes")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))  # powers would be in TeX
     sizes = sorted(set(frame["nodes"]))
     axes.set_xticks(sizes, [short(size) for size in sizes])
     axes.minorticks_off()
-    axes.set_title(title)
-    axes.set_xlabel("nodes")

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from linattn.analysis.statistics import model_statistics, token_heat_map
-from linattn.lab.cases import Work
-from linattn.lab.compare.comparison import Comparison
-from linattn.lab.compare.cost import model_costs
-from linattn.lab.kept import Case
+from linattn.lab.bench.cost import model_cost, throughput_in_turns, train_peak_bytes
+from linattn.lab.cases import Case, Work
+from linattn.lab.compare.comparison import REPEATS, Comparison, busy_share, start_compiling
 from linattn.lab.page.numbers import counted
 from linattn.lab.tasks.images import ImageData, ImageFolders
 from linattn.lab.tasks.load import load_images
 from linattn.lab.tasks.stratify import across_classes
+from linattn.lab.train.accelerator import matrix_products
 from linattn.lab.train.augment.pipeline import Augment
 from linattn.lab.train.batches import create_batches
 from linattn.lab.train.config import ImageTraining, TrainConfig
@@ -27,11 +27,14 @@ from linattn.lab.train.loop import train
 from linattn.lab.train.mechanism_options import option_or
 from linattn.mechanisms.registry import list_mechanisms, mechanism_info
 from linattn.support.checkpoint import RunFolder
+from linattn.support.compiling import compile_blocks
 from linattn.support.options import OptionError, check_option
 
+Images = ImageData | ImageFolders
 VALIDATION_SHARE = 0.1  # of the training images, held out while learning rates are chosen
 STATISTICS_IMAGES = 32
 EXAMPLES = 4
+SECONDS = 0.2  # of each repeat of a measured speed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +47,7 @@ class ImageComparison(ImageTraining, Comparison):
             check_option("mechanisms", name, list_mechanisms(bidirectional=True))
         check_energy(self.energy_loss, (mechanism_info(name).cls for name in self.mechanisms))
 
-    def model(self, name: str, data: ImageData | ImageFolders, seed: int) -> nn.Module:
+    def model(self, name: str, data: Images, seed: int) -> nn.Module:
         """The untrained model around a mechanism."""
         raise NotImplementedError
 
@@ -57,7 +60,7 @@ class ImageComparison(ImageTraining, Comparison):
                 raise option_or("mechanisms", error, name, self.options(name)) from error
         create_batches(data, self.training(0, 1.0), torch.device("cpu"))
 
-    def images(self, validation: bool = False) -> ImageData | ImageFolders:
+    def images(self, validation: bool = False) -> Images:
         return loaded(self.data, self.image_size, validation)
 
     def training(self, seed: int, lr: float) -> TrainConfig:
@@ -68,35 +71,45 @@ class ImageComparison(ImageTraining, Comparison):
     def usual_lr(self, name: str) -> float:
         return TrainConfig().lr
 
-    def fit(
-        self, case: Case, config: TrainConfig, model: nn.Module, data: ImageData | ImageFolders, work: Work
-    ) -> dict[str, Any]:
+    def fit(self, case: Case, config: TrainConfig, model: nn.Module, data: Images, work: Work) -> dict[str, Any]:
         """Train a model, or go on with it."""
         batches = create_batches(data, config, config.place())
-        steps = batches.steps_per_epoch
 
         def on_step(epoch: int, step: int, loss: float, top1: float) -> None:
             words = f"epoch {epoch + 1} of {config.epochs}, loss {loss:.3f}, right in training {top1:.1f} %"
-            work.tell((epoch + step / steps) / config.epochs, words)
+            work.tell((epoch + step / batches.steps_per_epoch) / config.epochs, words)
 
-        found = train(
-            model.to(config.place()), batches, config, work.folder, options=case["options"], on_step=on_step
-        )  # fmt: skip
-        records = [
-            {"round": record["epoch"] + 1, "score": record["top1"], **record} for record in map(asdict, found.epochs)
-        ]
-        for record in records:
-            del record["epoch"], record["top1"]
+        model = model.to(config.place())
+        found = train(model, batches, config, work.folder, options=case["options"], on_step=on_step)
+        records = []
+        for record in map(asdict, found.epochs):
+            records.append({"round": record.pop("epoch") + 1, "score": record.pop("top1"), **record})
         return {"score": found.top1, "seconds": found.seconds, "records": records}
 
     def cost_case(self, case: Case, work: Work) -> dict[str, Any]:
-        data, config = self.images(), self.training(0, 1.0)
+        """Costs of models by name. Speeds are lists, one number for each repeat, in all of which the models take
+        turns."""
+        data, config, busy = self.images(), self.training(0, 1.0), busy_share()
+        if self.compile:
+            torch.compiler.reset()
         images, _ = next(iter(create_batches(data, config, config.place()).train(0)))
-        names = [part["mechanism"] for part in case["mechanisms"]]
-        return model_costs(
-            lambda name: self.model(name, data, 0), names, images,
-            precision=self.precision, compile=self.compile, tell=work.tell,
-        )  # fmt: skip
+        costs, models = dict[str, dict[str, Any]](), dict[str, nn.Module]()
+        for name in (part["mechanism"] for part in case["mechanisms"]):
+            work.tell(0.0, f"{name}: parameters, operations, memory")
+            models[name] = model = self.model(name, data, 0).to(images.device)
+            costs[name] = asdict(model_cost(model, (images.shape[2], images.shape[3]), images.shape[1]))
+            if self.compile:
+                compile_blocks(model)  # time and memory are to be those of training
+            costs[name]["peak_bytes_train"] = train_peak_bytes(model, images, precision=self.precision)
+        settings: dict[str, Any] = {"precision": self.precision, "min_seconds": SECONDS}
+        for training, way in ((False, "forward"), (True, "train")):
+            for repeat in range(REPEATS):
+                work.tell(0.5 + (repeat / REPEATS + training) / 4, f"images per second, {way}")
+                with matrix_products(self.precision):
+                    found = throughput_in_turns(models, images, training=training, **settings)
+                for name, speed in found.items():
+                    costs[name].setdefault(f"images_per_second_{way}", []).append(speed)
+        return {"costs": costs, "busy": max(busy, busy_share())}
 
     def describe_data(self) -> dict[str, Any]:
         data = self.images()
@@ -120,18 +133,16 @@ class CompareImages(VisionHost, ImageComparison):
     def folder(self) -> Path:
         return self.output or Path("runs") / f"compare-{Path(self.data).stem}"
 
-    def model(self, name: str, data: ImageData | ImageFolders, seed: int) -> nn.Module:
+    def model(self, name: str, data: Images, seed: int) -> nn.Module:
         return self.create(name, data, seed, self.options(name))
 
     def describe(self) -> dict[str, Any]:
         data = self.images()
         host = self.describe_model(self.create(self.mechanisms[0], data, 0), data.image_size)
-        tokens = ", ".join(map(str, host["tokens"])) if self.host == PYRAMID else host["tokens"]
-        kind = (
-            f"a pyramid {self.size} with stages {host['stages']}"
-            if self.host == PYRAMID
-            else f"a {self.size} ViT of depth {host['depth']} and width {host['width']}"
-        )
+        if self.host == PYRAMID:
+            kind, tokens = f"a pyramid {self.size} with stages {host['stages']}", ", ".join(map(str, host["tokens"]))
+        else:
+            kind, tokens = f"a {self.size} ViT of depth {host['depth']} and width {host['width']}", host["tokens"]
         about = f"{', '.join(self.mechanisms)} in {kind} at {tokens} tokens on {data.name}"
         about += f", {counted(self.epochs, 'epoch')}, {counted(self.seeds, 'seed')}"
         return {"data": self.describe_data(), "host": host, "about": about}
@@ -139,7 +150,7 @@ class CompareImages(VisionHost, ImageComparison):
     def run_case(self, case: Case, work: Work) -> Mapping[str, Any]:
         name, data = case["mechanism"], self.images(case["validation"])
         if self.compile:
-            forget_compiled(name)
+            start_compiling(name)
         return self.fit(case, self.training(case["seed"], case["lr"]), self.model(name, data, case["seed"]), data, work)
 
     def attention_case(self, case: Case, work: Work) -> dict[str, Any]:
@@ -169,7 +180,7 @@ class CompareImages(VisionHost, ImageComparison):
 
 
 @lru_cache(maxsize=2)
-def loaded(source: str, image_size: int | None, validation: bool) -> ImageData | ImageFolders:
+def loaded(source: str, image_size: int | None, validation: bool) -> Images:
     """The data, or training images split in two, to choose learning rates without the test images."""
     if not validation:
         return load_images(source, image_size=image_size)
@@ -179,13 +190,7 @@ def loaded(source: str, image_size: int | None, validation: bool) -> ImageData |
     return data.hold_out(VALIDATION_SHARE, seed=0)
 
 
-@lru_cache(maxsize=1)
-def forget_compiled(mechanism: str) -> None:
-    """Reset the compiler when the mechanism changes: else each call is first checked against all earlier code."""
-    torch._dynamo.reset()
-
-
-def test_images(data: ImageData | ImageFolders, config: ImageTraining, count: int) -> tuple[Tensor, Tensor]:
+def test_images(data: Images, config: ImageTraining, count: int) -> tuple[Tensor, Tensor]:
     """``count`` test images of as many classes as there are, as the model sees them, and their labels."""
     if isinstance(data, ImageFolders):
         from linattn.lab.train.folders import test_pictures

@@ -14,12 +14,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from linattn.lab.cases import Outcome, Work
+from linattn.lab.cases import Case, Outcome, Work
 from linattn.lab.compare.comparison import Phase
 from linattn.lab.compare.text import CompareText, Contender
 from linattn.lab.compare.text_costs import training_step
 from linattn.lab.experiment import RIGHT
-from linattn.lab.kept import Case
 from linattn.lab.page.numbers import counted
 from linattn.lab.screen import Screen
 from linattn.lab.tasks.synthetic.brevo import Brevo, right_answer
@@ -238,11 +237,11 @@ class Synth(CompareText):
 
     def written_case(self, case: Case, work: Work) -> Mapping[str, Any]:
         """The percentage of right texts among those that a trained model writes."""
-        one, run = self.in_this_process(), case["of"]
-        model = create_host(one.hosts[run["mechanism"]], one.made, run["seed"])
+        run = case["of"]
+        model = create_host(self.hosts[run["mechanism"]], self.made, run["seed"])
         weights = TextFolder(self.weights_of(run, work)).load_weights()
         model.load_state_dict(weights, strict=not model.config.tie_word_embeddings)
-        return {"written": share_right(model.to(self.place()).eval(), one.made, case["samples"])}
+        return {"written": share_right(model.to(self.place()).eval(), self.made, case["samples"])}
 
     # The command.
 
