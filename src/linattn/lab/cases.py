@@ -118,16 +118,14 @@ def revisions(value: Any) -> dict[str, int]:
 class Rules:
     """How cases are run.
 
-    ``jobs``: cases at a time, where they run in processes, each of which has one thread. ``fresh``: a process for each
-    case, for measurements that must not disturb one another. ``seconds``: no case is begun after that; those that are
-    left have neither a result nor an error. ``most_seconds``: a case that takes longer in a process is lost, with its
-    process. ``like``: a process that has measured a case goes on with one for which this is the same, if there is one,
-    so that code compiled for the first serves both.
+    ``jobs``: cases at a time, where they run in processes, each of which has one thread. ``seconds``: no case is begun
+    after that; those that are left have neither a result nor an error. ``most_seconds``: a case that takes longer in a
+    process is lost, with its process. ``like``: a process that has measured a case goes on with one for which this is
+    the same, if there is one, so that code compiled for the first serves both.
     """
 
     where: Where = "here"
     jobs: int = 1
-    fresh: bool = False
     seconds: float = math.inf
     most_seconds: float = math.inf
     like: Callable[[Case], object] = lambda case: None
@@ -151,10 +149,12 @@ def run_cases(
         said: words on a result, which are shown when a case is finished.
         rules: those of :class:`Rules`.
     """
-    screen = screen or Screen(quiet=True)
+    screen, own = screen or Screen(quiet=True), Rules(**rules)
     remove_halves(folder)
     outcomes = [Outcome(case, find(folder, case)) for case in cases]
-    shares = {number: 0.0 for number, outcome in enumerate(outcomes) if not outcome.reached}
+    left = {number: outcome.case for number, outcome in enumerate(outcomes) if not outcome.reached}
+    shares = dict.fromkeys(left, 0.0)
+    start = {"here": _here, "processes": _in_processes, "ray": _on_ray}[own.where]
     with screen.progress(len(cases)) as bar:
 
         def told(number: int, share: float, words: str) -> None:
@@ -162,9 +162,7 @@ def run_cases(
             text = ": ".join(filter(None, (title(cases[number]), words)))
             bar.show(len(cases) - len(shares) + sum(shares.values()), text)
 
-        own = Rules(**rules)
-        start = {"here": _here, "processes": _in_processes, "ray": _on_ray}[own.where]
-        for number, outcome in start({number: cases[number] for number in shares}, measure, folder, told, own):
+        for number, outcome in start(left, measure, folder, told, own):
             outcomes[number] = outcome
             del shares[number]
             if outcome.error:
@@ -244,7 +242,7 @@ def _in_processes(cases: Cases, measure: Measure, folder: Path, told: Told, rule
                 if kind == "wrong":
                     raise value
                 yield worker.number, value
-                if kind == "done" and waiting and not rules.fresh and time.monotonic() < until:
+                if kind == "done" and waiting and time.monotonic() < until:
                     give(worker)
                 elif kind == "done":
                     worker.line.send(None)
@@ -297,7 +295,7 @@ def _on_ray(cases: Cases, measure: Measure, folder: Path, told: Told, rules: Rul
     import ray  # type: ignore[import-not-found]
 
     ray.init(ignore_reinit_error=True, log_to_driver=False)
-    remote = ray.remote(max_calls=1 if rules.fresh else 0)(attempt)
+    remote = ray.remote(attempt)
     waiting = {remote.remote(case, measure, folder, Work.tell): number for number, case in cases.items()}
     while waiting:
         ready, _ = ray.wait(list(waiting), timeout=SECONDS_BETWEEN_LOOKS)

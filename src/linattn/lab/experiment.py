@@ -54,8 +54,6 @@ class Experiment(Machine):
 
     name: ClassVar[str] = ""
     """The name of its folder below ``runs`` and of its file in ``results``."""
-    fresh: ClassVar[bool] = False
-    """Whether each case needs a process of its own."""
 
     def cases(self) -> list[dict[str, Any]]:
         """What is to be measured, each with all that its result depends on."""
@@ -93,8 +91,8 @@ class Experiment(Machine):
 
     def outcomes(self, screen: Screen, cases: Sequence[Case], **rules: Any) -> list[Outcome]:
         """Measure the cases that are not yet in the folder; ``rules`` are those of ``run_cases``."""
-        here = self.where == "processes" and self.at_a_time() == 1 and not self.fresh
-        usual = {"where": "here" if here else self.where, "jobs": self.at_a_time(), "fresh": self.fresh}
+        here = self.where == "processes" and self.at_a_time() == 1
+        usual = {"where": "here" if here else self.where, "jobs": self.at_a_time()}
         return run_cases(cases, self.measure, self.folder / "cases", title=self.title, screen=screen, **usual | rules)
 
     def run(self, screen: Screen) -> int:

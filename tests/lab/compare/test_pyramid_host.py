@@ -60,7 +60,7 @@ def test_a_comparison_in_a_pyramid(small, tmp_path, compared):
     )  # fmt: skip
     code, results, found = compared(config)
     assert code == 0
-    assert "pyramid xt with stages llss at 64, 16, 4, 1 tokens" in results["meta"]["about"]
+    assert "pyramid xt of stages llss at 64, 16, 4, 1 tokens" in results["meta"]["about"]
     assert results["meta"]["host"]["tokens"] == [64, 16, 4, 1]
     assert len(found["attention"]["mirror", 0]["layers"]) == 5
     costs = found["cost"]

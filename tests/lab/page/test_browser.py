@@ -31,7 +31,7 @@ def driver(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    parts = comparison_page(Findings(make_meta(), make_rows()), make_examples(), [])
+    parts = comparison_page(Findings(make_meta(), make_rows()), make_examples())
     return write_page(tmp_path_factory.mktemp("page") / "report.html", *parts)
 
 

@@ -168,9 +168,9 @@ class Benchmark(Experiment):
         """Cold starts in fresh processes with a GPU to themselves, then the others."""
         cold = [case for case in cases if case.get("fresh")]
         found: dict[int, Outcome] = {}
-        for fresh, chosen in ((True, cold), (False, [case for case in cases if case not in cold])):
+        for chosen in (cold, [case for case in cases if case not in cold]):
             outcomes = run_cases(
-                chosen, type(self).measure, self.folder / "cases", fresh=fresh, seconds=seconds, title=self.title,
+                chosen, type(self).measure, self.folder / "cases", seconds=seconds, title=self.title,
                 where="here" if not self.on_gpu and self.where == "processes" else self.where,
                 most_seconds=self.most_seconds, screen=screen,
             ) if chosen else []  # fmt: skip

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -34,13 +34,11 @@ from linattn.support.files import write_json
 from linattn.support.machine import cores, describe_run
 from linattn.support.options import OptionError, check_folder
 
-if TYPE_CHECKING:
-    from linattn.lab.page import Section
-
 Point = dict[str, Any]
 Phase = tuple[str, list[dict[str, Any]]]
 SECONDS_OF_REST = 0.5
 REPEATS = 5  # of measured speeds
+UNSAID = ("kind", "mechanism", "mechanisms", "options", "config", "validation", "of")
 ALONE = ("cost", "attention")  # phases whose cases are not measured beside others
 
 
@@ -50,38 +48,28 @@ class Comparison(Experiment):
 
     ``run_case`` trains ``case["mechanism"]`` with ``case["seed"]`` at the point in ``case``, on held-out data if
     ``case["validation"]``. Its result has ``score``, ``seconds`` of training and ``records``: the evaluations in order,
-    each with the number of rounds trained, ``train_loss`` and ``score``. ``cost_case`` has ``costs`` by name of
-    ``case["mechanisms"]``, and how ``busy`` the machine was; ``attention_case`` says what attention does in the model
+    each with the number of rounds trained, ``train_loss`` and ``score``. ``cost_case`` has ``rows``, one for each of
+    ``case["mechanisms"]``, with how ``busy`` the machine was; ``attention_case`` says what attention does in the model
     that the run ``case["of"]`` trained.
     """
 
     mechanisms: tuple[str, ...] = option(
-        ("softmax", "relu", "pola", "nala", "mirror"),
-        "Names from `linattn mechanisms`, with commas.",
-        choices=list_mechanisms,
-        group="Comparison",
-    )
+        ("softmax", "relu", "pola", "nala", "mirror"), "Names from `linattn mechanisms`, with commas.",
+        choices=list_mechanisms, group="Comparison",
+    )  # fmt: skip
     seeds: int = option(2, "Runs of each mechanism; below 5 no difference is claimed.", least=1, group="Comparison")
     lr: tuple[float, ...] = option(
-        (),
-        "Learning rate; of several, each mechanism takes its best on held-out training data.",
-        above=0,
-        group="Comparison",
-        default_text="by recipe",
-    )
+        (), "Learning rate; of several, each mechanism takes its best on held-out training data.", above=0,
+        group="Comparison", default_text="by recipe",
+    )  # fmt: skip
     margin: float | None = option(
-        None,
-        "Difference of scores that counts as none, to show that two are equal.",
-        above=0,
-        affects=False,
-        rare=True,
-        group="Comparison",
-    )
+        None, "Difference of scores that counts as none, to show that two are equal.", above=0, affects=False,
+        rare=True, group="Comparison",
+    )  # fmt: skip
     option: dict[str, Any] = option(
-        {},
-        "Option of a mechanism: key=value for all, mechanism.key=value for one; may be given again.",
+        {}, "Option of a mechanism: key=value for all, mechanism.key=value for one; may be given again.",
         group="Comparison",
-    )
+    )  # fmt: skip
 
     of_cases: ClassVar[tuple[str, ...]] = ("mechanisms", "seeds", "lr", "option", "margin", "device")
     """Options that a case has in its own fields, or that say which cases there are: they are not common to all."""
@@ -108,7 +96,8 @@ class Comparison(Experiment):
         return {}
 
     def contenders(self) -> tuple[str, ...]:
-        return self.mechanisms
+        """What is compared, each once."""
+        return tuple(dict.fromkeys(self.mechanisms))
 
     def owners(self) -> Collection[str]:
         """The mechanisms that may have options of their own."""
@@ -126,19 +115,12 @@ class Comparison(Experiment):
         """The options of a contender."""
         return options_of(name, self.option)
 
-    def sections(self, meta: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> "list[Section]":
-        """What a kind of comparison adds to the page."""
-        return []
-
     # Cases.
 
     def check(self) -> None:
         super().check()
-        names = self.contenders()
-        if not names:
+        if not self.contenders():
             raise OptionError("mechanisms", f"name at least one of {', '.join(list_mechanisms())}")
-        if len(set(names)) < len(names):
-            raise OptionError("mechanisms", f"each may be named once, got {', '.join(names)}")
         check_owners(self.option, self.owners())
 
     def common(self) -> dict[str, Any]:
@@ -202,13 +184,12 @@ class Comparison(Experiment):
         return bool(getattr(self, "compile", False))
 
     def title(self, case: Case) -> str:
-        if case["kind"] == "cost":
-            return "speed and memory of " + ", ".join(part["mechanism"] for part in case["mechanisms"])
-        if case["kind"] == "attention":
-            return f"attention of {case['mechanism']}"
-        hidden = ("kind", "mechanism", "options", "config", "validation")
-        words = [f"{key.replace('_', ' ')} {value}" for key, value in case.items() if key not in hidden]
-        return ", ".join([case["mechanism"], *words, *(["validation"] if case["validation"] else [])])
+        names = (
+            case["mechanism"] if "mechanism" in case else ", ".join(part["mechanism"] for part in case["mechanisms"])
+        )
+        kind = "validation" if case.get("validation") else "" if case["kind"] == "run" else case["kind"]
+        words = [f"{key.replace('_', ' ')} {value}" for key, value in case.items() if key not in UNSAID]
+        return ", ".join(filter(None, [names, *words, kind]))
 
     def measure(self, case: Case, work: Work) -> Mapping[str, Any]:  # type: ignore[override]
         """The result of a case of any kind."""
@@ -255,19 +236,13 @@ class Comparison(Experiment):
         return self.finish(screen, meta, done)
 
     def rows(self, done: Sequence[tuple[str, Outcome]]) -> list[dict[str, Any]]:
-        """A row for each outcome, without what all have in common."""
+        """A row for each outcome, or for each mechanism in it, without what all have in common."""
         found = []
-        for kind, outcome in done:
-            result = outcome.result or {}
-            if kind == "cost":
-                more = {key: value for key, value in result.items() if key != "costs"}
-                costs = result.get("costs", {})
-                found += [{"kind": kind, "mechanism": name, **cost, **more} for name, cost in costs.items()]
-                continue
-            row = {**outcome.case, **result, "kind": kind} | ({"error": outcome.error} if outcome.error else {})
-            left_out = ("config", "of", "examples", *(["records"] if kind == "sweep" else []))
-            empty = {} if row.get("options") else {"options"}
-            found.append({key: value for key, value in row.items() if key not in (*left_out, *empty)})
+        for kind, row in ((kind, row | {"kind": kind}) for kind, outcome in done for row in outcome.rows()):
+            left_out = {"mechanisms", "of", "examples", *(["records"] if kind == "sweep" else [])}
+            left_out |= set() if row.get("options") else {"options"}
+            if "mechanism" in row:
+                found.append({key: value for key, value in row.items() if key not in left_out})
         return found
 
     def finish(self, screen: Screen, meta: dict[str, Any], done: Sequence[tuple[str, Outcome]]) -> int:
@@ -288,7 +263,7 @@ class Comparison(Experiment):
 
         path = self.folder / "examples.json"
         examples = json.loads(path.read_text()) if path.exists() else {}
-        return comparison_page(Findings(meta, rows), examples, self.sections(meta, rows))
+        return comparison_page(Findings(meta, rows), examples)
 
     def table(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[object]]]:
         return Findings({"metric": asdict(self.metric())}, rows).short_table()

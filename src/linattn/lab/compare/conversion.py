@@ -45,20 +45,16 @@ class CompareConversion(ImageComparison):
     mechanisms: tuple[str, ...] = option(
         ("softmax", "relu", "nala", "mirror"),
         "Mechanisms, with commas; softmax is the same model, trained on as long as the others.",
-        choices=list_mechanisms,
-        group="Comparison",
-    )
+        choices=list_mechanisms, group="Comparison",
+    )  # fmt: skip
     seeds: int = option(3, "Softmax models, each converted to every mechanism.", least=1, group="Comparison")
     lr: float = option(  # type: ignore[assignment]
         1e-3, "Highest learning rate of the softmax model.", above=0, group="Training", default_text="by recipe"
     )
     finetune_lr: tuple[float, ...] = option(
-        (),
-        "After the conversion; of several, each mechanism takes its best on held-out training images.",
-        above=0,
-        group="Comparison",
-        default_text="as before",
-    )
+        (), "After the conversion; of several, each mechanism takes its best on held-out training images.", above=0,
+        group="Comparison", default_text="as before",
+    )  # fmt: skip
     share: float = option(0.1, "Epochs after the conversion over those before it.", above=0, most=1, group="Comparison")
     size: Literal["tiny", "small", "base"] = option("tiny", "Size of timm's DeiT.", group="Host")
     patch_size: int | None = option(
@@ -75,10 +71,8 @@ class CompareConversion(ImageComparison):
         for name in self.mechanisms:
             # Options of the conversion itself are not options of a mechanism.
             known = [option for option in mechanism_options(mechanism_info(name).cls) if option not in LAYER_SETS]
-            for given in self.options(name):
-                if given not in known:
-                    takes = ", ".join(known) or "none"
-                    raise OptionError("option", f"mechanism {name!r} has no option {given!r}; it takes {takes}")
+            if unknown := ", ".join(self.options(name).keys() - known):
+                raise OptionError("option", f"{name} has no {unknown}; it takes {', '.join(known) or 'none'}")
 
     def options(self, name: str) -> dict[str, Any]:
         return START_OPTIONS.get(name, {}) | super().options(name)

@@ -19,7 +19,7 @@ Curve = list[tuple[float, float, float, float]]  # x, mean, lowest, highest
 
 def charts_of(findings: Findings) -> list[Chart]:
     """The charts for which there are numbers, in reading order."""
-    return [make(findings) for make in (states, speeds, learning, entropies) if make(findings).panels]
+    return [chart for make in (states, speeds, learning, entropies) if (chart := make(findings)).panels]
 
 
 # Scores against what they cost.
@@ -68,22 +68,20 @@ def _scores_against(findings: Findings, field: str, label: str, shown: Callable[
 
         for series, style in look.items():
             names = sorted((name for name in scores if findings.series(name) == series), key=lambda name: costs[name])
-            points = [(costs[name], scores[name]) for name in names]
-            plot_line(axes, [x for (x, _, _), _ in points], [row.mean for _, row in points], style)
-            for (x, least, greatest), row in points:
+            middles = [costs[name][0] for name in names], [scores[name].mean for name in names]
+            plot_line(axes, *middles, style)
+            for name, x, y in zip(names, *middles, strict=True):
                 line = {"color": style.color, "linewidth": 1.2, "zorder": 1}
-                axes.plot([x, x], [row.least, row.greatest], **line)
-                axes.plot([least, greatest], [row.mean, row.mean], **line)
+                axes.plot([x, x], [scores[name].least, scores[name].greatest], **line)
+                axes.plot(costs[name][1:], [y, y], **line)
         low, high = min(costs[name][1] for name in scores), max(costs[name][2] for name in scores)
+        locator = MaxNLocator(5, steps=[1, 2, 5, 10])
+        axes.margins(x=0.15)
         if high / low > LOG_FROM:
             axes.set_xscale("log", base=2 if shown is binary else 10)
-            axes.set_xlim(low / 1.4, high * 1.4)
-            axes.xaxis.set_major_locator(LogLocator(2, numticks=7) if shown is binary else LogLocator(subs=(1, 2, 5)))
             axes.xaxis.set_minor_locator(NullLocator())
-        else:
-            margin = max((high - low) * 0.15, high * 0.05)
-            axes.set_xlim(low - margin, high + margin)
-            axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+            locator = LogLocator(2, numticks=7) if shown is binary else LogLocator(subs=(1, 2, 5))
+        axes.xaxis.set_major_locator(locator)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value)))
         axes.set_title(metric.axis)
         axes.set_xlabel(label)
@@ -192,41 +190,33 @@ def _by_layer(findings: Findings, field: str, title: str, line: float | None) ->
 def maps(names: Sequence[str], examples: Mapping[str, Any]) -> Chart:
     """Where a token of each image looks: a panel an image, with a small picture for each mechanism that has a map."""
     reading = (
-        f"Where the token in the bright frame looks in the layer {examples.get('layer')}. Each square is one token of "
-        "the image; the brighter it is, the more weight it has. Every map is scaled to its own largest weight, so "
-        "compare shapes, not brightness."
+        f"Where the token in the frame looks in the layer {examples.get('layer')}. Each square is one token; the "
+        "brighter it is, the more weight it has. Every map is scaled to its own largest weight, so compare shapes."
     )
     panels = []
     for image in examples.get("images", []):
         known = [name for name in names if image["maps"].get(name)]
-        lines, label = ceil((len(known) + 1) / MAPS_ACROSS), image["label"]
-        alt = f"Where the marked token of an image of class {label} looks, with {', '.join(known)}."
-        draw = partial(draw_maps, names=known, image=image)
+        alt = f"Where the marked token of an image of class {image['label']} looks, with {', '.join(known)}."
         if known:
-            panels.append(Panel(draw, alt, height=MAP_LINE * lines + 1, left=0.1, right=0.1))
+            height = MAP_LINE * ceil((len(known) + 1) / MAPS_ACROSS) + 1
+            panels.append(Panel(partial(draw_maps, names=known, image=image), alt, height, left=0.1, right=0.1))
     return Chart("attention-maps", "Attention on example images", reading, panels)
 
 
-def draw_maps(axes: Any, *, names: Sequence[str], image: Mapping[str, Any]) -> None:
-    """The image, with a frame around the token, and the same under each map.
+def draw_maps(axes: Any, names: Sequence[str], image: Mapping[str, Any]) -> None:
+    """The image, ``(H, W)`` or ``(H, W, 3)`` from 0 to 255, and maps ``(h, w)``, with a frame around the token."""
+    from matplotlib.patches import Rectangle
 
-    Pixels are ``(H, W)`` or ``(H, W, 3)`` from 0 to 255, a map ``(h, w)`` of any size; below zero is no attention.
-    """
     axes.set_axis_off()
     axes.set_title(f"class {image['label']}")
-    lines = ceil((len(names) + 1) / MAPS_ACROSS)
+    lines, (row, column) = ceil((len(names) + 1) / MAPS_ACROSS), image["token"]
     height, width = len(image["maps"][names[0]]), len(image["maps"][names[0]][0])
-    frame, (row, column) = (-0.5, width - 0.5, height - 0.5, -0.5), image["token"]
-    edges = [-0.5, 0.5, 0.5, -0.5, -0.5], [-0.5, -0.5, 0.5, 0.5, -0.5]
     for number, name in enumerate(("", *names)):
         x, y = number % MAPS_ACROSS / MAPS_ACROSS, 1 - (number // MAPS_ACROSS + 1) / lines
         small = axes.inset_axes((x + 0.01, y, 1 / MAPS_ACROSS - 0.02, 0.86 / lines))
         small.set_axis_off()
         small.set_title(name, fontsize=8.5, pad=2, loc="center")
-        small.imshow(image["pixels"], cmap="gray", extent=frame, vmin=0, vmax=255)
-        if name:
-            heat = [[max(value or 0.0, 0.0) for value in line] for line in image["maps"][name]]
-            most = max(map(max, heat)) or 1.0
-            shares = [[0.55 + 0.35 * value / most for value in line] for line in heat]
-            small.imshow(heat, cmap="inferno", vmin=0, vmax=most, alpha=shares, extent=frame, interpolation="nearest")
-        small.plot([column + x for x in edges[0]], [row + y for y in edges[1]], color=MARK, linewidth=1.4)
+        look = {"cmap": "inferno", "vmin": 0} if name else {"cmap": "gray", "vmin": 0, "vmax": 255}
+        pixels = image["maps"][name] if name else image["pixels"]
+        small.imshow(pixels, extent=(0, width, height, 0), interpolation="nearest", **look)
+        small.add_patch(Rectangle((column, row), 1, 1, fill=False, color=MARK, linewidth=1.4))

@@ -171,7 +171,7 @@ class Findings:
         found += [
             column("before", self.metric.unit, lambda name: self._mean(name, "before")),
             column("converted", self.metric.unit, lambda name: self._mean(name, "converted")),
-            numbers("parameters", "parameters", "", digits=4),
+            numbers("parameters", "parameters", ""),
             numbers("operations", "flops", f"FLOPs/{one}"),
             numbers("state", "state_size", " per layer"),
             numbers("state", "state_bytes", "B per sequence", prefixes=BINARY),
@@ -203,12 +203,10 @@ class Findings:
         return Cell(number(row.mean) + ("" if row.std is None else f" ± {number(row.std)}"), row.mean, seeds)
 
     def _difference(self, name: str, to: str) -> Cell | None:
-        row = self.score(name)
-        found: Difference | None = getattr(row, to) if row else None
+        found: Difference | None = getattr(self.score(name), to, None)
         if found is None:
             return None
-        text = f"{found.mean:+.{self.metric.decimals}f}".replace("-", "−")
-        half = (found.high - found.low) / 2
+        text, half = f"{found.mean:+.{self.metric.decimals}f}".replace("-", "−"), (found.high - found.low) / 2
         return Cell(f"{text} ± {half:.3g}" if isfinite(half) else text, found.mean, found.verdict)
 
     def _mean(self, name: str, field: str) -> Cell | None:
@@ -220,21 +218,15 @@ class Findings:
 
     def _gap(self, name: str) -> Cell | None:
         entropy, reference = self.field(name, "entropy"), self.field(REFERENCE, "entropy")
-        if name == REFERENCE or entropy is None or reference is None:
+        if name == REFERENCE or None in (entropy, reference):
             return None
         return Cell(Unit(decimals=2, signed=True).text(entropy - reference), entropy - reference)
 
     def _numbers(
-        self,
-        title: str,
-        field: str,
-        unit_text: str,
-        digits: int = 3,
-        prefixes: Prefixes = PREFIXES,
-        unit: Unit | None = None,
+        self, title: str, field: str, unit_text: str, prefixes: Prefixes = PREFIXES, unit: Unit | None = None
     ) -> Column:
         found = {name: spread for name in self.names if (spread := self.spread(name, field))}
-        unit = unit or common_unit((middle for middle, _, _ in found.values()), digits, prefixes)
+        unit = unit or common_unit((middle for middle, _, _ in found.values()), prefixes=prefixes)
         cells = {
             name: Cell(unit.text(middle), middle, f"{unit.text(low)} to {unit.text(high)}" if low < high else "")
             for name, (middle, low, high) in found.items()

@@ -1,11 +1,11 @@
 """``linattn compare graph``: models on one graph, each with its recipe, tested at the epoch that validation chose."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -24,10 +24,7 @@ from linattn.lab.train.mechanism_options import options_of
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.models.graph import GraphModel, create_graph_model, graph_model_info, graph_model_options, graph_models
 from linattn.support.config import option
-from linattn.support.options import OptionError, check_option, options_words
-
-if TYPE_CHECKING:
-    from linattn.lab.page import Section
+from linattn.support.options import OptionError, check_option
 
 DECAYS = ("weight_decay", "attention_weight_decay", "graph_weight_decay")
 FEATURE_RATES = ("input_dropout", "graph_dropout", "dropout")  # the first that acts drops out features
@@ -92,12 +89,10 @@ class CompareGraphs(OnGraph, Comparison):
                 check_option("models", mechanism, list_mechanisms(bidirectional=True))
                 if not graph_model_info(model).takes_mechanism:
                     raise OptionError("models", f"{model} takes no mechanism: leave {mechanism} out")
-        if not self.models or len(set(self.models)) < len(self.models):
-            raise OptionError("models", f"name at least one, and each once, got {', '.join(self.models) or 'none'}")
         super().check()
 
     def contenders(self) -> tuple[str, ...]:
-        return self.models
+        return tuple(dict.fromkeys(self.models))
 
     def owners(self) -> Collection[str]:
         return {name.partition("+")[0] for name in self.models}
@@ -181,12 +176,12 @@ class CompareGraphs(OnGraph, Comparison):
         return create_graph_model(model, mechanism=mechanism or None, task=self.task, **options)
 
     def objective(self, config: GraphConfig) -> Nodes | Links:
-        """The task on the split of a seed; the last one is kept."""
-        key, last = (config.seed, config.row_normalize), self._last_objective
-        if key not in last:
-            last.clear()  # one at a time, as data may be large
-            last[key] = create_objective(self.graph, config)
-        return last[key]
+        """The task on the split of a seed; only the last one is kept, as data may be large."""
+        key, kept = (config.seed, config.row_normalize), self._last_objective
+        if key not in kept:
+            kept.clear()
+            kept[key] = create_objective(self.graph, config)
+        return kept[key]
 
     @cached_property
     def _last_objective(self) -> dict[tuple[Any, ...], Nodes | Links]:
@@ -200,10 +195,8 @@ class CompareGraphs(OnGraph, Comparison):
         for name in self.models:
             try:
                 self.model(name, self.objective(self.training(name, 0, {})).outputs, {})
-            except OptionError:
-                raise
             except (ValueError, TypeError) as error:
-                raise OptionError("models", f"{name} does not fit: {error}") from error
+                raise error if isinstance(error, OptionError) else OptionError("models", f"{name}: {error}") from error
 
     # Cases.
 
@@ -217,8 +210,8 @@ class CompareGraphs(OnGraph, Comparison):
             return self.model(name, objective.outputs, case)
 
         def on_record(record: Record) -> None:
-            epoch, score = record["round"], self.metric().text(record["score"])
-            work.tell(epoch / config.epochs, f"epoch {epoch:,} of {config.epochs:,}, {score}")
+            words = f"epoch {record['round']:,} of {config.epochs:,}, {self.metric().text(record['score'])}"
+            work.tell(record["round"] / config.epochs, words)
 
         try:
             folder = None if choosing else work.folder
@@ -230,15 +223,15 @@ class CompareGraphs(OnGraph, Comparison):
 
     def cost_case(self, case: Case, work: Work) -> Mapping[str, Any]:
         """Parameters and the memory of a training step."""
-        costs, draw = {}, torch.Generator().manual_seed(0)
+        rows, draw = [], torch.Generator().manual_seed(0)
         for name in [part["mechanism"] for part in case["mechanisms"]]:
             config = self.training(name, 0, {})
             objective = self.objective(config)
             model = self.model(name, objective.outputs, {}).to(config.device)
             peak = peak_bytes(partial(_backward, objective, model, draw), torch.device(config.device))
             size = sum(parameter.numel() for parameter in model.parameters())
-            costs[name] = {"parameters": size, "peak_bytes_train": peak}
-        return {"costs": costs}
+            rows.append({"mechanism": name, "parameters": size, "peak_bytes_train": peak})
+        return {"rows": rows}
 
     # What is shown.
 
@@ -253,29 +246,6 @@ class CompareGraphs(OnGraph, Comparison):
         words = [counted(size, name[:-1]) for name, size in sizes.items()]
         about = f"{graph.name}, {what}: {', '.join(words)}; {counted(self.seeds, 'seed')}"
         return {"kind": "graph", "data": data, "about": about, "models": self.settings}
-
-    def rows(self, done: Sequence[tuple[str, Any]]) -> list[dict[str, Any]]:
-        return [{k: v for k, v in row.items() if k != "options"} for row in super().rows(done)]  # they are in the meta
-
-    def sections(self, meta: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> "list[Section]":
-        """The settings of every model, and all points of the grid, the best of each model first."""
-        from pandas import DataFrame
-
-        from linattn.lab.page import Section
-
-        settings = [
-            {"model": name, "settings": options_words({"hidden": own["hidden"], **own["options"], **own["train"]})}
-            for name, own in meta["models"].items()
-        ]
-        text = "Those of its recipe; points of a grid replace them."
-        found = [Section("Settings of each model", text, DataFrame(settings))]
-        keys = ("mechanism", "lr", "weight_decay", "dropout", "seed", "score")
-        tried = [{key: row[key] for key in keys if row.get(key) is not None} for row in rows if row["kind"] == "sweep"]
-        tried.sort(key=lambda row: (self.models.index(row["mechanism"]), -row.get("score", 0.0)))
-        if tried:
-            text = "The same points for every model; validation data alone choose among them."
-            found.append(Section("What was tried", text, DataFrame(tried)))
-        return found
 
 
 def _backward(objective: Nodes | Links, model: GraphModel, draw: torch.Generator) -> None:

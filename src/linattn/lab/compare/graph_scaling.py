@@ -1,6 +1,6 @@
 """``linattn graph scaling``: what a training step of graph models costs as the graph grows."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,24 +44,28 @@ class GraphScaling(Experiment):
     nodes: tuple[int, ...] = option((1_000, 10_000, 100_000, 1_000_000), "Sizes of the graphs.", least=CLASSES)
     hidden: int | None = option(None, "Width of all models.", least=1, default_text="by model")
     repeats: int = option(5, "Steps timed, at least.", least=1)
-    max_seconds: float = option(60.0, "Leave out sizes whose step is predicted to take longer.", least=0)
     seed: int = option(0, "Seed of graphs and weights.", least=0)
 
     def at_a_time(self) -> int:
         return self.jobs or 1  # others would disturb the times
 
     def cases(self) -> list[dict[str, Any]]:
-        common = {"nodes": sorted(set(self.nodes)), "repeats": self.repeats, "max_seconds": self.max_seconds,
-                  "seed": self.seed, "device": str(self.place())}  # fmt: skip
+        common = {"repeats": self.repeats, "seed": self.seed, "device": str(self.place())}
         recipes = {name: graph_recipe(name, "nodes", "") for name in self.models}
         return [
-            {"model": name, "hidden": self.hidden or recipe.hidden, "options": dict(recipe.options), **common}
-            for name, recipe in recipes.items()
+            {"model": name, "nodes": nodes, "hidden": self.hidden or own.hidden, "options": dict(own.options), **common}
+            for name, own in recipes.items()
+            for nodes in sorted(set(self.nodes))
         ]
 
     @staticmethod
     def measure(case: Case, work: Work) -> dict[str, Any]:
-        return {"rows": list(_rows(case, work))}
+        torch.manual_seed(case["seed"])
+        sizes = {"in_channels": FEATURES, "hidden": case["hidden"], "out_channels": CLASSES}
+        model = create_graph_model(case["model"], **sizes, **case["options"]).to(case["device"])
+        data = communities(case["nodes"], CLASSES, DEGREE, features=FEATURES, seed=case["seed"])
+        data = replace(data, x=nn.functional.normalize(data.x)).to(case["device"])
+        return {"edges": data.num_edges // 2, **measure_step(model, data, case["repeats"])}
 
     def wrong(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         return [
@@ -74,54 +78,31 @@ class GraphScaling(Experiment):
         """Growth between the two largest sizes, as the fixed cost of a call hides it at small ones; memory."""
         said = []
         for model in dict.fromkeys(row["model"] for row in rows):
-            timed = [row for row in rows if row["model"] == model and row.get("median_ms") is not None]
-            if len(timed) < 2:
-                continue
-            (n, ms), (nodes, last) = ((row["nodes"], row["median_ms"]) for row in timed[-2:])
-            each = f"{timed[-1]['peak_bytes'] / nodes / 1024:,.1f} KiB a node"
-            said.append(
-                f"{model}: time grows as nodes^{log(last / ms) / log(nodes / n):.2f} from {n:,} to {nodes:,}; {each}."
-            )
+            timed = [row for row in rows if row["model"] == model]
+            if len(timed) > 1:
+                (n, ms), (nodes, last) = ((row["nodes"], row["median_ms"]) for row in timed[-2:])
+                power = f"nodes^{log(last / ms) / log(nodes / n):.2f} from {n:,} to {nodes:,}"
+                said.append(
+                    f"{model}: time grows as {power}; {timed[-1]['peak_bytes'] / nodes / 1024:,.1f} KiB a node."
+                )
         return said
 
     def figures(self, frame: "DataFrame", meta: Mapping[str, Any]) -> "list[Section]":
         from linattn.lab.page import Section
         from linattn.lab.page.plots import Chart, Panel, styles
 
-        look, panels = styles(list(dict.fromkeys(frame["model"]))), []
-        for name, title, unit in (
-            ("median_ms", "Time of a training step, ms", 1),
-            ("peak_bytes", "Peak memory of it, MiB", 2**20),
-        ):
-            draw = partial(_draw, frame=frame, look=look, name=name, title=title, unit=unit)
-            panels.append(Panel(draw, title, left=0.7))
+        look = styles(list(dict.fromkeys(frame["model"])))
+        panels = [
+            Panel(partial(_draw, frame=frame, look=look, name=name, title=title, unit=unit), title, left=0.7)
+            for name, title, unit in (
+                ("median_ms", "Time of a training step, ms", 1),
+                ("peak_bytes", "Peak memory of it, MiB", 2**20),
+            )
+        ]
         reading = "Both axes are logarithmic: a line that rises by a decade each decade is linear in the nodes."
         text = "Error: of fp32 logits against fp64, of the largest. Memory: of a step, beside graph and weights."
         chart = Chart("graph-scaling", "Cost of a training step", reading, panels, look)
         return [Section(chart.title, chart=chart), Section("Every number", text, frame)]
-
-
-def _rows(case: Case, work: Work) -> Iterator[Row]:
-    """A row for each size. A size that would take too long, and all larger ones, are left out."""
-    torch.manual_seed(case["seed"])
-    model = create_graph_model(
-        case["model"], in_channels=FEATURES, hidden=case["hidden"], out_channels=CLASSES, **case["options"]
-    ).to(case["device"])
-    status, last = "ok", (0, 0.0)
-    for number, nodes in enumerate(case["nodes"]):
-        work.tell(number / len(case["nodes"]), f"{nodes:,} nodes")
-        data = communities(nodes, CLASSES, DEGREE, features=FEATURES, seed=case["seed"])
-        if last[0] and last[1] * nodes / last[0] > case["max_seconds"]:
-            status = "left out"
-        row: Row = {"nodes": nodes, "edges": data.num_edges // 2, "status": status}
-        if status == "ok":
-            data = replace(data, x=nn.functional.normalize(data.x)).to(case["device"])
-            try:
-                row |= measure_step(deepcopy(model), data, case["repeats"])
-                last = nodes, row["median_ms"] / 1000
-            except torch.OutOfMemoryError:
-                row["status"] = status = "out of memory"
-        yield row
 
 
 def measure_step(model: nn.Module, data: GraphData, repeats: int) -> Row:
@@ -138,9 +119,11 @@ def measure_step(model: nn.Module, data: GraphData, repeats: int) -> Row:
     timing = measure_in_turns({"step": step}, device, min_seconds=0, min_repeats=repeats)["step"]
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "status": "ok" if error <= MOST_ERROR else "WRONG", "error_of_logits": error, "peak_bytes": peak,
-        "median_ms": 1000 * timing.median, "p20_ms": 1000 * timing.p20, "p80_ms": 1000 * timing.p80,
-    }  # fmt: skip
+        "status": "ok" if error <= MOST_ERROR else "WRONG",
+        "error_of_logits": error,
+        "peak_bytes": peak,
+        **timing.row(),
+    }
 
 
 @torch.no_grad()

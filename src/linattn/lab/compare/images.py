@@ -109,7 +109,8 @@ class ImageComparison(ImageTraining, Comparison):
                     found = throughput_in_turns(models, images, training=training, **settings)
                 for name, speed in found.items():
                     costs[name].setdefault(f"images_per_second_{way}", []).append(speed)
-        return {"costs": costs, "busy": max(busy, busy_share())}
+        busy = max(busy, busy_share())
+        return {"rows": [{"mechanism": name, **cost, "busy": busy} for name, cost in costs.items()]}
 
     def describe_data(self) -> dict[str, Any]:
         data = self.images()
@@ -139,11 +140,11 @@ class CompareImages(VisionHost, ImageComparison):
     def describe(self) -> dict[str, Any]:
         data = self.images()
         host = self.describe_model(self.create(self.mechanisms[0], data, 0), data.image_size)
-        if self.host == PYRAMID:
-            kind, tokens = f"a pyramid {self.size} with stages {host['stages']}", ", ".join(map(str, host["tokens"]))
-        else:
-            kind, tokens = f"a {self.size} ViT of depth {host['depth']} and width {host['width']}", host["tokens"]
-        about = f"{', '.join(self.mechanisms)} in {kind} at {tokens} tokens on {data.name}"
+        shape = f"stages {host['stages']}" if self.host == PYRAMID else f"depth {host['depth']}, width {host['width']}"
+        tokens = str(host["tokens"]).strip("[]")
+        about = (
+            f"{', '.join(self.mechanisms)} in a {self.host} {self.size} of {shape} at {tokens} tokens on {data.name}"
+        )
         about += f", {counted(self.epochs, 'epoch')}, {counted(self.seeds, 'seed')}"
         return {"data": self.describe_data(), "host": host, "about": about}
 

@@ -1,6 +1,6 @@
 """The page of a comparison: what was found, the table, the charts, maps of attention, and every run; ``report``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from linattn.lab.screen import Screen
 from linattn.support.config import Config, option
 from linattn.support.options import OptionError
 
+PARTS = ("models", "data", "host")  # of meta, shown as they are
+POINT = ("lr", "weight_decay", "dropout")
 STATISTICS = {
     "entropy": "Entropy",
     "entropy_norm_correlation": "Correlation of entropy and query norm",
@@ -58,11 +60,10 @@ class Report(Config):
         return RIGHT
 
 
-def comparison_page(findings: Findings, examples: Mapping[str, Any], more: Sequence[Section]) -> tuple[Any, ...]:
+def comparison_page(findings: Findings, examples: Mapping[str, Any]) -> tuple[Any, ...]:
     """The title, the sections, ``meta``, and what leads to them; the same results give the same page.
 
     ``examples``: images with maps, ``{"layer": ..., "images": [{"label", "pixels", "token", "maps": {name: map}}]}``.
-    ``more``: what a kind of comparison adds before the runs.
     """
     meta, found = findings.meta, [_results(findings)]
     errors = {
@@ -74,8 +75,8 @@ def comparison_page(findings: Findings, examples: Mapping[str, Any], more: Seque
         found.append(Section("Failed runs", facts=errors))
     charts = [*charts_of(findings), maps(findings.names, examples)]
     found += [Section(chart.title, chart=chart) for chart in charts if chart.panels]
-    found += [*_layers(findings), *more, *_runs(findings)]
-    found += [Section(part.capitalize(), facts=meta[part], fold=True) for part in ("data", "host") if meta.get(part)]
+    found += [*_layers(findings), *_runs(findings)]
+    found += [Section(part.capitalize(), facts=meta[part], fold=True) for part in PARTS if meta.get(part)]
     data = meta.get("data", {}).get("name") or "unnamed data"
     title = f"{'Models' if meta.get('kind') == 'graph' else 'Attention mechanisms'} compared on {data}"
     lead = f"{meta.get('about', '')}, on {meta.get('device', 'an unknown device')}."
@@ -117,22 +118,17 @@ def _runs(findings: Findings) -> list[Section]:
     metric, found = findings.metric, []
     for kind, title, text in (
         ("run", "Every run", ""),
-        ("sweep", "Learning rates tried", "On data held out for this choice; the test data decide nothing."),
+        ("sweep", "What was tried", "On data held out for this choice; the test data decide nothing."),
     ):
         rows = []
         for row in findings.of(kind):
             # A run that chooses a rate and is final has both scores.
             both = row["validation"] if kind == "sweep" else None
             score, seconds = both if isinstance(both, float) else row.get("score"), row.get("seconds")
-            rows.append(
-                {
-                    "mechanism": row["mechanism"],
-                    "seed": row.get("seed"),
-                    "learning rate": f"{row['lr']:g}" if "lr" in row else None,
-                    metric.name: Cell(Unit(decimals=metric.decimals).text(score), score),
-                    "seconds": Cell(Unit(decimals=1).text(seconds), seconds),
-                }
-            )
+            point = {key.replace("_", " "): f"{row[key]:g}" for key in POINT if key in row}
+            named = {"mechanism": row["mechanism"], "seed": row.get("seed"), **point}
+            named[metric.name] = Cell(Unit(decimals=metric.decimals).text(score), score)
+            rows.append(named | {"seconds": Cell(Unit(decimals=1).text(seconds), seconds)})
         if rows:
             found.append(Section(title, text, DataFrame(rows, dtype=object), {metric.name: metric.unit}, fold=True))
     return found

@@ -19,7 +19,6 @@ from linattn.lab.train.text.config import TextConfig, part_of
 from linattn.lab.train.text.hosts import Host, count_parameters, create_host, with_parameters
 from linattn.lab.train.text.loop import train_text
 from linattn.lab.train.text.recipes import host_of_recipe
-from linattn.lab.train.text.run import StepRecord
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.support.config import option
 from linattn.support.extras import need
@@ -88,9 +87,6 @@ class CompareText(OnTask, Comparison):
         return ({} if width is None else {"widths": (width,)}) | found | {"lr": rates or (found["lr"],)}
 
     def check(self) -> None:
-        for name, values in (("mechanisms", self.mechanisms), ("canon", self.canon), ("widths", self.widths)):
-            if len(set(values)) < len(values):
-                raise OptionError(name, f"each may be named once, got {', '.join(map(str, values))}")
         for mechanism in self.owners():
             check_option("mechanisms", mechanism, list_mechanisms())
         super().check()
@@ -211,20 +207,15 @@ class CompareText(OnTask, Comparison):
         elif case["seed"] == 0 and self.sweep_is_final:  # whether or not several rates are tried: it is the same run
             with suppress(OptionError):
                 _, validation = self.validation
-        scored = ""
-
-        def on_record(record: StepRecord) -> None:
-            nonlocal scored
-            scored = f", {self.metric().text(record.score)}"
 
         def on_step(done: int, step: int, loss: float, accuracy: float) -> None:
             step += done * config.round_steps
-            work.tell(step / config.steps, f"step {step:,} of {config.steps:,}, loss {loss:.3f}{scored}")
+            work.tell(step / config.steps, f"step {step:,} of {config.steps:,}, loss {loss:.3f}")
 
         with settings_named(type(self)):
             found = train_text(
                 create_host(self.hosts[case["mechanism"]], self.made, case["seed"]), task, config, work.folder,
-                validation=validation, keep_weights=self.keeps_weights(), on_step=on_step, on_record=on_record,
+                validation=validation, keep_weights=self.keeps_weights(), on_step=on_step,
                 on_work=lambda words: work.tell(0.0, words),
             )  # fmt: skip
         result = {"score": found.score, "metrics": found.records[-1].metrics, "seconds": found.seconds}

@@ -56,7 +56,8 @@ def measure_costs(hosts: Mapping[str, Host], task: SequenceTask, config: TextCon
                 for name, timing in timings.items():
                     speed = part.batch.inputs.numel() / timing.median
                     costs[name].setdefault(f"tokens_per_second_{way}", []).append(speed)
-    return {"costs": costs, "busy": max(busy, busy_share())}
+    busy = max(busy, busy_share())
+    return {"rows": [{"mechanism": name, **cost, "busy": busy} for name, cost in costs.items()]}
 
 
 def longest_sequence(task: SequenceTask) -> Tensor:

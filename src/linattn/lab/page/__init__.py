@@ -79,6 +79,8 @@ def render(title: str, sections: Sequence[Section], meta: Mapping[str, Any], lea
 
 def shown(value: object) -> str:
     """A value of a table or of a setting as text."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={shown(part)}" for name, part in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(map(shown, value))
     if value is None or isinstance(value, bool) or value != value:

@@ -24,8 +24,8 @@ class Unit:
         return f"{value / self.factor:{'+' if self.signed else ''},.{self.decimals}f}".replace("-", "−")
 
 
-def common_unit(values: Iterable[float | None], digits: int = 3, prefixes: Prefixes = PREFIXES) -> Unit:
-    """The prefix that suits the smallest value other than zero, with decimals that give it ``digits`` digits.
+def common_unit(values: Iterable[float | None], prefixes: Prefixes = PREFIXES) -> Unit:
+    """The prefix that suits the smallest value other than zero, with decimals that give it three digits.
 
     ``prefixes``: those of thousands, or ``BINARY`` for bytes.
 
@@ -37,8 +37,8 @@ def common_unit(values: Iterable[float | None], digits: int = 3, prefixes: Prefi
     smallest = min((abs(value) for value in values if value), default=1.0)
     factor, prefix = _prefix(smallest, prefixes)
     if factor == 1.0:
-        return Unit(decimals=0 if smallest >= 10 ** (digits - 1) or smallest == int(smallest) else 1)
-    return Unit(factor, prefix, max(digits - len(str(int(smallest / factor))), 0))
+        return Unit(decimals=0 if smallest >= 100 or smallest == int(smallest) else 1)
+    return Unit(factor, prefix, max(3 - len(str(int(smallest / factor))), 0))
 
 
 def _prefix(value: float, prefixes: Prefixes) -> tuple[float, str]:

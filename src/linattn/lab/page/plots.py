@@ -174,26 +174,4 @@ def settings(salt: str) -> AbstractContextManager[None]:
     """Matplotlib's settings for one figure, restored afterwards: the SVG writer only reads global settings."""
     from matplotlib import rc_context
 
-    values: Any = {
-        "font.family": ["DejaVu Sans"],  # comes with matplotlib
-        "font.size": 9,
-        "axes.titlesize": 9.5,
-        "axes.labelsize": 9,
-        "legend.fontsize": 9,
-        "text.color": INK,
-        "text.parse_math": False,  # show a dollar in a name as it is
-        "axes.edgecolor": MUTED,
-        "axes.titlecolor": INK,
-        "axes.labelcolor": MUTED,
-        "axes.facecolor": "none",
-        "grid.color": RULE,
-        "axes.linewidth": 0.7,
-        "grid.linewidth": 0.7,
-        "axes.titlelocation": "left",
-        "axes.titlepad": 8.0,
-        "axes.grid": True,
-        "svg.fonttype": "none",
-        "svg.hashsalt": salt,
-    }
-    ticks = {"labelsize": 8.5, "color": MUTED, "major.width": 0.7}
-    return rc_context(values | {f"{axis}tick.{name}": value for axis in "xy" for name, value in ticks.items()})
+    return rc_context({"svg.hashsalt": salt}, Path(__file__).with_name("page.mplstyle"))
