@@ -15,7 +15,7 @@ from linattn.lab.screen import Screen
 from linattn.lab.tasks.graph.files import load_graph
 from linattn.lab.tasks.graph.search import search_signature
 from linattn.lab.train.graph import loop
-from linattn.lab.train.graph.recipes import DEFAULTS, graph_recipe
+from linattn.lab.train.graph.recipes import graph_recipe
 from linattn.models.graph import graph_model_options, graph_models
 from linattn.support.options import OptionError
 
@@ -136,18 +136,6 @@ def test_wrong_options_are_named_before_any_work(option, words, given, tmp_path)
     assert not (tmp_path / "out").exists()
 
 
-def test_every_model_has_a_recipe_and_takes_its_rate():
-    assert set(graph_models()) == set(DEFAULTS)
-    paper, own = (graph_recipe("pseudo_riemannian", "nodes", "Cora", paper=which) for which in (True, False))
-    assert (paper.hidden, paper.options["signature"]) == (16, (14, 2))
-    assert sum(own.options["signature"]) == own.hidden
-    assert all(graph_recipe(name, "links", "x").train["row_normalize"] == "unit" for name in graph_models())
-    config = CompareGraphs(**COMMON, models=("sgc", "gcn"))
-    rates = {name: config.points(name) for name in config.models}
-    assert rates == {name: [{"lr": graph_recipe(name, "nodes", "x").train["lr"]}] for name in ("sgc", "gcn")}
-    assert rates["sgc"] != rates["gcn"]
-
-
 @pytest.mark.parametrize("data", ["Cora", "Citeseer", "PubMed"])
 @pytest.mark.parametrize("task", ["nodes", "links"])
 def test_the_recorded_rows_are_what_the_recipes_give(task, data):
@@ -224,7 +212,6 @@ def test_scaling_measures_and_checks_every_size(tmp_path, capsys):
     assert all(0 < row["error_of_logits"] < 1e-4 and row["median_ms"] > 0 for row in rows)
     ratios = [rows[i + 1]["peak_bytes"] / rows[i]["peak_bytes"] for i in (0, 2)]
     assert all(3.0 < ratio < 4.6 for ratio in ratios), ratios  # of four times the nodes, with fewer repeated edges
-    assert (tmp_path / "graph-scaling.png").stat().st_size > 1000
     page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") >= 2
     assert "mathdefault" not in page  # no TeX on an axis

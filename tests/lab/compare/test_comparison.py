@@ -81,14 +81,10 @@ def test_each_mechanism_takes_its_best_rate_of_the_same_sweep(tmp_path):
     assert image["maps"] == {"softmax": [[1.0]], "relu": [[1.0]]}
 
 
-def test_without_a_rate_that_of_the_recipe_is_taken(tmp_path):
-    _, results, calls = run(tmp_path)
-    assert {row["lr"] for row in results["rows"] if row["kind"] == "run"} == {0.5}
-    assert not any("True" in call for call in calls)
-
-
 def test_mechanisms_and_seeds_are_added_later_and_only_they_are_trained(tmp_path):
-    run(tmp_path)
+    _, results, calls = run(tmp_path)
+    assert {row["lr"] for row in results["rows"] if row["kind"] == "run"} == {0.5}, "by recipe"
+    assert not any("True" in call for call in calls), "nothing is chosen"
     _, results, calls = run(tmp_path, mechanisms=("softmax", "relu", "elu"), seeds=3)
     trained = [call for call in calls if call.startswith("run")]
     assert len(trained) == 5

@@ -28,6 +28,7 @@ def stored(config, case, model):
 
 def test_conversions_are_reported_before_right_after_and_at_the_end(tmp_path, few_images, compared):
     config = replace(SMALL, output=tmp_path)
+    assert (config.finetuning(0, 1e-3).epochs, replace(config, share=0.01).finetuning(0, 1e-6).min_lr) == (1, 1e-6)
     code, results, found = compared(config)
     assert code == 0
     assert "4 epochs on softmax, converted and trained for 1 more epoch" in results["meta"]["about"]
@@ -69,13 +70,6 @@ def test_a_rate_is_chosen_on_images_that_the_softmax_model_has_not_seen(tmp_path
     assert "not finite" in found["source"]["before conversion", 1]["error"]
     assert "was not trained" in found["run"]["relu", 1]["error"]
     assert "score" in found["run"]["relu", 0]
-
-
-def test_a_share_of_the_budget():
-    config = replace(SMALL, epochs=30, warmup_epochs=2.0, share=0.1)
-    after = config.finetuning(seed=1, lr=1e-6)
-    assert (after.epochs, after.warmup_epochs, after.seed, after.lr, after.min_lr) == (3, 0.2, 1, 1e-6, 1e-6)
-    assert SMALL.finetuning(0, 1e-3).epochs == 1, "one at least"
 
 
 def test_options_join_those_a_conversion_starts_with(few_images):

@@ -89,20 +89,6 @@ def test_learning_rates_are_chosen_on_held_out_training_images(tmp_path, few_ima
     assert trained == [len(held.train)] * 2 + [len(few_images.train)]
 
 
-def test_a_failing_mechanism_leaves_the_others_alone(tmp_path, compared, monkeypatch):
-    def broken(self, name, data, seed, options=None, real=CompareImages.create):
-        if name == "relu" and seed == 1:
-            raise RuntimeError("out of order")
-        return real(self, name, data, seed, options)
-
-    monkeypatch.setattr(CompareImages, "create", broken)
-    code, _results, found = compared(replace(SMALL, epochs=1, output=tmp_path))
-    assert code == 1
-    assert "out of order" in found["run"]["relu", 1]["error"]
-    assert found["cost"]["relu", 0]["parameters"] > 0
-    assert "out of order" in (tmp_path / "report.html").read_text()
-
-
 @pytest.mark.parametrize(
     ("changes", "option"),
     [
