@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from linattn.lab.command import COMMANDS, command_name, flag, load
+from linattn.lab.command import command_name, flag, load
+from linattn.lab.commands import COMMANDS
 from linattn.support.config import option_of
 
 ROOT = Path(__file__).parents[1]

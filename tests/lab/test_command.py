@@ -3,7 +3,8 @@
 import pytest
 from tests.lab import small
 
-from linattn.lab.command import Entry, command_name, main
+from linattn.lab.command import command_name, main
+from linattn.lab.commands import Entry
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,8 @@ from linattn.lab.bench.running import Absent, shared
 from linattn.lab.bench.throughput import Throughput
 from linattn.lab.bench.timing import TimeLimitError
 from linattn.lab.bench.tour import extras
-from linattn.lab.command import COMMANDS, create_app, main
+from linattn.lab.command import create_app, main
+from linattn.lab.commands import COMMANDS
 from linattn.lab.experiment import load_results
 from linattn.lab.screen import Screen
 from linattn.support.config import option

@@ -4,7 +4,8 @@ from dataclasses import fields
 
 import pytest
 
-from linattn.lab.command import COMMANDS, flag, load, main
+from linattn.lab.command import flag, load, main
+from linattn.lab.commands import COMMANDS
 from linattn.support.config import option_of
 
 MOST = 25  # options on the first page

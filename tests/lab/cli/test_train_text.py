@@ -6,7 +6,7 @@ from json import loads
 import pytest
 
 from linattn.lab.command import main
-from linattn.lab.compare import text_costs as costs
+from linattn.lab.compare import costs
 from linattn.lab.compare.text import CompareText
 from linattn.lab.train.text.command import TrainMlm, TrainTask
 from linattn.support import extras

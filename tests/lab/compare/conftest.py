@@ -5,17 +5,16 @@ import json
 import numpy
 import pytest
 
-from linattn.lab.compare import comparison, images, text_costs
+from linattn.lab.compare import costs, images
 from linattn.lab.screen import Screen
 from linattn.lab.tasks.load import load_images as load
 
 
 @pytest.fixture(autouse=True)
 def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "REPEATS", 2)
-    monkeypatch.setattr(images, "SECONDS", 0)
-    monkeypatch.setattr(text_costs, "MIN_SECONDS", 0)
-    monkeypatch.setattr(comparison, "SECONDS_OF_REST", 0)
+    monkeypatch.setattr(costs, "REPEATS", 2)
+    monkeypatch.setattr(costs, "MIN_SECONDS", 0)
+    monkeypatch.setattr(costs, "SECONDS_OF_REST", 0)
 
 
 @pytest.fixture

@@ -8,17 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from linattn.lab.cases import Outcome, Work
+from linattn.lab.cases import Outcome
 from linattn.lab.command import main
+from linattn.lab.compare import costs
 from linattn.lab.compare import text as text_module
-from linattn.lab.compare import text_costs as costs
 from linattn.lab.compare.findings import Findings
 from linattn.lab.compare.text import CompareText
 from linattn.lab.screen import Screen
-from linattn.lab.tasks.text import text_task
 from linattn.lab.train.text import run as text_run
-from linattn.lab.train.text.config import TextConfig
-from linattn.lab.train.text.hosts import Host
 from linattn.lab.train.text.loop import train_text
 from linattn.support.options import OptionError
 
@@ -176,13 +173,12 @@ def test_where_less_is_better_the_lowest_wins(tmp_path):
     assert any("elu 16 (highest, 0.01)" in words for words in found.sentences), "a better one may lie beyond"
 
 
-def test_a_state_is_weighed_at_the_longest_sequence(monkeypatch):
-    monkeypatch.setattr(costs, "MIN_SECONDS", 0.0)
-    task = text_task("mqar-mix", vocab=32, train=((16, 2, 8),), test=((16, 2, 3), (32, 4, 2), (16, 4, 2)))
-    assert costs.longest_sequence(task).shape == (1, 32)
-    config = TextConfig(steps=2, batch_size=4, warmup_steps=0)
-    found = costs.measure_costs({"softmax": Host(size="mqar", width=16)}, task, config, Work(Path()))
-    assert found["rows"][0]["state_bytes"] == 2 * 2 * 32 * 16 * 4  # layers, keys and values, tokens, channels, fp32
+def test_a_state_is_weighed_at_the_longest_sequence():
+    lengths = {"train": ((16, 2, 8),), "test": ((16, 2, 3), (32, 4, 2), (16, 4, 2))}
+    config = replace(
+        CONFIG, task="mqar-mix", set={"vocab": 32} | lengths, recipe="", mechanisms=("softmax",), heads=None
+    )
+    assert text_module.longest_sequence(config.made).shape == (1, 32)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ are more cases, so that they can be added to the same folder later.
 
 import json
 import os
-import time
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -36,8 +35,6 @@ from linattn.support.options import OptionError, check_folder
 
 Point = dict[str, Any]
 Phase = tuple[str, list[dict[str, Any]]]
-SECONDS_OF_REST = 0.5
-REPEATS = 5  # of measured speeds
 UNSAID = ("kind", "mechanism", "mechanisms", "options", "config", "validation", "of")
 ALONE = ("cost", "attention")  # phases whose cases are not measured beside others
 
@@ -272,23 +269,6 @@ class Comparison(Experiment):
 @lru_cache(maxsize=2)
 def _made_once(kind: type[Comparison], values: str) -> Comparison:
     return kind(**kind.typed(json.loads(values)))
-
-
-def busy_share() -> float:
-    """The share of the machine's cores that is at work while this process rests; 0 where it cannot be read."""
-    before = _ticks()
-    time.sleep(SECONDS_OF_REST)
-    idle, total = (after - earlier for after, earlier in zip(_ticks(), before, strict=True))
-    return 1 - idle / total if total else 0.0
-
-
-def _ticks() -> tuple[int, int]:
-    """Idle and all ticks of the cores since the machine started."""
-    try:
-        values = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    except (OSError, ValueError):
-        return 0, 0
-    return values[3] + values[4], sum(values)
 
 
 @lru_cache(maxsize=1)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from linattn.analysis.statistics import model_statistics, token_heat_map
-from linattn.lab.bench.cost import model_cost, throughput_in_turns, train_peak_bytes
+from linattn.lab.bench.cost import model_cost
 from linattn.lab.cases import Case, Work
-from linattn.lab.compare.comparison import REPEATS, Comparison, busy_share, start_compiling
+from linattn.lab.compare.comparison import Comparison, start_compiling
+from linattn.lab.compare.costs import step_costs
 from linattn.lab.page.numbers import counted
 from linattn.lab.tasks.images import ImageData, ImageFolders
 from linattn.lab.tasks.load import load_images
 from linattn.lab.tasks.stratify import across_classes
-from linattn.lab.train.accelerator import matrix_products
 from linattn.lab.train.augment.pipeline import Augment
 from linattn.lab.train.batches import create_batches
 from linattn.lab.train.config import ImageTraining, TrainConfig
@@ -34,7 +34,6 @@ Images = ImageData | ImageFolders
 VALIDATION_SHARE = 0.1  # of the training images, held out while learning rates are chosen
 STATISTICS_IMAGES = 32
 EXAMPLES = 4
-SECONDS = 0.2  # of each repeat of a measured speed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,30 +86,19 @@ class ImageComparison(ImageTraining, Comparison):
         return {"score": found.top1, "seconds": found.seconds, "records": records}
 
     def cost_case(self, case: Case, work: Work) -> dict[str, Any]:
-        """Costs of models by name. Speeds are lists, one number for each repeat, in all of which the models take
-        turns."""
-        data, config, busy = self.images(), self.training(0, 1.0), busy_share()
-        if self.compile:
-            torch.compiler.reset()
-        images, _ = next(iter(create_batches(data, config, config.place()).train(0)))
-        costs, models = dict[str, dict[str, Any]](), dict[str, nn.Module]()
+        data, config = self.images(), self.training(0, 1.0)
+        device, models, counts = config.place(), dict[str, nn.Module](), {}
+        images, _ = next(iter(create_batches(data, config, device).train(0)))
         for name in (part["mechanism"] for part in case["mechanisms"]):
-            work.tell(0.0, f"{name}: parameters, operations, memory")
-            models[name] = model = self.model(name, data, 0).to(images.device)
-            costs[name] = asdict(model_cost(model, (images.shape[2], images.shape[3]), images.shape[1]))
             if self.compile:
-                compile_blocks(model)  # time and memory are to be those of training
-            costs[name]["peak_bytes_train"] = train_peak_bytes(model, images, precision=self.precision)
-        settings: dict[str, Any] = {"precision": self.precision, "min_seconds": SECONDS}
-        for training, way in ((False, "forward"), (True, "train")):
-            for repeat in range(REPEATS):
-                work.tell(0.5 + (repeat / REPEATS + training) / 4, f"images per second, {way}")
-                with matrix_products(self.precision):
-                    found = throughput_in_turns(models, images, training=training, **settings)
-                for name, speed in found.items():
-                    costs[name].setdefault(f"images_per_second_{way}", []).append(speed)
-        busy = max(busy, busy_share())
-        return {"rows": [{"mechanism": name, **cost, "busy": busy} for name, cost in costs.items()]}
+                start_compiling(name)
+            models[name] = self.model(name, data, 0).to(device)
+            counts[name] = asdict(model_cost(models[name], (images.shape[2], images.shape[3]), images.shape[1]))
+            if self.compile:
+                compile_blocks(models[name])  # time and memory are to be those of training
+        losses = {name: (model, partial(_loss, model, images)) for name, model in models.items()}
+        found = step_costs(losses, "image", len(images), device, self.precision, work.tell)
+        return {"rows": [{"mechanism": name, **counts[name], **cost} for name, cost in found.items()]}
 
     def describe_data(self) -> dict[str, Any]:
         data = self.images()
@@ -178,6 +166,12 @@ class CompareImages(VisionHost, ImageComparison):
             "layers": [found.as_dict() for found in layers],
             "examples": {"layer": layers[number].layer, "images": shown},
         }
+
+
+def _loss(model: nn.Module, images: Tensor) -> tuple[Tensor, ...]:
+    logits = model(images)
+    labels = torch.arange(len(logits), device=logits.device) % logits.shape[1]
+    return nn.functional.cross_entropy(logits, labels), logits, labels
 
 
 @lru_cache(maxsize=2)

@@ -7,7 +7,8 @@ from typing import Any
 
 from pandas import DataFrame
 
-from linattn.lab.command import COMMANDS, load
+from linattn.lab.command import load
+from linattn.lab.commands import COMMANDS
 from linattn.lab.compare.figures import charts_of, head_mean, maps
 from linattn.lab.compare.findings import Findings
 from linattn.lab.experiment import RIGHT, load_results

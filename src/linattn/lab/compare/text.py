@@ -3,23 +3,31 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+import torch
+from torch import Tensor
+
 from linattn.lab.cases import Case, Outcome, Work
 from linattn.lab.compare.comparison import Comparison, start_compiling
+from linattn.lab.compare.costs import step_costs
 from linattn.lab.compare.findings import Metric
-from linattn.lab.compare.text_costs import measure_costs
 from linattn.lab.page.numbers import counted
 from linattn.lab.screen import Screen
 from linattn.lab.tasks.text import SequenceTask
 from linattn.lab.tasks.text.task import once
 from linattn.lab.train.text.command import SETTINGS, OnTask, settings_named
 from linattn.lab.train.text.config import TextConfig, part_of
+from linattn.lab.train.text.feed import Feed
 from linattn.lab.train.text.hosts import Host, count_parameters, create_host, with_parameters
 from linattn.lab.train.text.loop import train_text
 from linattn.lab.train.text.recipes import host_of_recipe
+from linattn.lab.train.text.run import TextNetwork
+from linattn.mechanisms.base import Mechanism
 from linattn.mechanisms.registry import list_mechanisms
+from linattn.support.compiling import compile_blocks
 from linattn.support.config import option
 from linattn.support.extras import need
 from linattn.support.options import OptionError, check_option
@@ -225,11 +233,24 @@ class CompareText(OnTask, Comparison):
         return result
 
     def cost_case(self, case: Case, work: Work) -> Mapping[str, Any]:
-        names = [part["mechanism"] for part in case["mechanisms"]]
-        if self.compile:
-            start_compiling(names[0])
-        config = self.training(self.usual_lr(names[0]), 0)
-        return measure_costs({name: self.hosts[name] for name in names}, self.made, config, work)
+        config = self.training(self.usual_lr(""), 0)
+        device, networks, counts = torch.device(config.device), {}, {}
+        batch, rows, _ = next(iter(Feed(self.made, config, device).train())).parts[0]
+        for name in (part["mechanism"] for part in case["mechanisms"]):
+            if config.compile:
+                start_compiling(name)
+            model = create_host(self.hosts[name], self.made, 0).to(device)
+            mechanisms = [module for module in model.modules() if isinstance(module, Mechanism)]
+            state = state_bytes(model, mechanisms, longest_sequence(self.made).to(device), config.precision)
+            own = sum(mechanism.num_parameters for mechanism in mechanisms)
+            counts[name] = {"parameters": count_parameters(model), "mechanism_parameters": own, "state_bytes": state}
+            networks[name] = TextNetwork(model, self.made)
+            if config.compile:
+                compile_blocks(networks[name])  # time and memory are to be those of training
+        losses = {name: (network, partial(network, batch, rows)) for name, network in networks.items()}
+        graphs = config.graphs is not False
+        found = step_costs(losses, "token", batch.inputs.numel(), device, config.precision, work.tell, graphs)
+        return {"rows": [{"mechanism": name, **counts[name], **cost} for name, cost in found.items()]}
 
     # What is shown.
 
@@ -263,3 +284,37 @@ def options_of_many(contender: str) -> Iterator[None]:
         yield
     except OptionError as error:
         raise OptionError(OF_MANY.get(error.option, error.option), f"{contender}: {error.message}") from error
+
+
+def longest_sequence(task: SequenceTask) -> Tensor:
+    """A sequence ``(1, T)`` of the task's length, so that tasks of several lengths are always measured at the same."""
+    first = None
+    for batch in task.test_batches(1):
+        first = batch.inputs[:1] if first is None else first
+        if batch.inputs.shape[1] == task.length:
+            return batch.inputs[:1]
+    assert first is not None
+    return first
+
+
+@torch.no_grad()
+def state_bytes(model: Any, mechanisms: list[Mechanism], sequence: Tensor, precision: str) -> int | None:
+    """Bytes of the state after one ``sequence (1, T)``, over all layers; None if there is no state.
+
+    For a causal model it is that of the cache, which includes the state of Canon layers; for an encoder, the size that
+    its mechanisms declare, in fp32.
+    """
+    if any(mechanism.info.state == "none" for mechanism in mechanisms):
+        return None
+    if not model.config.causal:
+        return sum(4 * mechanism.state_size(sequence.shape[1]) for mechanism in mechanisms)
+    model.eval()
+    with torch.autocast(sequence.device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
+        cache = model.model(sequence, use_cache=True).past_key_values
+    return sum(_bytes(layer.state) for layer in cache.layers)
+
+
+def _bytes(state: Any) -> int:
+    if isinstance(state, Tensor):
+        return state.numel() * state.itemsize
+    return sum(map(_bytes, state)) if isinstance(state, tuple) else 0

@@ -6,6 +6,7 @@ data order and budget. The table has a row each, and what Canon layers add.
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter
@@ -16,8 +17,8 @@ from torch import Tensor
 
 from linattn.lab.cases import Case, Outcome, Work
 from linattn.lab.compare.comparison import Phase
+from linattn.lab.compare.costs import one_pass
 from linattn.lab.compare.text import CompareText, Contender
-from linattn.lab.compare.text_costs import training_step
 from linattn.lab.experiment import RIGHT
 from linattn.lab.page.numbers import counted
 from linattn.lab.screen import Screen
@@ -262,7 +263,8 @@ class Synth(CompareText):
         seconds = 0.0
         for host in self.hosts.values():
             network = TextNetwork(create_host(host, self.made, 0).to(self.place()), self.made)
-            step, times = training_step(network, part, config.precision), []
+            loss = partial(network, part.batch, part.rows)
+            step, times = one_pass(network, loss, self.place(), config.precision, training=True), []
             with matrix_products(config.precision):
                 for _ in range(REPEATS + 1):
                     begin = perf_counter()

@@ -9,8 +9,8 @@ import torch
 from tests.lab.train.test_captured_hosts import HostAsks
 
 from linattn.lab.command import main
+from linattn.lab.compare import costs
 from linattn.lab.compare import text as text_module
-from linattn.lab.compare import text_costs as costs
 from linattn.lab.screen import Screen
 from linattn.lab.tasks.text import Sequences, text_task
 from linattn.lab.theory.synth import BUDGETS, METRICS, SCALES, Synth, share_right
