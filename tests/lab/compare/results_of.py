@@ -85,6 +85,11 @@ def make_examples() -> dict[str, Any]:
     color = [[[30 * x, 30 * y, 255 - 15 * (x + y)] for x in range(8)] for y in range(8)]
     found = []
     for label, pixels, size, (y, x) in (("ankle boot", grey, 14, (6, 5)), ("sky", color, 8, (1, 6))):
-        heat = [[exp(-((row - y) ** 2 + (column - x) ** 2) / size) for column in range(size)] for row in range(size)]
-        found.append({"label": label, "pixels": pixels, "token": [y, x], "maps": dict.fromkeys(MECHANISMS, heat)})
+        maps = {
+            name: [
+                [exp(-((row - y) ** 2 + (column - x) ** 2) / width) for column in range(size)] for row in range(size)
+            ]
+            for width, name in enumerate(MECHANISMS, size)
+        }
+        found.append({"label": label, "pixels": pixels, "token": [y, x], "maps": maps})
     return {"layer": "blocks.5.attn", "images": found}

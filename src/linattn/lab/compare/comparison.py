@@ -140,13 +140,9 @@ class Comparison(Experiment):
 
     def final_cases(self, chosen: Mapping[str, Point]) -> list[dict[str, Any]]:
         """The final runs, seed by seed; with compiled code mechanism by mechanism, so that it serves all seeds."""
-        names = list(self.contenders())
-        cases = [
-            self.case("run", name, seed=seed, **chosen[name], validation=False)
-            for seed in range(self.seeds)
-            for name in names
-        ]
-        return sorted(cases, key=lambda case: names.index(case["mechanism"])) if self.compiles else cases
+        runs = [(name, seed) for name in self.contenders() for seed in range(self.seeds)]
+        runs = runs if self.compiles else sorted(runs, key=lambda run: run[1])
+        return [self.case("run", name, seed=seed, **chosen[name], validation=False) for name, seed in runs]
 
     def choose(self, swept: Sequence[Outcome]) -> dict[str, Point]:
         """For each contender the point with the best mean validation score; among equals the first."""

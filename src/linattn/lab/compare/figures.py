@@ -8,7 +8,7 @@ from typing import Any
 
 from linattn.lab.compare.findings import Findings
 from linattn.lab.page.numbers import binary, short
-from linattn.lab.page.plots import MUTED, Chart, Panel, Style, plot_line, styles
+from linattn.lab.page.plots import MUTED, Chart, Panel, plot_line, styles
 
 LOG_FROM = 4.0  # an axis is logarithmic if the largest is this many times the smallest
 SETTLED = 0.5  # scores of the first half are outside of the frame: the first rise would flatten all that follows
@@ -92,63 +92,41 @@ def _scores_against(findings: Findings, field: str, label: str, shown: Callable[
 
 def learning(findings: Findings) -> Chart:
     """Scores and training loss by what was trained: mean over seeds, and a band from the lowest to the highest."""
-    metric, look = findings.metric, styles(findings.names)
-    axis, panels = f"{metric.round}s trained", []
+    metric, panels = findings.metric, []
     for field, title in (("score", metric.axis), ("train_loss", "Training loss")):
-        curves = {name: curve for name in findings.names if (curve := seed_curve(findings, name, field))}
-        if curves:
-            ends = "; ".join(f"{name} ends at {curve[-1][1]:.4g}" for name, curve in curves.items())
-            draw = partial(_draw_curves, curves=curves, look=look, title=title, axis=axis, zoom=field == "score")
-            panels.append(Panel(draw, f"{title} per {metric.round}: {ends}."))
+        curves = {name: seed_curve(findings, name, field) for name in findings.names}
+        panels += _curves(title, f"{metric.round}s trained", curves, zoom=field == "score")
     reading = (
         "How each mechanism learns: the line is the mean over seeds, the band goes from the lowest seed to the "
         "highest. The first axis is chosen for the second half of training; what was before may be cut off. The table "
         f"has the numbers of the last {metric.round}, never of the best one."
     )
-    return Chart("learning-curves", "Learning curves", reading, panels, look)
+    return Chart("learning-curves", "Learning curves", reading, panels, styles(findings.names))
 
 
 def seed_curve(findings: Findings, name: str, field: str) -> Curve:
     """The curve of a value of the records, over the finished runs."""
-    found: dict[float, list[float]] = {}
+    found: dict[float, list[Any]] = {}
     for row in findings.of("run", name):
         for record in row.get("records") or []:
-            if isinstance(record.get(field), int | float):
-                found.setdefault(record["round"], []).append(record[field])
-    return [(x, fmean(values), min(values), max(values)) for x, values in sorted(found.items())]
-
-
-def _draw_curves(
-    axes: Any, curves: dict[str, Curve], look: dict[str, Style], title: str, axis: str, zoom: bool
-) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    for name, curve in curves.items():
-        rounds, means, lows, highs = map(list, zip(*curve, strict=True))
-        axes.fill_between(rounds, lows, highs, color=look[name].color, alpha=0.15, linewidth=0)
-        plot_line(axes, rounds, means, look[name], every=max(len(rounds) // 8, 1))
-    axes.set_title(title)
-    axes.set_xlabel(axis)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    points = [point for curve in curves.values() for point in curve]
-    late = [point for point in points if point[0] >= SETTLED * max(x for x, *_ in points)]
-    low, high = min(point[2] for point in late), max(point[3] for point in late)
-    if zoom and high > low:
-        axes.set_ylim(low - (high - low) * 0.05, high + (high - low) * 0.05)
-
-
-# Attention.
+            found.setdefault(record["round"], []).append(record.get(field))
+    return _curve(found)
 
 
 def entropies(findings: Findings) -> Chart:
     """The entropy of attention layer by layer, and how it depends on the length of the query."""
-    tokens = findings.meta.get("host", {}).get("tokens")
+    tokens, panels = findings.meta.get("host", {}).get("tokens"), []
     even = log(tokens) if isinstance(tokens, int) else None
-    panels = _by_layer(findings, "entropy", "Entropy of attention, nats", even)
-    panels += _by_layer(findings, "entropy_norm_correlation", "Correlation of entropy and query norm", 0.0)
+    for field, title, line in (
+        ("entropy", "Entropy of attention, nats", even),
+        ("entropy_norm_correlation", "Correlation of entropy and query norm", 0.0),
+    ):
+        layers = {name: enumerate(findings.layers(name), 1) for name in findings.names}
+        curves = {name: _curve({number: layer.get(field) for number, layer in own}) for name, own in layers.items()}
+        panels += _curves(title, "layer", curves, line=line)
     reading = (
         "How widely a token spreads its attention: low entropy means that it looks at few tokens, high that it looks "
-        "at nearly all alike. Each point is a mean over heads; the thick line is softmax. "
+        "at nearly all alike. The line is the mean over heads, the band goes from the lowest to the highest. "
     )
     if even is not None:
         reading += f"Attention that is even over all {tokens:,} tokens, the dotted line, has {even:.2f} nats. "
@@ -156,35 +134,43 @@ def entropies(findings: Findings) -> Chart:
     return Chart("entropy", "Entropy per layer", reading, panels, styles(findings.names))
 
 
-def head_mean(values: Any) -> float | None:
-    """The mean over heads of one statistic of a layer; heads without a value are left out."""
-    found = [value for value in values or [] if isinstance(value, int | float) and value == value]
-    return fmean(found) if found else None
+def numbers_in(values: Any) -> list[float]:
+    """Those of seeds or heads that have one."""
+    return [value for value in values or [] if isinstance(value, int | float) and value == value]
 
 
-def _by_layer(findings: Findings, field: str, title: str, line: float | None) -> list[Panel]:
-    """A panel, or none: means over heads, and a dotted line."""
-    curves, look = {}, styles(findings.names)
-    for name in findings.names:
-        means = [head_mean(layer.get(field)) for layer in findings.layers(name)]
-        if curve := [(number, mean) for number, mean in enumerate(means, 1) if mean is not None]:
-            curves[name] = curve
-    if not curves:
+def _curve(values: Mapping[float, Any]) -> Curve:
+    found = {x: kept for x, own in sorted(values.items()) if (kept := numbers_in(own))}
+    return [(x, fmean(kept), min(kept), max(kept)) for x, kept in found.items()]
+
+
+def _curves(
+    title: str, axis: str, curves: Mapping[str, Curve], zoom: bool = False, line: float | None = None
+) -> list[Panel]:
+    """A panel, or none: means with bands, and a dotted line. ``zoom``: a frame for the second half of the points."""
+    look, found = styles(list(curves)), {name: curve for name, curve in curves.items() if curve}
+    if not found:
         return []
 
     def draw(axes: Any) -> None:
         from matplotlib.ticker import MaxNLocator
 
-        for name, curve in curves.items():
-            plot_line(axes, [layer for layer, _ in curve], [mean for _, mean in curve], look[name])
+        for name, curve in found.items():
+            x, means, lows, highs = map(list, zip(*curve, strict=True))
+            axes.fill_between(x, lows, highs, color=look[name].color, alpha=0.15, linewidth=0)
+            plot_line(axes, x, means, look[name], every=max(len(x) // 8, 1))
+        axes.set(title=title, xlabel=axis)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        points = [point for curve in found.values() for point in curve]
+        late = [point for point in points if point[0] >= SETTLED * max(x for x, *_ in points)]
+        low, high = min(point[2] for point in late), max(point[3] for point in late)
+        if zoom and high > low:
+            axes.set_ylim(low - (high - low) * 0.05, high + (high - low) * 0.05)
         if line is not None:
             axes.axhline(line, color=MUTED, linestyle=":", linewidth=1.2)
-        axes.set_title(title)
-        axes.set_xlabel("layer")
-        axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
 
-    ends = "; ".join(f"{name} {curve[0][1]:.2f} to {curve[-1][1]:.2f}" for name, curve in curves.items())
-    return [Panel(draw, f"{title}, from the first layer to the last: {ends}.")]
+    ends = "; ".join(f"{name} from {curve[0][1]:.4g} to {curve[-1][1]:.4g}" for name, curve in found.items())
+    return [Panel(draw, f"{title} by {axis}: {ends}.")]
 
 
 def maps(names: Sequence[str], examples: Mapping[str, Any]) -> Chart:

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pandas import DataFrame
 
 from linattn.lab.command import load
 from linattn.lab.commands import COMMANDS
-from linattn.lab.compare.figures import charts_of, head_mean, maps
+from linattn.lab.compare.figures import charts_of, maps, numbers_in
 from linattn.lab.compare.findings import Findings
 from linattn.lab.experiment import RIGHT, load_results
 from linattn.lab.page import Cell, Section
@@ -109,8 +110,8 @@ def _layers(findings: Findings) -> list[Section]:
     rows = []
     for field, title in STATISTICS.items():
         for name in findings.names:
-            means = [head_mean(layer.get(field)) for layer in findings.layers(name)]
-            cells = {f"layer {number}": mean for number, mean in enumerate(means, 1)}
+            heads = [numbers_in(layer.get(field)) for layer in findings.layers(name)]
+            cells = {f"layer {number}": fmean(own) if own else None for number, own in enumerate(heads, 1)}
             rows += [{"statistic": f"{title}, {name}", **cells}] if cells else []
     return [Section("Attention by layer", LAYERS, DataFrame(rows, dtype=object), fold=True)] if rows else []
 
