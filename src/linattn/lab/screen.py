@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from linattn.support.config import as_json
-from linattn.support.progress import step_bar
 
 Draw = Callable[[float, str], None]
 WIDTH = 140  # of tables that are piped
@@ -78,5 +78,8 @@ class Screen:
         if self.quiet or not self.err.is_terminal:
             yield Bar(total, None if self.quiet else self.err)
             return
-        with step_bar(int(total), self.err, hidden=False) as (bar, task):
+        words = TextColumn("{task.percentage:>3.0f} %"), TextColumn("{task.description}")
+        times = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+        with Progress(BarColumn(bar_width=24), *words, *times, console=self.err, transient=True) as bar:
+            task = bar.add_task("starting", total=total)
             yield Bar(total, draw=lambda done, words: bar.update(task, completed=done, description=words))
