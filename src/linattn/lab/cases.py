@@ -57,7 +57,7 @@ class Outcome:
         """The rows of a frame: the case without its ``config``, which all cases share, beside its result, or beside
         each of the result's ``rows``."""
         case = {name: value for name, value in self.case.items() if name != "config"}
-        result = {"error": self.error} if self.result is None else self.result
+        result: dict[str, Any] = {"error": self.error} if self.result is None else self.result
         common = {name: value for name, value in result.items() if name != "rows"}
         return [{**case, **common, **row} for row in result.get("rows", [{}])]
 
@@ -278,7 +278,8 @@ def _serve(line: Connection, parent: int) -> None:
     try:
         while (task := line.recv()) is not None:
             try:
-                line.send(("done", attempt(*task, tell)))
+                case, measure, folder = task
+                line.send(("done", attempt(case, measure, folder, tell)))
             except OptionError as error:
                 line.send(("wrong", error))
     except (EOFError, BrokenPipeError):

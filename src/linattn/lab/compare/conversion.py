@@ -102,11 +102,11 @@ class CompareConversion(ImageComparison):
         need("a conversion", "timm")
         import timm
 
-        shape = {"img_size": tuple(data.image_size), "patch_size": self.pixels(), "depth": self.depth}
-        classes = {"in_chans": data.channels, "num_classes": data.num_classes}
+        shape: dict[str, Any] = {"img_size": tuple(data.image_size), "patch_size": self.pixels(), "depth": self.depth}
+        shape |= {"in_chans": data.channels, "num_classes": data.num_classes}
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            model: nn.Module = timm.create_model(f"deit_{self.size}_patch16_224", **shape, **classes)
+            model: nn.Module = timm.create_model(f"deit_{self.size}_patch16_224", **shape)
         return model
 
     def pixels(self) -> int:

@@ -75,7 +75,7 @@ def _scores_against(findings: Findings, field: str, label: str, shown: Callable[
                 axes.plot([x, x], [scores[name].least, scores[name].greatest], **line)
                 axes.plot(costs[name][1:], [y, y], **line)
         low, high = min(costs[name][1] for name in scores), max(costs[name][2] for name in scores)
-        locator = MaxNLocator(5, steps=[1, 2, 5, 10])
+        locator: Any = MaxNLocator(5, steps=[1, 2, 5, 10])
         axes.margins(x=0.15)
         if high / low > LOG_FROM:
             axes.set_xscale("log", base=2 if shown is binary else 10)

@@ -171,7 +171,9 @@ class CompareGraphs(OnGraph, Comparison):
     def model(self, name: str, outputs: int | None, point: Mapping[str, Any]) -> GraphModel:
         model, _, mechanism = name.partition("+")
         settings = self.settings_at(name, point)
-        options = {key: tuple(v) if isinstance(v, list) else v for key, v in settings["options"].items()}
+        options: dict[str, Any] = {
+            key: tuple(v) if isinstance(v, list) else v for key, v in settings["options"].items()
+        }
         options |= {"in_channels": self.graph.num_features, "hidden": settings["hidden"], "out_channels": outputs}
         return create_graph_model(model, mechanism=mechanism or None, task=self.task, **options)
 

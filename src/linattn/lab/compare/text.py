@@ -271,7 +271,11 @@ class CompareText(OnTask, Comparison):
         found = []
         for row in super().rows(done):
             host, contender = dict(row.pop("options", {})), self.of_name[row["mechanism"]]
-            more = {"pattern": contender.pattern, "series": self.series(row["mechanism"]), "width": contender.width}
+            more: dict[str, Any] = {
+                "pattern": contender.pattern,
+                "series": self.series(row["mechanism"]),
+                "width": contender.width,
+            }
             more |= {"options": host.pop("option", None), "host": host}
             found.append(row | {name: value for name, value in more.items() if value})
         return found
