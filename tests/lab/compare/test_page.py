@@ -306,5 +306,5 @@ def test_maps_stand_beside_the_image_and_the_token_is_framed():
     assert small.images[0].get_clim() == (0, 2), "below zero is no attention"
     for one in (plain, small):
         (frame,) = one.patches
-        assert (frame.get_y(), frame.get_x()) == (6, 5)
+        assert (frame.get_y(), frame.get_x(), frame.get_fill()) == (6, 5, False)
         assert list(one.images[0].get_extent()) == [0, 14, 14, 0]
