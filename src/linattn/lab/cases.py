@@ -21,8 +21,8 @@ from linattn.lab.screen import Screen
 from linattn.mechanisms.registry import list_mechanisms, mechanism_info
 from linattn.support.config import as_json, digest
 from linattn.support.files import remove_halves, write_atomically
+from linattn.support.machine import end_with_parent
 from linattn.support.options import OptionError
-from linattn.support.processes import end_with_parent
 
 Case = Mapping[str, Any]
 """What one result depends on, with every default written out: values of JSON."""
