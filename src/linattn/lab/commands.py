@@ -23,7 +23,7 @@ COMMANDS: dict[str, Entry] = {
         "linattn.lab.compare.conversion:CompareConversion", "Convert a trained softmax model to each mechanism."
     ),
     "compare graph": Entry("linattn.lab.compare.graph:CompareGraphs", "Train models on one graph, and compare them."),
-    "report": Entry("linattn.lab.report:Report", "Draw the page of a comparison again."),
+    "report": Entry("linattn.lab.compare.page:Report", "Draw the page of a comparison again."),
     "train images": Entry("linattn.lab.train.command:TrainImages", "Train one mechanism on images.", TRAIN),
     "train lm": Entry("linattn.lab.train.text.command:TrainLm", "Train a language model on a text.", TRAIN),
     "train mlm": Entry("linattn.lab.train.text.command:TrainMlm", "Train an encoder on a text.", TRAIN),

@@ -15,7 +15,7 @@ from linattn.convert.evaluate.ablation import FULL
 from linattn.convert.evaluate.embeddings import Labelled, agreement, sentence_vectors
 from linattn.convert.evaluate.evaluator import EvaluationOptions, Evaluator
 from linattn.convert.evaluate.needles import REPEATED, encoder, needle_texts, needles_found, text_haystack
-from linattn.lab.kept import kept
+from linattn.lab.cases import kept
 from linattn.support.options import OptionError
 
 NOTHING = {"lengths": (), "needle_lengths": (), "contexts": ()}

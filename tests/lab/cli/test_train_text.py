@@ -6,7 +6,7 @@ from json import loads
 import pytest
 
 from linattn.lab.command import main
-from linattn.lab.compare import text_costs as costs
+from linattn.lab.compare import costs
 from linattn.lab.compare.text import CompareText
 from linattn.lab.train.text.command import TrainMlm, TrainTask
 from linattn.support import extras
@@ -143,10 +143,10 @@ def test_a_recipe_that_is_named_brings_its_host():
 def test_a_recipe_that_is_not_named_brings_its_data_and_its_rates(text):
     """To one run and to a comparison alike; options that are given win."""
     one = CompareText.parse({"task": "mad-recall", "mechanisms": "elu", "device": "cpu"})
-    assert (one.made.train_examples, one.steps, one.rate, one.lr) == (12_800, 20_000, 5e-4, ())
+    assert (one.made.train_examples, one.steps, one.lr) == (12_800, 20_000, (5e-4,))
     few = CompareText.parse({"task": "mad-recall", "set": {"train_examples": 1280}, "lr": "0.1", "device": "cpu"})
     assert (few.made.train_examples, few.steps, few.lr) == (1280, 2000, (0.1,))
-    assert few.min_lr == pytest.approx(0.1 * one.min_lr / one.rate)
+    assert few.min_lr == pytest.approx(0.1 * one.min_lr / 5e-4)
     wide = CompareText.parse({"task": "listops", "recipe": "listops-s5", "device": "cpu"})
     assert (wide.widths, wide.depth) == ((128,), 8)
     found = [CompareText.parse({"task": "listops", "device": "cpu"} | more).schedule

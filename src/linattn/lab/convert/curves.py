@@ -6,8 +6,7 @@ from statistics import mean
 from typing import Any
 
 from linattn.lab.page.numbers import binary, short
-from linattn.lab.page.plots import Chart, Panel, plot_line
-from linattn.lab.page.style import INK, MUTED, REFERENCE, Style, styles
+from linattn.lab.page.plots import INK, MUTED, REFERENCE, Chart, Panel, Style, plot_line, styles
 
 TEACHER = "teacher"
 STEEP = 4.0  # an axis is logarithmic if its largest value is at least this many times the smallest

@@ -22,8 +22,8 @@ from linattn.convert.run import check_loss, check_objective, check_targets, line
 from linattn.convert.training.data import TokenText, read_text
 from linattn.convert.training.loop import StageOptions, UnstableError
 from linattn.convert.transfer import TransferOptions
+from linattn.lab.cases import kept
 from linattn.lab.convert.folder import Pretrained, documents, labelled, load_tokenizer, sketch
-from linattn.lab.kept import kept
 from linattn.lab.screen import Screen
 from linattn.support.checkpoint import ResumeError
 from linattn.support.config import Config, as_json, option_of

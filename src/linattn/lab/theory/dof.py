@@ -37,9 +37,8 @@ from linattn.convert.degrees.kernel import (
 )
 from linattn.convert.degrees.observe import Reservoir, watch
 from linattn.convert.layer.attention import Observation
-from linattn.lab.cases import Work
+from linattn.lab.cases import Case, Work
 from linattn.lab.experiment import Experiment
-from linattn.lab.kept import Case
 from linattn.support.config import option
 from linattn.support.extras import need
 from linattn.support.options import OptionError

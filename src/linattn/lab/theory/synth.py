@@ -6,6 +6,7 @@ data order and budget. The table has a row each, and what Canon layers add.
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter
@@ -14,12 +15,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from linattn.lab.cases import Outcome, Work
+from linattn.lab.cases import Case, Outcome, Work
 from linattn.lab.compare.comparison import Phase
+from linattn.lab.compare.costs import one_pass
 from linattn.lab.compare.text import CompareText, Contender
-from linattn.lab.compare.text_costs import training_step
 from linattn.lab.experiment import RIGHT
-from linattn.lab.kept import Case
 from linattn.lab.page.numbers import counted
 from linattn.lab.screen import Screen
 from linattn.lab.tasks.synthetic.brevo import Brevo, right_answer
@@ -238,11 +238,11 @@ class Synth(CompareText):
 
     def written_case(self, case: Case, work: Work) -> Mapping[str, Any]:
         """The percentage of right texts among those that a trained model writes."""
-        one, run = self.in_this_process(), case["of"]
-        model = create_host(one.hosts[run["mechanism"]], one.made, run["seed"])
+        run = case["of"]
+        model = create_host(self.hosts[run["mechanism"]], self.made, run["seed"])
         weights = TextFolder(self.weights_of(run, work)).load_weights()
         model.load_state_dict(weights, strict=not model.config.tie_word_embeddings)
-        return {"written": share_right(model.to(self.place()).eval(), one.made, case["samples"])}
+        return {"written": share_right(model.to(self.place()).eval(), self.made, case["samples"])}
 
     # The command.
 
@@ -263,7 +263,8 @@ class Synth(CompareText):
         seconds = 0.0
         for host in self.hosts.values():
             network = TextNetwork(create_host(host, self.made, 0).to(self.place()), self.made)
-            step, times = training_step(network, part, config.precision), []
+            loss = partial(network, part.batch, part.rows)
+            step, times = one_pass(network, loss, self.place(), config.precision, training=True), []
             with matrix_products(config.precision):
                 for _ in range(REPEATS + 1):
                     begin = perf_counter()

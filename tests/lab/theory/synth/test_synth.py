@@ -9,8 +9,8 @@ import torch
 from tests.lab.train.test_captured_hosts import HostAsks
 
 from linattn.lab.command import main
+from linattn.lab.compare import costs
 from linattn.lab.compare import text as text_module
-from linattn.lab.compare import text_costs as costs
 from linattn.lab.screen import Screen
 from linattn.lab.tasks.text import Sequences, text_task
 from linattn.lab.theory.synth import BUDGETS, METRICS, SCALES, Synth, share_right
@@ -21,7 +21,7 @@ from linattn.support.options import OptionError
 QUIET = Screen(quiet=True)
 CONFIG = Synth(
     task="brevo", set={"nodes": 4, "length": 32, "test_examples": 8}, mechanisms=("softmax", "elu:none"),
-    canon=("none", "AC"), widths=(16,), size="pico", depth=1, heads=1, steps=2, batch_size=4, rate=1e-2,
+    canon=("none", "AC"), widths=(16,), size="pico", depth=1, heads=1, steps=2, batch_size=4,
     warmup_steps=0, samples=3, plan=False, device="cpu", jobs=1, output=Path("x"),
 )  # fmt: skip
 NAMES = ["softmax rotary 16", "softmax+AC rotary 16", "softmax none 16", "softmax+AC none 16", "elu none 16",

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from linattn.analysis.entropy import entropy, entropy_norm_correlation, positive_sequence_entropy
-from linattn.lab.cases import Work
+from linattn.lab.cases import Case, Work
 from linattn.lab.experiment import Experiment
-from linattn.lab.kept import Case
 from linattn.lab.tasks.load import load_images
 from linattn.lab.theory.entropy.activations import (
     SEEN,

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from linattn.lab.page import Section
 from linattn.lab.page.numbers import listed, short
-from linattn.lab.page.plots import Chart, Panel, plot_line
-from linattn.lab.page.style import MUTED, Style, styles
+from linattn.lab.page.plots import MUTED, Chart, Panel, Style, plot_line, styles
 from linattn.lab.theory.entropy.experiment import kind_of
 
 if TYPE_CHECKING:

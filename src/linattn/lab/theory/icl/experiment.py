@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from linattn.lab.cases import Case as KeptCase
 from linattn.lab.cases import Work
 from linattn.lab.experiment import Experiment
-from linattn.lab.kept import Case as KeptCase
 from linattn.lab.theory.icl.curves import FAMILIES, curves
 from linattn.lab.theory.icl.data import Weighting
 from linattn.lab.theory.icl.learning import (

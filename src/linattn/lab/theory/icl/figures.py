@@ -5,8 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from linattn.lab.page import Section
-from linattn.lab.page.plots import Chart, Panel, plot_line
-from linattn.lab.page.style import INK, Style, styles
+from linattn.lab.page.plots import INK, Chart, Panel, Style, plot_line, styles
 from linattn.lab.theory.icl.experiment import EXACT, GATED, H3, LINEAR, place_of, signed
 
 if TYPE_CHECKING:
