@@ -13,7 +13,7 @@ def stage(name, perplexity, found, cache, speed, text):
         "name": name,
         "seconds": 2.0,
         "perplexity": [{"length": n, "perplexity": perplexity * n / 256} for n in (256, 512)],
-        "needle_by_length": [{"haystack": "noise", "length": 256, "found": found}],
+        "needle_by_length": [{"haystack": "noise", "length": n, "found": found} for n in (256, 512)],
         "decoding": [{"context": n, "cache_bytes": cache(n), "tokens_per_second": speed} for n in (1024, 2048)],
         "samples": [{"prompt": "Once <b>", "text": text}],
     }
@@ -70,6 +70,7 @@ def test_the_page_stands_alone_and_shows_every_figure(results):
     stages = table_of(root, "Stage by stage")
     assert stages["teacher"] == {
         "stage": "teacher", "perplexity at 256": "15", "perplexity at 512": "30", "needles in noise at 256, %": "100",
+        "needles in noise at 512, %": "100",
         "cache at 2,048, MiB": "2", "tokens/s at 2,048": "20", "time, s": "2",
     }  # fmt: skip
     assert stages["finetune"]["cache at 2,048, MiB"] == "0.25"
@@ -93,22 +94,19 @@ def test_the_lead_says_what_was_lost_and_what_does_not_work(results):
     assert "went from 15.00 to 16.50 (+10.0 %)" in said
     assert "After 2,048 tokens the cache holds 256 KiB, the teacher's 2 MiB" in said
     assert "1.50 times" in said
-    assert "What the linear part adds to retrieval in noise is not more than chance." in said
-    assert "adds to perplexity" not in said
 
 
 def test_needles_in_both_haystacks_are_told_apart(results):
     for each, text in zip(results["stages"], (0.9, 0.7), strict=True):
-        each["needle_by_length"] += [{"haystack": "text", "length": 256, "found": text}]
+        each["needle_by_length"] += [{"haystack": "text", "length": n, "found": text} for n in (256, 512)]
     results["ablation"]["worth"].append(worth("needle", 0.39, 0.1, True, haystack="text"))
     root = page(results)
     teacher = table_of(root, "Stage by stage")["teacher"]
     assert (teacher["needles in noise at 256, %"], teacher["needles in text at 256, %"]) == ("100", "90")
     assert table_of(root, "Is it the linear part?")[NO_LINEAR]["needles in text lost at 256"] == "+0.39 ± 0.10"
-    assert "retrieval in text" not in lead(results)
     assert alts(root, "quality")[1:] == [
-        "Needles found in noise, % at 256 tokens of the text: teacher 100; finetune 50.",
-        "Needles found in text, % at 256 tokens of the text: teacher 90; finetune 70.",
+        "Needles found in noise, %, from left to right: teacher 100 to 100; finetune 50 to 50.",
+        "Needles found in text, %, from left to right: teacher 90 to 90; finetune 70 to 70.",
     ]
 
 
