@@ -13,10 +13,11 @@ def stage(name, perplexity, found, cache, speed, text):
         "name": name,
         "seconds": 2.0,
         "perplexity": [{"length": n, "perplexity": perplexity * n / 256} for n in (256, 512)],
-        "needle_by_length": [{"haystack": "noise", "length": n, "found": found} for n in (256, 512)],
+        "needle_by_length": [{"haystack": haystack, "length": n, "found": share}
+                             for n in (256, 512) for haystack, share in (("noise", found), ("text", 0.9 * found))],
         "decoding": [{"context": n, "cache_bytes": cache(n), "tokens_per_second": speed} for n in (1024, 2048)],
         "samples": [{"prompt": "Once <b>", "text": text}],
-    }
+    }  # fmt: skip
 
 
 def worth(figure, gain, error, counts, **more):
@@ -49,7 +50,8 @@ def results():
                 "as converted": {"perplexity": [{"length": 256, "perplexity": 16.5}]},
                 NO_LINEAR: {"perplexity": [{"length": 256, "perplexity": 17.5}]},
             },
-            "worth": [worth("perplexity", 0.06, 0.01, True), worth("needle", 0.0, 0.2, False, haystack="noise")],
+            "worth": [worth("perplexity", 0.06, 0.01, True), worth("needle", 0.0, 0.2, False, haystack="noise"),
+                      worth("needle", 0.39, 0.1, True, haystack="text")],
         },
     }  # fmt: skip
 
@@ -70,7 +72,7 @@ def test_the_page_stands_alone_and_shows_every_figure(results):
     stages = table_of(root, "Stage by stage")
     assert stages["teacher"] == {
         "stage": "teacher", "perplexity at 256": "15", "perplexity at 512": "30", "needles in noise at 256, %": "100",
-        "needles in noise at 512, %": "100",
+        "needles in noise at 512, %": "100", "needles in text at 256, %": "90", "needles in text at 512, %": "90",
         "cache at 2,048, MiB": "2", "tokens/s at 2,048": "20", "time, s": "2",
     }  # fmt: skip
     assert stages["finetune"]["cache at 2,048, MiB"] == "0.25"
@@ -80,11 +82,16 @@ def test_the_page_stands_alone_and_shows_every_figure(results):
     without = table_of(root, "Is it the linear part?")[NO_LINEAR]
     assert without["nats lost at 256"] == "+0.0600 ± 0.0100"
     assert without["needles in noise lost at 256"] == "+0.00 ± 0.20 (may be chance)"
+    assert without["needles in text lost at 256"] == "+0.39 ± 0.10"
     samples = root.find("section", id="samples-side-by-side")[0].text
     assert all(words in samples for words in ("Once <b> …", "teacher: upon a time", "finetune: there & <i>then"))
     assert all(words in root.find("section", id="made")[0].text for words in ("linattn x", "lr 0.5"))
     assert "teacher 1 MiB to 2 MiB; finetune 256 KiB to 256 KiB" in alts(root, "cost")[0]
-    assert len(alts(root, "quality")) == len(alts(root, "transfer")) == 2
+    assert alts(root, "quality")[1:] == [
+        "Needles found in noise, %, from left to right: teacher 100 to 100; finetune 50 to 50.",
+        "Needles found in text, %, from left to right: teacher 90 to 90; finetune 45 to 45.",
+    ]
+    assert len(alts(root, "transfer")) == 2
     assert not root.find("section", id="freedom")
 
 
@@ -94,20 +101,6 @@ def test_the_lead_says_what_was_lost_and_what_does_not_work(results):
     assert "went from 15.00 to 16.50 (+10.0 %)" in said
     assert "After 2,048 tokens the cache holds 256 KiB, the teacher's 2 MiB" in said
     assert "1.50 times" in said
-
-
-def test_needles_in_both_haystacks_are_told_apart(results):
-    for each, text in zip(results["stages"], (0.9, 0.7), strict=True):
-        each["needle_by_length"] += [{"haystack": "text", "length": n, "found": text} for n in (256, 512)]
-    results["ablation"]["worth"].append(worth("needle", 0.39, 0.1, True, haystack="text"))
-    root = page(results)
-    teacher = table_of(root, "Stage by stage")["teacher"]
-    assert (teacher["needles in noise at 256, %"], teacher["needles in text at 256, %"]) == ("100", "90")
-    assert table_of(root, "Is it the linear part?")[NO_LINEAR]["needles in text lost at 256"] == "+0.39 ± 0.10"
-    assert alts(root, "quality")[1:] == [
-        "Needles found in noise, %, from left to right: teacher 100 to 100; finetune 50 to 50.",
-        "Needles found in text, %, from left to right: teacher 90 to 90; finetune 70 to 70.",
-    ]
 
 
 def test_dimensions_that_were_chosen_by_degrees_of_freedom_are_charted(results):

@@ -75,8 +75,7 @@ def test_an_update_leaves_the_singular_values_beyond_its_rank():
     """``L* + n sum_{i>r} s_i^2`` with s of ``(V'* - V*) A'^1/2``: from the old model's risk to the new optimum."""
     factor = root(equicorrelated(D, 0.4))
     gap = factor @ (ANY.optimum(N).preconditioner - SOURCE.optimum(N).preconditioner) @ factor
-    S = ANY.white_task_covariance
-    A = (N + 1) * S + (S.trace() + ANY.noise) * torch.eye(D, dtype=torch.float64)
+    A = (N + 1) * ANY.S + (ANY.S.trace() + ANY.noise) * torch.eye(D, dtype=torch.float64)
     values = torch.linalg.svdvals(gap @ root(A))
     for rank in range(D + 1):
         expected = ANY.optimum(N).risk + N * values[rank:].square().sum().item()

@@ -1,4 +1,4 @@
-"""The laboratory of controlled tasks end to end: planned, trained as a comparison, tabled; and resumed."""
+"""The laboratory of controlled tasks end to end: trained as a comparison, tabled; and resumed."""
 
 import json
 from dataclasses import replace
@@ -6,63 +6,51 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.lab.train.test_captured_hosts import HostAsks
 
 from linattn.lab.command import main
 from linattn.lab.compare import text as text_module
 from linattn.lab.compare import text_costs as costs
 from linattn.lab.screen import Screen
-from linattn.lab.tasks.text import Sequences, text_task
+from linattn.lab.tasks.text import text_task
+from linattn.lab.theory import synth
 from linattn.lab.theory.synth import BUDGETS, METRICS, SCALES, Synth, share_right
-from linattn.lab.train.text.hosts import Host, count_parameters, create_host
-from linattn.lab.train.text.run import TextNetwork
 from linattn.support.options import OptionError
 
 QUIET = Screen(quiet=True)
 CONFIG = Synth(
     task="brevo", set={"nodes": 4, "length": 32, "test_examples": 8}, mechanisms=("softmax", "elu:none"),
     canon=("none", "AC"), widths=(16,), size="pico", depth=1, heads=1, steps=2, batch_size=4, rate=1e-2,
-    warmup_steps=0, samples=3, plan=False, device="cpu", jobs=1, output=Path("x"),
+    warmup_steps=0, samples=3, device="cpu", jobs=1, output=Path("x"),
 )  # fmt: skip
 NAMES = ["softmax rotary 16", "softmax+AC rotary 16", "softmax none 16", "softmax+AC none 16", "elu none 16",
          "elu+AC none 16"]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    config = replace(CONFIG, output=tmp_path_factory.mktemp("lab") / "brevo")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(costs, "MIN_SECONDS", 0.0)
-        assert config.run(QUIET) == 0
-    return config
+def results_of(config):
+    return (json.loads((config.folder / name).read_text()) for name in ("results.json", "table.json"))
 
 
-def table_of(config):
-    return json.loads((config.folder / "table.json").read_text())
-
-
-def test_the_table_has_what_the_runs_measured(whole):
-    rows = json.loads((whole.folder / "results.json").read_text())["rows"]
-    runs = {row["mechanism"]: row for row in rows if row["kind"] == "run"}
+def test_the_table_has_what_the_runs_measured_and_started_again_it_trains_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(costs, "MIN_SECONDS", 0.0)
+    config = replace(CONFIG, output=tmp_path)
+    assert config.run(QUIET) == 0
+    results, table = results_of(config)
+    runs = {row["mechanism"]: row for row in results["rows"] if row["kind"] == "run"}
     assert list(runs) == NAMES
     assert [runs[name]["host"]["rotary"] for name in NAMES] == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     assert [runs[name]["series"] for name in NAMES] == [name.removesuffix(" 16") for name in NAMES]
-    for row, name in zip(table_of(whole)["rows"], NAMES, strict=True):
+    for row, name in zip(table["rows"], NAMES, strict=True):
         canon = "" if row["canon"] == "none" else f"+{row['canon']}"
         assert f"{row['mechanism']}{canon} {row['positions']} {row['width']}" == name
         found = runs[name]["metrics"]
         assert {"legal": found["legal"], "exact_match": found["exact_match"]}.items() <= row.items()
         assert 0 <= row["written"] <= 100
         assert ("gain" in row) == (row["canon"] == "AC")
-    page = (whole.folder / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
     assert all(name in page for name in NAMES)
-
-
-def test_started_again_it_trains_nothing(whole, monkeypatch):
-    before = table_of(whole)["rows"]
     monkeypatch.setattr(text_module, "train_text", lambda *_, **__: pytest.fail("trained again"))
-    assert whole.run(QUIET) == 0
-    assert table_of(whole)["rows"] == before
+    assert config.run(QUIET) == 0
+    assert list(results_of(config))[1]["rows"] == table["rows"]
 
 
 def test_gains_are_differences_and_means_are_over_seeds():
@@ -82,9 +70,9 @@ def test_without_final_runs_the_table_has_what_chose_the_rates(tmp_path):
     )
     assert config.run(QUIET) == 0
     assert not list(config.folder.rglob("*.safetensors"))
-    rows = json.loads((config.folder / "results.json").read_text())["rows"]
+    results, table = results_of(config)
+    rows = results["rows"]
     assert [row["kind"] for row in rows] == ["sweep"] * 4
-    table = table_of(config)
     assert "by which the learning rate was chosen" in table["meta"]["scored_on"]
     assert [row["canon"] for row in table["rows"]] == ["none", "AC"]
     for row, name in zip(table["rows"], ("elu none 16", "elu+AC none 16"), strict=True):
@@ -144,13 +132,6 @@ def test_small_scales_are_alike_whatever_the_recipe(task, scale):
     assert (other.schedule, other.steps, other.warmup_steps, other.lr) == ("linear", 40, 7, (1e-3,))
 
 
-def test_tied_embeddings_are_counted_once():
-    task = text_task("capo", people=10)
-    host = Host(size="base", width=64, depth=1, head_dim=64)
-    tied, apart = (count_parameters(create_host(replace(host, tied=t), task, 0)) for t in (True, None))
-    assert apart - tied == 64 * task.vocabulary
-
-
 class Writer:
     """In the place of a model: writes what it was told to."""
 
@@ -163,56 +144,22 @@ class Writer:
         return torch.cat([prompts, torch.tensor(self.rows)], 1)
 
 
-def test_what_is_written_is_checked():
+def test_what_is_written_is_checked(monkeypatch):
     lano = text_task("lano", root=9, length=16)
     rows = [[1, 2, 1, 0], [3, 3, 0, 0], [1, 2, 0, 0], [3, 3, 3, 3]]  # the last one has no end
     assert share_right(Writer(rows), lano, 4) == 50
-    brevo = text_task("brevo", nodes=4, length=32)
-    questions = brevo.questions(20)
-    eos, size = brevo.bos + 3, 8
-    answers = []
-    for number, question in enumerate(questions):
-        mark = question.index(brevo.bos + 1)
-        edges = list(zip(question[1:mark:2], question[2:mark:2], strict=True))
-        order = []
+    brevo, heard = text_task("brevo", nodes=4, length=32), []
 
-        def add(node, edges=edges, order=order):
-            for parent, child in edges:
-                if child == node and parent not in order:
-                    add(parent)
-            order.append(node)
+    def right_answer(asked, found, words, bos):
+        heard.append((asked, found))
+        return len(found) == 2
 
-        add(question[mark + 1])
-        order = order[::-1] if number % 2 and len(order) > 1 else order
-        answers.append((order, [*order, *[eos] * (size - len(order))]))
-    right = sum(not number % 2 or len(order) == 1 for number, (order, _) in enumerate(answers))
-    assert share_right(Writer([row for _, row in answers]), brevo, 20) == 100 * right / 20
-    assert 0 < right < 20
+    monkeypatch.setattr(synth, "right_answer", right_answer)
+    eos = brevo.bos + 3
+    assert share_right(Writer([[1, 2, eos, 0], [1, eos, 2, 2], [1, 2, 0, 0], [2, 1, eos, eos]]), brevo, 4) == 50
+    assert heard == list(zip(brevo.questions(4), [[1, 2], [1], [], [2, 1]], strict=True))
 
 
-def test_the_command_plans_and_names_what_is_wrong(tmp_path, capsys):
-    words = ["lab", "synth", "mano", "--device", "cpu", "--scale", "cpu", "--mechanisms", "softmax", "--positions",
-             "none", "--depth", "1", "--widths", "16", "--steps", "5", "--output", str(tmp_path / "x"), "--plan",
-             "--set", "length=32", "--lr", "1e-3,3e-3,1e-2", "--seeds", "2", "--jobs", "4"]  # fmt: skip
-    assert main(words) == 0
-    assert capsys.readouterr().out.startswith("8 runs x ")  # of two seeds the first is trained while rates are chosen
-    assert not (tmp_path / "x").exists()
+def test_the_command_names_what_is_wrong(capsys):
     assert main(["lab", "synth", "memo"]) == 2
     assert "must be one of depo, brevo" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("canon", [None, "ABCD"])
-@pytest.mark.parametrize(
-    ("mechanism", "rotary"), [("softmax", 1.0), ("softmax", 0.0), ("gated", 0.0), ("mlstm", 0.0), ("zeros", 0.0)]
-)
-def test_a_step_can_be_recorded(mechanism, rotary, canon):
-    """Nothing in a training step of these hosts asks the host for a number."""
-    task = text_task("depo", letters=8, word_length=(1, 1), nodes=4, hops=2, length=32)
-    host = Host(size="small", mechanism=mechanism, canon=canon, width=64, depth=1, heads=2, rotary=rotary)
-    network = TextNetwork(create_host(host, task, 0), task).to("meta").train()
-    tokens, rows = (torch.zeros(shape, dtype=torch.int64, device="meta") for shape in ((2, 32), (12,)))
-    with HostAsks() as watch:
-        loss, _ = network(Sequences(tokens, tokens, None), rows)
-        loss.backward()
-    assert watch.heard == []
-    assert all(parameter.grad is not None for parameter in network.parameters())

@@ -27,14 +27,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Generator, Tensor
 
-from linattn.convert.degrees.kernel import (
-    LeverageDensity,
-    PositiveFeatures,
-    log_estimate,
-    normal_features,
-    scaled,
-    spectrum,
-)
+from linattn.convert.degrees import kernel
+from linattn.convert.degrees.kernel import LeverageDensity, PositiveFeatures
 from linattn.convert.degrees.observe import Reservoir, watch
 from linattn.lab.cases import Work
 from linattn.lab.convert.curves import Curves, chart
@@ -121,25 +115,25 @@ class Dof(Laboratory):
         rows: list[dict[str, Any]] = []
         if points is None:
             return {"rows": rows}
-        y, tolerance, delta = scaled(points.double()), config["tolerance"], config["delta"]
-        scores, eigenvalues, density = y @ y.mT, spectrum(points).values, LeverageDensity(points, tolerance)
+        y, tolerance, delta = kernel.scaled(points.double()), config["tolerance"], config["delta"]
+        scores, eigenvalues, density = y @ y.mT, kernel.spectrum(points).values, LeverageDensity(points, tolerance)
         for sampling in SAMPLINGS:
             for count in config["counts"]:
                 work.tell(len(rows) / (len(SAMPLINGS) * len(config["counts"])), f"{SAMPLINGS[sampling]}, M = {count}")
-                errors, bounds = [], (None, None)
+                errors = []
                 for seed in range(config["seeds"]):
                     draw = Generator().manual_seed(1_000_003 * config["seed"] + 10_007 * seed + count)
-                    by_leverage = sampling == "leverage"
-                    drawn = density.draw(count, draw) if by_leverage else normal_features(1, count, y.shape[-1], draw)
+                    by_leverage, dim = sampling == "leverage", y.shape[-1]
+                    drawn = density.draw(count, draw) if by_leverage else kernel.normal_features(1, count, dim, draw)
                     errors.append(errors_of(y, scores, drawn))
-                if sampling == "leverage":
-                    t = deviation(density.limit, count, tolerance, delta)
-                    bounds = error_bounds(eigenvalues, t, tolerance, delta)
                 row = {"head": name, "sampling": sampling, "count": count, "degrees": density.degrees}
                 row |= {
                     f"{error}_error": list(own) for error, own in zip(ERRORS, zip(*errors, strict=True), strict=True)
                 }
-                rows.append(row | {"kernel_bound": bounds[0], "sum_bound": bounds[1]})
+                bounds = error_bounds(eigenvalues, deviation(density.limit, count, tolerance, delta), tolerance, delta)
+                row |= {f"{error}_bound": (by_leverage and bound) or None
+                        for error, bound in zip(("kernel", "sum"), bounds, strict=True)}  # fmt: skip
+                rows.append(row)
         return {"rows": rows}
 
     def sentences(self, rows: Sequence[Row]) -> list[str]:
@@ -191,12 +185,12 @@ class Dof(Laboratory):
 
 def errors_of(y: Tensor, scores: Tensor, features: PositiveFeatures) -> tuple[float, float, float]:
     """``|K^ - K|_HS / |K|_HS``, ``|K^ - K|_op / |K|_op``, and the mean total variation between rows of attention."""
-    logs = log_estimate(y[None], y[None], features)[0]
-    kernel = (scores - scores.max()).exp()
-    difference = (logs - scores.max()).exp() - kernel
+    logs = kernel.log_estimate(y[None], y[None], features)[0]
+    exact = (scores - scores.max()).exp()
+    difference = (logs - scores.max()).exp() - exact
     rows = (logs.softmax(-1) - scores.softmax(-1)).abs().sum(-1).mean() / 2
-    worst = torch.linalg.eigvalsh(difference).abs().max() / torch.linalg.eigvalsh(kernel).max()
-    return float(difference.norm() / kernel.norm()), float(worst), float(rows)
+    worst = torch.linalg.eigvalsh(difference).abs().max() / torch.linalg.eigvalsh(exact).max()
+    return float(difference.norm() / exact.norm()), float(worst), float(rows)
 
 
 def deviation(degrees: float, count: int, tolerance: float, delta: float) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import log
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,15 +23,9 @@ from linattn.lab.kept import Case
 from linattn.lab.page import Section
 from linattn.lab.page.numbers import listed
 from linattn.lab.tasks.load import load_images
+from linattn.lab.theory import theorems
 from linattn.lab.theory.laboratory import Laboratory, model_and_tokens, sized
-from linattn.lab.theory.theorems import (
-    SEEN,
-    Activations,
-    attention_checks,
-    attention_rows,
-    random_activations,
-    sequence_checks,
-)
+from linattn.lab.theory.theorems import Activations, attention_rows, random_activations
 from linattn.lab.train.batches import create_batches
 from linattn.lab.train.config import TrainConfig, default_recipe
 from linattn.lab.train.loop import train
@@ -78,7 +72,7 @@ class Entropy(Laboratory):
     )
     hosts: tuple[str, ...] = sized(
         HOSTS, HOSTS[:1], "Mechanisms to train a small vision transformer with; all mechanisms get the activations of "
-        "the first one. none: random activations alone; all: every mechanism.", group="What",
+        "the first one. Nothing: random activations alone.", group="What",
         choices=lambda: list_mechanisms(bidirectional=True),
     )  # fmt: skip
     scales: tuple[float, ...] = option(
@@ -98,13 +92,6 @@ class Entropy(Laboratory):
     head_dim: int = sized(32, 16, "Width of a head of random activations.", least=1, group="Sizes")
     tokens: int = sized(64, 32, "Tokens of random activations, or of text.", least=8, group="Sizes")
     seed: int = option(0, "Seed of activations, weights and training.", least=0)
-
-    @classmethod
-    def parse(cls, texts: Mapping[str, Any]) -> Self:
-        """``all`` and ``none`` are words for hosts."""
-        words = {"all": tuple(list_mechanisms(bidirectional=True)), "none": ()}
-        return super().parse({key: words.get(str(text), text) if key == "hosts" else text
-                              for key, text in texts.items()})  # fmt: skip
 
     @property
     def reads_text(self) -> bool:
@@ -146,8 +133,9 @@ class Entropy(Laboratory):
         shape = {name: config[name] for name in ("batch", "heads", "tokens", "head_dim", "seed")}
         if case["about"] == "checks":
             random = random_activations(**shape)
-            checks = sequence_checks(config["seed"]) + attention_checks(random, config["seed"])
-            return {"rows": [vars(check) for check in checks]}
+            return {
+                "rows": theorems.sequence_checks(config["seed"]) + theorems.attention_checks(random, config["seed"])
+            }
         if case["about"] == "random":
             layers = [random_activations(**shape, device=config["device"])]
         else:
@@ -223,7 +211,7 @@ def kind_of(pse: Sequence[float]) -> str:
         >>> kind_of([4.1, 3.0, 1.0]), kind_of([2.0, 2.0001, 2.0]), kind_of([2.0, 2.1])
         ('sharper', 'blind', 'wider')
     """
-    if max(pse) - min(pse) < SEEN:
+    if max(pse) - min(pse) < theorems.SEEN:
         return "blind"
     return "sharper" if pse[-1] < pse[0] else "wider"
 

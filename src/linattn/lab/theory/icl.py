@@ -15,17 +15,8 @@ from linattn.lab.cases import Work
 from linattn.lab.convert.curves import Curves, chart
 from linattn.lab.kept import Case
 from linattn.lab.page import Section
-from linattn.lab.theory.icl_models import (
-    AdaptedStack,
-    Cell,
-    LinearStack,
-    TaskStream,
-    fit,
-    learnt_steps,
-    make_stack,
-    measure_risks,
-    step_errors,
-)
+from linattn.lab.theory import icl_models as stacks
+from linattn.lab.theory.icl_models import Cell, TaskStream
 from linattn.lab.theory.icl_tasks import FAMILIES, Weighting, curves
 from linattn.lab.theory.laboratory import Laboratory, sized
 from linattn.mechanisms.registry import list_mechanisms
@@ -114,9 +105,11 @@ class Icl(Laboratory):
         stack = trained(config, family, model, cells, work)
         # Seeded by the family alone, so that all its models are tested on the same tasks.
         stream = TaskStream(cells, generator(config, "test", family))
-        risks = measure_risks(stack, stream, optima, config["tests"], 2 * config["batch"])
+        risks = stacks.measure_risks(stack, stream, optima, config["tests"], 2 * config["batch"])
         # Mechanisms that divide have no W.
-        steps = step_errors(learnt_steps(stack, stream), optima) if model in MODELS else [None] * len(cells)
+        steps = (
+            stacks.step_errors(stacks.learnt_steps(stack, stream), optima) if model in MODELS else [None] * len(cells)
+        )
         rows = []
         for cell, optimum, step, risk, error, formula in zip(cells, optima, steps, *risks, strict=True):
             unit, theory = cell.curve.data.power / config["d"], optimum.risk / config["d"]
@@ -142,14 +135,11 @@ class Icl(Laboratory):
         """A sentence per model, then H3 beside linear attention."""
         said = []
         for model in dict.fromkeys(row["model"] for row in rows):
-            own = sorted((row for row in rows if row["model"] == model), key=lambda row: row["deviation"])
-            within = sum(abs(row["deviation"]) <= self.tolerance for row in own)
-            ends = f"{signed(own[0]['deviation'])} to {signed(own[-1]['deviation'])}"
-            formula = (
-                "the best constant gate" if model == GATED else "its own" if model in EXACT else "linear attention"
-            )
-            said.append(f"{model}: {within} of {len(own)} runs within {100 * self.tolerance:g} % of the formula of "
-                        f"{formula}, all within {ends}.")  # fmt: skip
+            off = sorted(row["deviation"] for row in rows if row["model"] == model)
+            within = f"{sum(abs(share) <= self.tolerance for share in off)} of {len(off)}"
+            formula = {LINEAR: "its formula", H3: "its formula", GATED: "the best constant gate"}.get(model, LINEAR)
+            said.append(f"{model}: {within} runs within {100 * self.tolerance:g} % of {formula}, "
+                        f"all within {signed(off[0])} to {signed(off[-1])}.")  # fmt: skip
         if found := gains(rows):
             best = max(found, key=lambda gain: gain["by the formulas"])
             far = max(abs(gain["measured"] - gain["by the formulas"]) for gain in found)
@@ -198,16 +188,18 @@ def trained(config: Row, family: str, model: str, cells: Sequence[Cell], work: W
     ranks = [cell.curve.rank or 0 for cell in cells]
     settings = config["steps"], config["batch"], config["lr"]
     if family == "low-rank-update":
-        base = LinearStack(count, width, drawn)
-        fit(base, TaskStream(cells, drawn, sources=True), *settings, lambda share: work.tell(share / 2, "before"))
-        stack: nn.Module = AdaptedStack(base, width, drawn, ranks)
-        fit(stack, stream, *settings, lambda share: work.tell((1 + share) / 2, "update"))
+        base = stacks.LinearStack(count, width, drawn)
+        stacks.fit(
+            base, TaskStream(cells, drawn, sources=True), *settings, lambda share: work.tell(share / 2, "before")
+        )
+        stack: nn.Module = stacks.AdaptedStack(base, width, drawn, ranks)
+        stacks.fit(stack, stream, *settings, lambda share: work.tell((1 + share) / 2, "update"))
         return stack
-    ranked = family == "low-rank"
-    stack = (
-        LinearStack(count, width, drawn, ranks) if ranked else make_stack(model, count, width, stream.most + 1, drawn)
-    )
-    fit(stack, stream, *settings, lambda share: work.tell(share, ""))
+    if family == "low-rank":
+        stack = stacks.LinearStack(count, width, drawn, ranks)
+    else:
+        stack = stacks.make_stack(model, count, width, stream.most + 1, drawn)
+    stacks.fit(stack, stream, *settings, lambda share: work.tell(share, ""))
     return stack
 
 

@@ -5,9 +5,8 @@ preconditioned gradient descent, ``f = x^T W sum_i w_i x_i y_i``: linear attenti
 weights, a constant gate with geometric ones. The risk is ``E (y - f)^2``.
 """
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from math import comb, prod
 from typing import Literal, NamedTuple
 
@@ -26,21 +25,21 @@ class Optimum(NamedTuple):
     weights: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class DataModel(ABC):
+@dataclass(eq=False)
+class DataModel:
     """A distribution of tasks in d dimensions; ``noise`` is the variance of the noise of every label."""
 
     d: int
     noise: float = 0.0
 
-    @abstractmethod
     def sample(self, shape: tuple[int, ...], n: int, generator: Generator) -> tuple[Tensor, Tensor]:
         """Draw tasks in the given shape, on the generator's device, in fp32: x ``(..., n+1, d)`` and y ``(..., n+1)``,
         of which the last ones are the query and its answer."""
+        raise NotImplementedError
 
-    @abstractmethod
     def optimum(self, n: int, weighting: Weighting = "uniform") -> Optimum:
         """The best step with n examples, whose weights are all equal, free, or powers of one number."""
+        raise NotImplementedError
 
     @property
     def power(self) -> float:
@@ -70,7 +69,7 @@ def normal(shape: tuple[int, ...], generator: Generator) -> Tensor:
     return torch.randn(shape, generator=generator, device=generator.device)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Gaussian(DataModel):
     """``x, x_i ~ N(0, Sx)``, task ``b ~ N(0, Sb)``, ``y_i = b^T x_i + noise``.
 
@@ -84,36 +83,32 @@ class Gaussian(DataModel):
     task_covariance: Tensor | None = None
     feature_covariance: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        one = torch.eye(self.d, dtype=torch.float64)
+        Sb, Sx = (one if S is None else S.double() for S in (self.task_covariance, self.feature_covariance))
+        self.task_root, self.feature_root = root(Sb), root(Sx)
+        self.S = self.feature_root @ Sb @ self.feature_root
+
     def sample(self, shape: tuple[int, ...], n: int, generator: Generator) -> tuple[Tensor, Tensor]:
         tasks, x = normal((*shape, 1, self.d), generator), self.points(shape, n, generator)
         if self.task_covariance is not None:
-            tasks = tasks @ self._roots[0].to(tasks)
+            tasks = tasks @ self.task_root.to(tasks)
         if self.feature_covariance is not None:
-            x = x @ self._roots[1].to(x)
+            x = x @ self.feature_root.to(x)
         return x, self.labels(x, tasks, generator)
-
-    @cached_property
-    def _covariances(self) -> list[Tensor]:
-        one = torch.eye(self.d, dtype=torch.float64)
-        return [one if S is None else S.double() for S in (self.task_covariance, self.feature_covariance)]
-
-    @cached_property
-    def _roots(self) -> list[Tensor]:
-        return [root(covariance) for covariance in self._covariances]
 
     @property
     def power(self) -> float:
-        return self.white_task_covariance.trace().item() + self.noise
-
-    @property
-    def white_task_covariance(self) -> Tensor:
-        """S: the covariance of the task in coordinates where features are white."""
-        return self._roots[1] @ self._covariances[0] @ self._roots[1]
+        return self.S.trace().item() + self.noise
 
     def risk_of(self, preconditioner: Tensor, n: int) -> float:
         """The risk of any ``x^T W X^T y``, W ``(d, d)``."""
-        V, A = self._white(preconditioner), self._metric(n)
-        return (self.power - 2 * n * (V @ self.white_task_covariance).trace() + n * (V @ A @ V.mT).trace()).item()
+        V, A = self.feature_root @ preconditioner @ self.feature_root, self.metric(n)
+        return (self.power - 2 * n * (V @ self.S).trace() + n * (V @ A @ V.mT).trace()).item()
+
+    def metric(self, n: int) -> Tensor:
+        """A."""
+        return (n + 1) * self.S + self.power * torch.eye(self.d, dtype=torch.float64)
 
     def optimum(self, n: int, weighting: Weighting = "uniform") -> Optimum:
         return self.limited(n, None)
@@ -121,20 +116,14 @@ class Gaussian(DataModel):
     def limited(self, n: int, rank: int | None, source: "Gaussian | None" = None) -> Optimum:
         """The best W of that rank (Eckart-Young in the metric A) or, with a source, the best one that differs from the
         optimum of ``source`` by that rank: LoRA after a shift of tasks."""
-        A, factor = self._metric(n), self._roots[1]
-        V = torch.linalg.solve(A, self.white_task_covariance)  # S A^-1: both are functions of S, so they commute
+        A, factor = self.metric(n), self.feature_root
+        V = torch.linalg.solve(A, self.S)  # S A^-1: both are functions of S, so they commute
         if rank is not None:
-            start = torch.zeros_like(V) if source is None else self._white(source.optimum(n).preconditioner)
+            start = torch.zeros_like(V) if source is None else factor @ source.optimum(n).preconditioner @ factor
             U, s, Vh = torch.linalg.svd((V - start) @ root(A))
             V = start + torch.linalg.solve(root(A), (U[:, :rank] * s[:rank]) @ Vh[:rank], left=False)
         W = torch.linalg.solve(factor, torch.linalg.solve(factor, V), left=False)
         return Optimum(self.risk_of(W, n), W, torch.ones(n, dtype=torch.float64))
-
-    def _metric(self, n: int) -> Tensor:
-        return (n + 1) * self.white_task_covariance + self.power * torch.eye(self.d, dtype=torch.float64)
-
-    def _white(self, W: Tensor) -> Tensor:
-        return self._roots[1] @ W @ self._roots[1]
 
 
 def root(covariance: Tensor) -> Tensor:
@@ -143,10 +132,9 @@ def root(covariance: Tensor) -> Tensor:
     return (vectors * values.clamp(min=0).sqrt()) @ vectors.mT
 
 
-def equicorrelated(d: int, correlation: float) -> Tensor:
+def equicorrelated(d: int, g: float) -> Tensor:
     """Covariance ``g 1 1^T + (1 - g) I``: one direction that all tasks share."""
-    one = torch.ones(d, d, dtype=torch.float64)
-    return correlation * one + (1 - correlation) * torch.eye(d, dtype=torch.float64)
+    return g * torch.ones(d, d, dtype=torch.float64) + (1 - g) * torch.eye(d, dtype=torch.float64)
 
 
 def power_law(d: int, exponent: float, seed: int | None = None) -> Tensor:
@@ -160,7 +148,7 @@ def power_law(d: int, exponent: float, seed: int | None = None) -> Tensor:
     return (basis * values) @ basis.mT
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Retrieval(DataModel):
     """``x, b ~ N(0, I)``, ``x_i | x ~ N(a x, (1 - a^2) I)``, ``y_i = b^T x_i + noise``; ``alignment`` is a.
 
@@ -185,7 +173,7 @@ class Retrieval(DataModel):
         return self.by_moments(n, cross, n * d * same + n * (n - 1) * d * pairs + self.noise * cross)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Aligned(DataModel):
     """``b ~ N(0, I)``, ``x, x_i | b ~ N(a b, I)``, ``y_i = g b^T x_i + noise``; ``alignment`` is a.
 
@@ -226,7 +214,7 @@ class Aligned(DataModel):
         return float(sum(comb(j, m) * self.alignment ** (2 * m) * moment for m, moment in enumerate(moments)))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Drift(DataModel):
     """``x, x_i ~ N(0, I)``, ``y_i = b_i^T x_i + noise`` with ``E[b_i b_j^T] = rho^|i-j| I``; ``memory`` is rho.
 

@@ -13,24 +13,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from linattn.lab.bench.timing import measure_in_turns
 from linattn.lab.cases import Outcome, Work
 from linattn.lab.compare.comparison import Phase
 from linattn.lab.compare.text import CompareText, Contender
-from linattn.lab.compare.text_costs import training_step
-from linattn.lab.experiment import RIGHT
 from linattn.lab.kept import Case
-from linattn.lab.page.numbers import counted
 from linattn.lab.screen import Screen
 from linattn.lab.tasks.synthetic.brevo import Brevo, right_answer
 from linattn.lab.tasks.synthetic.lano import Lano
 from linattn.lab.tasks.text import SequenceTask
-from linattn.lab.train.accelerator import matrix_products
-from linattn.lab.train.text.feed import Feed
 from linattn.lab.train.text.hosts import Host, create_host
 from linattn.lab.train.text.loop import TextFolder
 from linattn.lab.train.text.recipes import host_of_recipe, recipe_settings
-from linattn.lab.train.text.run import TextNetwork
 from linattn.support.config import option
 from linattn.support.files import write_json
 from linattn.support.options import OptionError, check_option
@@ -70,8 +63,6 @@ BUDGETS: dict[str, dict[str, tuple[dict[str, Any], int, int]]] = {
     },
 }  # fmt: skip
 PAD = 1  # before shorter prompts and after finished texts: masked or cut off, so any token except the end will do
-REPEATS = 3  # timed steps of a plan
-OPTIMIZER = 1.15  # factor of a step's time: the timed step has no optimiser
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +102,6 @@ class Synth(CompareText):
     samples: int = option(
         0, "Sentences (lano) or answers (brevo) that each trained model writes, to be checked.", least=0, affects=False,
         group="Comparison",
-    )  # fmt: skip
-    plan: bool | None = option(
-        None, "Say how many runs and seconds it would be, and stop; or do not measure it at all.", affects=False,
-        default_text="say it and begin",
     )  # fmt: skip
 
     @classmethod
@@ -217,35 +204,6 @@ class Synth(CompareText):
         weights = TextFolder(self.weights_of(run, work)).load_weights()
         model.load_state_dict(weights, strict=not model.config.tie_word_embeddings)
         return {"written": share_right(model.to(self.place()).eval(), one.made, case["samples"])}
-
-    # The command.
-
-    def run(self, screen: Screen) -> int:
-        self.check_hosts()
-        if self.plan is not False:
-            screen.say(self.plan_words())
-        return RIGHT if self.plan else super().run(screen)
-
-    def plan_words(self) -> str:
-        """How many runs there are and how long they take, by a few timed steps of every model."""
-        swept, names, device = self.sweep_cases(), self.contenders(), self.place()
-        runs = len(swept)
-        if self.final:
-            runs += len(names) * (self.seeds - (1 if swept and self.sweep_is_final else 0))
-        config = self.training(self.usual_lr(names[0]), 0)
-        part = next(iter(Feed(self.made, config, device).train())).parts[0]
-        steps = {}
-        for name, host in self.hosts.items():
-            network = TextNetwork(create_host(host, self.made, 0).to(device), self.made)
-            steps[name] = training_step(network, part, config.precision)
-        with matrix_products(config.precision):
-            timings = measure_in_turns(steps, device, min_seconds=0.0, min_repeats=REPEATS)
-        seconds = fmean(timing.median for timing in timings.values())
-        seconds *= OPTIMIZER * config.steps * config.accumulation * runs
-        jobs = self.at_a_time()
-        words = f"{counted(runs, 'run')} x {seconds / max(runs, 1):,.1f} s of training = {seconds:,.0f} s"
-        more = f", {jobs} at a time: {seconds / jobs:,.0f} s if they do not slow one another"
-        return words + (more if jobs > 1 else "")
 
     def finish(self, screen: Screen, meta: dict[str, Any], done: Sequence[tuple[str, Outcome]]) -> int:
         rows = self.paper_table(self.rows(done))

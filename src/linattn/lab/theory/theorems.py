@@ -77,26 +77,24 @@ def attention_rows(mechanism: Mechanism, activations: Activations) -> Tensor:
     return weights[:, :, activations.counted]
 
 
-@dataclass(frozen=True)
-class Check:
-    """A statement, whether the numbers support it, and the numbers.
+def checks(statements: Sequence[tuple[str, Callable[[Any], Found], Any]]) -> list[dict[str, Any]]:
+    """A row for each kind, statement and what it is checked on: a statement is the docstring of a function.
 
-    ``kind`` is ``theorem``, about every single row or sequence; ``counterexample``; or ``mean``, about the mean over
-    rows alone.
+    Kinds are ``theorem``, about every single row or sequence; ``counterexample``; and ``mean``, about means over rows.
     """
+    rows = []
+    for kind, statement, given in statements:
+        passed, numbers = statement(given)
+        rows.append({"name": statement.__name__, "kind": kind, "statement": statement.__doc__, "passed": passed,
+                     "numbers": numbers})  # fmt: skip
+    return rows
 
-    name: str
-    kind: str
-    statement: str
-    passed: bool
-    numbers: dict[str, float]
 
-
-def sequence_checks(seed: int = 0, count: int = 256, length: int = 64) -> list[Check]:
+def sequence_checks(seed: int = 0, count: int = 256, length: int = 64) -> list[dict[str, Any]]:
     """Check the theorems on ``count`` sequences of ``length`` numbers.
 
     Example:
-        >>> [check.name for check in sequence_checks() if not check.passed]
+        >>> [row["name"] for row in sequence_checks() if not row["passed"]]
         []
     """
     generator = torch.Generator().manual_seed(seed)
@@ -104,28 +102,29 @@ def sequence_checks(seed: int = 0, count: int = 256, length: int = 64) -> list[C
     third = count // 3  # absolute normal, log-normal and uniform sequences
     uniform = 1 - torch.rand(count - 2 * third, length, generator=generator, dtype=torch.float64)
     positive = torch.cat([signed[:third].abs(), signed[third : 2 * third].exp(), 2 * uniform])
-    return [
-        checked(exponential, signed), checked(power, positive), checked(homogeneous, signed),
-        checked(convex_from_zero, positive), checked(offset, positive, kind="counterexample"),
-        checked(elasticity, positive),
-    ]  # fmt: skip
+    return checks([
+        ("theorem", exponential, signed), ("theorem", power, positive), ("theorem", homogeneous, signed),
+        ("theorem", convex_from_zero, positive), ("counterexample", offset, positive),
+        ("theorem", elasticity, positive),
+    ])  # fmt: skip
 
 
-def attention_checks(activations: Activations, seed: int = 0) -> list[Check]:
+def attention_checks(activations: Activations, seed: int = 0) -> list[dict[str, Any]]:
     """Check the statements; ``activations`` must be random, of an even width, and not causal."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return [
-            checked(softmax, activations), checked(blind, activations),
-            checked(blind_at_start_only, activations, kind="counterexample"), checked(mirror, activations),
-            checked(nala, activations, kind="mean"), checked(power_of_features, activations, kind="mean"),
-            checked(mala, activations, kind="mean"), checked(polarity, activations),
-        ]  # fmt: skip
+        return checks([
+            ("theorem", softmax, activations), ("theorem", blind, activations),
+            ("counterexample", blind_at_start_only, activations), ("theorem", mirror, activations),
+            ("mean", nala, activations), ("mean", power_of_features, activations), ("mean", mala, activations),
+            ("theorem", polarity, activations),
+        ])  # fmt: skip
 
 
-def checked(statement: Callable[[Any], Found], given: Any, kind: str = "theorem") -> Check:
-    """The check whose statement is the docstring of a function."""
-    return Check(statement.__name__, kind, statement.__doc__ or "", *statement(given))
+def means(name: str, values: Sequence[float], path: Tensor) -> dict[str, float]:
+    """Mean entropies along a path ``(steps, ...)``, by the value of each step."""
+    found = path.mean(tuple(range(1, path.dim()))).tolist()
+    return {f"pse_{name}={value:g}": mean for value, mean in zip(values, found, strict=True)}
 
 
 # On sequences x (sequences, length).
@@ -154,8 +153,7 @@ def slopes(
     p = (w / w.sum(-1, keepdim=True)).detach()
     mean = (p * exponent).sum(-1, keepdim=True)
     error = float((found + at * (p * (exponent - mean).square()).sum(-1)).abs().amax())
-    means = {f"pse_{name}={value:g}": float(mean) for value, mean in zip(values, path.mean(1), strict=True)}
-    numbers = {"sequences": len(x), "rises": rises(path), "slope_error": error, **means}
+    numbers = {"sequences": len(x), "rises": rises(path), "slope_error": error, **means(name, values, path)}
     return rises(path) == 0 and error < EXACT, numbers
 
 
@@ -205,11 +203,9 @@ def entropies(mechanism: Mechanism, activations: Sequence[Activations]) -> Tenso
 
 def softmax(activations: Activations) -> Found:
     """softmax: every row is sharper when its query is longer"""
-    mechanism = build("softmax", activations, impl="reference")
-    path = entropies(mechanism, [activations.times(c) for c in (0.1, 0.3, 1.0, 3.0)])
-    mean = path.mean((1, 2, 3))
-    ends = {"shortest": float(mean[0]), "longest": float(mean[-1])}
-    return rises(path) == 0, {"rows": path[0].numel(), "rises": rises(path), **ends}
+    scales = (0.1, 0.3, 1.0, 3.0)
+    path = entropies(build("softmax", activations, impl="reference"), [activations.times(c) for c in scales])
+    return rises(path) == 0, {"rows": path[0].numel(), "rises": rises(path), **means("scale", scales, path)}
 
 
 def largest_change(mechanism: Mechanism, activations: Activations) -> float:
@@ -261,34 +257,34 @@ def nala(activations: Activations) -> Found:
     lengths = activations.q.norm(dim=-1, keepdim=True)
     given = [replace(activations, q=norm * activations.q / lengths) for norm in norms]
     path = entropies(build("nala", activations), given)
-    mean = path.mean((1, 2, 3))
-    after = float((mean[-1] - mean[-2]).abs())
-    numbers = {f"pse_norm={norm:g}": float(value) for norm, value in zip(norms, mean, strict=True)}
+    numbers = means("norm", norms, path)
+    mean = list(numbers.values())
+    after = abs(mean[-1] - mean[-2])
     numbers["share_of_rows_sharper"] = float((path[len(SHORT) - 1] < path[0]).double().mean())
-    falls = bool((mean[: len(SHORT)].diff() < 0).all())
-    return falls and after < 0.01 * float(mean[0] - mean[-1]), numbers | {"change_past_4": after}
+    falls = all(later < before for before, later in pairwise(mean[: len(SHORT)]))
+    return falls and after < 0.01 * (mean[0] - mean[-1]), numbers | {"change_past_4": after}
 
 
 def power_of_features(activations: Activations) -> Found:
     """a higher power of the features makes rows sharper"""
     numbers: dict[str, float] = {}
-    falls = []
+    falls, powers = [], (1.0, 2.0, 3.0, 5.0)
     for name in ("focused", "nala"):
-        powers = (1.0, 2.0, 3.0, 5.0)
-        path = [float(entropies(build(name, activations, power=p), [activations]).mean()) for p in powers]
-        numbers |= {f"{name}_power={p:g}": value for p, value in zip(powers, path, strict=True)}
-        falls += [after < before for before, after in pairwise(path)]
+        path = torch.cat([entropies(build(name, activations, power=p), [activations]) for p in powers])
+        found = means(f"{name}_power", powers, path)
+        falls += [after < before for before, after in pairwise(found.values())]
+        numbers |= found
     return all(falls), numbers
 
 
 def mala(activations: Activations) -> Found:
     """mala: rows sum to 1 and grow sharper with the length of the query, in their positive part"""
-    mechanism = build("mala", activations)
-    path = [attention_rows(mechanism, activations.times(c)) for c in (0.1, 1.0, 10.0)]
-    means = [float(pse(weights).mean()) for weights in path]
-    off = max(float((weights.sum(-1) - 1).abs().amax()) for weights in path)
-    numbers = dict(zip(("pse_shortest", "pse_middle", "pse_longest"), means, strict=True)) | {"sum_off_by": off}
-    return means[0] > means[1] > means[2] and off < 1e-4, numbers
+    mechanism, scales = build("mala", activations), (0.1, 1.0, 10.0)
+    path = torch.stack([attention_rows(mechanism, activations.times(c)) for c in scales])
+    numbers = means("scale", scales, pse(path))
+    off = float((path.sum(-1) - 1).abs().amax())
+    falls = all(after < before for before, after in pairwise(numbers.values()))
+    return falls and off < 1e-4, numbers | {"sum_off_by": off}
 
 
 def polarity(activations: Activations) -> Found:
