@@ -127,38 +127,17 @@ def stages_of(**options):
 
 
 def test_the_second_stage_repeats_passages_as_the_first_unless_told_otherwise():
-    shares = [({}, (0, 0)), ({"recall_share": "0.5"}, (0.5, 0.5)),
-              ({"recall_share": "0.5", "finetune_recall_share": "0"}, (0.5, 0))]  # fmt: skip
-    for options, expected in shares:
-        assert tuple(stage.recall_share for stage in stages_of(**options)) == expected
-    assert [stage.length for stage in stages_of(length="48", finetune_length="96")] == [48, 96]
-    assert [stage.length for stage in stages_of(length="48")] == [48, 48]
+    alike = stages_of(recall_share="0.5", length="48")
+    assert [(stage.recall_share, stage.length) for stage in alike] == [(0.5, 48), (0.5, 48)]
+    apart = stages_of(recall_share="0.5", finetune_recall_share="0", length="48", finetune_length="96")
+    assert [(stage.recall_share, stage.length) for stage in apart] == [(0.5, 48), (0, 96)]
     assert stages_of(finetune="no")[1] is None
 
 
 def test_stages_of_a_paper_are_had_by_name_and_what_is_given_counts_more():
-    first, second = stages_of(recipe="paper", method="lolcats")
-    assert (first.loss, first.lr, first.scale_factor, first.tokens) == ("mse", 1e-2, 1.0, 20_000_000)
-    assert (second.objective, second.lr, second.rank, second.alpha) == ("next_token", 1e-4, 8, 16.0)
-    first, second = stages_of(recipe="paper", steps="7", finetune_lr="0.5")
-    assert (first.steps, first.tokens) == (7, None)
-    assert (second.lr, second.alpha, second.tokens) == (0.5, 8.0, 20_000_000)
-    first, _ = stages_of(recipe="paper", method="dof")
-    assert (first.loss, first.batch_size, first.tokens) == ("cross_entropy", 128, None)
-
-
-def test_random_features_learn_rows_with_the_command_of_the_documentation(folder, text, tmp_path, call):
-    code, shown = call("linearize", folder, "--method", "dof", "--text", text, "--out", tmp_path / "out", "--loss",
-                       "cross_entropy", "--lr", 0.02, "--no-finetune", *SMALL[:6], "--device", "cpu", "--no-evaluate",
-                       "--option", "clip=8")  # fmt: skip
-    assert code == 0, shown
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert all(curve["losses"][-1] < curve["losses"][0] for curve in report["transfer"])
-    assert all(layer["feature_dim"] <= 8 for layer in report["plan"]["layers"].values())
-    root = parse((tmp_path / "out" / "report.html").read_text())
-    assert "prf features of 8" in table_of(root, "Layer by layer")["0"]["attention"]
-    assert root.find("section", id="freedom")
-    assert not root.find("section", id="stage-by-stage")
+    first, second = stages_of(recipe="paper", method="lolcats", steps="7", finetune_lr="0.5")
+    assert (first.steps, first.tokens, first.loss, first.lr, first.scale_factor) == (7, None, "mse", 1e-2, 1.0)
+    assert (second.lr, second.alpha, second.objective, second.tokens) == (0.5, 16.0, "next_token", 20_000_000)
 
 
 def test_held_out_text_is_cut_into_as_many_pieces_as_texts_were_asked_for():

@@ -79,7 +79,7 @@ class Entropy(Laboratory):
         SCALES, "Factors of all queries, 1 among them.", above=0, group="What", rare=True
     )
     checkpoint: Path | None = option(
-        None, "In place of training: a folder of `linattn train`, or a language model for transformers.", group="Models"
+        None, "In place of training: the folder of a language model, which reads a text.", group="Models"
     )
     text: Path | None = option(None, "File that a language model reads.", group="Models")
     data: str = option("digits", "Data of the hosts, as for `linattn train images`.", group="Models")
@@ -93,23 +93,15 @@ class Entropy(Laboratory):
     tokens: int = sized(64, 32, "Tokens of random activations, or of text.", least=8, group="Sizes")
     seed: int = option(0, "Seed of activations, weights and training.", least=0)
 
-    @property
-    def reads_text(self) -> bool:
-        return self.checkpoint is not None and (self.checkpoint / "config.json").is_file()
-
     def check(self) -> None:
         if self.head_dim % 2:
             raise OptionError("head_dim", f"must be even, since mirrors turn pairs of channels, got {self.head_dim}")
         if 1.0 not in self.scales or len(self.scales) < 2:
             raise OptionError("scales", f"must be numbers above 0, 1 and another one among them, got {self.scales}")
-        if self.checkpoint is None:
-            return
-        if not self.reads_text and not (self.checkpoint / "weights.pt").is_file():
-            raise OptionError("checkpoint", f"must be a folder with weights.pt or config.json, got {self.checkpoint}")
-        if self.reads_text and (self.text is None or not self.text.is_file()):
+        if self.checkpoint is not None and not (self.checkpoint / "config.json").is_file():
+            raise OptionError("checkpoint", f"must be a folder with config.json, got {self.checkpoint}")
+        if self.checkpoint is not None and (self.text is None or not self.text.is_file()):
             raise OptionError("text", f"must be a file for the language model to read, got {self.text}")
-        if not self.reads_text and len(self.hosts) != 1:
-            raise OptionError("hosts", "must be the one mechanism that the checkpoint was trained with")
 
     def cases(self) -> list[dict[str, Any]]:
         """The checks, the random activations, and each model; all mechanisms are measured on the first one."""
@@ -118,30 +110,27 @@ class Entropy(Laboratory):
             "device": self.place().type,
         }  # fmt: skip
         found = [{"about": "checks", "config": config}, {"about": "random", "config": config}]
-        config = config | {"checkpoint": None if self.checkpoint is None else str(self.checkpoint)}
-        if self.reads_text:
-            return [*found, {"about": "text", "config": config | {"text": str(self.text)}}]
-        config |= {name: getattr(self, name) for name in ("data", "size", "patch_size", "epochs", "images")}
-        for number, name in enumerate(self.hosts):
-            measured = {} if number == 0 else {"mechanisms": []}
-            found.append({"about": "host", "host": name, "config": config | measured})
-        return found
+        if self.checkpoint is not None:
+            text = {"checkpoint": str(self.checkpoint), "text": str(self.text)}
+            return [*found, {"about": "text", "config": config | text}]
+        config = config | {name: getattr(self, name) for name in ("data", "size", "patch_size", "epochs", "images")}
+        hosts = [{"about": "host", "host": name, "config": config | ({"mechanisms": []} if number else {})}
+                 for number, name in enumerate(self.hosts)]  # fmt: skip
+        return found + hosts
 
     @staticmethod
     def measure(case: Case, work: Work) -> dict[str, Any]:
-        config = case["config"]
+        config, about = case["config"], case["about"]
         shape = {name: config[name] for name in ("batch", "heads", "tokens", "head_dim", "seed")}
-        if case["about"] == "checks":
-            random = random_activations(**shape)
-            return {
-                "rows": theorems.sequence_checks(config["seed"]) + theorems.attention_checks(random, config["seed"])
-            }
-        if case["about"] == "random":
+        if about == "checks":
+            rows = theorems.sequence_checks(config["seed"])
+            return {"rows": rows + theorems.attention_checks(random_activations(**shape), config["seed"])}
+        if about == "random":
             layers = [random_activations(**shape, device=config["device"])]
+        elif about == "text":
+            layers = text_activations(config)
         else:
-            layers = (
-                text_activations(config) if case["about"] == "text" else host_activations(case["host"], config, work)
-            )
+            layers = host_activations(case["host"], config, work)
         rows = []
         for number, name in enumerate(config["mechanisms"]):
             work.tell(number / len(config["mechanisms"]), name)
@@ -169,12 +158,10 @@ class Entropy(Laboratory):
         shown: list[list[object]] = []
         for title, curves in groups_of(rows).items():
             for name, c in curves.items():
-                numbers = [
-                    None if number is None else f"{number:.3f}" for number in (c.pse[0], c.pse[-1], c.correlation)
-                ]
-                shown.append([title, name, *numbers, kind_of(c.pse)])
+                numbers = (c.pse[0], c.pse[-1], c.correlation)
+                shown.append([title, name, *("" if n is None else f"{n:.3f}" for n in numbers), kind_of(c.pse)])
         left = [row for row in rows if isinstance(row.get("reason"), str)]
-        shown += [[row["source"], row["mechanism"], None, None, None, row["reason"]] for row in left]
+        shown += [[row["source"], row["mechanism"], "", "", "", row["reason"]] for row in left]
         return ["activations", "mechanism", "shortest", "longest", "correlation", "as queries grow"], shown
 
     def figures(self, frame: "DataFrame", meta: Row) -> list[Section]:
@@ -274,28 +261,22 @@ def captured_activations(model: nn.Module, inputs: Tensor, source: str) -> list[
 
 
 def host_activations(name: str, config: Row, work: Work) -> list[Activations]:
-    """The layers of a vision transformer on the first test images: trained briefly for this, or read from a folder."""
+    """The layers of a vision transformer, which is trained briefly for this, on the first test images."""
     data = load_images(config["data"])
     settings = {"recipe": default_recipe(config["data"]), "epochs": config["epochs"], "seed": config["seed"]}
     recipe = TrainConfig.parse({**settings, "device": config["device"], "precision": "fp32", "compile": False})
     batches = create_batches(data, recipe, torch.device(config["device"]))
     images = next(iter(batches.test()))[0][: config["images"]]
-    path = None if config["checkpoint"] is None else Path(config["checkpoint"]) / "weights.pt"
-    weights = {} if path is None else torch.load(path, map_location="cpu", weights_only=True)
     torch.manual_seed(config["seed"])
     model = create_vit(
         config["size"], name, patch_size=config["patch_size"], img_size=data.image_size, in_chans=data.channels,
-        num_classes=data.num_classes, global_pool="token" if "cls_token" in weights else "avg",
+        num_classes=data.num_classes, global_pool="avg",
     )  # fmt: skip
-    if path is None:
-        with tempfile.TemporaryDirectory() as folder:
-            on_step = lambda epoch, *_: work.tell(epoch / config["epochs"], f"training a host on {data.name}")  # noqa: E731
-            result = train(model, batches, recipe, Path(folder), on_step=on_step)
-        source = f"{name} trained on {data.name}, {result.top1:.1f} %"
-    else:
-        source = f"{name} from {path.parent.name}"
-        model.load_state_dict(weights)
+    with tempfile.TemporaryDirectory() as folder:
+        on_step = lambda epoch, *_: work.tell(epoch / config["epochs"], f"training a host on {data.name}")  # noqa: E731
+        result = train(model, batches, recipe, Path(folder), on_step=on_step)
     model = model.to(config["device"]).double().eval()
+    source = f"{name} trained on {data.name}, {result.top1:.1f} %"
     return captured_activations(model, images.to(next(model.parameters())), source)
 
 

@@ -242,27 +242,15 @@ def predict(stack: nn.Module, tokens: Tensor, counts: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def measure_risks(
-    stack: nn.Module, stream: TaskStream, optima: Sequence[Optimum], tasks: int, batch: int
-) -> tuple[list[float], list[float], list[float]]:
-    """Risks of the models, their standard errors, and risks of the ``optima``, which belong to the stream's cells.
-
-    They are means over the same test tasks, in units of the labels' variance.
-    """
-    device = stream.counts.device
-    W = torch.stack([optimum.preconditioner for optimum in optima]).float().to(device)
-    w = [F.pad(optimum.weights, (stream.most - len(optimum.weights), 0)) for optimum in optima]  # zeros at padding
-    weights = torch.stack(w).float().to(device)
-    sums = torch.zeros(3, len(optima), dtype=torch.float64, device=device)
+def measure_risks(stack: nn.Module, stream: TaskStream, tasks: int, batch: int) -> tuple[list[float], list[float]]:
+    """Risks of the models over the same test tasks, and their standard errors, in units of the labels' variance."""
+    sums = torch.zeros(2, len(stream.cells), dtype=torch.float64, device=stream.counts.device)
     for done in range(0, tasks, batch):
         tokens, answers = stream.draw(min(batch, tasks - done))
         errors = (predict(stack, tokens, stream.counts) - answers).double().square()
-        x, y = tokens[:, :, :-1, :-1], tokens[:, :, :-1, -1]
-        gradient = ((weights.unsqueeze(1) * y).unsqueeze(2) @ x).squeeze(2)  # (M, B, d)
-        formula = ((tokens[:, :, -1, :-1] @ W) * gradient).sum(-1)
-        sums += torch.stack([errors, errors.square(), (formula - answers).double().square()]).sum(2)
-    mean, square, formula = sums / tasks
-    return mean.tolist(), ((square - mean**2).clamp(min=0) / tasks).sqrt().tolist(), formula.tolist()
+        sums += torch.stack([errors, errors.square()]).sum(2)
+    mean, square = sums / tasks
+    return mean.tolist(), ((square - mean**2).clamp(min=0) / tasks).sqrt().tolist()
 
 
 @torch.no_grad()
