@@ -106,10 +106,9 @@ class Icl(Laboratory):
         # Seeded by the family alone, so that all its models are tested on the same tasks.
         stream = TaskStream(cells, generator(config, "test", family))
         risks = stacks.measure_risks(stack, stream, config["tests"], 2 * config["batch"])
-        # Mechanisms that divide have no W.
-        steps = (
-            stacks.step_errors(stacks.learnt_steps(stack, stream), optima) if model in MODELS else [None] * len(cells)
-        )
+        steps: list[Any] = [None] * len(cells)
+        if model in MODELS:  # mechanisms that divide have no W
+            steps = stacks.step_errors(stacks.learnt_steps(stack, stream), optima)
         rows = []
         for cell, optimum, step, risk, error in zip(cells, optima, steps, *risks, strict=True):
             unit, theory = cell.curve.data.power / config["d"], optimum.risk / config["d"]
@@ -186,9 +185,8 @@ def trained(config: Row, family: str, model: str, cells: Sequence[Cell], work: W
     settings = config["steps"], config["batch"], config["lr"]
     if family == "low-rank-update":
         base = stacks.LinearStack(count, width, drawn)
-        stacks.fit(
-            base, TaskStream(cells, drawn, sources=True), *settings, lambda share: work.tell(share / 2, "before")
-        )
+        before = TaskStream(cells, drawn, sources=True)
+        stacks.fit(base, before, *settings, lambda share: work.tell(share / 2, "before"))
         stack: nn.Module = stacks.AdaptedStack(base, width, drawn, ranks)
         stacks.fit(stack, stream, *settings, lambda share: work.tell((1 + share) / 2, "update"))
         return stack
