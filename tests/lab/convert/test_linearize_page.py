@@ -64,11 +64,8 @@ def alts(root, name):
     return [node.attributes["aria-label"] for node in root.find("section", id=name)[0].find("svg", role="img")]
 
 
-def test_the_page_stands_alone_and_shows_every_figure(results):
+def test_the_page_shows_every_figure(results):
     root = page(results)
-    assert "default-src 'none'" in root.find("meta")[1].attributes["content"]
-    assert not root.find("img")
-    assert not any(value.startswith(("http", "//")) for node in root.nodes() for value in node.attributes.values())
     stages = table_of(root, "Stage by stage")
     assert stages["teacher"] == {
         "stage": "teacher", "perplexity at 256": "15", "perplexity at 512": "30", "needles in noise at 256, %": "100",
@@ -91,7 +88,8 @@ def test_the_page_stands_alone_and_shows_every_figure(results):
         "Needles found in noise, %, from left to right: teacher 100 to 100; finetune 50 to 50.",
         "Needles found in text, %, from left to right: teacher 90 to 90; finetune 45 to 45.",
     ]
-    assert len(alts(root, "transfer")) == 2
+    assert "before transfer 0.5 to 0.5; after transfer 0.05 to 0.1" in alts(root, "transfer")[0]
+    assert "layer 0 0.5 to 0.1; layer 1 0.5 to 0.1" in alts(root, "transfer")[1]
     assert not root.find("section", id="freedom")
 
 
@@ -125,13 +123,8 @@ def test_a_report_of_little_and_of_infinities_is_still_a_page(results):
     assert "mean cosine of 0.9000" in lead(results | {"stages": [teacher, last]})
 
 
-@pytest.mark.parametrize(
-    ("plan", "words"),
-    [
-        ({"kind": "mechanism", "mechanism": "mirror"}, "mirror"),
-        ({"kind": "hybrid", "features": "prf", "feature_dim": 8, "window": 0}, "prf features of 8"),
-        ({"kind": "hybrid", "features": "none", "cap": 4}, "no linear part, window 64, at most 4 kept"),
-    ],
-)
-def test_plans_are_told_in_words(plan, words):
-    assert plan_words(plan) == words
+def test_plans_are_told_in_words():
+    assert plan_words({"kind": "mechanism", "mechanism": "mirror"}) == "mirror"
+    assert plan_words({"kind": "hybrid", "features": "prf", "feature_dim": 8, "window": 0}) == "prf features of 8"
+    without = {"kind": "hybrid", "features": "none", "cap": 4}
+    assert plan_words(without) == "no linear part, window 64, at most 4 kept"

@@ -84,19 +84,18 @@ def test_without_final_runs_the_table_has_what_chose_the_rates(tmp_path):
     assert replace(config, final=True, canon=("none",)).run(QUIET) == 0  # the runs that chose a rate are the final ones
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
+def test_a_wrong_option_is_named(capsys):
+    for changes, words in (
         ({"positions": ("alibi",)}, "positions: must be one of rotary, quarter, none"),
         ({"mechanisms": ("softmax:alibi",)}, "positions: must be one of"),
         ({"task": "mano", "set": {}}, "samples: are checked for lano and brevo"),
         ({"samples": 0, "final": False}, "name several with --lr"),
         ({"lr": (1e-2, 1e-3), "final": False}, "samples: must be 0 with --no-final"),
-    ],
-)
-def test_a_wrong_option_is_named(changes, words):
-    with pytest.raises(OptionError, match=words):
-        replace(CONFIG, **changes)
+    ):
+        with pytest.raises(OptionError, match=words):
+            replace(CONFIG, **changes)
+    assert main(["lab", "synth", "memo"]) == 2
+    assert "must be one of depo, brevo" in capsys.readouterr().err
 
 
 def parsed(task, scale, **given):
@@ -158,8 +157,3 @@ def test_what_is_written_is_checked(monkeypatch):
     eos = brevo.bos + 3
     assert share_right(Writer([[1, 2, eos, 0], [1, eos, 2, 2], [1, 2, 0, 0], [2, 1, eos, eos]]), brevo, 4) == 50
     assert heard == list(zip(brevo.questions(4), [[1, 2], [1], [], [2, 1]], strict=True))
-
-
-def test_the_command_names_what_is_wrong(capsys):
-    assert main(["lab", "synth", "memo"]) == 2
-    assert "must be one of depo, brevo" in capsys.readouterr().err
