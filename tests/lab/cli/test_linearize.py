@@ -60,6 +60,7 @@ def test_a_model_is_converted_reported_written_with_and_not_done_twice(folder, t
     assert set(report["ablation"]["variants"]) >= {"as converted", "window alone"}
     assert report["meta"]["training_tokens"] == (3 * 2 + 2 * 2) * 64
     assert report["meta"]["config"]["model"] == "tiny"  # not where it lay
+    assert report["meta"]["config"]["precision"] == "fp32"
 
     root = parse((out / "report.html").read_text())
     assert f"{last['perplexity'][0]['perplexity']:.2f}" in root.find("p", class_="lead")[0].text
