@@ -9,10 +9,10 @@ from torch import Tensor
 
 from linattn.lab.convert.folder import has_tokenizer, load_tokenizer
 from linattn.lab.experiment import Experiment
-from linattn.support.bars import without_bars
 from linattn.support.config import Option, option
 from linattn.support.extras import need
 from linattn.support.options import OptionError
+from linattn.support.progress import without_bars
 
 
 def sized(usual: Any, quick: Any, help: str, **more: Any) -> Any:
