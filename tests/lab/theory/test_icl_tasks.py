@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from linattn.lab.theory.icl.curves import Curve
-from linattn.lab.theory.icl.data import Aligned, Drift, Gaussian, Retrieval, equicorrelated, power_law, root
+from linattn.lab.theory.icl_tasks import Aligned, Curve, Drift, Gaussian, Retrieval, equicorrelated, power_law, root
 
 D, N, TASKS = 4, 6, 400_000
 
@@ -22,41 +21,24 @@ CASES = {
 }
 
 
-def drawn(data, tasks=TASKS):
-    found = data.sample((tasks,), N, torch.Generator().manual_seed(7))
-    return [part.double() for part in found]
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_the_risk_is_what_the_formulas_predictor_has_on_drawn_tasks(name):
-    case, weighting = CASES[name]
-    optimum = case.optimum(N, weighting)
-    x, y, query, answer = drawn(case.data)
-    f = torch.einsum("ta,ab,tnb,n,tn->t", query, optimum.preconditioner, x, optimum.weights, y)
+def test_the_risk_is_that_of_the_formulas_predictor_and_least_squares_find_no_better_one(name):
+    curve, weighting = CASES[name]
+    W, w = (optimum := curve.optimum(N, weighting)).preconditioner, optimum.weights
+    x, y = (part.double() for part in curve.data.sample((TASKS,), N, torch.Generator().manual_seed(7)))
+    query, answer, x, y = x[:, -1], y[:, -1], x[:, :-1], y[:, :-1]
+    f = torch.einsum("ta,ab,tnb,n,tn->t", query, W, x, w, y)
     assert (answer - f).square().mean().item() == pytest.approx(optimum.risk, rel=0.01)
-    assert answer.square().mean().item() == pytest.approx(case.data.power, rel=0.01)
-
-
-@pytest.mark.parametrize("name", ["covariances", "retrieval", "alignment"])
-def test_no_preconditioner_is_better(name):
-    """Least squares over all W, on drawn tasks: the same risk, and the same W."""
-    case, _ = CASES[name]
-    optimum = case.optimum(N)
-    x, y, query, answer = drawn(case.data)
-    features = (query.unsqueeze(2) * (y.unsqueeze(1) @ x)).flatten(1)
-    W = torch.linalg.solve(features.T @ features, features.T @ answer)
-    assert (answer - features @ W).square().mean().item() == pytest.approx(optimum.risk, rel=0.01)
-    assert (W.view(D, D) - optimum.preconditioner).norm() < 0.03 * optimum.preconditioner.norm()
-
-
-def test_no_weights_are_better_where_tasks_drift():
-    data = Drift(D, 0.3, memory=0.7)
-    free = data.optimum(N, "free")
-    x, y, query, answer = drawn(data)
-    features = (x @ query.unsqueeze(2)).squeeze(2) * y
-    w = torch.linalg.solve(features.T @ features, features.T @ answer)
-    assert (answer - features @ w).square().mean().item() == pytest.approx(free.risk, rel=0.01)
-    assert (w - free.weights).norm() < 0.05 * free.weights.norm()
+    assert answer.square().mean().item() == pytest.approx(curve.data.power, rel=0.01)
+    if name in ("covariances", "retrieval", "alignment"):  # over all W
+        features, expected = (query.unsqueeze(2) * (y.unsqueeze(1) @ x)).flatten(1), W.flatten()
+    elif name == "drift, free":  # over all weights of the examples
+        features, expected = (x @ query.unsqueeze(2)).squeeze(2) * y, w
+    else:
+        return
+    found = torch.linalg.solve(features.T @ features, features.T @ answer)
+    assert (answer - features @ found).square().mean().item() == pytest.approx(optimum.risk, rel=0.01)
+    assert (found - expected).norm() < 0.05 * expected.norm()
 
 
 def test_weights_help_exactly_where_samples_cannot_be_swapped():
@@ -78,7 +60,7 @@ def test_without_their_own_structure_all_are_isotropic(make, noise):
 
 
 def test_low_rank_is_a_minimum_among_matrices_of_that_rank():
-    optimum = ANY.low_rank(N, 2)
+    optimum = ANY.limited(N, 2)
     U, s, Vh = torch.linalg.svd(optimum.preconditioner)
     assert s[2] < 1e-12 < s[1]
     left, right = U[:, :2] * s[:2].sqrt(), s[:2].sqrt().unsqueeze(1) * Vh[:2]
@@ -87,18 +69,15 @@ def test_low_rank_is_a_minimum_among_matrices_of_that_rank():
         step = [torch.randn(part.shape, dtype=torch.float64, generator=generator) for part in (left, right)]
         moved = (left + 0.01 * step[0] * left.norm()) @ (right + 0.01 * step[1] * right.norm())
         assert ANY.risk_of(moved, N) > optimum.risk
-    assert ANY.low_rank(N, D).risk == pytest.approx(ANY.optimum(N).risk, rel=1e-12)
 
 
 def test_an_update_leaves_the_singular_values_beyond_its_rank():
     """``L* + n sum_{i>r} s_i^2`` with s of ``(V'* - V*) A'^1/2``: from the old model's risk to the new optimum."""
     factor = root(equicorrelated(D, 0.4))
     gap = factor @ (ANY.optimum(N).preconditioner - SOURCE.optimum(N).preconditioner) @ factor
-    S = ANY.white_task_covariance
-    A = (N + 1) * S + (S.trace() + ANY.noise) * torch.eye(D, dtype=torch.float64)
+    A = (N + 1) * ANY.S + (ANY.S.trace() + ANY.noise) * torch.eye(D, dtype=torch.float64)
     values = torch.linalg.svdvals(gap @ root(A))
     for rank in range(D + 1):
         expected = ANY.optimum(N).risk + N * values[rank:].square().sum().item()
-        assert ANY.adapted(N, rank, SOURCE).risk == pytest.approx(expected, rel=1e-12)
-    assert ANY.adapted(N, 0, SOURCE).risk == pytest.approx(ANY.risk_of(SOURCE.optimum(N).preconditioner, N))
-    assert ANY.adapted(N, D, SOURCE).risk == pytest.approx(ANY.optimum(N).risk)
+        assert ANY.limited(N, rank, SOURCE).risk == pytest.approx(expected, rel=1e-12)
+    assert ANY.limited(N, 0, SOURCE).risk == pytest.approx(ANY.risk_of(SOURCE.optimum(N).preconditioner, N))
