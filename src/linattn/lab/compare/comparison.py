@@ -25,7 +25,7 @@ from linattn.lab.cases import Outcome, Work, run_cases
 from linattn.lab.experiment import FAILED, RIGHT, Experiment, save_csv, save_results
 from linattn.lab.kept import Case, case_path, find
 from linattn.lab.screen import Screen
-from linattn.lab.train.mechanism_options import check_owners, options_of
+from linattn.lab.train.config import check_owners, options_of
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.support.config import option
 from linattn.support.files import write_json

@@ -17,10 +17,18 @@ from linattn.lab.page.numbers import counted
 from linattn.lab.tasks.graph.data import GraphData
 from linattn.lab.tasks.graph.files import load_graph
 from linattn.lab.tasks.graph.search import DATA, search_signature
-from linattn.lab.train.graph.loop import NotFiniteError, Record, train_graph
-from linattn.lab.train.graph.objective import GraphConfig, Links, Nodes, OnGraph, create_objective
-from linattn.lab.train.graph.recipes import CURVED, PAPER, graph_recipe
-from linattn.lab.train.mechanism_options import options_of
+from linattn.lab.train.config import options_of
+from linattn.lab.train.graph import (
+    GraphConfig,
+    Links,
+    Nodes,
+    NotFiniteError,
+    OnGraph,
+    Record,
+    create_objective,
+    train_graph,
+)
+from linattn.lab.train.graph_recipes import CURVED, PAPER, graph_recipe
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.models.graph import GraphModel, create_graph_model, graph_model_info, graph_model_options, graph_models
 from linattn.support.config import option

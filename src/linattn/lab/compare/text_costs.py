@@ -16,7 +16,7 @@ from linattn.lab.train.captured_step import Recorder, RecordError
 from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.feed import Feed, Part
 from linattn.lab.train.text.hosts import Host, count_parameters, create_host
-from linattn.lab.train.text.run import TextNetwork
+from linattn.lab.train.text.loop import TextNetwork
 from linattn.mechanisms.base import Mechanism
 from linattn.support.compiling import compile_blocks
 from linattn.support.telling import OnWork

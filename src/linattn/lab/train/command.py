@@ -1,5 +1,6 @@
-"""``linattn train images``: one mechanism in a vision transformer or a pyramid."""
+"""``linattn train images``, ``linattn train lm``, ``linattn train mlm`` and ``linattn train task``."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -10,20 +11,57 @@ from linattn.lab.screen import Screen
 from linattn.lab.tasks.load import load_images
 from linattn.lab.train.accelerator import create_accelerator
 from linattn.lab.train.batches import create_batches
-from linattn.lab.train.config import TrainConfig
-from linattn.lab.train.energy import check_energy
+from linattn.lab.train.config import TrainConfig, check_owners, option_or, options_of
 from linattn.lab.train.host import VisionHost
-from linattn.lab.train.loop import train
-from linattn.lab.train.mechanism_options import check_owners, option_or, options_of
+from linattn.lab.train.loop import check_energy, train
 from linattn.lab.train.rounds import DivergedError
+from linattn.lab.train.text.config import BY_RECIPE, OnTask, TextConfig, part_of, settings_named
+from linattn.lab.train.text.hosts import Host, count_parameters, create_host, take_weights
+from linattn.lab.train.text.loop import train_text
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.support.checkpoint import ResumeError
-from linattn.support.config import option
+from linattn.support.config import Config, option
+from linattn.support.extras import need
 from linattn.support.options import OptionError, check_folder, options_words
+
+# Name of a metric -> its format, with the unit.
+WORDS = {"accuracy": "{:.2f} % right", "bits_per_byte": "{:.4f} bits per byte", "legal": "{:.2f} % legal",
+         "exact_match": "{:.2f} % found", "pearson": "Pearson {:.2f} %"}  # fmt: skip
+
+
+class Display:
+    """What is shown while a run goes on: ``named`` what it counts, ``words`` its last test."""
+
+    def __init__(self, bar: Any, named: Callable[[int, int], str], words: Callable[[Any], str], steps: int) -> None:
+        self.bar, self.named, self.words, self.steps, self.tested = bar, named, words, steps, ""
+
+    def on_step(self, done: int, step: int, loss: float, accuracy: float) -> None:
+        step += done * self.steps
+        self.bar.show(step, f"{self.named(done, step)}  loss {loss:.3f}  train {accuracy:.1f} %{self.tested}")
+
+    def on_record(self, record: Any) -> None:
+        self.tested = f"  test {self.words(record)}"
+
+
+class Training(Config):
+    """The base of commands that train."""
+
+    def run(self, screen: Screen) -> int:
+        """Train or resume, and show the result."""
+        try:
+            return self.train(screen)
+        except ResumeError as error:
+            raise OptionError("output", str(error)) from error
+        except DivergedError as error:
+            screen.warn(str(error))
+            return FAILED
+
+    def train(self, screen: Screen) -> int:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainImages(VisionHost, TrainConfig):
+class TrainImages(Training, VisionHost, TrainConfig):
     """Train one mechanism on images. Started again with the same options, it goes on where it stopped.
 
     Exit code: 0 all right, 1 the training diverged, 2 a bad option, 130 interrupted (the same command goes on).
@@ -43,7 +81,7 @@ class TrainImages(VisionHost, TrainConfig):
         super().check()
         check_owners(self.option, (self.mechanism,))
 
-    def run(self, screen: Screen) -> int:
+    def train(self, screen: Screen) -> int:
         folder = self.output or Path("runs/train") / f"{Path(self.data).stem}-{self.mechanism}-seed{self.seed}"
         check_folder("output", folder)
         data, options = load_images(self.data, image_size=self.image_size), options_of(self.mechanism, self.option)
@@ -59,33 +97,115 @@ class TrainImages(VisionHost, TrainConfig):
         rank, processes = accelerator.process_index, accelerator.num_processes
         batches = create_batches(data, self, accelerator.device, rank=rank, processes=processes)
         steps, screen = batches.steps_per_epoch, screen if rank == 0 else Screen(quiet=True)
-        try:
-            with screen.progress(self.epochs * steps) as bar:
-                tested = ""
-
-                def on_step(epoch: int, step: int, loss: float, accuracy: float) -> None:
-                    words = f"epoch {epoch + 1}/{self.epochs}  loss {loss:.3f}  train {accuracy:.1f} %{tested}"
-                    bar.show(epoch * steps + step, words)
-
-                def on_epoch(record: Any) -> None:
-                    nonlocal tested
-                    tested = f"  test {record.top1:.1f} %"
-
-                found = train(
-                    model, batches, self, folder, options=options, on_step=on_step, on_epoch=on_epoch,
-                    accelerator=accelerator,
-                )  # fmt: skip
-        except ResumeError as error:
-            raise OptionError("output", str(error)) from error
-        except DivergedError as error:
-            screen.warn(str(error))
-            return FAILED
-        count = sum(parameter.numel() for parameter in model.parameters())
+        with screen.progress(self.epochs * steps) as bar:
+            shown = Display(
+                bar, lambda epoch, _: f"epoch {epoch + 1}/{self.epochs}", lambda r: f"{r.top1:.1f} %", steps
+            )
+            found = train(
+                model,
+                batches,
+                self,
+                folder,
+                options=options,
+                on_step=shown.on_step,
+                on_epoch=shown.on_record,
+                accelerator=accelerator,
+            )
+        count = count_parameters(model)
         screen.say(
             f"{self.mechanism} {options_words(options)}".strip()
             + f": {found.top1:.2f} % of the test images after {len(found.epochs)} epochs, {count:,} parameters, "
             f"{found.seconds:.1f} s of training\nweights: {folder / 'weights.pt'}\nlog:     {folder / 'log.jsonl'}"
         )
-        if rank == 0:
-            screen.result({"top1": found.top1, "seconds": found.seconds, "parameters": count, "folder": str(folder)})
+        screen.result({"top1": found.top1, "seconds": found.seconds, "parameters": count, "folder": str(folder)})
         return RIGHT
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainTask(Training, OnTask, Host, TextConfig):
+    """Train on a task of sequences, drawn or from files. Started again with the same options, it goes on.
+
+    Exit code: 0 all right, 1 the training diverged, 2 a bad option, 130 interrupted (the same command goes on).
+    """
+
+    task: str = option(help="mqar, listops, regbench, mad-recall, ...; a wrong one lists all.", argument=True)
+    start: Path | None = option(None, "Folder of a trained model whose weights to start from.", group="Model")
+    output: Path | None = option(
+        None, "Folder of the run.", affects=False, group="Machine",
+        default_text="runs/train/<task>-<mechanism>-seed<seed>",
+    )  # fmt: skip
+
+    @property
+    def folder(self) -> Path:
+        name = self.pattern.replace("*", "x").replace(",", "-").replace("/", "-")
+        name += "" if self.canon is None else f"-{self.canon}"
+        return self.output or Path("runs/train") / f"{self.task}-{name}-seed{self.seed}"
+
+    def train(self, screen: Screen) -> int:
+        need("training a language model", "accelerate", "transformers", "safetensors")
+        check_folder("output", self.folder)
+        config, task = part_of(self, TextConfig), self.made
+        accelerator = create_accelerator(config)
+        model = create_host(self, task, config.seed)
+        if self.start is not None:
+            take_weights(model, self.start)
+        screen, steps = screen if accelerator.is_main_process else Screen(quiet=True), f"{config.steps:,}"
+        with screen.progress(config.steps) as bar, settings_named(type(self)):
+            shown = Display(
+                bar,
+                lambda _, step: f"step {step:,}/{steps}",
+                lambda record: in_words(task.metric, record.score),
+                config.round_steps,
+            )
+            result = train_text(
+                model,
+                task,
+                config,
+                self.folder,
+                start=None if self.start is None else str(self.start),
+                on_step=shown.on_step,
+                on_record=shown.on_record,
+                on_work=lambda words: bar.show(bar.done, words),
+                accelerator=accelerator,
+            )
+        screen.say(
+            f"{self.pattern} on {task.name}: {in_words(result.metric, result.score)} after {steps} steps, "
+            f"{count_parameters(model):,} parameters, {result.seconds:.1f} s of training, "
+            f"{result.tokens_per_second:,.0f} tokens/s\n"
+            f"checkpoint: {self.folder}\nlog:        {self.folder / 'log.jsonl'}"
+        )
+        screen.result({"score": result.score, "metric": result.metric, "seconds": result.seconds})
+        return RIGHT
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainLm(TrainTask):
+    """Train a language model on a text: next tokens. Started again with the same options, it goes on.
+
+    `linattn generate` then writes with it. Exit code: 0 all right, 1 the training diverged, 2 a bad option,
+    130 interrupted (the same command goes on).
+    """
+
+    task: str = option("text", hidden=True)
+    length: int | None = option(None, "Tokens of a sequence.", group="Task", default_text=BY_RECIPE)
+    tokenizer: str | None = option(None, "Folder of a tokenizer of transformers.", group="Task", default_text="bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainMlm(TrainLm):
+    """Train an encoder on a text: masked tokens. Started again with the same options, it goes on.
+
+    Exit code: 0 all right, 1 the training diverged, 2 a bad option, 130 interrupted (the same command goes on).
+    """
+
+    task: str = option("masked-text", hidden=True)
+
+
+def in_words(metric: str, value: float) -> str:
+    """Format a metric with its unit.
+
+    Example:
+        >>> in_words("bits_per_byte", 1.5)
+        '1.5000 bits per byte'
+    """
+    return WORDS.get(metric, f"{metric} {{:.4f}}").format(value)

@@ -1,9 +1,7 @@
-"""Training on images: the loss, a step, an epoch's record, and a run that can be stopped at any moment."""
+"""Training on images: the losses, averages of weights, and runs that can be stopped at any moment."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass
-from math import isfinite
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
@@ -11,22 +9,20 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from linattn.lab.train.accelerator import check_accelerator, create_accelerator
+from linattn.lab.train.accelerator import create_accelerator
 from linattn.lab.train.batches import Batches
-from linattn.lab.train.config import TrainConfig, learning_rate
-from linattn.lab.train.ema import WeightAverage
-from linattn.lab.train.energy import EnergyLoss
-from linattn.lab.train.meter import Meter, Reading
-from linattn.lab.train.rounds import DivergedError, OnStep, Rounds, go_through
-from linattn.support.checkpoint import ResumeError, RunFolder, model_digest
+from linattn.lab.train.config import TrainConfig
+from linattn.lab.train.rounds import Meter, OnStep, Reading, Rounds, complete
+from linattn.support.checkpoint import RunFolder, model_digest
 from linattn.support.extras import need
-from linattn.support.seeds import seed_step
+from linattn.support.options import OptionError
+from linattn.support.schedule import warmed_cosine
 
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped]
 
-__all__ = ["DivergedError", "EpochRecord", "ResumeError", "Run", "TrainResult", "evaluate", "train", "training_loss"]
 # What says where and how a run computes, but not what: a run may be resumed with other values.
 _WITHOUT_EFFECT = ("output", "jobs", "where", "recipe", "graphs", "checkpoint_seconds", "device")
 
@@ -58,7 +54,7 @@ class TrainResult:
 
     @classmethod
     def of(cls, epochs: list[EpochRecord]) -> Self:
-        return cls(list(epochs), epochs[-1].top1, sum(record.seconds for record in epochs))
+        return cls(epochs, epochs[-1].top1, sum(record.seconds for record in epochs))
 
 
 def training_loss(logits: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
@@ -71,6 +67,12 @@ def training_loss(logits: Tensor, targets: Tensor, label_smoothing: float) -> Te
     return F.cross_entropy(logits, targets, label_smoothing=label_smoothing if targets.ndim == 1 else 0.0)
 
 
+def sums_of(loss: Tensor, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The summed loss and the hits of a batch with mean ``loss``; targets are labels or weights ``(b, classes)``."""
+    classes = targets.argmax(-1) if targets.ndim == 2 else targets
+    return loss.detach().double() * len(targets), (logits.argmax(-1) == classes).sum()
+
+
 @torch.no_grad()
 def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], accelerator: "Accelerator") -> Reading:
     """Mean cross-entropy and accuracy (percent) over ``batches``, in the accelerator's precision; sets ``eval`` mode.
@@ -78,25 +80,109 @@ def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], acceler
     Each process evaluates its share of the images; the result is over all processes.
     """
     model.eval()
-    meter = Meter(accelerator.device)
-    full = 0
+    meter, full = Meter(accelerator.device), 0
     for images, targets in batches:
         full = max(full, len(images))
         with accelerator.autocast():
             # The last batch may be smaller: it is filled up, so that compiled code sees only one shape.
             logits = model(F.pad(images, (0, 0, 0, 0, 0, 0, 0, full - len(images))))[: len(images)]
-        meter.add(training_loss(logits, targets, label_smoothing=0.0), logits, targets)
+        meter.add(*sums_of(training_loss(logits, targets, label_smoothing=0.0), logits, targets))
+        meter.count(len(targets))
     return meter.read(accelerator)
+
+
+class WeightAverage:
+    """``a <- d a + (1 - d) w`` after every step, for all parameters; ``a`` starts at the weights it is made from.
+
+    Averages are stored beside the model and swapped with its weights for evaluation, so that there is no second model
+    to compile or to keep in step; in place, as the optimiser, compiled code and buckets for other processes refer to
+    these very tensors. Buffers, such as the statistics of a batch norm, are averages already.
+
+    Example:
+        >>> model = nn.Linear(1, 1)
+        >>> _ = nn.init.ones_(model.weight)
+        >>> average = WeightAverage(model, decay=0.9)
+        >>> _ = nn.init.zeros_(model.weight)
+        >>> average.update()
+        >>> average.swap()
+        >>> round(model.weight.item(), 4)
+        0.9
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.weights = [parameter.detach() for parameter in model.parameters()]
+        self.values = [weight.clone() for weight in self.weights]
+        self._average = get_ema_multi_avg_fn(decay)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        self._average(self.values, self.weights, 1)
+
+    def swap(self) -> None:
+        """Exchange weights and averages, to the last bit."""
+        for weight, value in zip(self.weights, self.values, strict=True):
+            kept = weight.clone()
+            weight.copy_(value)
+            value.copy_(kept)
+
+
+def check_energy(weight: float, among: Iterable[object]) -> None:
+    """Raise an OptionError if ``weight`` is not 0 and none of the mechanisms or modules ``among`` has an energy loss.
+
+    Example:
+        >>> from linattn.models.vision import create_vit
+        >>> check_energy(0.1, create_vit("digits", "mirror").modules())
+    """
+    if weight and not any(hasattr(each, "energy_loss") for each in among):
+        needed = "needs a mechanism that reports the energy it cuts off, such as mirror; for others it must be 0"
+        raise OptionError("energy_loss", f"{needed}, got {weight:g}")
+
+
+class EnergyLoss:
+    """The mean of ``energy_loss(q, k)`` over all mechanisms of a model that have one, such as ``mirror``.
+
+    It is collected in each forward pass in training; :meth:`take` returns that of the last pass, once.
+
+    Example:
+        >>> from linattn.models.vision import create_vit
+        >>> model = create_vit("digits", "mirror")
+        >>> energy, _ = EnergyLoss(model), model(torch.randn(2, 1, 8, 8))
+        >>> loss = energy.take()
+        >>> 0 < loss.item() < 1, loss.requires_grad
+        (True, True)
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._found: list[Tensor] = []
+        having = [module for module in model.modules() if hasattr(module, "energy_loss")]
+        self._hooks = [module.register_forward_pre_hook(self._add, with_kwargs=True) for module in having]
+        # With gradient checkpointing the backward pass runs blocks again, which adds losses that are never taken.
+        self._hooks.append(model.register_forward_pre_hook(lambda *_: self._found.clear()))
+
+    def take(self) -> Tensor | float:
+        """Return the loss and forget it; 0 if no mechanism has one."""
+        found, self._found[:] = self._found[:], []
+        return torch.stack(found).mean() if found else 0.0
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _add(self, mechanism: Any, inputs: tuple[Tensor, ...], options: Mapping[str, Any]) -> None:
+        if mechanism.training and torch.is_grad_enabled():
+            given = {name: options.get(name) for name in ("key_mask", "cu_seqlens")}
+            self._found.append(mechanism.energy_loss(*inputs[:2], **given))
 
 
 class Run(Rounds[EpochRecord]):
     """A run of epochs over images, with an average of the weights if the config asks for one."""
 
     def __init__(self, model: nn.Module, batches: Batches, config: TrainConfig, accelerator: "Accelerator") -> None:
-        super().__init__(model, config, accelerator)
-        self.batches, self.config = batches, config
+        super().__init__(model, config, accelerator, EpochRecord)
+        self.batches, self.rounds = batches, config.epochs
         self.energy = EnergyLoss(model) if config.energy_loss else None
         self.average = None if config.ema_decay is None else WeightAverage(model, config.ema_decay)
+        self.averages = [] if self.average is None else self.average.values
 
     @property
     def steps(self) -> int:
@@ -105,64 +191,53 @@ class Run(Rounds[EpochRecord]):
     def batches_from_here(self) -> Iterator[tuple[Tensor, Tensor]]:
         return self.batches.train(self.epoch, self.step)
 
-    def train_step(self, batches: Iterator[tuple[Tensor, Tensor]]) -> None:
-        # Before the batch is drawn: augmentation and dropout of this step must depend only on its number.
-        seed_step(self.config.seed, self.epoch, self.step, self.accelerator.process_index)
-        images, targets = next(batches)
-        self.set_learning_rate()
-        self.meter.count(len(targets))
-        self.apply(images, targets)
+    def place(self, step: int) -> tuple[int, int]:
+        return self.epoch, step
 
-    def update(self, images: Tensor, targets: Tensor) -> None:  # type: ignore[override]
+    def take(self, batch: tuple[Tensor, Tensor]) -> None:
+        self.meter.count(len(batch[1]))
+        (self.captured or self.update)(*batch)
+
+    def backward(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """``images (b, C, H, W)``; ``targets (b,)`` or ``(b, classes)``."""
-        config = self.config
         logits = self.network(images)
-        loss = training_loss(logits, targets, config.label_smoothing)
+        loss = training_loss(logits, targets, self.config.label_smoothing)
         if self.energy is not None:
-            loss = loss + config.energy_loss * self.energy.take()
+            loss = loss + self.config.energy_loss * self.energy.take()
         self.accelerator.backward(loss)
-        if config.clip_norm is not None:
-            self.accelerator.clip_grad_norm_(self.network.parameters(), config.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        if self.average is not None:
-            self.average.update(self.model)
-        self.meter.add_batch(loss, logits, targets)
+        return sums_of(loss, logits, targets)
 
-    def averages(self) -> Iterable[Tensor]:
-        return () if self.average is None else self.average.average.values()
+    def update(self, *inputs: Tensor) -> None:
+        super().update(*inputs)
+        if self.average is not None:
+            self.average.update()
 
     def learning_rate(self, step: int) -> float:
-        return learning_rate(self.epoch * self.steps + step, self.steps, self.config)
+        config, per_epoch = self.config, self.steps
+        warmup, total = round(config.warmup_epochs * per_epoch), config.epochs * per_epoch
+        return warmed_cosine(self.epoch * per_epoch + step, total, warmup, config.lr, config.min_lr)
 
     def evaluate(self, reading: Reading, lr: float) -> EpochRecord:
-        with nullcontext() if self.average is None else self.average.lent_to(self.model):
-            test = evaluate(self.model, self.batches.test(), self.accelerator)
-        if not isfinite(test.loss):
-            raise self.diverged(self.step, lr, "test loss")
+        if self.average is not None:
+            self.average.swap()
+        test = evaluate(self.model, self.batches.test(), self.accelerator)
+        self.check_finite(test.loss, self.step - 1, "test loss")
+        if self.average is not None:
+            self.average.swap()
         return EpochRecord(self.epoch, lr, reading.loss, test.loss, test.accuracy, self.seconds)
 
-    def record_of(self, fields: dict[str, Any]) -> EpochRecord:
-        return EpochRecord(**fields)
-
     def finish(self) -> None:
-        """Put the averaged weights, if there are any, into the model."""
         if self.average is not None:
-            self.average.copy_to(self.model)
+            self.average.swap()
         super().finish()
+
+    def result(self) -> TrainResult:
+        return TrainResult.of(self.records)
 
     def close(self) -> None:
         if self.energy is not None:
             self.energy.remove()
         super().close()
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"average": None if self.average is None else self.average.average}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        if self.average is not None:
-            self.average.load(state["average"])
 
 
 def train(
@@ -195,7 +270,7 @@ def train(
         on_step: called with the epoch, the steps done in it, and mean loss and accuracy (percent) of the epoch so far:
             at the end of each epoch and at most ten times a second, as reading the numbers waits for the device.
         on_epoch: called with the record of each finished epoch, once it is on disk.
-        accelerator: an accelerator from ``create_accelerator``, if the caller needs it too (None: create one).
+        accelerator: that of ``create_accelerator(config)``, if the caller needs it too.
 
     Raises:
         ResumeError: the folder holds a different run; the message says what differs.
@@ -203,7 +278,6 @@ def train(
     """
     need("training", "accelerate")
     accelerator = accelerator or create_accelerator(config)
-    check_accelerator(accelerator, config)
     files = RunFolder(Path(folder))
     # Of the device only the kind counts: another GPU can continue a run, but a CPU rounds differently.
     run_of = {name: value for name, value in config.values().items() if name not in _WITHOUT_EFFECT}
@@ -215,12 +289,5 @@ def train(
         model.eval()
         return TrainResult.of([EpochRecord(**record) for record in finished["epochs"]])
     run = Run(model, batches, config, accelerator)
-    try:
-        go_through(run, config.epochs, files, run_of, config.precision, on_step=on_step, on_epoch=on_epoch)
-        result = TrainResult.of(run.epochs)
-        if accelerator.is_main_process:
-            files.save_result(model, asdict(result), run_of)
-        accelerator.wait_for_everyone()
-    finally:
-        run.close()
+    result: TrainResult = complete(run, files, run_of, on_step=on_step, on_record=on_epoch)
     return result
