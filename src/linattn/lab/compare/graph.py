@@ -20,9 +20,8 @@ from linattn.lab.tasks.graph.search import DATA, search_signature
 from linattn.lab.train.config import options_of
 from linattn.lab.train.graph import (
     GraphConfig,
-    Links,
-    Nodes,
     NotFiniteError,
+    Objective,
     OnGraph,
     Record,
     create_objective,
@@ -192,10 +191,10 @@ class CompareGraphs(OnGraph, Comparison):
         )  # fmt: skip
 
     @cached_property
-    def _objectives(self) -> dict[tuple[Any, ...], Nodes | Links]:
+    def _objectives(self) -> dict[tuple[Any, ...], Objective]:
         return {}
 
-    def objective(self, config: GraphConfig) -> Nodes | Links:
+    def objective(self, config: GraphConfig) -> Objective:
         key = config.seed, config.row_normalize
         if key not in self._objectives:
             self._objectives.clear()  # one at a time, as data may be large
@@ -285,5 +284,5 @@ class CompareGraphs(OnGraph, Comparison):
         return [*found, Section("What was tried", text, pandas.DataFrame(tried))] if tried else found
 
 
-def _backward(objective: Nodes | Links, model: GraphModel, draw: torch.Generator) -> None:
-    objective.loss(model, draw).backward()
+def _backward(objective: Objective, model: GraphModel, draw: torch.Generator) -> None:
+    objective.results(model, "train", draw)[0].backward()

@@ -311,7 +311,7 @@ def smooth(images: Tensor) -> Tensor:
 
 PIXELS = {
     "auto_contrast": auto_contrast, "equalize": equalize, "invert": solarize,  # from 0 on
-    "posterize": posterize, "solarize": solarize, "solarize_add": solarize_add,
+    "posterize": posterize, "solarize": solarize, "solarize_add": solarize_add
 }  # fmt: skip
 # What images are blended with.
 BLENDS = {"color": grey, "contrast": mean_grey, "brightness": lambda images: 0 * images.float(), "sharpness": smooth}

@@ -1,7 +1,6 @@
 """Batches of images on the training device: of data that are kept there, and of pictures read during training."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,68 +22,41 @@ MOST_WORKERS = 16
 Mixing = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-@dataclass(frozen=True)
-class Shares:
-    """Divides ``images`` training images into steps of ``batch_size``, shared evenly by ``processes``.
+class Batches:
+    """Batches on the training device, with normalised images ``(b, C, H, W)`` fp32; subclasses make them.
 
-    The order of an epoch depends only on the seed and the epoch. Step s has the images from place ``s batch_size`` on,
-    of which process r has the r-th part, so that a step has the same images for any number of processes. Images at the
-    end that do not fill a batch are left out, so that all batches have one shape; they are others in each epoch. A data
-    set smaller than a batch is one batch.
-
-    Example:
-        >>> shares = Shares(images=10, batch_size=4, processes=2, rank=0, seed=0)
-        >>> shares.steps, shares.share, shares.indices(epoch=0).shape
-        (2, 2, torch.Size([2, 2]))
+    ``images`` training images are divided into steps of ``batch_size``, shared evenly by ``processes``. The order of an
+    epoch depends only on the seed and the epoch. Step s has the images from place ``s batch_size`` on, of which process
+    r has the r-th part, so that a step has the same images for any number of processes. Images at the end that do not
+    fill a batch are left out, so that all batches have one shape; they are others in each epoch. A data set smaller
+    than a batch is one batch.
     """
 
-    images: int
-    batch_size: int
-    processes: int
-    rank: int
-    seed: int
-
-    def __post_init__(self) -> None:
-        if self.batch_size % self.processes:
-            allowed = f"a multiple of the {self.processes} processes"
-            raise OptionError("batch_size", f"must be {allowed}, got {self.batch_size}")
-
-    @property
-    def steps(self) -> int:
-        """Number of steps in an epoch."""
-        return max(1, self.images // self.batch_size)
-
-    @property
-    def share(self) -> int:
-        """Number of images of a step in one process."""
-        return min(self.batch_size, self.images) // self.processes
+    def __init__(
+        self, images: int, classes: int, config: TrainConfig, device: torch.device, rank: int, processes: int
+    ) -> None:
+        if config.batch_size % processes:
+            raise OptionError("batch_size", f"must be a multiple of the {processes} processes, got {config.batch_size}")
+        self.config, self.device, self.rank, self.processes, self.count = config, device, rank, processes, images
+        self.steps_per_epoch = max(1, images // config.batch_size)
+        self.share = min(config.batch_size, images) // processes
+        """Number of images of a step in this process."""
+        self.mixing = create_mixing(config, classes, self.share)
 
     def indices(self, epoch: int) -> Tensor:
         """Indices of this process's images in an epoch, ``(steps, share)``: one row for each step.
 
         The order is drawn on the host, so it is the same for every device.
         """
-        generator = torch.Generator().manual_seed(mixed_seed("order", self.seed, epoch))
-        order = torch.randperm(self.images, generator=generator)
-        whole = self.share * self.processes
-        return order[: self.steps * whole].reshape(self.steps, self.processes, self.share)[:, self.rank]
+        generator = torch.Generator().manual_seed(mixed_seed("order", self.config.seed, epoch))
+        order = torch.randperm(self.count, generator=generator)
+        order = order[: self.steps_per_epoch * self.share * self.processes]
+        return order.reshape(self.steps_per_epoch, self.processes, self.share)[:, self.rank]
 
     def test_indices(self, images: int) -> list[list[int]]:
         """Indices of this process's batches of ``images`` test images; all processes together have each image once."""
         mine = list(range(self.rank, images, self.processes))
         return [mine[start : start + self.share] for start in range(0, len(mine), self.share)]
-
-
-class Batches:
-    """Batches on the training device, with normalised images ``(b, C, H, W)`` fp32; subclasses make them."""
-
-    def __init__(
-        self, images: int, classes: int, config: TrainConfig, device: torch.device, rank: int, processes: int
-    ) -> None:
-        self.config, self.device = config, device
-        self.shares = Shares(images, config.batch_size, processes, rank, config.seed)
-        self.steps_per_epoch = self.shares.steps
-        self.mixing = create_mixing(config, classes, self.shares.share)
 
     def train(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Images and targets of an epoch from ``first_step`` on, the same as those of a whole epoch from there on.
@@ -94,7 +66,7 @@ class Batches:
         the same in that step of a resumed run.
         """
         for step, batch in enumerate(self.unmixed(epoch, first_step), first_step):
-            seed_step(self.config.seed, epoch, step, self.shares.rank)
+            seed_step(self.config.seed, epoch, step, self.rank)
             yield batch if self.mixing is None else self.mixing(*batch)
 
     def unmixed(self, epoch: int, first_step: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -124,19 +96,18 @@ class ResidentBatches(Batches):
         self.augment = Augment(config, *(value.to(device) for value in data.mean_std()))
         self.images, self.labels = data.train.images.to(device), data.train.labels.to(device)
         self.test_images, self.test_labels = data.test.images.to(device), data.test.labels.to(device)
-        self.test_batches = [torch.tensor(i, device=device) for i in self.shares.test_indices(len(data.test))]
-        self.steps_per_block = max(1, BLOCK_VALUES // (self.shares.share * data.train.images[0].numel()))
+        self.test_batches = [torch.tensor(i, device=device) for i in self.test_indices(len(data.test))]
+        self.steps_per_block = max(1, BLOCK_VALUES // (self.share * data.train.images[0].numel()))
 
     def unmixed(self, epoch: int, first_step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        share, size, shares = self.shares.share, self.steps_per_block, self.shares
-        order = to_device(shares.indices(epoch), self.device)
+        size, order = self.steps_per_block, to_device(self.indices(epoch), self.device)
         # A block that is entered in its middle is augmented as a whole, for its draws to be the same.
-        for start in range(first_step - first_step % size, shares.steps, size):
+        for start in range(first_step - first_step % size, self.steps_per_epoch, size):
             indices = order[start : start + size].flatten()
             # Its own generator, so that a block does not depend on what happens between two batches.
-            generator = torch.Generator().manual_seed(mixed_seed("augment", shares.seed, epoch, start, shares.rank))
-            images = self.augment(self.images[indices], generator).split(share)
-            block = zip(images, self.labels[indices].split(share), strict=True)
+            generator = torch.Generator().manual_seed(mixed_seed("augment", self.config.seed, epoch, start, self.rank))
+            images = self.augment(self.images[indices], generator).split(self.share)
+            block = zip(images, self.labels[indices].split(self.share), strict=True)
             yield from list(block)[max(first_step - start, 0) :]
 
     def test(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -188,11 +159,11 @@ class FolderBatches(Batches):
             _Seeded(train, config.seed), batch_sampler=self.keys, generator=torch.Generator(), **options
         )
         self.test_loader: DataLoader[Any] = DataLoader(
-            test, batch_sampler=self.shares.test_indices(len(test)), generator=torch.Generator(), **options
+            test, batch_sampler=self.test_indices(len(test)), generator=torch.Generator(), **options
         )
 
     def unmixed(self, epoch: int, first_step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        steps = self.shares.indices(epoch)[first_step:].tolist()
+        steps = self.indices(epoch)[first_step:].tolist()
         self.keys[:] = [[(epoch, index) for index in indices] for indices in steps]
         return self._on_device(self.train_loader)
 

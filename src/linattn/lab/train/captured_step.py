@@ -4,7 +4,6 @@ import gc
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from math import sqrt
 from typing import Any
 
 import torch
@@ -19,8 +18,9 @@ MOST_GRAPHS = 4
 # The first replay has the inputs, the rate and the random numbers of the recording itself: values that are frozen into
 # the graph by mistake show only in the second one.
 CHECKED_REPLAYS = 2
-# Largest difference that different orders of summation can make, as a share of what a step changes.
-TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
+# Largest difference that different orders of summation can make, as a share of what a step changes. It is not small:
+# Adam's first steps are signs of gradients, and where one is nearly zero, rounding can reverse the whole step.
+TOLERANCE = {"fp32": 1e-2, "bf16": 0.15}
 
 
 def tell(reason: str) -> None:
@@ -178,27 +178,15 @@ class CapturedStep:
         return graph
 
     def _compare(self, graph: Graph, inputs: tuple[Tensor | None, ...]) -> None:
-        """Call the step twice, then replay it; keep the result of the replay if it agrees."""
+        """Call the step, then replay it from the same state; keep the result of the replay if it agrees."""
         before = Snapshot(self.state())
-        try:
-            self.step(*inputs)
-            first = Snapshot(self.state())
-            before.restore(self.state())
-            self.step(*inputs)
-            noise = difference(before, first, self.state())
-        except torch.OutOfMemoryError:
-            before.restore(self.state())
-            self.stop("a graph and a step beside it do not fit into memory")
-            self.recorder.tidy()
-            self.step(*inputs)
-            return
+        self.step(*inputs)
+        first = Snapshot(self.state())
         before.restore(self.state())
         graph.replay()
         graph.unchecked -= 1
-        for kind, share in difference(before, first, self.state()).items():
-            # Adam's first steps are signs of gradients: where one is nearly zero, rounding can reverse the whole step.
-            rounding = sqrt(self.tolerance) if kind in ("weights", "averages") else self.tolerance
-            if not share <= 2 * noise[kind] + rounding:  # NaN fails too
+        for kind, share in first.difference(before, self.state()).items():
+            if not share <= self.tolerance:  # NaN fails too
                 first.restore(self.state())
                 self.stop(f"a replayed step is not the step: {kind} differ by {share:.1e} of what a step changes")
                 break
@@ -214,38 +202,29 @@ class Snapshot:
         self._host = torch.get_rng_state()
         self._own = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
 
+    def of(self, kind: str, like: Sequence[Tensor]) -> list[Tensor]:
+        """The values of a kind; moments that did not exist yet are zero, with which they begin."""
+        return self.values.get(kind) or [torch.zeros_like(value) for value in like]
+
     @torch.no_grad()
     def restore(self, state: State) -> None:
-        """Write the copy back, in place. Moments that did not exist yet become zero, with which they begin."""
+        """Write the copy back, in place."""
         for kind, values in state.items():
-            for value, kept in zip(values, self.values.get(kind) or map(torch.zeros_like, values), strict=True):
+            for value, kept in zip(values, self.of(kind, values), strict=True):
                 value.grad = None  # an interrupted step may have left gradients
                 value.copy_(kept)
         torch.set_rng_state(self._host)
         if self._own is not None:
             torch.cuda.set_rng_state(self._own, self.device)
 
-
-@torch.no_grad()
-def difference(before: Snapshot, first: Snapshot, second: State) -> dict[str, float]:
-    """Difference of two ways to take a step from ``before``, by kind of tensor, as a share of what the first changed.
-
-    Norms are over all tensors of a kind. Only for moments, which are sums of gradients and of their squares, each
-    tensor has its own norm, so that no small parameter is overlooked. A gradient that is zero but for rounding is
-    compared with the size of the others.
-    """
-    shares: dict[str, float] = {}
-    for kind, values in second.items():
-        kept = before.values.get(kind) or map(torch.zeros_like, values)
-        rows = [  # of each tensor: squares of what differs, and of what has changed
-            torch.stack([(value.double() - new.double()).square().sum(), (new.double() - old.double()).square().sum()])
-            for value, new, old in zip(values, first.values[kind], kept, strict=True)
-        ]
-        table = torch.stack(rows).cpu() if rows else torch.zeros(1, 2)
-        if kind.startswith("moments"):
-            sizes = torch.tensor([float(value.numel()) for value in values])
-            table[:, 1] += 1e-2 * sizes * table[:, 1].sum() / sizes.sum()
-        else:
-            table = table.sum(0, keepdim=True)
-        shares[kind] = float((table[:, 0] / table[:, 1]).sqrt().masked_fill(table[:, 0] == 0, 0.0).max())
-    return shares
+    @torch.no_grad()
+    def difference(self, before: "Snapshot", state: State) -> dict[str, float]:
+        """How far a state is from this one, by kind of tensor, as a share of what has changed since ``before``."""
+        shares = {}
+        for kind, values in state.items():
+            norms = [torch.zeros(2, dtype=torch.float64, device=self.device)]
+            for value, new, old in zip(values, self.values[kind], before.of(kind, values), strict=True):
+                norms.append(torch.stack([(value.double() - new).norm(), (new.double() - old).norm()]))
+            apart, changed = torch.stack(norms).norm(dim=0).tolist()
+            shares[kind] = apart / changed if changed else apart
+        return shares

@@ -132,7 +132,7 @@ class TrainTask(Training, OnTask, Host, TextConfig):
     start: Path | None = option(None, "Folder of a trained model whose weights to start from.", group="Model")
     output: Path | None = option(
         None, "Folder of the run.", affects=False, group="Machine",
-        default_text="runs/train/<task>-<mechanism>-seed<seed>",
+        default_text="runs/train/<task>-<mechanism>-seed<seed>"
     )  # fmt: skip
 
     @property

@@ -30,8 +30,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "deit": {
         "epochs": 300, "batch_size": 1024, "lr": 1e-3, "warmup_epochs": 5.0, "clip_norm": None,
         "ema_decay": 0.99996 ** (1024 / 512), "mixup": 0.8, "cutmix": 1.0, "rand_augment": "m9-mstd0.5-inc1",
-        "erasing": 0.25, "flip": True,
-    },
+        "erasing": 0.25, "flip": True
+    }
 }  # fmt: skip
 OFF = ("clip_norm", "ema_decay", "rand_augment")  # options that may be None
 Precision = Literal["fp32", "bf16"]

@@ -1,11 +1,11 @@
 """Training on graphs: the config, what a model learns on nodes or links, its scores, and the loop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -67,76 +67,63 @@ class GraphConfig(OnGraph):
         check_device(self.device)
 
 
-class Objective(Protocol):
-    """A task on a graph.
+class Objective:
+    """A task on a graph: its loss, and scores in percent, fp64, of which the first judges epochs and models.
 
-    ``metric`` is the score by which epochs and models are judged, ``outputs`` the number of classes, or None if a model
-    chooses the width of its output. ``loss`` is that of the training part; ``draw`` is a CPU generator for what is
-    drawn anew in each epoch. ``evaluate`` has the loss and the scores on ``part``, ``"val"`` or ``"test"``.
+    ``outputs`` is the number of classes, or None if a model chooses the width of its output.
     """
 
-    metric: str
-    outputs: int | None
+    outputs: int | None = None
 
-    def loss(self, model: nn.Module, draw: torch.Generator) -> Tensor: ...
+    def __init__(self, data: GraphData, scores: Mapping[str, Callable[[Tensor, Tensor], Tensor]]) -> None:
+        self.data, self.graph, self.scores = data, read_graph(data), scores
 
-    def evaluate(self, model: nn.Module, part: str) -> tuple[float, Scores]: ...
+    @property
+    def metric(self) -> str:
+        return next(iter(self.scores))
+
+    def results(self, model: Any, part: str, draw: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss, logits and labels on ``part``; ``draw`` is a CPU generator for what is drawn anew in each epoch."""
+        raise NotImplementedError
+
+    def evaluate(self, model: nn.Module, part: str) -> tuple[float, Scores]:
+        """The loss and the scores on ``part``, ``"val"`` or ``"test"``."""
+        loss, logits, labels = self.results(model, part, torch.Generator())
+        return float(loss), {name: float(score(logits, labels)) for name, score in self.scores.items()}
 
 
-class Nodes:
+class Nodes(Objective):
     """Classification of nodes, with cross-entropy and accuracy, and with two classes also the F1 of the second."""
-
-    metric = "accuracy"
 
     def __init__(self, data: GraphData) -> None:
         if data.y is None or not data.has_split:
             raise ValueError("classes of nodes need y and the three masks")
-        self.data, self.labels, self.graph = data, data.y, read_graph(data)
-        self.outputs: int | None = data.num_classes
+        super().__init__(data, {"accuracy": accuracy, **({"binary_f1": binary_f1} if data.num_classes == 2 else {})})
+        self.labels, self.outputs = data.y, data.num_classes
         self.nodes = {name.removesuffix("_mask"): getattr(data, name).nonzero()[:, 0] for name in MASKS}
         for part, nodes in self.nodes.items():
             if not len(nodes):
                 raise ValueError(f"{data.name} has no nodes in its {part} mask")
 
-    def loss(self, model: nn.Module, draw: torch.Generator) -> Tensor:
-        return self._loss(model, "train")[0]
-
-    def evaluate(self, model: nn.Module, part: str) -> tuple[float, Scores]:
-        loss, logits, labels = self._loss(model, part)
-        scores = {"accuracy": float(accuracy(logits, labels))}
-        if self.outputs == 2:
-            scores["binary_f1"] = float(binary_f1(logits, labels))
-        return float(loss), scores
-
-    def _loss(self, model: nn.Module, part: str) -> tuple[Tensor, Tensor, Tensor]:
+    def results(self, model: Any, part: str, draw: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         logits, labels = model(self.graph)[self.nodes[part]], self.labels[self.nodes[part]]
         return F.cross_entropy(logits.float(), labels), logits, labels
 
 
-class Links:
+class Links(Objective):
     """Link prediction, with binary cross-entropy, area under the ROC curve and average precision."""
 
-    metric = "auc"
-
     def __init__(self, split: LinkSplit) -> None:
-        self.split, self.data, self.graph = split, split.data, read_graph(split.data)
-        self.outputs: int | None = None
+        super().__init__(split.data, {"auc": roc_auc, "average_precision": average_precision})
+        self.split = split
 
-    def loss(self, model: nn.Module, draw: torch.Generator) -> Tensor:
-        return self._loss(model, self.split.training_pairs(draw))[0]
-
-    def evaluate(self, model: nn.Module, part: str) -> tuple[float, Scores]:
-        pairs: LabelledPairs = getattr(self.split, part)
-        loss, logits = self._loss(model, pairs)
-        scores = {"auc": roc_auc, "average_precision": average_precision}
-        return float(loss), {name: float(score(logits, pairs.edge_label)) for name, score in scores.items()}
-
-    def _loss(self, model: Any, pairs: LabelledPairs) -> tuple[Tensor, Tensor]:
+    def results(self, model: Any, part: str, draw: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        pairs: LabelledPairs = self.split.training_pairs(draw) if part == "train" else getattr(self.split, part)
         logits = model.decode(model.encode(self.graph), pairs.edge_label_index)
-        return F.binary_cross_entropy_with_logits(logits.float(), pairs.edge_label), logits
+        return F.binary_cross_entropy_with_logits(logits.float(), pairs.edge_label), logits, pairs.edge_label
 
 
-def create_objective(data: GraphData, config: GraphConfig) -> Nodes | Links:
+def create_objective(data: GraphData, config: GraphConfig) -> Objective:
     """Split ``data`` as ``config`` says, move it to the device, and prepare its features."""
     of_degrees = has_degree_features(data)
     if config.row_normalize or (config.row_normalize is None and bool((data.x >= 0).all())):
@@ -260,7 +247,7 @@ def run_epochs(
     waited = 0
     for epoch in range(1, config.epochs + 1):
         model.train()
-        loss = objective.loss(model, draw)
+        loss, *_ = objective.results(model, "train", draw)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
@@ -269,7 +256,7 @@ def run_epochs(
         model.eval()
         with torch.no_grad():
             val_loss, scores = objective.evaluate(model, "val")
-        if not isfinite(loss):
+        if not isfinite(float(loss)):
             raise NotFiniteError(f"the training loss is not finite: epoch {epoch}, lr {config.lr:g}; a lower lr helps")
         record = {"round": epoch, "train_loss": float(loss), "val_loss": val_loss, "score": scores[objective.metric]}
         records.append(record)

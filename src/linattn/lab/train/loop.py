@@ -14,7 +14,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from linattn.lab.train.accelerator import create_accelerator
 from linattn.lab.train.batches import Batches
 from linattn.lab.train.config import TrainConfig
-from linattn.lab.train.rounds import Meter, OnStep, Reading, Rounds, complete
+from linattn.lab.train.rounds import OnStep, Reading, Rounds, complete, read
 from linattn.support.checkpoint import RunFolder, model_digest
 from linattn.support.extras import need
 from linattn.support.options import OptionError
@@ -67,10 +67,11 @@ def training_loss(logits: Tensor, targets: Tensor, label_smoothing: float) -> Te
     return F.cross_entropy(logits, targets, label_smoothing=label_smoothing if targets.ndim == 1 else 0.0)
 
 
-def sums_of(loss: Tensor, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The summed loss and the hits of a batch with mean ``loss``; targets are labels or weights ``(b, classes)``."""
-    classes = targets.argmax(-1) if targets.ndim == 2 else targets
-    return loss.detach().double() * len(targets), (logits.argmax(-1) == classes).sum()
+def sums_of(loss: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+    """Summed loss, hits and number of images of a batch with mean ``loss``; targets are labels or weights."""
+    right = logits.argmax(-1) == (targets.argmax(-1) if targets.ndim == 2 else targets)
+    total = loss.detach().double() * len(targets)
+    return torch.stack([total, right.sum().double(), torch.full_like(total, len(targets))])
 
 
 @torch.no_grad()
@@ -80,15 +81,14 @@ def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], acceler
     Each process evaluates its share of the images; the result is over all processes.
     """
     model.eval()
-    meter, full = Meter(accelerator.device), 0
+    sums, full = torch.zeros(3, dtype=torch.float64, device=accelerator.device), 0
     for images, targets in batches:
         full = max(full, len(images))
         with accelerator.autocast():
             # The last batch may be smaller: it is filled up, so that compiled code sees only one shape.
             logits = model(F.pad(images, (0, 0, 0, 0, 0, 0, 0, full - len(images))))[: len(images)]
-        meter.add(*sums_of(training_loss(logits, targets, label_smoothing=0.0), logits, targets))
-        meter.count(len(targets))
-    return meter.read(accelerator)
+        sums += sums_of(training_loss(logits, targets, label_smoothing=0.0), logits, targets)
+    return read(sums, accelerator)
 
 
 class WeightAverage:
@@ -194,11 +194,7 @@ class Run(Rounds[EpochRecord]):
     def place(self, step: int) -> tuple[int, int]:
         return self.epoch, step
 
-    def take(self, batch: tuple[Tensor, Tensor]) -> None:
-        self.meter.count(len(batch[1]))
-        (self.captured or self.update)(*batch)
-
-    def backward(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(self, images: Tensor, targets: Tensor) -> Tensor:  # type: ignore[override]
         """``images (b, C, H, W)``; ``targets (b,)`` or ``(b, classes)``."""
         logits = self.network(images)
         loss = training_loss(logits, targets, self.config.label_smoothing)
@@ -221,7 +217,7 @@ class Run(Rounds[EpochRecord]):
         if self.average is not None:
             self.average.swap()
         test = evaluate(self.model, self.batches.test(), self.accelerator)
-        self.check_finite(test.loss, self.step - 1, "test loss")
+        self.check_finite(test.loss, "test loss")
         if self.average is not None:
             self.average.swap()
         return EpochRecord(self.epoch, lr, reading.loss, test.loss, test.accuracy, self.seconds)

@@ -1,4 +1,4 @@
-"""Training runs on images and on text, which consist of rounds of steps: the loop and the sums of losses."""
+"""Training runs on images and on text, which consist of rounds of steps: the loop, its state, and what it saves."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -36,55 +36,23 @@ class DivergedError(RuntimeError):
 
 
 class Reading(NamedTuple):
-    """Means over the images so far; ``finite_steps`` counts the steps in which the sum of losses was still finite."""
+    """Means over images or tokens; accuracy in percent."""
 
     loss: float
     accuracy: float
-    finite_steps: int
 
 
-class Meter:
-    """Sums of loss and hits over the images or tokens of a round, kept on the device: only ``read`` waits for it.
+def read(sums: Tensor, accelerator: "Accelerator | None" = None) -> Reading:
+    """Wait for the device and read summed losses, hits and their number ``(3,)``.
 
-    A sum that is not finite stays so, and steps are counted while it is finite, so an occasional read is enough to find
-    the step at which the loss diverged.
+    With an accelerator: over all processes, which must all call this.
 
     Example:
-        >>> meter = Meter(torch.device("cpu"))
-        >>> meter.add(loss=torch.tensor(1.0), hits=torch.tensor(1))
-        >>> meter.count(2)
-        >>> meter.read()
-        Reading(loss=0.5, accuracy=50.0, finite_steps=1)
+        >>> read(torch.tensor([1.0, 1.0, 2.0]))
+        Reading(loss=0.5, accuracy=50.0)
     """
-
-    def __init__(self, device: torch.device) -> None:
-        # summed loss, hits, number of steps with a finite sum of losses
-        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
-        self.counted = 0
-
-    @torch.no_grad()
-    def add(self, loss: Tensor, hits: Tensor) -> None:
-        """Add the sums of a step, on the device, as a CUDA graph can replay; :meth:`count` is the host's part."""
-        self.sums[:2] += torch.stack([loss.detach().double(), hits.double()])
-        self.sums[2] += self.sums[0].isfinite()
-
-    def count(self, number: int) -> None:
-        self.counted += number
-
-    def read(self, accelerator: "Accelerator | None" = None) -> Reading:
-        """Wait for the device and read. With an accelerator: over all processes, which must all call this."""
-        rows = [self.as_row().tolist()] if accelerator is None else accelerator.gather(self.as_row()[None]).tolist()
-        losses, hits, finite_steps, counted = zip(*rows, strict=True)
-        return Reading(sum(losses) / sum(counted), 100 * sum(hits) / sum(counted), int(min(finite_steps)))
-
-    def as_row(self) -> Tensor:
-        """The whole content, ``(4,)`` on the device, for ``restore``."""
-        return torch.cat([self.sums, self.sums.new_full((1,), self.counted)])
-
-    def restore(self, row: Tensor) -> None:
-        """Set all sums, in place, as CUDA graphs add to the same tensor."""
-        self.sums.copy_(row[:3])
-        self.counted = int(row[3])
+    loss, hits, number = (sums if accelerator is None else accelerator.gather(sums[None]).sum(0)).tolist()
+    return Reading(loss / number, 100 * hits / number)
 
 
 def graphs_wanted(config: Any, accelerator: "Accelerator") -> bool:
@@ -117,7 +85,9 @@ class Rounds(ABC, Generic[Record]):
         self.records: list[Record] = []
         self.averages: list[Tensor] = []
         """Averages of weights that a step changes."""
-        self.meter, device = Meter(accelerator.device), accelerator.device
+        device = accelerator.device
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
+        """Of this round: loss, hits, and number of images or tokens, kept on the device: only ``read`` waits for it."""
         model.to(device)
         if config.compile:
             compile_blocks(model)
@@ -147,12 +117,8 @@ class Rounds(ABC, Generic[Record]):
         """The numbers of epoch and step by which a step of this round is seeded and named."""
 
     @abstractmethod
-    def take(self, batch: Any) -> None:
-        """Count what is in the batch and call :meth:`update` with it, or replay that."""
-
-    @abstractmethod
-    def backward(self, *inputs: Any) -> tuple[Tensor, Tensor]:
-        """Forward and backward pass; the summed loss and the number of hits, on the device."""
+    def backward(self, *inputs: Any) -> Tensor:
+        """Forward and backward pass; summed loss, hits and their number ``(3,)`` fp64, on the device."""
 
     @abstractmethod
     def learning_rate(self, step: int) -> float:
@@ -166,14 +132,18 @@ class Rounds(ABC, Generic[Record]):
     def result(self) -> Any:
         """The result of the whole run, a dataclass."""
 
+    def take(self, batch: Any) -> None:
+        """Call :meth:`update` with a batch, or replay that."""
+        (self.captured or self.update)(*batch)
+
     def update(self, *inputs: Any) -> None:
         """The part of a step on the device, and nothing else, as a CUDA graph may replace it."""
-        loss, hits = self.backward(*inputs)
+        sums = self.backward(*inputs)
         if self.config.clip_norm is not None:
             self.accelerator.clip_grad_norm_(self.network.parameters(), self.config.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.meter.add(loss, hits)
+        self.sums += sums
 
     def changed(self) -> State:
         """All tensors that a step changes, by kind; not copies."""
@@ -184,7 +154,7 @@ class Rounds(ABC, Generic[Record]):
                 for name, value in self.optimizer.state.get(parameter, {}).items():
                     if isinstance(value, Tensor):
                         found.setdefault(f"moments, {name}", []).append(value)
-        return {**found, "sums": [self.meter.sums]}
+        return {**found, "sums": [self.sums]}
 
     def train_step(self, batches: Iterator[Any]) -> None:
         """Update the weights once. Augmentation and dropout depend only on the number of the step."""
@@ -207,28 +177,28 @@ class Rounds(ABC, Generic[Record]):
             self.train_step(batches)
             now = perf_counter()
             if now - last_reading >= SECONDS_BETWEEN_READINGS:
-                self._report(self.meter.read(), on_step)
+                self._report(read(self.sums), on_step)
                 last_reading = perf_counter()
             if self.step < steps and self._agree(now - last_checkpoint >= self.config.checkpoint_seconds):
-                self._report(self.meter.read(), None)
+                self.check_finite(read(self.sums).loss)
                 self.seconds += perf_counter() - started
                 save()
                 started = last_checkpoint = perf_counter()
-        reading = self.meter.read(self.accelerator)
+        reading = read(self.sums, self.accelerator)
         self.seconds += perf_counter() - started
         self._report(reading, on_step)
         self.records.append(self.evaluate(reading, self.learning_rate(steps - 1)))
         self.epoch, self.step, self.seconds = self.epoch + 1, 0, 0.0
-        self.meter.restore(torch.zeros(4))
+        self.sums.zero_()  # in place, as CUDA graphs add to this tensor
         return self.records[-1]
 
-    def check_finite(self, loss: float, step: int, what: str = "training loss") -> None:
-        """Raise a :class:`DivergedError` if the loss after ``step`` steps of this round is not finite."""
+    def check_finite(self, loss: float, what: str = "training loss") -> None:
+        """Raise a :class:`DivergedError` if a loss that was read after the last step is not finite."""
         if not isfinite(loss):
-            where = self.named.format(*self.place(step))
+            where, rate = self.named.format(*self.place(self.step - 1)), self.learning_rate(self.step - 1)
             raise DivergedError(
-                f"the {what} is not finite: {where}, learning rate {self.learning_rate(step):g}. A lower lr, a longer "
-                "warm-up or a smaller clip_norm helps; checkpoint and log end before this"
+                f"the {what} is not finite: {where}, learning rate {rate:g}. A lower lr, a longer warm-up or a smaller "
+                "clip_norm helps; checkpoint and log end before this"
             )
 
     def finish(self) -> None:
@@ -242,7 +212,7 @@ class Rounds(ABC, Generic[Record]):
             "step": self.step,
             "seconds": self.seconds,
             "records": [asdict(record) for record in self.records],
-            "meters": self.accelerator.gather(self.meter.as_row()[None]),
+            "sums": self.accelerator.gather(self.sums[None]),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "averages": self.averages,
@@ -251,7 +221,7 @@ class Rounds(ABC, Generic[Record]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
         self.records = [self.record(**record) for record in state["records"]]
-        self.meter.restore(state["meters"][self.accelerator.process_index])
+        self.sums.copy_(state["sums"][self.accelerator.process_index])
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         for average, value in zip(self.averages, state["averages"], strict=True):
@@ -265,7 +235,7 @@ class Rounds(ABC, Generic[Record]):
             del self.model.forward
 
     def _report(self, reading: Reading, on_step: OnStep | None) -> None:
-        self.check_finite(reading.loss, reading.finite_steps)
+        self.check_finite(reading.loss)
         if on_step is not None:
             on_step(self.epoch, self.step, reading.loss, reading.accuracy)
 

@@ -27,7 +27,7 @@ SIZES_OF = {"mqar": "mqar", "listops": "lra", "lra": "lra", "pathfinder": "lra",
 # For text: the settings of Physics of Language Models 4.1, shortened for models of 10-100 M parameters.
 OF_TEXT: dict[str, Any] = {
     "steps": 5000, "batch_size": 32, "lr": 1e-3, "min_lr": 1e-4, "warmup_steps": 250, "weight_decay": 0.1,
-    "betas": (0.9, 0.98),
+    "betas": (0.9, 0.98)
 }  # fmt: skip
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 BY_RECIPE = "by --recipe"
@@ -203,7 +203,7 @@ def published(standard: Standard, examples: int | None = None, batch_size: int |
         "steps": steps, "batch_size": batch, "lr": lr, "min_lr": standard.floor * lr,
         "warmup_steps": round(standard.warmup if standard.warmup >= 1 else standard.warmup * steps),
         "weight_decay": standard.weight_decays[-1], "schedule": standard.lr_schedule, "betas": standard.betas,
-        "eps": standard.eps,
+        "eps": standard.eps
     }  # fmt: skip
 
 

@@ -24,7 +24,6 @@ class Part(NamedTuple):
 
     batch: Sequences
     rows: Tensor | None
-    scored: int
 
 
 class Step(NamedTuple):
@@ -86,11 +85,11 @@ class Feed:
             rows = rounded_up(rows, scored)
         if self.on_gpu:
             batch, rows = batch.pin_memory(), None if rows is None else rows.pin_memory()
-        return Part(batch, rows, int(scored.sum()))
+        return Part(batch, rows)
 
-    def _send(self, batch: Sequences, rows: Tensor | None, scored: int) -> Part:
+    def _send(self, batch: Sequences, rows: Tensor | None) -> Part:
         rows = None if rows is None else rows.to(self.device, non_blocking=True)
-        return Part(batch.to(self.device, non_blocking=True), rows, scored)
+        return Part(batch.to(self.device, non_blocking=True), rows)
 
 
 def rounded_up(rows: Tensor, scored: Tensor) -> Tensor:

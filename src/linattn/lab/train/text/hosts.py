@@ -36,7 +36,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12},
     # 135 M parameters with 49,152 tokens, in the shape of SmolLM2: deep and narrow, three heads to each of k and v.
     "135m": {"hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
-             "intermediate_size": 1536, "tie_word_embeddings": True},
+             "intermediate_size": 1536, "tie_word_embeddings": True}
 }  # fmt: skip
 _of_model = partial(option, group="Model")
 _by_size = partial(_of_model, None, default_text="by --size")
@@ -186,7 +186,7 @@ def create_host(host: Host, task: SequenceTask, seed: int) -> Any:
     options: dict[str, Any] = host.shape | {
         "vocab_size": task.vocabulary, "causal": causal, "mechanism": host.layers, "canon": host.canon,
         "mechanism_options": host.options, "attention_norm": host.norm,
-        "attention_gate": host.attention_gate, "dropout": host.dropout,
+        "attention_gate": host.attention_gate, "dropout": host.dropout
     }  # fmt: skip
     if options.pop("learned_positions", False):
         options["max_position_embeddings"] = task.length

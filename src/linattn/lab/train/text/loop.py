@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from linattn.lab.tasks.text import Sequences, SequenceTask
+from linattn.lab.tasks.text import IGNORED, Sequences, SequenceTask
 from linattn.lab.train.accelerator import create_accelerator
 from linattn.lab.train.rounds import OnStep, Reading, Rounds, complete
 from linattn.lab.train.text.config import TextConfig
@@ -171,7 +171,6 @@ class TextRun(Rounds[StepRecord]):
 
     def take(self, batch: Step) -> None:
         parts, total = batch
-        self.meter.count(sum(part.scored for part in parts))
         # Processes average their gradients, and the loss of each is a sum over its share of the scored targets.
         factor = self.accelerator.num_processes / max(total, 1)
         inputs, rows = parts[0].batch, parts[0].rows
@@ -186,18 +185,19 @@ class TextRun(Rounds[StepRecord]):
     def update(self, *inputs: Any) -> None:
         """A step of one part, from tensors alone; the last one multiplies the summed loss."""
         *sequences, rows, factor = inputs
-        super().update([Part(Sequences(*sequences), rows, 0)], factor)
+        super().update([Part(Sequences(*sequences), rows)], factor)
 
-    def backward(self, parts: list[Part], factor: float | Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        losses, hits = [], []
-        for number, part in enumerate(parts, 1):
+    def backward(self, parts: list[Part], factor: float | Tensor) -> Tensor:  # type: ignore[override]
+        losses, hits, scored = [], [], []
+        for number, (batch, rows) in enumerate(parts, 1):
             apart = number < len(parts) and self.accelerator.num_processes > 1
             with self.accelerator.no_sync(self.network) if apart else nullcontext():
-                loss, right = self.network(part.batch, part.rows)
+                loss, right = self.network(batch, rows)
                 self.accelerator.backward(loss * factor)
             losses.append(loss.detach())
             hits.append(right)
-        return torch.stack(losses).sum(), torch.stack(hits).sum()
+            scored.append((batch.targets != IGNORED).sum())
+        return torch.stack([torch.stack(values).sum().double() for values in (losses, hits, scored)])
 
     def learning_rate(self, step: int) -> float:
         config = self.config
@@ -210,7 +210,7 @@ class TextRun(Rounds[StepRecord]):
     def evaluate(self, reading: Reading, lr: float) -> StepRecord:
         task, step = self.feed.task, self.done + self.step
         metrics = self.tested(task)
-        self.check_finite(metrics["loss"], self.step - 1, "test loss")
+        self.check_finite(metrics["loss"], "test loss")
         tokens = step * self.config.batch_size * task.length
         return StepRecord(step, lr, reading.loss, metrics[task.metric], metrics, tokens, self.seconds)
 
@@ -312,7 +312,7 @@ def train_text(
         "validation": None if validation is None else validation.identity(), "start": start,
         "processes": accelerator.num_processes,
         # The printed form of a model does not show all options: for instance a cap, or the first value of parameters.
-        "options": model.config.mechanism_options,
+        "options": model.config.mechanism_options
     }  # fmt: skip
     finished = files.load_result(fingerprint)
     if finished is not None:
