@@ -8,7 +8,7 @@ import pytest
 from linattn.lab.command import main
 from linattn.lab.compare import text_costs as costs
 from linattn.lab.compare.text import CompareText
-from linattn.lab.train.text.command import TrainMlm, TrainTask
+from linattn.lab.train.command import TrainMlm, TrainTask
 from linattn.support import extras
 
 SHAPE = ["--device", "cpu", "--size", "pico", "--width", "16", "--depth", "2", "--batch-size", "4"]

@@ -16,8 +16,7 @@ from linattn.lab.train.config import TrainConfig
 from linattn.lab.train.loop import training_loss
 from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.hosts import Host, create_host
-from linattn.lab.train.text.loop import train_text
-from linattn.lab.train.text.run import TextNetwork
+from linattn.lab.train.text.loop import TextNetwork, train_text
 from linattn.models.vision import convert, create_pyramid
 
 SMALL = {

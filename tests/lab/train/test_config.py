@@ -105,7 +105,7 @@ NAN, INF = float("nan"), float("inf")
         ("warmup_epochs", -1, "at least 0"),
         ("warmup_epochs", 31, "epochs = 30"),
         ("weight_decay", -0.1, "at least 0"),
-        ("betas", (0.9,), "two numbers"),
+        ("betas", (0.9,), "a tuple of 2"),
         ("betas", (0.9, 1.0), "below 1"),
         ("clip_norm", 0.0, "above 0"),
         ("label_smoothing", 1.0, "below 1"),

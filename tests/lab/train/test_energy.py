@@ -6,8 +6,7 @@ import torch
 from linattn.lab.tasks import load_images
 from linattn.lab.train.batches import create_batches
 from linattn.lab.train.config import TrainConfig
-from linattn.lab.train.energy import EnergyLoss
-from linattn.lab.train.loop import train
+from linattn.lab.train.loop import EnergyLoss, train
 from linattn.models.vision import create_vit
 from linattn.support.compiling import compile_blocks
 

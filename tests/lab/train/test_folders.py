@@ -5,9 +5,8 @@ import torch
 from PIL import Image
 
 from linattn.lab.tasks import load_images
-from linattn.lab.train.batches import create_batches
+from linattn.lab.train.batches import FolderBatches, create_batches
 from linattn.lab.train.config import TrainConfig
-from linattn.lab.train.folders import FolderBatches
 from linattn.support.options import OptionError
 
 CPU = torch.device("cpu")
@@ -61,7 +60,7 @@ def test_an_epoch_has_fixed_shapes_and_each_picture_once(data):
     epoch = list(given.train(0))
     assert len(epoch) == given.steps_per_epoch == 3
     assert all(images.shape == (4, 3, 16, 16) and labels.dtype == torch.int64 for images, labels in epoch)
-    used = given.sampler.shares.indices(0).flatten().tolist()
+    used = given.indices(0).flatten().tolist()
     labels = torch.cat([labels for _, labels in epoch]).tolist()
     assert len(set(used)) == 12
     assert labels == [int(i >= 7) for i in used]

@@ -12,7 +12,8 @@ import pytest
 import torch
 from tests.lab.train.small_run import CONFIG, SmallBatches, SmallNet, create_net, log_without_seconds, run
 
-from linattn.lab.train.loop import DivergedError, ResumeError
+from linattn.lab.train.rounds import DivergedError
+from linattn.support.checkpoint import ResumeError
 
 PROGRAM = [sys.executable, "-m", "tests.lab.train.small_run"]
 ROOT = Path(__file__).parents[3]

@@ -256,9 +256,9 @@ def run_epochs(
         model.eval()
         with torch.no_grad():
             val_loss, scores = objective.evaluate(model, "val")
-        if not isfinite(float(loss)):
+        if not isfinite(loss.item()):
             raise NotFiniteError(f"the training loss is not finite: epoch {epoch}, lr {config.lr:g}; a lower lr helps")
-        record = {"round": epoch, "train_loss": float(loss), "val_loss": val_loss, "score": scores[objective.metric]}
+        record = {"round": epoch, "train_loss": loss.item(), "val_loss": val_loss, "score": scores[objective.metric]}
         records.append(record)
         on_record(record)
         waited += 1

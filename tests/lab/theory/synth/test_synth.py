@@ -15,7 +15,7 @@ from linattn.lab.screen import Screen
 from linattn.lab.tasks.text import Sequences, text_task
 from linattn.lab.theory.synth import BUDGETS, METRICS, SCALES, Synth, share_right
 from linattn.lab.train.text.hosts import Host, count_parameters, create_host
-from linattn.lab.train.text.run import TextNetwork
+from linattn.lab.train.text.loop import TextNetwork
 from linattn.support.options import OptionError
 
 QUIET = Screen(quiet=True)

@@ -113,7 +113,7 @@ def test_weights_of_another_run_are_taken_whole_or_not_at_all(tmp_path):
     first = create_host(HOST, TASK, 1)
     first.save_pretrained(tmp_path)
     model = create_host(HOST, TASK, 2)
-    assert take_weights(model, tmp_path) == []
+    take_weights(model, tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), first.parameters(), strict=True))
     with pytest.raises(OptionError, match=r"start: .* holds another model"):
         take_weights(create_host(replace(HOST, depth=2), TASK, 0), tmp_path)

@@ -196,7 +196,7 @@ def published(standard: Standard, examples: int | None = None, batch_size: int |
     if steps is None:
         examples = standard.examples if examples is None else examples
         if examples is None:
-            raise OptionError("recipe", f"counts epochs of {standard.task}, and the task has no end of sequences")
+            raise OptionError("recipe", f"that of {standard.task} counts epochs, and there is no end of sequences")
         steps = max(1, (standard.epochs or 1) * examples // batch)
     lr = standard.learning_rates[len(standard.learning_rates) // 2]
     return {
@@ -307,7 +307,9 @@ def configure(task: SequenceTask, given: Mapping[str, Any], recipe: str = "") ->
         standard = STANDARDS[recipe]
         kind = task_class(standard.task).kind
         if kind != task.kind:
-            raise OptionError("recipe", f"{recipe} is for {kind} tasks, and {task.name} is {task.kind}")
+            fit = ", ".join(name for name, one in STANDARDS.items() if task_class(one.task).kind == task.kind)
+            words = f"{recipe} is for {kind} tasks, and {task.name} is {task.kind}"
+            raise OptionError("recipe", f"{words}; must be one of {LANGUAGE}, {fit}")
         # Epochs are those of the task's examples, which a recipe of steps does not count.
         examples = None if standard.steps is not None else task.train_size
         plain = published(standard, examples, given.get("batch_size"))
