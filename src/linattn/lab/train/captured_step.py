@@ -145,6 +145,10 @@ class CapturedStep:
         else:
             graph.replay()
 
+    @property
+    def status(self) -> str:
+        return "replayed" if self.stopped is None else f"stopped: {self.stopped}"
+
     def stop(self, reason: str) -> None:
         """Use no graphs from now on."""
         if self.stopped is None:

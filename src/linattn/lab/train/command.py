@@ -171,7 +171,7 @@ class TrainTask(Training, OnTask, Host, TextConfig):
         screen.say(
             f"{self.pattern} on {task.name}: {in_words(result.metric, result.score)} after {steps} steps, "
             f"{count_parameters(model):,} parameters, {result.seconds:.1f} s of training, "
-            f"{result.tokens_per_second:,.0f} tokens/s\n"
+            f"{result.records[-1].tokens / max(result.seconds, 1e-9):,.0f} tokens/s\n"
             f"checkpoint: {self.folder}\nlog:        {self.folder / 'log.jsonl'}"
         )
         screen.result({"score": result.score, "metric": result.metric, "seconds": result.seconds})

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,6 @@ from linattn.lab.train.rounds import OnStep, Reading, Rounds, complete, read
 from linattn.support.checkpoint import RunFolder, model_digest
 from linattn.support.extras import need
 from linattn.support.options import OptionError
-from linattn.support.schedule import warmed_cosine
 
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped]
@@ -51,10 +50,6 @@ class TrainResult:
     """Accuracy of the last epoch, not of the best: to pick an epoch by test data would be a leak."""
     seconds: float
     """Time of training alone over all epochs, including those before a resume."""
-
-    @classmethod
-    def of(cls, epochs: list[EpochRecord]) -> Self:
-        return cls(epochs, epochs[-1].top1, sum(record.seconds for record in epochs))
 
 
 def training_loss(logits: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
@@ -178,15 +173,15 @@ class Run(Rounds[EpochRecord]):
     """A run of epochs over images, with an average of the weights if the config asks for one."""
 
     def __init__(self, model: nn.Module, batches: Batches, config: TrainConfig, accelerator: "Accelerator") -> None:
-        super().__init__(model, config, accelerator, EpochRecord)
-        self.batches, self.rounds = batches, config.epochs
+        steps = batches.steps_per_epoch
+        warmup = round(config.warmup_epochs * steps)
+        super().__init__(
+            model, config, accelerator, EpochRecord, round_steps=steps, total=config.epochs * steps, warmup=warmup
+        )
+        self.batches = batches
         self.energy = EnergyLoss(model) if config.energy_loss else None
         self.average = None if config.ema_decay is None else WeightAverage(model, config.ema_decay)
         self.averages = [] if self.average is None else self.average.values
-
-    @property
-    def steps(self) -> int:
-        return self.batches.steps_per_epoch
 
     def batches_from_here(self) -> Iterator[tuple[Tensor, Tensor]]:
         return self.batches.train(self.epoch, self.step)
@@ -208,14 +203,8 @@ class Run(Rounds[EpochRecord]):
         if self.average is not None:
             self.average.update()
 
-    def learning_rate(self, step: int) -> float:
-        config, per_epoch = self.config, self.steps
-        warmup, total = round(config.warmup_epochs * per_epoch), config.epochs * per_epoch
-        return warmed_cosine(self.epoch * per_epoch + step, total, warmup, config.lr, config.min_lr)
-
     def evaluate(self, reading: Reading, lr: float) -> EpochRecord:
-        if self.average is not None:
-            self.average.swap()
+        self.finish()
         test = evaluate(self.model, self.batches.test(), self.accelerator)
         self.check_finite(test.loss, "test loss")
         if self.average is not None:
@@ -228,7 +217,7 @@ class Run(Rounds[EpochRecord]):
         super().finish()
 
     def result(self) -> TrainResult:
-        return TrainResult.of(self.records)
+        return TrainResult(self.records, self.records[-1].top1, sum(record.seconds for record in self.records))
 
     def close(self) -> None:
         if self.energy is not None:
@@ -283,7 +272,7 @@ def train(
     if finished is not None:
         model.to(accelerator.device).load_state_dict(files.load_weights())
         model.eval()
-        return TrainResult.of([EpochRecord(**record) for record in finished["epochs"]])
+        return TrainResult(**finished | {"epochs": [EpochRecord(**record) for record in finished["epochs"]]})
     run = Run(model, batches, config, accelerator)
     result: TrainResult = complete(run, files, run_of, on_step=on_step, on_record=on_epoch)
     return result

@@ -17,6 +17,7 @@ from linattn.lab.train.captured_step import CapturedStep, State, tell
 from linattn.support.checkpoint import RunFolder
 from linattn.support.compiling import compile_blocks
 from linattn.support.files import write_atomically
+from linattn.support.schedule import SCHEDULES, Schedule
 from linattn.support.seeds import seed_step
 
 if TYPE_CHECKING:
@@ -71,16 +72,31 @@ def graphs_wanted(config: Any, accelerator: "Accelerator") -> bool:
 class Rounds(ABC, Generic[Record]):
     """The state of a run: weights, optimiser, and progress, which is ``epoch`` whole rounds and ``step`` steps.
 
-    A round on images is an epoch; a round on text is the steps from one evaluation to the next. ``record`` is the
-    dataclass of an evaluation.
+    A round on images is an epoch; a round on text is the steps from one evaluation to the next.
+
+    Args:
+        record: the dataclass of an evaluation.
+        round_steps, total: steps of a round, and of the whole run.
+        warmup: steps in which the learning rate rises; then it falls as ``schedule`` says.
     """
 
-    rounds: int
     named = "epoch {}, step {}"
     """How a place is told."""
 
-    def __init__(self, model: nn.Module, config: Any, accelerator: "Accelerator", record: type[Record]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: Any,
+        accelerator: "Accelerator",
+        record: type[Record],
+        *,
+        round_steps: int,
+        total: int,
+        warmup: int,
+        schedule: Schedule = "cosine",
+    ) -> None:
         self.model, self.config, self.accelerator, self.record = model, config, accelerator, record
+        self.round_steps, self.total, self.warmup, self.schedule = round_steps, total, warmup, schedule
         self.epoch, self.step, self.seconds = 0, 0, 0.0
         self.records: list[Record] = []
         self.averages: list[Tensor] = []
@@ -103,11 +119,6 @@ class Rounds(ABC, Generic[Record]):
             self._rate = torch.zeros((), device=device, dtype=dtype)
             self.captured = CapturedStep(self.update, self.changed, config.precision, device)
 
-    @property
-    @abstractmethod
-    def steps(self) -> int:
-        """Number of steps in this round."""
-
     @abstractmethod
     def batches_from_here(self) -> Iterator[Any]:
         """The remaining batches of this round."""
@@ -121,16 +132,27 @@ class Rounds(ABC, Generic[Record]):
         """Forward and backward pass; summed loss, hits and their number ``(3,)`` fp64, on the device."""
 
     @abstractmethod
-    def learning_rate(self, step: int) -> float:
-        """The learning rate of a step of this round."""
-
-    @abstractmethod
     def evaluate(self, reading: Reading, lr: float) -> Record:
         """Evaluate on test data; return the record of this round, with ``reading`` from training."""
 
     @abstractmethod
     def result(self) -> Any:
         """The result of the whole run, a dataclass."""
+
+    @property
+    def done(self) -> int:
+        """Number of steps before this round."""
+        return self.epoch * self.round_steps
+
+    @property
+    def steps(self) -> int:
+        """Number of steps in this round."""
+        return min(self.round_steps, self.total - self.done)
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of a step of this round."""
+        fall = SCHEDULES[self.schedule]
+        return fall(self.done + step, self.total, self.warmup, self.config.lr, self.config.min_lr)
 
     def take(self, batch: Any) -> None:
         """Call :meth:`update` with a batch, or replay that."""
@@ -274,7 +296,7 @@ def complete(
             if main:
                 write_log(files.log, run.records)  # the log may have a round that the checkpoint does not
         with matrix_products(run.config.precision):
-            while run.epoch < run.rounds:
+            while run.done < run.total:
                 record = run.train_round(on_step if main else None, save)
                 save()
                 if main:

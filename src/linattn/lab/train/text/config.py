@@ -68,10 +68,6 @@ class Budget(Computing):
         """Steps from one evaluation to the next."""
         return min(self.eval_every, self.steps) or self.steps
 
-    @property
-    def rounds(self) -> int:
-        return -(-self.steps // self.round_steps)
-
     def check(self) -> None:
         super().check()
         if self.batch_size % self.accumulation:
@@ -85,8 +81,8 @@ class TextConfig(Budget):
     """How to train a language model; the same config and seed on the same kind of device give the same weights.
 
     Example:
-        >>> TextConfig(steps=100, warmup_steps=10).rounds
-        1
+        >>> TextConfig(steps=100, warmup_steps=10).round_steps
+        100
         >>> TextConfig(steps=100, warmup_steps=200)
         Traceback (most recent call last):
         linattn.support.options.OptionError: warmup_steps: must not exceed steps = 100, got 200

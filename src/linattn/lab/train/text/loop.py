@@ -21,7 +21,6 @@ from linattn.lab.train.text.hosts import WEIGHTS
 from linattn.support.bars import without_bars
 from linattn.support.checkpoint import ResumeError, RunFolder, model_digest
 from linattn.support.extras import need
-from linattn.support.schedule import SCHEDULES
 from linattn.support.telling import OnWork, in_silence
 
 if TYPE_CHECKING:
@@ -60,11 +59,6 @@ class TextResult:
     validation: dict[str, float] | None = None
     """The metrics of the last step on other sequences, by which settings are chosen."""
 
-    @property
-    def tokens_per_second(self) -> float:
-        """Training speed over the whole run, including start-up and compilation."""
-        return self.records[-1].tokens / max(self.seconds, 1e-9)
-
 
 class TextNetwork(nn.Module):
     """A model with its task: ``forward`` returns the summed loss of the scored targets and how many of them are hit.
@@ -89,24 +83,16 @@ class TextNetwork(nn.Module):
     def forward(self, batch: Sequences, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Summed loss and hits. ``rows``: indices of the scored targets among all ``B T``; None: all are scored."""
         targets = batch.targets.flatten() if rows is None else batch.targets.flatten()[rows]
-        if self.task.kind == "classification":
-            logits = self.logits(batch).reshape(batch.targets.numel(), -1)
-        else:
-            hidden = self._hidden(batch).flatten(0, 1)
-            logits = self.model.lm_head(hidden if rows is None else hidden[rows])
-        return self.task.training_sums(logits, targets)
+        return self.task.training_sums(self.logits(batch, rows).reshape(len(targets), -1), targets)
 
-    def logits(self, batch: Sequences) -> Tensor:
-        """Logits at every place, as ``SequenceTask.score`` needs them."""
+    def logits(self, batch: Sequences, rows: Tensor | None = None) -> Tensor:
+        """Logits at every place, as ``SequenceTask.score`` needs them, or at those of ``rows``."""
         if self.task.kind == "classification":
             found: Tensor = self.model(batch.inputs, attention_mask=batch.key_mask).logits
             return found
-        return self.model.lm_head(self._hidden(batch))
-
-    def _hidden(self, batch: Sequences) -> Tensor:
         given = {"attention_mask": batch.key_mask, "cu_seqlens": batch.cu_seqlens, "use_cache": False}
         hidden: Tensor = self.model.model(batch.inputs, **given).last_hidden_state
-        return hidden
+        return self.model.lm_head(hidden if rows is None else hidden.flatten(0, 1)[rows])
 
 
 @torch.no_grad()
@@ -147,18 +133,18 @@ class TextRun(Rounds[StepRecord]):
         accelerator: "Accelerator",
         validation: SequenceTask | None = None,
     ) -> None:
-        super().__init__(network, config, accelerator, StepRecord)
-        self.feed, self.rounds, self.validation = feed, config.rounds, validation
+        super().__init__(
+            network,
+            config,
+            accelerator,
+            StepRecord,
+            round_steps=config.round_steps,
+            total=config.steps,
+            warmup=config.warmup_steps,
+            schedule=config.schedule,
+        )
+        self.language, self.feed, self.validation = network, feed, validation
         self._going: Any = None
-
-    @property
-    def done(self) -> int:
-        """Number of steps before this round."""
-        return self.epoch * int(self.config.round_steps)
-
-    @property
-    def steps(self) -> int:
-        return min(self.config.round_steps, self.config.steps - self.done)
 
     def place(self, step: int) -> tuple[int, int]:
         return 0, self.done + step
@@ -199,25 +185,18 @@ class TextRun(Rounds[StepRecord]):
             scored.append((batch.targets != IGNORED).sum())
         return torch.stack([torch.stack(values).sum().double() for values in (losses, hits, scored)])
 
-    def learning_rate(self, step: int) -> float:
-        config = self.config
-        fall = SCHEDULES[config.schedule]
-        return fall(self.done + step, config.steps, config.warmup_steps, config.lr, config.min_lr)
-
-    def tested(self, task: SequenceTask) -> dict[str, float]:
-        return evaluate(self.model, task, self.feed.test(task), self.accelerator)  # type: ignore[arg-type]
-
     def evaluate(self, reading: Reading, lr: float) -> StepRecord:
         task, step = self.feed.task, self.done + self.step
-        metrics = self.tested(task)
+        metrics = evaluate(self.language, task, self.feed.test(task), self.accelerator)
         self.check_finite(metrics["loss"], "test loss")
         tokens = step * self.config.batch_size * task.length
         return StepRecord(step, lr, reading.loss, metrics[task.metric], metrics, tokens, self.seconds)
 
     def result(self) -> TextResult:
-        chosen_by = None if self.validation is None else self.tested(self.validation)
-        stopped = "replayed" if self.captured and not self.captured.stopped else ""
-        graphs = f"stopped: {self.captured.stopped}" if self.captured and not stopped else stopped
+        other, chosen_by = self.validation, None
+        if other is not None:
+            chosen_by = evaluate(self.language, other, self.feed.test(other), self.accelerator)
+        graphs = "" if self.captured is None else self.captured.status
         seconds = sum(record.seconds for record in self.records)
         return TextResult(self.records, self.feed.task.metric, self.records[-1].score, seconds, graphs, chosen_by)
 
@@ -280,29 +259,19 @@ def train_text(
     on_work: OnWork = in_silence,
     accelerator: "Accelerator | None" = None,
 ) -> TextResult:
-    """Train ``model``, or resume the run in ``folder`` where it was stopped; a finished run is returned at once.
+    """Train ``model``, or resume the run in ``folder``, as :func:`linattn.lab.train.loop.train` does with images.
 
-    A step depends only on the weights, the optimiser, the seed and its own number, so that a run that was killed and
-    resumed ends in the same weights as one that was not; on a GPU as far as its kernels add in a fixed order. For that
-    the model must have the same first weights: create it with ``linattn.lab.train.text.hosts.create_host``, or seed
-    torch before. Afterwards the model is in ``eval`` mode, and ``folder`` is a checkpoint for ``from_pretrained`` and
-    ``linattn generate``.
+    For the same first weights, create the model with ``linattn.lab.train.text.hosts.create_host``, or seed torch
+    before. Afterwards ``folder`` is a checkpoint for ``from_pretrained`` and ``linattn generate``.
 
     Args:
         model: a model of ``linattn.models.language``, with the head that the task's kind needs.
-        folder: a folder for this run alone.
         validation: a task whose test sequences are evaluated after the last step, too, to choose settings by.
         start: the origin of the first weights, if they are not random; a resumed run must name the same.
         keep_weights: False keeps no weights, only result and log; a run that is already finished then leaves ``model``
             as it is.
         on_step: called with the round, the steps done in it, and mean loss and accuracy (percent) of the round so far.
-        on_record: called with the record of each evaluation, once it is on disk.
         on_work: called with a description of work before the first step that takes long.
-        accelerator: that of ``create_accelerator(config)``, if the caller needs it too.
-
-    Raises:
-        ResumeError: the folder holds a different run; the message says what differs.
-        DivergedError: the loss is not finite; the message says where.
     """
     need("training a language model", "accelerate", "transformers", "safetensors")
     accelerator = accelerator or create_accelerator(config)
