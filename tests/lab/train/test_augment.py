@@ -130,15 +130,6 @@ def test_resampling_equals_timm_to_one_level(operation, channels):
     assert not torch.equal(found[4], images[4])
 
 
-def test_quarter_turns_are_exact():
-    images = pictures(4, height=9, width=9)
-    degrees = torch.tensor([0.0, 90.0, 180.0, 270.0], dtype=torch.float64)
-    found = affine(images, matrices("rotate", degrees, 9, 9), torch.zeros(3))
-    expected = torch.stack([image.rot90(i, (1, 2)) for i, image in enumerate(images)])
-    # The last digits of a cosine may put the outermost centres a hair outside; they are half a pixel inside.
-    assert torch.equal(found, expected)
-
-
 def test_whole_shifts_are_exact_and_filled():
     images = pictures(2, height=10, width=10)
     fill = torch.tensor([1.0, 2.0, 3.0])

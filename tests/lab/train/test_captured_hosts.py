@@ -108,26 +108,6 @@ def test_recorded_steps_are_the_steps(kind, tmp_path, monkeypatch):
     assert [r.top1 for r in second.epochs] == [r.top1 for r in first.epochs]
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
-@pytest.mark.parametrize("compile", [False, True])
-@pytest.mark.parametrize("kind", ["pyramid", "converted"])
-def test_cuda_records_them(kind, compile, tmp_path, recwarn):
-    data = load_images("digits").subset(train=128, test=32, seed=0)
-    config = TrainConfig(
-        epochs=2, batch_size=32, warmup_epochs=1, graphs=True, compile=compile, device="cuda", precision="bf16"
-    )
-    torch.manual_seed(3)
-    if kind == "pyramid":
-        model = create_pyramid("nala", "xt", "nala", stem_stride=1, img_size=8, in_chans=1, **SMALL)
-    else:
-        model = converted("nala", in_chans=1, pixels=8)
-    device = torch.device("cuda")
-    found = loop.train(model.to(device), create_batches(data, config, device), config, tmp_path)
-    assert not [str(w.message) for w in recwarn if "CUDA graphs" in str(w.message)]
-    assert found.epochs[-1].train_loss < found.epochs[0].train_loss
-
-
 @pytest.mark.parametrize("canon", [None, "ABCD"])
 @pytest.mark.parametrize("mechanism", ["softmax", "elu", "retention", "gated", "mlstm", "zeros", "lion"])
 def test_nothing_in_a_step_of_a_language_model_asks_the_host(mechanism, canon):

@@ -72,17 +72,6 @@ def test_its_weight_in_training_keeps_more_energy(tmp_path):
     assert left[1.0] < 0.9 * left[0.0]
 
 
-def test_a_pass_whose_loss_nobody_took_is_forgotten():
-    """As after an error between the forward pass and its loss."""
-    model, images = build(), torch.randn(2, 3, 1, 8, 8)
-    energy = EnergyLoss(model)
-    model(images[0])
-    expected = by_hand(model, images[1])
-    assert not torch.allclose(by_hand(model, images[0]), expected)
-    model(images[1])
-    torch.testing.assert_close(energy.take(), expected)
-
-
 def test_blocks_that_backward_runs_again_are_counted_once():
     losses = {}
     for checkpointing in (False, True):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from PIL import Image
+from tests.lab.train.test_batches import equal
 
 from linattn.lab.tasks import load_images
 from linattn.lab.train.batches import FolderBatches, create_batches
@@ -31,12 +32,6 @@ def data(tmp_path_factory):
 def batches(data, workers=0, rank=0, processes=1, **options):
     config = TrainConfig(**{"batch_size": 4, **options})
     return FolderBatches(data, config, CPU, rank=rank, processes=processes, workers=workers)
-
-
-def equal(found, expected):
-    found, expected = list(found), list(expected)
-    assert len(found) == len(expected)
-    return all(torch.equal(a, b) for pair in zip(found, expected, strict=True) for a, b in zip(*pair, strict=True))
 
 
 def numbers(images):
@@ -93,11 +88,6 @@ def test_processes_share_the_batches_of_one(data):
     assert all(torch.equal(torch.cat(parts), images) for parts, images in zip(steps, whole, strict=True))
     tested = sorted(n for rank in ranks for images, _ in rank.test() for n in numbers(images))
     assert tested == list(range(7))
-
-
-def test_pictures_of_an_epoch_are_augmented_differently(data):
-    first, second = (torch.cat([images for images, _ in batches(data, seed=s).train(0)]) for s in (0, 1))
-    assert len({bytes(image.flatten().numpy()) for image in torch.cat((first, second))}) == 24
 
 
 def test_the_strongest_magnitude_can_be_trained_with(data):

@@ -149,12 +149,6 @@ def test_another_model_of_the_same_shapes_is_refused(whole):
         run(whole, net=OtherNet())
 
 
-def test_how_often_a_checkpoint_is_written_may_change(tmp_path, whole):
-    stopped_in_epoch(tmp_path, 1)
-    run(tmp_path, replace(CONFIG, checkpoint_seconds=ALWAYS))
-    assert_same_end(tmp_path, whole)
-
-
 def test_a_run_that_diverged_keeps_what_was_good(tmp_path):
     stopped_in_epoch(tmp_path, 1, error=KeyboardInterrupt)
     checkpoint = torch.load(tmp_path / "checkpoint.pt", weights_only=True)

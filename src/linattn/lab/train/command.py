@@ -1,20 +1,19 @@
 """``linattn train images``, ``linattn train lm``, ``linattn train mlm`` and ``linattn train task``."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from linattn.lab.cases import Where
 from linattn.lab.experiment import FAILED, RIGHT
-from linattn.lab.screen import Screen
+from linattn.lab.screen import Bar, Screen
 from linattn.lab.tasks.load import load_images
 from linattn.lab.train.accelerator import create_accelerator
 from linattn.lab.train.batches import create_batches
 from linattn.lab.train.config import TrainConfig, check_owners, option_or, options_of
 from linattn.lab.train.host import VisionHost
 from linattn.lab.train.loop import check_energy, train
-from linattn.lab.train.rounds import DivergedError
+from linattn.lab.train.rounds import DivergedError, OnStep
 from linattn.lab.train.text.config import BY_RECIPE, OnTask, TextConfig, part_of, settings_named
 from linattn.lab.train.text.hosts import Host, count_parameters, create_host, take_weights
 from linattn.lab.train.text.loop import train_text
@@ -29,35 +28,41 @@ WORDS = {"accuracy": "{:.2f} % right", "bits_per_byte": "{:.4f} bits per byte", 
          "exact_match": "{:.2f} % found", "pearson": "Pearson {:.2f} %"}  # fmt: skip
 
 
-class Display:
-    """What is shown while a run goes on: ``named`` what it counts, ``words`` its last test."""
-
-    def __init__(self, bar: Any, named: Callable[[int, int], str], words: Callable[[Any], str], steps: int) -> None:
-        self.bar, self.named, self.words, self.steps, self.tested = bar, named, words, steps, ""
-
-    def on_step(self, done: int, step: int, loss: float, accuracy: float) -> None:
-        step += done * self.steps
-        self.bar.show(step, f"{self.named(done, step)}  loss {loss:.3f}  train {accuracy:.1f} %{self.tested}")
-
-    def on_record(self, record: Any) -> None:
-        self.tested = f"  test {self.words(record)}"
-
-
 class Training(Config):
-    """The base of commands that train."""
+    """The base of commands that train: ``train`` returns words and numbers about the result."""
+
+    folder: Any
 
     def run(self, screen: Screen) -> int:
         """Train or resume, and show the result."""
+        need("training", "accelerate")
+        check_folder("output", self.folder)
+        accelerator = create_accelerator(self)
+        screen = screen if accelerator.is_main_process else Screen(quiet=True)
         try:
-            return self.train(screen)
+            with settings_named(type(self)):
+                words, numbers = self.train(screen, accelerator)
         except ResumeError as error:
             raise OptionError("output", str(error)) from error
         except DivergedError as error:
             screen.warn(str(error))
             return FAILED
+        screen.say(f"{words}\nweights and log: {self.folder}")
+        screen.result(numbers)
+        return RIGHT
 
-    def train(self, screen: Screen) -> int:
+    def train(self, screen: Screen, accelerator: Any) -> tuple[str, dict[str, Any]]:
         raise NotImplementedError
+
+
+def shown(bar: Bar, round_steps: int) -> OnStep:
+    """Show steps on a bar."""
+
+    def on_step(done: int, step: int, loss: float, accuracy: float) -> None:
+        step += done * round_steps
+        bar.show(step, f"step {step:,}/{bar.total:,}  loss {loss:.3f}  train {accuracy:.1f} %")
+
+    return on_step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +86,12 @@ class TrainImages(Training, VisionHost, TrainConfig):
         super().check()
         check_owners(self.option, (self.mechanism,))
 
-    def train(self, screen: Screen) -> int:
-        folder = self.output or Path("runs/train") / f"{Path(self.data).stem}-{self.mechanism}-seed{self.seed}"
-        check_folder("output", folder)
+    @property
+    def folder(self) -> Path:
+        return self.output or Path("runs/train") / f"{Path(self.data).stem}-{self.mechanism}-seed{self.seed}"
+
+    def train(self, screen: Screen, accelerator: Any) -> tuple[str, dict[str, Any]]:
         data, options = load_images(self.data, image_size=self.image_size), options_of(self.mechanism, self.option)
-        accelerator = create_accelerator(self)
         try:
             model = self.create(self.mechanism, data, self.seed, options)
         except (ValueError, TypeError) as error:
@@ -96,29 +102,16 @@ class TrainImages(Training, VisionHost, TrainConfig):
         check_energy(self.energy_loss, model.modules())
         rank, processes = accelerator.process_index, accelerator.num_processes
         batches = create_batches(data, self, accelerator.device, rank=rank, processes=processes)
-        steps, screen = batches.steps_per_epoch, screen if rank == 0 else Screen(quiet=True)
+        steps = batches.steps_per_epoch
         with screen.progress(self.epochs * steps) as bar:
-            shown = Display(
-                bar, lambda epoch, _: f"epoch {epoch + 1}/{self.epochs}", lambda r: f"{r.top1:.1f} %", steps
-            )
-            found = train(
-                model,
-                batches,
-                self,
-                folder,
-                options=options,
-                on_step=shown.on_step,
-                on_epoch=shown.on_record,
-                accelerator=accelerator,
-            )
+            on_step = shown(bar, steps)
+            found = train(model, batches, self, self.folder, options=options, on_step=on_step, accelerator=accelerator)
         count = count_parameters(model)
-        screen.say(
-            f"{self.mechanism} {options_words(options)}".strip()
-            + f": {found.top1:.2f} % of the test images after {len(found.epochs)} epochs, {count:,} parameters, "
-            f"{found.seconds:.1f} s of training\nweights: {folder / 'weights.pt'}\nlog:     {folder / 'log.jsonl'}"
+        words = f"{self.mechanism} {options_words(options)}".strip() + (
+            f": {found.top1:.2f} % of the test images after {len(found.epochs)} epochs, {count:,} parameters, "
+            f"{found.seconds:.1f} s of training"
         )
-        screen.result({"top1": found.top1, "seconds": found.seconds, "parameters": count, "folder": str(folder)})
-        return RIGHT
+        return words, {"top1": found.top1, "seconds": found.seconds, "parameters": count, "folder": str(self.folder)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,41 +134,24 @@ class TrainTask(Training, OnTask, Host, TextConfig):
         name += "" if self.canon is None else f"-{self.canon}"
         return self.output or Path("runs/train") / f"{self.task}-{name}-seed{self.seed}"
 
-    def train(self, screen: Screen) -> int:
-        need("training a language model", "accelerate", "transformers", "safetensors")
-        check_folder("output", self.folder)
-        config, task = part_of(self, TextConfig), self.made
-        accelerator = create_accelerator(config)
+    def train(self, screen: Screen, accelerator: Any) -> tuple[str, dict[str, Any]]:
+        need("training a language model", "transformers", "safetensors")
+        config, task, start = part_of(self, TextConfig), self.made, self.start
         model = create_host(self, task, config.seed)
-        if self.start is not None:
-            take_weights(model, self.start)
-        screen, steps = screen if accelerator.is_main_process else Screen(quiet=True), f"{config.steps:,}"
-        with screen.progress(config.steps) as bar, settings_named(type(self)):
-            shown = Display(
-                bar,
-                lambda _, step: f"step {step:,}/{steps}",
-                lambda record: in_words(task.metric, record.score),
-                config.round_steps,
-            )
-            result = train_text(
-                model,
-                task,
-                config,
-                self.folder,
-                start=None if self.start is None else str(self.start),
-                on_step=shown.on_step,
-                on_record=shown.on_record,
-                on_work=lambda words: bar.show(bar.done, words),
+        if start is not None:
+            take_weights(model, start)
+        with screen.progress(config.steps) as bar:
+            found = train_text(
+                model, task, config, self.folder, start=None if start is None else str(start),
+                on_step=shown(bar, config.round_steps), on_work=lambda words: bar.show(bar.done, words),
                 accelerator=accelerator,
-            )
-        screen.say(
-            f"{self.pattern} on {task.name}: {in_words(result.metric, result.score)} after {steps} steps, "
-            f"{count_parameters(model):,} parameters, {result.seconds:.1f} s of training, "
-            f"{result.records[-1].tokens / max(result.seconds, 1e-9):,.0f} tokens/s\n"
-            f"checkpoint: {self.folder}\nlog:        {self.folder / 'log.jsonl'}"
+            )  # fmt: skip
+        words = (
+            f"{self.pattern} on {task.name}: {in_words(found.metric, found.score)} after {config.steps:,} steps, "
+            f"{count_parameters(model):,} parameters, {found.seconds:.1f} s of training, "
+            f"{found.records[-1].tokens / max(found.seconds, 1e-9):,.0f} tokens/s"
         )
-        screen.result({"score": result.score, "metric": result.metric, "seconds": result.seconds})
-        return RIGHT
+        return words, {"score": found.score, "metric": found.metric, "seconds": found.seconds}
 
 
 @dataclass(frozen=True, kw_only=True)

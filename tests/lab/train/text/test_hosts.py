@@ -7,7 +7,6 @@ import torch
 from tests.lab.train.text.small_text import HOST, TASK
 
 from linattn.lab.tasks.text import text_task
-from linattn.lab.train.text.feed import ahead
 from linattn.lab.train.text.hosts import Host, count_parameters, create_host, take_weights, with_parameters
 from linattn.support.options import OptionError
 
@@ -119,15 +118,3 @@ def test_weights_of_another_run_are_taken_whole_or_not_at_all(tmp_path):
         take_weights(create_host(replace(HOST, depth=2), TASK, 0), tmp_path)
     with pytest.raises(OptionError, match="start: must be the folder"):
         take_weights(model, tmp_path / "nowhere")
-
-
-def test_what_is_made_ahead_comes_in_order_and_so_do_errors():
-    def make(number):
-        if number == 6:
-            raise RuntimeError("six")
-        return number
-
-    items = ahead(make, 3, threads=2)
-    assert [next(items) for _ in range(3)] == [3, 4, 5]
-    with pytest.raises(RuntimeError, match="six"):
-        next(items)
