@@ -14,7 +14,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from linattn.lab.train.accelerator import create_accelerator
 from linattn.lab.train.batches import Batches
 from linattn.lab.train.config import TrainConfig
-from linattn.lab.train.rounds import OnStep, Reading, Rounds, complete, read
+from linattn.lab.train.rounds import OnStep, Plan, Reading, Rounds, complete, read
 from linattn.support.checkpoint import RunFolder, model_digest
 from linattn.support.extras import need
 from linattn.support.options import OptionError
@@ -174,10 +174,8 @@ class Run(Rounds[EpochRecord]):
 
     def __init__(self, model: nn.Module, batches: Batches, config: TrainConfig, accelerator: "Accelerator") -> None:
         steps = batches.steps_per_epoch
-        warmup = round(config.warmup_epochs * steps)
-        super().__init__(
-            model, config, accelerator, EpochRecord, round_steps=steps, total=config.epochs * steps, warmup=warmup
-        )
+        plan = Plan(steps, config.epochs * steps, round(config.warmup_epochs * steps))
+        super().__init__(model, config, accelerator, plan, EpochRecord)
         self.batches = batches
         self.energy = EnergyLoss(model) if config.energy_loss else None
         self.average = None if config.ema_decay is None else WeightAverage(model, config.ema_decay)
@@ -250,7 +248,6 @@ def train(
     Args:
         model: maps images ``(b, C, H, W)`` to logits ``(b, classes)``.
         batches: this process's batches from ``linattn.lab.train.batches.create_batches``, on the device of the config.
-        folder: a folder for this run alone.
         options: the options of the model's mechanism; a run with other options is not resumed.
         on_step: called with the epoch, the steps done in it, and mean loss and accuracy (percent) of the epoch so far:
             at the end of each epoch and at most ten times a second, as reading the numbers waits for the device.

@@ -69,34 +69,29 @@ def graphs_wanted(config: Any, accelerator: "Accelerator") -> bool:
     return False
 
 
+class Plan(NamedTuple):
+    """Steps of a round, and of the whole run; steps in which the learning rate rises, and how it falls then."""
+
+    round_steps: int
+    total: int
+    warmup: int
+    schedule: Schedule = "cosine"
+
+
 class Rounds(ABC, Generic[Record]):
     """The state of a run: weights, optimiser, and progress, which is ``epoch`` whole rounds and ``step`` steps.
 
-    A round on images is an epoch; a round on text is the steps from one evaluation to the next.
-
-    Args:
-        record: the dataclass of an evaluation.
-        round_steps, total: steps of a round, and of the whole run.
-        warmup: steps in which the learning rate rises; then it falls as ``schedule`` says.
+    A round on images is an epoch; a round on text is the steps from one evaluation to the next. ``record`` is the
+    dataclass of an evaluation.
     """
 
     named = "epoch {}, step {}"
     """How a place is told."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        config: Any,
-        accelerator: "Accelerator",
-        record: type[Record],
-        *,
-        round_steps: int,
-        total: int,
-        warmup: int,
-        schedule: Schedule = "cosine",
+        self, model: nn.Module, config: Any, accelerator: "Accelerator", plan: Plan, record: type[Record]
     ) -> None:
-        self.model, self.config, self.accelerator, self.record = model, config, accelerator, record
-        self.round_steps, self.total, self.warmup, self.schedule = round_steps, total, warmup, schedule
+        self.model, self.config, self.accelerator, self.plan, self.record = model, config, accelerator, plan, record
         self.epoch, self.step, self.seconds = 0, 0, 0.0
         self.records: list[Record] = []
         self.averages: list[Tensor] = []
@@ -142,17 +137,17 @@ class Rounds(ABC, Generic[Record]):
     @property
     def done(self) -> int:
         """Number of steps before this round."""
-        return self.epoch * self.round_steps
+        return self.epoch * self.plan.round_steps
 
     @property
     def steps(self) -> int:
         """Number of steps in this round."""
-        return min(self.round_steps, self.total - self.done)
+        return min(self.plan.round_steps, self.plan.total - self.done)
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of a step of this round."""
-        fall = SCHEDULES[self.schedule]
-        return fall(self.done + step, self.total, self.warmup, self.config.lr, self.config.min_lr)
+        _, total, warmup, schedule = self.plan
+        return SCHEDULES[schedule](self.done + step, total, warmup, self.config.lr, self.config.min_lr)
 
     def take(self, batch: Any) -> None:
         """Call :meth:`update` with a batch, or replay that."""
@@ -224,7 +219,7 @@ class Rounds(ABC, Generic[Record]):
             )
 
     def finish(self) -> None:
-        """Put the weights that were evaluated last into the model, and set ``eval`` mode."""
+        """Put the weights that are evaluated into the model, and set ``eval`` mode."""
         self.model.eval()
 
     def state_dict(self) -> dict[str, Any]:
@@ -296,7 +291,7 @@ def complete(
             if main:
                 write_log(files.log, run.records)  # the log may have a round that the checkpoint does not
         with matrix_products(run.config.precision):
-            while run.done < run.total:
+            while run.done < run.plan.total:
                 record = run.train_round(on_step if main else None, save)
                 save()
                 if main:

@@ -20,15 +20,12 @@ from linattn.support.schedule import Schedule
 
 SETTINGS = ("data", "length", "tokenizer")  # settings of tasks that are options of commands, where they have them
 LANGUAGE = "language"
-RECIPES = (LANGUAGE, *STANDARDS)
+# For text: the settings of Physics of Language Models 4.1, shortened for models of 10-100 M parameters.
+OF_TEXT = Standard("", "arXiv:2512.17351", 32, (1e-3,), steps=5000, warmup=250, betas=(0.9, 0.98), floor=0.1)
+RECIPES = {"": OF_TEXT, LANGUAGE: OF_TEXT, **STANDARDS}
 SHAPE = ("length", "size")  # settings in which recipes of one task differ
 # Default size of the host by task; other tasks have that of a language model.
 SIZES_OF = {"mqar": "mqar", "listops": "lra", "lra": "lra", "pathfinder": "lra", "mad": "mad", "regbench": "mad"}
-# For text: the settings of Physics of Language Models 4.1, shortened for models of 10-100 M parameters.
-OF_TEXT: dict[str, Any] = {
-    "steps": 5000, "batch_size": 32, "lr": 1e-3, "min_lr": 1e-4, "warmup_steps": 250, "weight_decay": 0.1,
-    "betas": (0.9, 0.98)
-}  # fmt: skip
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 BY_RECIPE = "by --recipe"
 _of_training = partial(option, group="Training")
@@ -221,12 +218,15 @@ def recipe_of(task: str, given: Mapping[str, Any]) -> str:
     return [*fit, *known][0]
 
 
+def recipe_named(name: str) -> Standard:
+    check_option("recipe", name, list(RECIPES)[1:] if name else RECIPES)
+    return RECIPES[name]
+
+
 def recipe_settings(recipe: str, task: str) -> dict[str, Any]:
     """The task settings that a recipe has; none if it is one of another task."""
-    if recipe in ("", LANGUAGE):
-        return {}
-    check_option("recipe", recipe, RECIPES)
-    return dict(STANDARDS[recipe].settings) if STANDARDS[recipe].task == task else {}
+    source = recipe_named(recipe)
+    return dict(source.settings) if source.task == task else {}
 
 
 def create_task(name: str, settings: Mapping[str, Any], recipe: str = "") -> SequenceTask:
@@ -273,10 +273,7 @@ def host_of_recipe(recipe: str) -> dict[str, Any]:
         >>> host_of_recipe("capo-50k")
         {'depth': 8, 'width': 512, 'head_dim': 64, 'tied': True}
     """
-    if recipe in ("", LANGUAGE):
-        return {}
-    check_option("recipe", recipe, RECIPES)
-    source = STANDARDS[recipe]
+    source = recipe_named(recipe)
     found = {"depth": source.layers, "width": min(source.width, default=None), "heads": source.heads,
              "head_dim": source.head_dim, "tied": source.tied or None, "dropout": source.dropout or None}  # fmt: skip
     return {name: value for name, value in found.items() if value is not None}
@@ -296,19 +293,16 @@ def configure(task: SequenceTask, given: Mapping[str, Any], recipe: str = "") ->
         (100, 20, 0.0001)
     """
     recipe = recipe or recipe_of(task.name, {name: getattr(task, name) for name in SHAPE if hasattr(task, name)})
-    check_option("recipe", recipe, RECIPES)
+    standard = recipe_named(recipe)
     check_integer("batch_size", given.get("batch_size", 1), 1)
-    plain = dict(OF_TEXT)
-    if recipe != LANGUAGE:
-        standard = STANDARDS[recipe]
-        kind = task_class(standard.task).kind
-        if kind != task.kind:
-            fit = ", ".join(name for name, one in STANDARDS.items() if task_class(one.task).kind == task.kind)
-            words = f"{recipe} is for {kind} tasks, and {task.name} is {task.kind}"
-            raise OptionError("recipe", f"{words}; must be one of {LANGUAGE}, {fit}")
-        # Epochs are those of the task's examples, which a recipe of steps does not count.
-        examples = None if standard.steps is not None else task.train_size
-        plain = published(standard, examples, given.get("batch_size"))
+    kinds = {name: task_class(one.task).kind if one.task else task.kind for name, one in RECIPES.items() if name}
+    if kinds[recipe] != task.kind:
+        fit = ", ".join(name for name in kinds if kinds[name] == task.kind)
+        words = f"{recipe} is for {kinds[recipe]} tasks, and {task.name} is {task.kind}"
+        raise OptionError("recipe", f"{words}; must be one of {fit}")
+    # Epochs are those of the task's examples, which a recipe of steps does not count.
+    examples = None if standard.steps is not None else task.train_size
+    plain = published(standard, examples, given.get("batch_size"))
     found = plain | dict(given)
     if (tokens := found.pop("tokens", None)) is not None:
         if "steps" in given:

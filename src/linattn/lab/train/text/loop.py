@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from linattn.lab.tasks.text import IGNORED, Sequences, SequenceTask
 from linattn.lab.train.accelerator import create_accelerator
-from linattn.lab.train.rounds import OnStep, Reading, Rounds, complete
+from linattn.lab.train.rounds import OnStep, Plan, Reading, Rounds, complete
 from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.feed import Feed, Part, Step
 from linattn.lab.train.text.hosts import WEIGHTS
@@ -133,16 +133,8 @@ class TextRun(Rounds[StepRecord]):
         accelerator: "Accelerator",
         validation: SequenceTask | None = None,
     ) -> None:
-        super().__init__(
-            network,
-            config,
-            accelerator,
-            StepRecord,
-            round_steps=config.round_steps,
-            total=config.steps,
-            warmup=config.warmup_steps,
-            schedule=config.schedule,
-        )
+        plan = Plan(config.round_steps, config.steps, config.warmup_steps, config.schedule)
+        super().__init__(network, config, accelerator, plan, StepRecord)
         self.language, self.feed, self.validation = network, feed, validation
         self._going: Any = None
 
