@@ -130,16 +130,6 @@ def test_resampling_equals_timm_to_one_level(operation, channels):
     assert not torch.equal(found[4], images[4])
 
 
-def test_whole_shifts_are_exact_and_filled():
-    images = pictures(2, height=10, width=10)
-    fill = torch.tensor([1.0, 2.0, 3.0])
-    found = affine(images, matrices("translate_x", torch.tensor([0.3, -0.2]), 10, 10), fill)
-    assert torch.equal(found[0, :, :, :7], images[0, :, :, 3:])
-    assert torch.equal(found[1, :, :, 2:], images[1, :, :, :8])
-    for outside in (found[0, :, :, 7:], found[1, :, :, :2]):
-        assert torch.equal(outside, fill.to(torch.uint8)[:, None, None].expand_as(outside))
-
-
 @pytest.mark.parametrize("increasing", [False, True])
 @pytest.mark.parametrize("operation", [name for name in OPERATIONS if name not in PLAIN])
 def test_parameters_at_a_level_are_those_of_timm(operation, increasing, monkeypatch):

@@ -67,13 +67,6 @@ def test_an_epoch_has_every_image_at_most_once_with_its_label():
     assert set(other) != set(seen)  # what an epoch leaves out, another has
 
 
-def test_images_are_normalised():
-    data = numbered()
-    pixels = torch.cat([images for images, _ in batches(data, batch_size=50).train(0)]).double()
-    assert abs(pixels.mean()) < 1e-6
-    assert abs(pixels.std(correction=0) - 1) < 1e-6
-
-
 def test_test_images_come_once_and_in_order():
     data = numbered()
     found = list(batches(data, **FULL).test())

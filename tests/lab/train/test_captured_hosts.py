@@ -1,11 +1,10 @@
 """Pyramids, converted and language models in recorded steps: nothing asks the host, and replays are the steps."""
 
-import warnings
 from dataclasses import replace
 
 import pytest
 import torch
-from tests.lab.train.stand_ins import Keeps, Refuses, recorded_with
+from tests.lab.train.stand_ins import Keeps, recorded_with
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from linattn.lab.tasks import load_images
@@ -14,9 +13,8 @@ from linattn.lab.train import loop
 from linattn.lab.train.batches import create_batches
 from linattn.lab.train.config import TrainConfig
 from linattn.lab.train.loop import training_loss
-from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.hosts import Host, create_host
-from linattn.lab.train.text.loop import TextNetwork, train_text
+from linattn.lab.train.text.loop import TextNetwork
 from linattn.models.vision import convert, create_pyramid
 
 SMALL = {
@@ -120,22 +118,3 @@ def test_nothing_in_a_step_of_a_language_model_asks_the_host(mechanism, canon):
         loss.backward()
     assert watch.heard == []
     assert hits.device.type == "meta"
-
-
-@pytest.mark.parametrize(("recorder", "words"), [(Keeps, "replayed"), (Refuses, "stopped: the step cannot be")])
-def test_a_run_on_text_says_whether_it_was_replayed(recorder, words, tmp_path, monkeypatch):
-    task = text_task("mqar", vocab=32, length=16, test_examples=4)
-    plain = TextConfig(steps=4, batch_size=4, warmup_steps=0, graphs=False)
-
-    def run(folder, config):
-        return train_text(
-            create_host(Host(size="mqar", mechanism="elu", width=16), task, 0), task, config, tmp_path / folder
-        )
-
-    assert run("plain", plain).graphs == ""
-    recorded_with(recorder, monkeypatch)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # that steps are not recorded is told, too
-        found = run("recorded", replace(plain, graphs=None))
-    assert found.graphs.startswith(words)
-    assert run("recorded", replace(plain, graphs=None)).graphs == found.graphs, "a finished run says what it was"

@@ -69,7 +69,8 @@ def test_recorded_steps_on_text_train_the_same_to_the_last_bit(tmp_path, monkeyp
     config = replace(small_text.CONFIG, accumulation=1)
     expected, _ = small_text.run(tmp_path / "plain", config)
     made = recorded_with(Keeps, monkeypatch)
-    model, _ = small_text.run(tmp_path / "recorded", config)
+    model, result = small_text.run(tmp_path / "recorded", config)
+    assert result.graphs == "replayed"
     assert same_weights(model, expected)
     assert small_text.log_without_seconds(tmp_path / "recorded") == small_text.log_without_seconds(tmp_path / "plain")
     assert [(recorder.recorded, recorder.replays) for recorder in made] == [(1, config.steps)]

@@ -81,15 +81,6 @@ def test_an_epoch_left_in_the_middle_does_not_leak_into_the_next(data):
     assert equal(given.train(1), batches(data).train(1))
 
 
-def test_processes_share_the_batches_of_one(data):
-    whole = [images for images, _ in batches(data).train(0)]
-    ranks = [batches(data, rank=rank, processes=2) for rank in (0, 1)]
-    steps = zip(*([images for images, _ in rank.train(0)] for rank in ranks), strict=True)
-    assert all(torch.equal(torch.cat(parts), images) for parts, images in zip(steps, whole, strict=True))
-    tested = sorted(n for rank in ranks for images, _ in rank.test() for n in numbers(images))
-    assert tested == list(range(7))
-
-
 def test_the_strongest_magnitude_can_be_trained_with(data):
     """At magnitude 10 every fifteenth operation leaves no bit of a picture; PIL refuses that, see ``_posterize``."""
     given = batches(data, rand_augment="m10-n9-p1-inc1")

@@ -32,12 +32,6 @@ def create_accelerator(config: Any) -> "Accelerator":
     """An Accelerator for the device and precision of a config; a GPU if there is one and the config names none.
 
     With ``accelerate launch`` or ``torchrun`` it is that of one of several processes.
-
-    Example:
-        >>> from linattn.lab.train.config import TrainConfig
-        >>> accelerator = create_accelerator(TrainConfig(device="cpu"))
-        >>> accelerator.device, accelerator.num_processes
-        (device(type='cpu'), 1)
     """
     need("training", "accelerate")
     from accelerate import Accelerator

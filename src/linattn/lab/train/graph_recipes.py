@@ -102,12 +102,6 @@ def graph_recipe(model: str, task: str, data: str, *, paper: bool = False) -> Re
     """The recipe of a model: the settings found best on validation data, or the model's default.
 
     With ``paper``, those of the paper's scripts for the data set named ``data``, if they have any.
-
-    Example:
-        >>> from linattn.lab.train.graph_recipes import graph_recipe
-        >>> usual, paper = (graph_recipe("pseudo_riemannian", "links", "Cora", paper=which) for which in (False, True))
-        >>> usual.options["input_map"], paper.options["input_map"], paper.train["epochs"]
-        ('convolution', 'neighbours', 1000)
     """
     check_option("models", model, graph_models())
     key = (task, data.lower()) if model == CURVED else ("", "")

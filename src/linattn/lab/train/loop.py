@@ -92,16 +92,6 @@ class WeightAverage:
     Averages are stored beside the model and swapped with its weights for evaluation, so that there is no second model
     to compile or to keep in step; in place, as the optimiser, compiled code and buckets for other processes refer to
     these very tensors. Buffers, such as the statistics of a batch norm, are averages already.
-
-    Example:
-        >>> model = nn.Linear(1, 1)
-        >>> _ = nn.init.ones_(model.weight)
-        >>> average = WeightAverage(model, decay=0.9)
-        >>> _ = nn.init.zeros_(model.weight)
-        >>> average.update()
-        >>> average.swap()
-        >>> round(model.weight.item(), 4)
-        0.9
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -122,12 +112,7 @@ class WeightAverage:
 
 
 def check_energy(weight: float, among: Iterable[object]) -> None:
-    """Raise an OptionError if ``weight`` is not 0 and none of the mechanisms or modules ``among`` has an energy loss.
-
-    Example:
-        >>> from linattn.models.vision import create_vit
-        >>> check_energy(0.1, create_vit("digits", "mirror").modules())
-    """
+    """Raise an OptionError if ``weight`` is not 0 and no mechanism or module ``among`` these has an energy loss."""
     if weight and not any(hasattr(each, "energy_loss") for each in among):
         needed = "needs a mechanism that reports the energy it cuts off, such as mirror; for others it must be 0"
         raise OptionError("energy_loss", f"{needed}, got {weight:g}")

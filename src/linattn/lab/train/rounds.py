@@ -47,10 +47,6 @@ def read(sums: Tensor, accelerator: "Accelerator | None" = None) -> Reading:
     """Wait for the device and read summed losses, hits and their number ``(3,)``.
 
     With an accelerator: over all processes, which must all call this.
-
-    Example:
-        >>> read(torch.tensor([1.0, 1.0, 2.0]))
-        Reading(loss=0.5, accuracy=50.0)
     """
     loss, hits, number = (sums if accelerator is None else accelerator.gather(sums[None]).sum(0)).tolist()
     return Reading(loss / number, 100 * hits / number)

@@ -177,13 +177,6 @@ def published(standard: Standard, examples: int | None = None, batch_size: int |
 
     If the paper counts epochs, the steps are those that its epochs take for ``examples`` training sequences
     (``SequenceTask.train_size``; None: as many as in the paper) in batches of ``batch_size`` (None: as in the paper).
-
-    Example:
-        >>> found = published(STANDARDS["listops"])
-        >>> found["steps"], found["batch_size"], found["lr"], found["warmup_steps"], found["schedule"]
-        (5000, 32, 0.0001, 1000, 'linear')
-        >>> published(STANDARDS["mqar-mix"])["steps"], published(STANDARDS["mqar-mix"], 90_000)["steps"]
-        (22500, 11250)
     """
     steps, batch = standard.steps, standard.batch_size if batch_size is None else batch_size
     if steps is None:
@@ -204,10 +197,6 @@ def recipe_of(task: str, given: Mapping[str, Any]) -> str:
     """The recipe for a task: that of its name and length, else the first of its name, else that of a language model.
 
     Settings that are not ``given`` have the task's defaults.
-
-    Example:
-        >>> recipe_of("mqar", {"length": 512, "pairs": 64}), recipe_of("passkey", {})
-        ('mqar-512', 'language')
     """
     known = [name for name, standard in STANDARDS.items() if standard.task == task]
     if not known:
@@ -234,13 +223,6 @@ def create_task(name: str, settings: Mapping[str, Any], recipe: str = "") -> Seq
 
     If no recipe is named, it is the one that :func:`configure` uses for the budget, as numbers of epochs belong to
     certain data. The length that is given decides which recipe this is.
-
-    Example:
-        >>> create_task("mqar", {"pairs": 8}, "mqar-512").length
-        512
-        >>> task = create_task("mqar", {"length": 512})
-        >>> task.pairs, task.train_examples
-        (64, 100000)
     """
     if recipe:
         return text_task(name, **recipe_settings(recipe, name) | dict(settings))
@@ -266,12 +248,6 @@ def host_of_recipe(recipe: str) -> dict[str, Any]:
 
     Only what its source specifies; the smallest of several widths. Empty if no recipe is named, as the default host of
     a task is small.
-
-    Example:
-        >>> host_of_recipe("listops-s5"), host_of_recipe("")
-        ({'depth': 8, 'width': 128}, {})
-        >>> host_of_recipe("capo-50k")
-        {'depth': 8, 'width': 512, 'head_dim': 64, 'tied': True}
     """
     source = recipe_named(recipe)
     found = {"depth": source.layers, "width": min(source.width, default=None), "heads": source.heads,

@@ -97,11 +97,6 @@ def rounded_up(rows: Tensor, scored: Tensor) -> Tensor:
 
     The number of rows is rounded up to one of eight values for each power of two, so that batches with about the same
     number share it. ``rows`` are the scored places of ``scored (n,)`` bool; the result has at most ``n`` rows.
-
-    Example:
-        >>> scored = torch.arange(40) % 2 == 0
-        >>> rounded_up(scored.nonzero().squeeze(1)[:17], scored).tolist()[15:]
-        [30, 32, 1]
     """
     count = len(rows)
     step = 1 << max(0, (count - 1).bit_length() - 4)

@@ -173,12 +173,6 @@ def create_host(host: Host, task: SequenceTask, seed: int) -> Any:
     """Create a model of ``linattn.models.language`` with the head that ``task`` needs, in fp32 on the CPU.
 
     Weights outside of mechanisms start the same for every mechanism, even if a mechanism draws random numbers itself.
-
-    Example:
-        >>> from linattn.lab.tasks.text import text_task
-        >>> model = create_host(Host(size="mqar", mechanism="elu", width=32), text_task("mqar", vocab=64), seed=0)
-        >>> type(model).__name__, model.config.hidden_size
-        ('LinearAttentionForCausalLM', 32)
     """
     from linattn.models import language
 
