@@ -264,6 +264,13 @@ def test_erasing_puts_noise_into_boxes_as_timm_draws_them():
 FULL = TrainConfig(crop_padding=2, flip=True, rand_augment="m9-n2-mstd0.5-inc1", erasing=0.25)
 
 
+def test_what_is_moved_in_from_outside_has_the_mean_color():
+    images, mean = pictures(20), torch.tensor([0.1, 0.5, 0.9])
+    augment = Augment(TrainConfig(rand_augment="m9-n2-p1-inc1"), mean, torch.ones(3))
+    moved = rand_augment(images, Policy(m=9, p=1, inc=1), torch.tensor([26.0, 128.0, 230.0]), seeded(3))
+    assert torch.equal(augment(images, seeded(3)), augment.normalise(moved))
+
+
 def test_the_pipeline_depends_on_its_generator_alone():
     images, mean, std = pictures(50), torch.full((3,), 0.5), torch.full((3,), 0.2)
     augment = Augment(FULL, mean, std)

@@ -160,14 +160,18 @@ class Rounds(ABC, Generic[Record]):
 
     def changed(self) -> State:
         """All tensors that a step changes, by kind; not copies."""
-        weights = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        found = {"weights": weights, "buffers": list(self.model.buffers()), "averages": self.averages}
+        found: dict[str, list[Tensor]] = {
+            "weights": [parameter for parameter in self.model.parameters() if parameter.requires_grad],
+            "buffers": list(self.model.buffers()),
+            "averages": self.averages,
+            "sums": [self.sums],
+        }
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 for name, value in self.optimizer.state.get(parameter, {}).items():
                     if isinstance(value, Tensor):
                         found.setdefault(f"moments, {name}", []).append(value)
-        return {**found, "sums": [self.sums]}
+        return found
 
     def train_step(self, batches: Iterator[Any]) -> None:
         """Update the weights once. Augmentation and dropout depend only on the number of the step."""
