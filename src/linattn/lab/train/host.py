@@ -1,5 +1,6 @@
 """The host of training on images: a vision transformer or a pyramid around a mechanism, the same for every one."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -78,7 +79,7 @@ class VisionHost(Config):
             raise OptionError("depth", "is that of a vision transformer; a pyramid has the depths of its size")
         check_option("global_pool", self.global_pool, ("avg",))
         check_option("patch_size", self.patch_size, (None, *STEM_STRIDES))
-        if self.stages and (len(self.stages) != 4 or set(self.stages) - set("ls")):
+        if self.stages and not re.fullmatch("[ls]{4}", self.stages):
             raise OptionError("stages", f"must be four letters, l (mechanism) or s (softmax), got {self.stages!r}")
 
     def create(

@@ -28,28 +28,29 @@ _WITHOUT_EFFECT = ("output", "jobs", "where", "recipe", "graphs", "checkpoint_se
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One epoch, counted from 0, with its evaluation on the test split; uses averaged weights if there are any."""
+    """One epoch, counted from 0, with its evaluation on the test split; uses averaged weights if there are any.
+
+    ``lr`` is the learning rate of its last step, ``train_loss`` the mean over its training images, with label smoothing
+    and mixing, ``test_loss`` plain cross-entropy, ``top1`` the accuracy on the test images, in percent, and ``seconds``
+    the time of training alone, without evaluation and files.
+    """
 
     epoch: int
     lr: float
-    """Learning rate of the epoch's last step."""
     train_loss: float
-    """Mean over the epoch's training images, with label smoothing and mixing."""
     test_loss: float
-    """Plain cross-entropy."""
     top1: float
-    """Accuracy on the test images, in percent."""
     seconds: float
-    """Time of training alone; evaluation and files are not counted."""
 
 
 @dataclass(frozen=True)
 class TrainResult:
+    """All epochs, the accuracy of the last one (of the best it would be a leak), and the time of training alone over
+    all epochs, including those before a resume."""
+
     epochs: list[EpochRecord]
     top1: float
-    """Accuracy of the last epoch, not of the best: to pick an epoch by test data would be a leak."""
     seconds: float
-    """Time of training alone over all epochs, including those before a resume."""
 
 
 def training_loss(logits: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
@@ -227,8 +228,7 @@ def train(
     A step depends only on the weights, the optimiser, the seed and its own number, so that a run that was killed and
     resumed ends in the same weights as one that was not. For that the model must have the same first weights: seed
     torch before creating it. On a CPU this holds to the last bit, on a GPU as far as its kernels add in a fixed order.
-    Steps that are replayed as CUDA graphs draw the same random numbers as others, and a stopped run may be resumed with
-    graphs or without; the only difference is that graphs round the learning rate to fp32.
+    A stopped run may be resumed with CUDA graphs or without; graphs round the learning rate to fp32.
 
     Args:
         model: maps images ``(b, C, H, W)`` to logits ``(b, classes)``.
@@ -239,9 +239,7 @@ def train(
         on_epoch: called with the record of each finished epoch, once it is on disk.
         accelerator: that of ``create_accelerator(config)``, if the caller needs it too.
 
-    Raises:
-        ResumeError: the folder holds a different run; the message says what differs.
-        DivergedError: the loss is not finite; the message says where.
+    Raises ``ResumeError`` if the folder holds a different run, and ``DivergedError`` if the loss is not finite.
     """
     need("training", "accelerate")
     accelerator = accelerator or create_accelerator(config)

@@ -79,7 +79,7 @@ def test_a_norm_stands_behind_mechanisms_that_have_none(mechanism, options, norm
         ({"hybrid": "gated*,softmax"}, "hybrid: must look like"),
         ({"hybrid": "gated*5", "depth": 4}, "names 5 layers, but the model has 4"),
         ({"mechanism": "gated/elu", "depth": 2, "option": {"gate": "head"}}, "say whose it is"),
-        ({"option": {"gated.gate": "head"}}, "the layers are elu"),
+        ({"option": {"gated.gate": "head"}}, "gated is not compared"),
         ({"option": {"gate": "head"}}, "option: .* no option 'gate'"),
         ({"canon": "AX"}, "canon: canon must be made of"),
         ({"attention_gate": "relu"}, "attention_gate: must be one of none, lin"),

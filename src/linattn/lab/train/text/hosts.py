@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from linattn.lab.tasks.text import SequenceTask
-from linattn.lab.train.config import options_of
+from linattn.lab.train.config import check_owners, options_of
 from linattn.models.language.options import ATTENTION_GATES, ATTENTION_NORMS, norm_behind
 from linattn.support.config import Config, option
 from linattn.support.options import OptionError
@@ -109,13 +109,9 @@ class Host(HostShape):
         if self.head_dim is not None and width % self.head_dim:
             allowed = f"a multiple of {self.head_dim}, the channels of a head, where heads is not given"
             raise OptionError("width", f"must be {allowed}, got {width}")
-        names = dict.fromkeys(self.layers)
-        for key in self.option:
-            owner = key.rpartition(".")[0]
-            if owner and owner not in names:
-                raise OptionError("option", f"{key} is given, but the layers are {', '.join(names)}")
-            if not owner and len(names) > 1:
-                raise OptionError("option", "with several mechanisms, say whose it is: mechanism.key=value")
+        check_owners(self.option, self.layers)
+        if len(set(self.layers)) > 1 and not all("." in key for key in self.option):
+            raise OptionError("option", "with several mechanisms, say whose it is: mechanism.key=value")
 
     @property
     def shape(self) -> dict[str, Any]:

@@ -29,35 +29,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """An evaluation on the test sequences after ``step`` steps."""
+    """An evaluation on the test sequences after ``step`` steps and ``tokens`` tokens, padding included.
+
+    ``lr`` is the learning rate of the last step, ``train_loss`` the mean in nats since the record before, ``seconds``
+    the time of training alone since then, ``score`` the metric by which models are compared on the task, and
+    ``metrics`` are all that the task has; ``loss`` is in nats.
+    """
 
     step: int
     lr: float
-    """Learning rate of the last step."""
     train_loss: float
-    """Mean training loss in nats since the record before."""
     score: float
-    """The metric by which models are compared on the task."""
     metrics: dict[str, float]
-    """All metrics of the task; ``loss`` is in nats."""
     tokens: int
-    """Tokens trained on so far, padding included."""
     seconds: float
-    """Time of training alone since the record before; evaluation and files are not counted."""
 
 
 @dataclass(frozen=True)
 class TextResult:
+    """All evaluations, the score of the last one (of the best it would be a leak), and the time of training alone.
+
+    ``graphs``: whether steps were CUDA graphs: ``replayed``, or ``stopped`` and why; empty if none were wanted.
+    ``validation``: the metrics of the last step on other sequences, by which settings are chosen.
+    """
+
     records: list[StepRecord]
     metric: str
     score: float
-    """Score of the last step, not of the best: to pick a step by test data would be a leak."""
     seconds: float
-    """Time of training alone over all steps, including those before a resume."""
     graphs: str = ""
-    """Whether steps were CUDA graphs: ``replayed``, or ``stopped`` and why; empty if none were wanted."""
     validation: dict[str, float] | None = None
-    """The metrics of the last step on other sequences, by which settings are chosen."""
 
 
 class TextNetwork(nn.Module):
