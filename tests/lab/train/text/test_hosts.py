@@ -46,6 +46,7 @@ def test_a_model_of_several_documents_knows_what_ends_one(tmp_path):
 
 def test_layers_are_those_of_the_pattern():
     host = Host(size="pico", hybrid="gated*2,softmax", depth=4, option={"gated.gate": "head"})
+    assert replace(host, width=16).shape["intermediate_size"] == 16, "as narrow as the model"
     model = create_host(host, TASK, 0)
     assert model.config.mechanism == ["gated", "gated", "softmax", "gated"]
     assert [layer.attn.mechanism.gate for layer in model.model.layers if layer.attn.mechanism.info.name == "gated"] == [
