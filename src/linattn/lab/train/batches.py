@@ -123,10 +123,8 @@ class FolderBatches(Batches):
     as the config says. Of test pictures the middle, 7/8 of the shorter side, is taken. All are normalised with the mean
     and standard deviation of ImageNet.
 
-    Args:
-        data, config, device, rank, processes: as for ``create_batches``.
-        workers: number of processes that decode; 0: this process does. None: one for each core available to this
-            process, at most 16. Batches do not depend on it.
+    Batches do not depend on ``workers``, the number of processes that decode; 0: this process does. None: one for each
+    core available to this process, at most 16.
     """
 
     def __init__(
@@ -136,7 +134,6 @@ class FolderBatches(Batches):
         device: torch.device,
         rank: int = 0,
         processes: int = 1,
-        *,
         workers: int | None = None,
     ) -> None:
         if config.crop_padding:
@@ -147,11 +144,8 @@ class FolderBatches(Batches):
         train, test = ImageFolder(str(data.train_folder), _train_transform(data, config)), test_pictures(data)
         super().__init__(len(train), data.num_classes, config, device, rank, processes)
         workers = min(MOST_WORKERS, max(1, cores() // processes)) if workers is None else workers
-        options: dict[str, Any] = {
-            "num_workers": workers,
-            "persistent_workers": workers > 0,
-            "pin_memory": device.type == "cuda",
-        }
+        on_gpu = device.type == "cuda"
+        options: Any = {"num_workers": workers, "persistent_workers": workers > 0, "pin_memory": on_gpu}
         # (epoch, picture) of each step's batch, changed in place: workers outlive an epoch.
         self.keys: list[list[tuple[int, int]]] = []
         # A loader draws a seed for its workers whenever it starts: from its own generator, not from the global one.

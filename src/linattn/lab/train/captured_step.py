@@ -113,23 +113,15 @@ class CapturedStep:
     random numbers. If a step cannot be recorded, or the two disagree, one warning is shown and steps are called from
     then on.
 
-    Args:
-        step: changes the tensors of ``state`` and nothing else that outlives the step; returns nothing.
-        state: returns the current tensors.
-        precision: precision of the config; decides how much difference rounding may explain.
-        recorder: makes graphs; None: CUDA's.
+    ``step`` changes the tensors that ``state`` returns, and nothing else that outlives it. The ``precision`` of the
+    config decides how much difference rounding may explain.
     """
 
     def __init__(
-        self,
-        step: Callable[..., None],
-        state: Callable[[], State],
-        precision: str,
-        device: torch.device,
-        recorder: Any = None,
+        self, step: Callable[..., None], state: Callable[[], State], precision: str, device: torch.device
     ) -> None:
         self.step, self.state, self.tolerance = step, state, TOLERANCE[precision]
-        self.recorder = recorder or Recorder(device)
+        self.recorder: Any = Recorder(device)
         self.stopped: str | None = None
         """Why steps are no longer replayed."""
         self._graphs: dict[tuple[Any, ...], Graph] = {}

@@ -47,10 +47,7 @@ class Computing(Config):
     """How steps are computed, and how often a run is saved; the same for images and for text."""
 
     precision: Precision = option(
-        "fp32",
-        "Precision of what is computed, in autocast; weights and optimiser stay fp32.",
-        group="Machine",
-        default_text="bf16 on cuda",
+        "fp32", "Precision of autocast; weights stay fp32.", group="Machine", default_text="bf16 on cuda"
     )
     compile: bool = _of_machine(False, "Compile the blocks.", default_text="on cuda alone")
     graphs: bool | None = _of_machine(

@@ -33,9 +33,7 @@ class VisionHost(Config):
 
     host: Literal["vit", "pyramid"] = _of_host("vit", "Pyramid: NaLaFormer's four stages and its relatives.")
     size: str = _of_host(
-        "digits",
-        "Size of the host: digits, pico, nano, tiny, small or base; of a pyramid xt, t, s, b or l.",
-        default_text="by data; xt",
+        "digits", "digits, pico, nano, tiny, small or base; of a pyramid xt, t, s, b or l.", default_text="by data; xt"
     )
     stages: str = _of_host(
         "", "Stages of a pyramid, a letter each: l, the mechanism; s, softmax.", rare=True, default_text="llss"
@@ -49,14 +47,9 @@ class VisionHost(Config):
     depth: int | None = _of_host(None, "Blocks of the host.", least=1, default_text="by size")
     global_pool: str = _of_host("avg", "token: a class token.", choices=tuple(sorted(POOLS)), rare=True)
     preset: str | None = _of_host(
-        None,
-        "A paper's block around every mechanism alike.",
-        choices=list_presets,
-        default_text="none; of a pyramid nala",
+        None, "A paper's block around every mechanism.", choices=list_presets, default_text="none; of a pyramid nala"
     )
-    local: str | None = _of_host(
-        None, "A depthwise convolution of the values beside each mechanism.", choices=tuple(KERNELS)
-    )
+    local: str | None = _of_host(None, "A depthwise convolution of v beside each mechanism.", choices=tuple(KERNELS))
     drop_path: float = _of_host(0.0, "Rate at which an image skips a branch in training.", least=0, below=1, rare=True)
 
     @classmethod

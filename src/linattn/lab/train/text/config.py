@@ -45,10 +45,7 @@ class Budget(Computing):
         "cosine", "How the learning rate falls: cosine or linear.", group="Training", rare=True, default_text=BY_RECIPE
     )
     weight_decay: float = _of_recipe(
-        0.1,
-        "Weight decay of matrices; embeddings, norms, biases and a mechanism's own parameters do not decay.",
-        least=0,
-        rare=True,
+        0.1, "Weight decay of matrices, without embeddings and a mechanism's own parameters.", least=0, rare=True
     )
     betas: tuple[float, float] = option((0.9, 0.95), "Betas of AdamW.", least=0, below=1, hidden=True)
     eps: float = option(1e-8, "Added to the denominator of AdamW's step.", above=0, hidden=True)
@@ -109,18 +106,13 @@ class OnTask(HostShape, Budget):
 
     task: str = option(help="text, mqar, listops, lra-text, ...; a wrong one lists all.", group="Task")
     data: str | None = option(
-        None,
-        "What to read: a text file, also .gz or .jsonl, a folder of .txt files, or what the task asks for.",
-        group="Task",
+        None, "A text file, also .gz or .jsonl, a folder of .txt files, or what the task asks for.", group="Task"
     )
     set: dict[str, Any] = option(
         {}, "Setting of the task: key=value; may be given again. A wrong one lists all.", group="Task"
     )
     recipe: str = _of_training(
-        "",
-        "A paper's settings for all that is not given, with the depth, width, heads and dropout of its model. A "
-        "wrong name lists all.",
-        default_text="by task, with a small model",
+        "", "A paper's settings and model for what is not given. A wrong name lists all.", default_text="by task"
     )
     tokens: int | None = _of_training(None, "Budget in tokens, in place of --steps.", least=1)
 

@@ -40,6 +40,9 @@ SIZES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 _of_model = partial(option, group="Model")
 _by_size = partial(_of_model, None, default_text="by --size")
+_rare = partial(_of_model, rare=True)
+_of_norm = partial(_rare, choices=(AUTOMATIC, "none", *filter(None, ATTENTION_NORMS)))
+_of_gate = partial(_rare, choices=("none", *filter(None, ATTENTION_GATES)), default_text="none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,29 +53,15 @@ class HostShape(Config):
     depth: int | None = _by_size("Blocks of the model.", least=1)
     heads: int | None = _by_size("Attention heads of a block.", least=1, rare=True)
     mlp_width: int | None = _by_size("Channels inside the feed-forward parts.", least=1, rare=True)
-    rotary: float | None = _by_size(
-        "Share of a head's channels that rotary positions turn.", least=0, most=1, rare=True
+    rotary: float | None = _by_size("Share of channels that rotary positions turn.", least=0, most=1, rare=True)
+    attention_norm: str | None = _of_norm(
+        AUTOMATIC, "Norm of the attention's output; auto: head_rms, or none where no layer needs it, as with softmax."
     )
-    attention_norm: str | None = _of_model(
-        AUTOMATIC,
-        "Norm of the attention's output; auto: head_rms, or none where no layer needs it, as with softmax.",
-        choices=(AUTOMATIC, "none", *filter(None, ATTENTION_NORMS)),
-        rare=True,
+    attention_gate: str | None = _of_gate(
+        None, "Gate of the attention's output, behind its norm, computed from the input, as in RetNet, GLA and mLSTM."
     )
-    attention_gate: str | None = _of_model(
-        None,
-        "Gate of the attention's output, behind its norm, computed from the input, as in RetNet, GLA and mLSTM.",
-        choices=("none", *filter(None, ATTENTION_GATES)),
-        rare=True,
-        default_text="none",
-    )
-    dropout: float = _of_model(
-        0.0,
-        "Dropout on embeddings and on both branches of a block.",
-        least=0,
-        below=1,
-        rare=True,
-        default_text="0, or that of --recipe",
+    dropout: float = _rare(
+        0.0, "Dropout on embeddings and both branches of a block.", least=0, below=1, default_text="0, or by --recipe"
     )
     head_dim: int | None = option(
         None, "Channels of a head, which fix the number of heads; in place of heads.", least=1, hidden=True
