@@ -117,7 +117,7 @@ class VisionHost(Config):
             return self.patch_size
         return max((s for s in STEM_STRIDES if min(stage_grid(image_size, 3, s)) >= LEAST_PLANE), default=1)
 
-    def describe_model(self, model: Host, image_size: tuple[int, int]) -> dict[str, Any]:
+    def describe_model(self, model: Any, image_size: tuple[int, int]) -> dict[str, Any]:
         """The shape of a host in numbers; for a pyramid, lists with one number for each stage."""
         pyramid = isinstance(model, Pyramid)
         stages: list[Any] = [stage.blocks for stage in model.stages] if pyramid else [model.blocks]

@@ -173,7 +173,7 @@ class Run(Rounds[EpochRecord]):
     def place(self, step: int) -> tuple[int, int]:
         return self.epoch, step
 
-    def backward(self, images: Tensor, targets: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(self, images: Tensor, targets: Tensor) -> Tensor:
         """``images (b, C, H, W)``; ``targets (b,)`` or ``(b, classes)``."""
         logits = self.network(images)
         loss = training_loss(logits, targets, self.config.label_smoothing)

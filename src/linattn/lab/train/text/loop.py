@@ -146,7 +146,8 @@ class TextRun(Rounds[StepRecord]):
         """One iterator for all rounds, so that batches made ahead are not lost at an evaluation."""
         if self._going is None:
             self._going = self.feed.train(self.done + self.step)
-        return self._going  # type: ignore[no-any-return]
+        going: Iterator[Step] = self._going
+        return going
 
     def take(self, batch: Step) -> None:
         parts, total = batch
@@ -166,7 +167,7 @@ class TextRun(Rounds[StepRecord]):
         *sequences, rows, factor = inputs
         super().update([Part(Sequences(*sequences), rows)], factor)
 
-    def backward(self, parts: list[Part], factor: float | Tensor) -> Tensor:  # type: ignore[override]
+    def backward(self, parts: list[Part], factor: float | Tensor) -> Tensor:
         losses, hits, scored = [], [], []
         for number, (batch, rows) in enumerate(parts, 1):
             apart = number < len(parts) and self.accelerator.num_processes > 1
