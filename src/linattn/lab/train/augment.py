@@ -47,9 +47,9 @@ class Policy(NamedTuple):
             for part in text.removeprefix("rand-").split("-"):
                 name = part.rstrip("0123456789.")
                 given[name] = type(cls._field_defaults[name])(part[len(name) :])
-        except (KeyError, ValueError) as error:
-            raise OptionError("rand_augment", f"must be made of {POLICY}, got {text!r}") from error
-        policy = cls(**given)
+            policy = cls(**given)
+        except (KeyError, ValueError):
+            policy = cls(n=0)
         if policy.m > policy.mmax or policy.n < 1 or policy.p > 1 or policy.inc > 1:
             raise OptionError("rand_augment", f"must be made of {POLICY}, got {text!r}")
         return policy

@@ -1,6 +1,6 @@
 """Training on images: the losses, averages of weights, and runs that can be stopped at any moment."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -167,8 +167,10 @@ class Run(Rounds[EpochRecord]):
         self.average = None if config.ema_decay is None else WeightAverage(model, config.ema_decay)
         self.averages = [] if self.average is None else self.average.values
 
-    def batches_from_here(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return self.batches.train(self.epoch, self.step)
+    def batches_from_here(self) -> Generator[tuple[Tensor, Tensor], None, None]:
+        first, step = self.epoch, self.step
+        for epoch in range(first, self.config.epochs):
+            yield from self.batches.train(epoch, step if epoch == first else 0)
 
     def place(self, step: int) -> tuple[int, int]:
         return self.epoch, step

@@ -1,7 +1,8 @@
 """Training runs on images and on text, which consist of rounds of steps: the loop, its state, and what it saves."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from json import dumps
 from math import isfinite
@@ -111,8 +112,8 @@ class Rounds(ABC, Generic[Record]):
             self.captured = CapturedStep(self.update, self.changed, config.precision, device)
 
     @abstractmethod
-    def batches_from_here(self) -> Iterator[Any]:
-        """The remaining batches of this round."""
+    def batches_from_here(self) -> Generator[Any, None, None]:
+        """All remaining batches of the run; a generator."""
 
     @abstractmethod
     def place(self, step: int) -> tuple[int, int]:
@@ -185,9 +186,9 @@ class Rounds(ABC, Generic[Record]):
         self.take(batch)
         self.step += 1
 
-    def train_round(self, on_step: OnStep | None, save: Callable[[], None]) -> Record:
+    def train_round(self, batches: Iterator[Any], on_step: OnStep | None, save: Callable[[], None]) -> Record:
         """Train the rest of the round, then evaluate; ``save`` is called when a checkpoint is due in between."""
-        batches, steps = self.batches_from_here(), self.steps
+        steps = self.steps
         self.network.train()
         started = last_reading = last_checkpoint = perf_counter()
         while self.step < steps:
@@ -290,9 +291,10 @@ def complete(
             run.load_state_dict(checkpoint)
             if main:
                 write_log(files.log, run.records)  # the log may have a round that the checkpoint does not
-        with matrix_products(run.config.precision):
+        # One iterator for all rounds, so that batches made ahead are not lost at an evaluation; threads end with it.
+        with matrix_products(run.config.precision), closing(run.batches_from_here()) as batches:
             while run.done < run.plan.total:
-                record = run.train_round(on_step if main else None, save)
+                record = run.train_round(batches, on_step if main else None, save)
                 save()
                 if main:
                     write_log(files.log, run.records)

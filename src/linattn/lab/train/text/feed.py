@@ -1,8 +1,9 @@
 """Feeds the batches of a task to the training device."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from itertools import count
 from typing import NamedTuple, TypeVar
@@ -54,10 +55,11 @@ class Feed:
         self.rounded = self.on_gpu and config.graphs is not False and self.pieces == 1
         self.threads = min(MOST_THREADS, max(1, cores() - 1)) if self.on_gpu else 0
 
-    def train(self, first: int = 0) -> Iterator[Step]:
+    def train(self, first: int = 0) -> Generator[Step, None, None]:
         """Steps ``first, first + 1, ...`` without end, the same as in a whole run."""
-        for step in ahead(self._make, first, self.threads):
-            yield Step([self._send(*part) for part in step.parts], step.total)
+        with closing(ahead(self._make, first, self.threads)) as steps:
+            for step in steps:
+                yield Step([self._send(*part) for part in step.parts], step.total)
 
     def test(self, task: SequenceTask) -> Iterator[Sequences]:
         """Batches with all test sequences of ``task`` once; several processes share them."""
@@ -112,7 +114,7 @@ def without_idle_mask(batch: Sequences) -> Sequences:
     return replace(batch, key_mask=None)
 
 
-def ahead(make: Callable[[int], Item], first: int, threads: int) -> Iterator[Item]:
+def ahead(make: Callable[[int], Item], first: int, threads: int) -> Generator[Item, None, None]:
     """``make(first), make(first + 1), ...`` without end, in this order; with 0 threads, each is made when it is needed.
 
     For each thread, one item waits besides the one it is working on. An error in ``make`` is raised at the place of its

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,17 +137,12 @@ class TextRun(Rounds[StepRecord]):
         plan = Plan(config.round_steps, config.steps, config.warmup_steps, config.schedule)
         super().__init__(network, config, accelerator, plan, StepRecord)
         self.language, self.feed, self.validation = network, feed, validation
-        self._going: Any = None
 
     def place(self, step: int) -> tuple[int, int]:
         return 0, self.done + step
 
-    def batches_from_here(self) -> Iterator[Step]:
-        """One iterator for all rounds, so that batches made ahead are not lost at an evaluation."""
-        if self._going is None:
-            self._going = self.feed.train(self.done + self.step)
-        going: Iterator[Step] = self._going
-        return going
+    def batches_from_here(self) -> Generator[Step, None, None]:
+        return self.feed.train(self.done + self.step)
 
     def take(self, batch: Step) -> None:
         parts, total = batch
@@ -193,11 +188,6 @@ class TextRun(Rounds[StepRecord]):
         graphs = "" if self.captured is None else self.captured.status
         seconds = sum(record.seconds for record in self.records)
         return TextResult(self.records, self.feed.task.metric, self.records[-1].score, seconds, graphs, chosen_by)
-
-    def close(self) -> None:
-        if self._going is not None:
-            self._going.close()  # a generator: its threads end with it
-        super().close()
 
 
 @dataclass(frozen=True)
