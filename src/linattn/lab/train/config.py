@@ -11,9 +11,8 @@ from typing import Any, Literal, Self
 from linattn.lab.experiment import Machine
 from linattn.lab.tasks.load import RESIDENT_BELOW, SOURCES, find_splits
 from linattn.lab.train.augment import Policy
-from linattn.support.checks import check_graphs
 from linattn.support.config import Config, option
-from linattn.support.options import OptionError, check_option
+from linattn.support.options import OptionError, check_graphs, check_option
 
 RECIPES: dict[str, dict[str, Any]] = {
     # For the 1,437 training images of scikit-learn's digits, in a host of size digits with patch_size=2, on a CPU;

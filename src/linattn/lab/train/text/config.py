@@ -13,9 +13,8 @@ from linattn.lab.tasks.text.registry import task_class, usual_settings
 from linattn.lab.tasks.text.task import once
 from linattn.lab.train.config import Computing
 from linattn.lab.train.text.hosts import HostShape
-from linattn.support.checks import check_graphs, check_integer
 from linattn.support.config import Config, option
-from linattn.support.options import OptionError, SettingError, check_device, check_option
+from linattn.support.options import OptionError, SettingError, check_device, check_graphs, check_integer, check_option
 from linattn.support.schedule import Schedule
 
 SETTINGS = ("data", "length", "tokenizer")  # settings of tasks that are options of commands, where they have them
