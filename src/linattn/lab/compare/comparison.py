@@ -26,7 +26,7 @@ from linattn.lab.cases import Case, Outcome, Work, case_path
 from linattn.lab.compare.findings import Findings, Metric
 from linattn.lab.experiment import FAILED, RIGHT, Experiment
 from linattn.lab.screen import Screen
-from linattn.lab.train.mechanism_options import check_owners, options_of
+from linattn.lab.train.config import check_owners, options_of
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.support.config import option
 from linattn.support.files import write_json

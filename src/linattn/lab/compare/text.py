@@ -18,13 +18,10 @@ from linattn.lab.page.numbers import counted
 from linattn.lab.screen import Screen
 from linattn.lab.tasks.text import SequenceTask
 from linattn.lab.tasks.text.task import once
-from linattn.lab.train.text.command import SETTINGS, OnTask, settings_named
-from linattn.lab.train.text.config import TextConfig, part_of
+from linattn.lab.train.text.config import SETTINGS, OnTask, TextConfig, host_of_recipe, part_of, settings_named
 from linattn.lab.train.text.feed import Feed
 from linattn.lab.train.text.hosts import Host, count_parameters, create_host, with_parameters
-from linattn.lab.train.text.loop import train_text
-from linattn.lab.train.text.recipes import host_of_recipe
-from linattn.lab.train.text.run import TextNetwork
+from linattn.lab.train.text.loop import TextNetwork, train_text
 from linattn.mechanisms.base import Mechanism
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.support.compiling import compile_blocks

@@ -20,9 +20,9 @@ from linattn.lab.screen import Screen
 from linattn.lab.tasks.synthetic.brevo import Brevo, right_answer
 from linattn.lab.tasks.synthetic.lano import Lano
 from linattn.lab.tasks.text import SequenceTask
+from linattn.lab.train.text.config import host_of_recipe, recipe_settings
 from linattn.lab.train.text.hosts import Host, create_host
 from linattn.lab.train.text.loop import TextFolder
-from linattn.lab.train.text.recipes import host_of_recipe, recipe_settings
 from linattn.support.config import option
 from linattn.support.files import write_json
 from linattn.support.options import OptionError, check_option

@@ -1,14 +1,25 @@
-"""Training on small graphs whose answer is known."""
+"""Training on small graphs whose answer is known, and scores against scikit-learn's."""
 
 from dataclasses import replace
 
 import pytest
 import torch
+from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 from torch import nn
 
 from linattn.lab.tasks.graph.generated import communities, grid
-from linattn.lab.train.graph.loop import NotFiniteError, create_optimizer, train_graph
-from linattn.lab.train.graph.objective import GraphConfig, Nodes, create_objective
+from linattn.lab.train.graph import (
+    GraphConfig,
+    Nodes,
+    NotFiniteError,
+    accuracy,
+    average_precision,
+    binary_f1,
+    create_objective,
+    create_optimizer,
+    roc_auc,
+    train_graph,
+)
 from linattn.models.graph import create_graph_model
 from linattn.support.options import OptionError
 
@@ -77,14 +88,13 @@ class Scripted:
     def __init__(self):
         self.asked = []
 
-    def loss(self, model, draw):
-        return -model.epoch.sum()  # with lr 1 and no decay, Adam adds 1 a step
+    def results(self, model, part, draw):
+        return (-model.epoch.sum(),)  # with lr 1 and no decay, Adam adds 1 a step
 
     def evaluate(self, model, part):
         epoch = round(float(model.epoch.detach())) - 1
         self.asked.append((part, epoch))
-        loss, score = torch.tensor([self.losses[epoch], getattr(self, part)[epoch]], dtype=torch.float64)
-        return loss, {"accuracy": score}
+        return self.losses[epoch], {"accuracy": getattr(self, part)[epoch]}
 
 
 class Counter(nn.Module):
@@ -105,7 +115,8 @@ def test_the_epoch_is_chosen_on_validation_and_tested_once():
     untested = train_graph(Counter, objective, config, test=False)
     assert (untested["score"], "test" in dict(objective.asked)) == (90.0, False)
     objective = create_objective(DATA, CONFIG)
-    objective.loss = lambda model, draw: torch.inf * model.convolution.bias.sum().exp()
+    results = objective.results
+    objective.results = lambda model, *given: (torch.inf * results(model, *given)[0], *results(model, *given)[1:])
     with pytest.raises(NotFiniteError, match=r"epoch 1, lr 0\.05;"):
         train_graph(create("sgc", objective), objective, CONFIG)
 
@@ -146,3 +157,23 @@ def test_splits_follow_the_seed_and_the_data():
         create_objective(DATA, GraphConfig(split="given"))
     with pytest.raises(OptionError, match="use --task links"):
         create_objective(grid(3, 3), GraphConfig())
+
+
+@pytest.mark.parametrize("levels", [3, 10**6])  # many equal scores, and none
+def test_scores_are_those_of_scikit_learn(levels):
+    draw = torch.Generator().manual_seed(levels)
+    labels = torch.randint(2, (500,), generator=draw)
+    scores = (torch.rand(500, generator=draw) + 0.3 * labels).mul(levels).round()
+    assert float(roc_auc(scores, labels)) == pytest.approx(100 * roc_auc_score(labels, scores), abs=1e-9)
+    found = float(average_precision(scores, labels))
+    assert found == pytest.approx(100 * average_precision_score(labels, scores), abs=1e-9)
+
+
+def test_classes_are_counted_as_scikit_learn_counts_them():
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.randint(2, (300,), generator=draw)
+    logits = torch.randn(300, 2, generator=draw, dtype=torch.float64)
+    logits[:, 1] += labels - 0.3
+    assert float(binary_f1(logits, labels)) == pytest.approx(100 * f1_score(labels, logits.argmax(1)), abs=1e-9)
+    assert binary_f1(torch.tensor([[1.0, 0.0]]), torch.tensor([0])) == 0
+    assert accuracy(torch.eye(4), torch.tensor([0, 1, 2, 0])) == 75

@@ -24,7 +24,7 @@ DEFAULTS = {
         64,
         {"input_map": "normalized", "input_hops": 2, "input_norm": "bounded", "graph_layers": 1, "norm": False,
          "merge": "midpoint", "residual": "midpoint", "dropout": 0.5, "input_dropout": 0.8},
-        {"lr": 0.003, "weight_decay": 0.02, "row_normalize": "unit"},
+        {"lr": 0.003, "weight_decay": 0.02, "row_normalize": "unit"}
     ),
     "hypformer": Recipe(64, {"graph_layers": 3}, {"lr": 0.005, "weight_decay": 5e-3}),
     "euclidean": Recipe(64, {}, {"lr": 0.01}),
@@ -34,7 +34,7 @@ DEFAULTS = {
     "difformer": Recipe(64, {}, {"lr": 0.001, "weight_decay": 0.01}),
     "polynormer": Recipe(64, {}, {"lr": 0.001}),
     "gcn": Recipe(64, {}, {"lr": 0.01, "weight_decay": 5e-4}),
-    "sgc": Recipe(64, {}, {"lr": 0.2, "weight_decay": 5e-5}),
+    "sgc": Recipe(64, {}, {"lr": 0.2, "weight_decay": 5e-5})
 }  # fmt: skip
 
 # For links: distances are judged by a fixed radius, and rows divided by their sum leave all nodes within it. On Cora a
@@ -102,12 +102,6 @@ def graph_recipe(model: str, task: str, data: str, *, paper: bool = False) -> Re
     """The recipe of a model: the settings found best on validation data, or the model's default.
 
     With ``paper``, those of the paper's scripts for the data set named ``data``, if they have any.
-
-    Example:
-        >>> from linattn.lab.train.graph.recipes import graph_recipe
-        >>> usual, paper = (graph_recipe("pseudo_riemannian", "links", "Cora", paper=which) for which in (False, True))
-        >>> usual.options["input_map"], paper.options["input_map"], paper.train["epochs"]
-        ('convolution', 'neighbours', 1000)
     """
     check_option("models", model, graph_models())
     key = (task, data.lower()) if model == CURVED else ("", "")
