@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas
 
-from linattn.convert.evaluate.ablation import NO_LINEAR, NO_SALIENT
+from linattn.convert.evaluate.evaluator import NO_LINEAR, NO_SALIENT
 from linattn.lab.convert.curves import Curves, chart, freedom_chart
 from linattn.lab.page import Section
 from linattn.lab.page.numbers import binary

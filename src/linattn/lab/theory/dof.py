@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Generator, Tensor
 
+from linattn.convert.convert import Observation
 from linattn.convert.degrees.kernel import (
     LeverageDensity,
     PositiveFeatures,
@@ -35,8 +36,7 @@ from linattn.convert.degrees.kernel import (
     scaled,
     spectrum,
 )
-from linattn.convert.degrees.observe import Reservoir, watch
-from linattn.convert.layer.attention import Observation
+from linattn.convert.degrees.measure import Reservoir, watch
 from linattn.lab.cases import Work
 from linattn.lab.experiment import Experiment
 from linattn.lab.kept import Case
