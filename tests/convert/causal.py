@@ -46,8 +46,7 @@ def build(family="Llama", **config):
 
 def converted(method, family="Llama", config=(), **options):
     """A tiny model that is converted; the maps are moved away from their starts, which would hide mistakes."""
-    from linattn.convert.convert import convert, plan_model
-    from linattn.convert.layer.attention import linearized_layers
+    from linattn.convert.convert import convert, linearized_layers, plan_model
 
     model = build(family, **dict(config))
     convert(model, plan_model(model, method, **options))

@@ -62,16 +62,15 @@ def check_parts(model, names, shape):
     sites = adapter.sites(model)
     assert [site.name for site in sites] == names
     assert [site.layer_idx for site in sites] == list(range(len(names)))
-    assert all(site.convertible and site.shape == shape for site in sites)
+    assert all(site.why_not is None and site.shape == shape for site in sites)
     for site in sites:
         attention = model.get_submodule(site.name)
-        assert adapter.lora_targets
-        assert all(attention.get_submodule(target).weight.ndim == 2 for target in adapter.lora_targets)
+        assert all(attention.get_submodule(name).weight.ndim == 2 for name in adapter.projections)
 
 
 def check_teacher(model, call):
     """In teacher mode a converted model is the one it was; ``call`` gives the outputs that count."""
-    from linattn.convert.layer.attention import linearized_layers, set_mode
+    from linattn.convert.convert import linearized_layers, set_mode
 
     student = converted(model, "features", mechanism="elu")
     assert len(linearized_layers(student)) == 2

@@ -146,24 +146,6 @@ def test_a_share_of_the_sequences_changes_and_no_other():
     assert torch.equal(plain.text.windows(LENGTH), NUMBERED.held_out[None])
 
 
-def test_a_sequence_follows_from_the_seed_and_its_number_in_the_epoch():
-    whole = NUMBERED.batches(4, LENGTH, seed=1, recall_share=0.5)
-    first = drawn(whole, range(10))
-    assert torch.equal(drawn(NUMBERED.batches(4, LENGTH, seed=1, recall_share=0.5), range(6, 10)), first[24:])
-    assert torch.equal(drawn(NUMBERED.batches(5, LENGTH, seed=1, recall_share=0.5), range(8)), first)
-    other = NUMBERED.batches(4, LENGTH, seed=2, recall_share=0.5)
-    plain = [drawn(NUMBERED.batches(4, LENGTH, seed=seed), range(10)) for seed in (1, 2)]
-    assert not torch.equal((drawn(other, range(10)) != plain[1]).any(1), (first != plain[0]).any(1))
-
-
-def test_epochs_repeat_passages_of_their_own():
-    text = TokenText(torch.arange(LENGTH), torch.arange(0))  # one window: each step is an epoch
-    batches = text.batches(2, LENGTH, recall_share=1.0)
-    rows = drawn(batches, range(2))
-    assert torch.equal(rows[:, :384], torch.arange(384).expand(4, -1))
-    assert len(rows.unique(dim=0)) == 4
-
-
 def test_sentences_keep_their_marks_lengths_and_padding():
     text = TokenText(torch.arange(3, 100_003), torch.arange(0), around=(1, 2), pad=0)
     plain, repeating = (text.batches(64, 130, recall_share=share)(5) for share in (0.0, 1.0))
@@ -179,9 +161,3 @@ def test_sentences_keep_their_marks_lengths_and_padding():
         assert torch.equal(row[1 + length :], before[1 + length :])  # the mark and the padding
         inside = row[1 + kept : 1 + length]
         assert torch.isin(inside, row[1 : 1 + kept]).all()
-
-
-def test_sequences_too_short_for_a_passage_are_named():
-    with pytest.raises(OptionError, match="recall_share: needs sequences of at least 64 tokens, got 63"):
-        NUMBERED.batches(2, 63, recall_share=0.5)
-    assert NUMBERED.batches(2, LENGTH, recall_share=0.5).fingerprint() != NUMBERED.batches(2, LENGTH).fingerprint()

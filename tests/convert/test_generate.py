@@ -5,7 +5,7 @@ import torch
 from tests.convert.causal import CLOSE, converted, padded
 from torch.testing import assert_close
 
-from linattn.convert.layer.attention import set_mode
+from linattn.convert.convert import set_mode
 
 STILL = {"window": 4, "ratio": 1 / 4, "sinks": 1}
 SETTINGS = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
@@ -16,15 +16,6 @@ def model(request):
     if request.param == "mirror":
         return converted("features", mechanism="mirror")
     return converted("still", "Gemma3", cap=3, **STILL)  # with layers that keep their window
-
-
-@torch.no_grad()
-def test_greedy_is_what_recomputing_gives_also_in_a_padded_batch(model):
-    ids, mask = padded(11, 6)
-    found = model.generate(ids, attention_mask=mask, **SETTINGS)
-    for row, start in ((0, 0), (1, 5)):
-        once = model(found[row : row + 1, start:-1], use_cache=False).logits[0, -5:]
-        assert found[row, -5:].tolist() == once.argmax(-1).tolist()
 
 
 def test_beams_of_a_padded_batch_are_those_of_each_row_without_a_cache(model):
@@ -47,17 +38,17 @@ def test_prefill_in_chunks_and_a_static_cache_change_nothing():
 def test_what_a_state_cannot_do_is_refused():
     from transformers import DynamicCache
 
-    from linattn.convert.hf.cache import core_layer
+    from linattn.convert.hf.converted import core_layer
 
     model, (ids, _) = converted("still", **STILL), padded(11)
     with pytest.raises(ValueError, match="assisted generation is not supported"):
         model.generate(ids, assistant_model=converted("still", **STILL), **SETTINGS)
     with pytest.raises(TypeError, match="Cache of transformers, got tuple"):
-        core_layer((), 0)
+        core_layer((), 0, masked=True)
     moved = DynamicCache()
     moved.offloading = True
     with pytest.raises(ValueError, match="offloaded"):
-        core_layer(moved, 0)
+        core_layer(moved, 0, masked=True)
     cache = model(ids, use_cache=True).past_key_values
     set_mode(model, "teacher")
     with pytest.raises(TypeError, match="empty cache"):

@@ -5,7 +5,7 @@ import torch
 from tests.convert.causal import CLOSE, converted, logits, padded
 from torch.testing import assert_close
 
-from linattn.convert.layer.attention import set_mode
+from linattn.convert.convert import set_mode
 
 STILL = {"window": 4, "ratio": 1 / 4, "sinks": 1}
 

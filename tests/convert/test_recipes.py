@@ -3,7 +3,7 @@
 import pytest
 
 from linattn.convert.finetune import FinetuneOptions
-from linattn.convert.recipes import paper_stages, with_recipe
+from linattn.convert.run import paper_stages, with_recipe
 from linattn.convert.transfer import TransferOptions
 from linattn.support.options import OptionError
 

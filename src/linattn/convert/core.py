@@ -59,27 +59,16 @@ class HeadMap(nn.Module, ABC):
 class NPMap(HeadMap):
     """Norm-preserving map of STILL: learns the direction, keeps the norm of the input.
 
-    ``phi(x) = [softmax(u), softmax(-u)]``, ``u = |x| f(x) / |f(x)|``, ``f(x) = (x - 2 (x . n) n) W``, or ``x W``
-
-    W starts as the identity or, with ``householder``, as the reflection by n, which cancels the other: u starts as x.
+    ``phi(x) = [softmax(u), softmax(-u)]``, ``u = |x| x W / |x W|``; W starts as the identity: u starts as x.
     """
 
-    def __init__(self, num_heads: int, head_dim: int, feature_dim: int, *, householder: bool = False) -> None:
+    def __init__(self, num_heads: int, head_dim: int, feature_dim: int) -> None:
         super().__init__(num_heads, head_dim, feature_dim)
-        self.normal = nn.Parameter(torch.randn(num_heads, head_dim)) if householder else None
         self.start_at_identity()
-        if self.normal is not None:
-            with torch.no_grad():
-                self.weight.copy_(_reflected(self.weight.mT.clone(), self.normal).mT)
 
     def mapped(self, x: Tensor, weight: Tensor, *more: Tensor) -> Tensor:
-        f = (_reflected(x, *more) if more else x) @ weight
-        return both_signs(F.normalize(f, dim=-1) * torch.linalg.vector_norm(x, dim=-1, keepdim=True))
-
-
-def _reflected(x: Tensor, normal: Tensor) -> Tensor:
-    n = F.normalize(normal, dim=-1).unsqueeze(-1)  # (H, D, 1)
-    return x - 2 * (x @ n) * n.mT
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return both_signs(F.normalize(x @ weight, dim=-1) * norm)
 
 
 class HedgehogMap(HeadMap):
@@ -191,9 +180,7 @@ def build_features(plan: LayerPlan, shape: LayerShape) -> SeparateMaps | RandomF
         return None
     if plan.features == "prf":
         return RandomFeatures(shape.num_kv_heads, D, width, relative=plan.window == 0)
-    if plan.features == "np":
-        return SeparateMaps(*(NPMap(n, D, width, householder=plan.householder) for n in heads))
-    kind = HedgehogMap if plan.features == "hedgehog" else T2RMap
+    kind = {"np": NPMap, "hedgehog": HedgehogMap, "t2r": T2RMap}[plan.features]
     return SeparateMaps(*(kind(n, D, width) for n in heads))
 
 
@@ -312,13 +299,13 @@ class HybridCore(Core):
     def decode(self, q: Tensor, k: Tensor, v: Tensor, state: Any, *, x: Tensor | None = None) -> tuple[Tensor, Any]:
         # The layout for decoding is for one token in one dtype, beside a window.
         one_dtype = q.dtype == k.dtype == v.dtype and autocast_dtype(q) is None
-        ready: DecodingState | None = None
-        if self.plan.window and state is not None and one_dtype and usable(q):
+        ready: Any = None
+        if self.plan.window and one_dtype and usable(q):
             window = Window(self.plan.window, self.plan.layout, self.plan.delay)
-            setting = Setting(window, self.budget, self.shape.head_dim**-0.5)
+            setting, ready = Setting(window, self.budget, self.shape.head_dim**-0.5), state
             if isinstance(state, HybridState) and state.window.k.dtype == k.dtype:
-                state = begin(state, setting, q.shape[1] // k.shape[1])
-            ready = state.here() if isinstance(state, DecodingState) and state.serves(setting, k) else None
+                ready = begin(state, setting, q.shape[1] // k.shape[1])
+            ready = ready.here() if isinstance(ready, DecodingState) and ready.serves(setting, k) else None
         if ready is None:
             return self.attend(q, k, v, x, None, whole(state) if isinstance(state, DecodingState) else state, True)
         pair, gate = self.feature_pair(q, k), self.gate(x)

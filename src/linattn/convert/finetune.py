@@ -121,12 +121,11 @@ class Adapted:
             torch.manual_seed(options.seed)  # for one factor of each adapter; the other starts at 0
             self.peft: Any = get_peft_model(model, config)
         self._adapters: list[Any] = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
-        if options.train_cores:
-            for layer in linearized_layers(model).values():
-                in_fp32(layer.core).requires_grad_(True)
+        for layer in linearized_layers(model).values() if options.train_cores else ():
+            in_fp32(layer.core).requires_grad_(True)
 
-    def parameters(self) -> list[tuple[str, nn.Parameter]]:
-        return [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
 
     @contextmanager
     def as_teacher(self) -> Iterator[None]:
@@ -188,11 +187,11 @@ class _Finetuning(StageRun):
 
     def __init__(self, adapted: Adapted, options: FinetuneOptions, **more: Any) -> None:
         self.adapted = adapted
-        parts = {"adapters": nn.ParameterList([parameter for _, parameter in adapted.parameters()])}
+        parts = {"adapters": nn.ParameterList(adapted.parameters().values())}
         super().__init__(adapted.model, parts, options, **more)
 
     def trained(self, part: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
-        return self.adapted.parameters()
+        return self.adapted.parameters().items()
 
     def step(self) -> Tensor:
         batch, count, total = self.batch(), self.options.accumulation, torch.zeros((), device=self.device)

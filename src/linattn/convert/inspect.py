@@ -16,7 +16,7 @@ from linattn.convert.adapters.families import convertible_sites
 from linattn.convert.convert import Observation
 from linattn.convert.core import Core, build_core
 from linattn.convert.degrees.kernel import kernel_degrees
-from linattn.convert.degrees.measure import Reservoir, split_cost, watch
+from linattn.convert.degrees.measure import Reservoir, allocate, watch
 from linattn.convert.plan import LayerPlan, LayerShape, plan
 from linattn.convert.training.loop import Batch, Batches
 from linattn.convert.transfer import output_error, relative_error
@@ -107,7 +107,7 @@ def inspect(
             progress(i, whole, "layers are measured")
     figures = {index: each.figures(options.tolerance) for index, each in statistics.items()}
     degrees = {index: max(each["degrees_of_freedom"]) for index, each in figures.items()}
-    dims = split_cost(degrees, options.cost or next(iter(shapes.values())).head_dim)
+    dims = allocate(degrees, options.cost or next(iter(shapes.values())).head_dim)
     rows = []
     for index in shapes:
         fits = fitter.fits(index)
@@ -125,8 +125,8 @@ class Statistics:
         self.rows = 0
         self.even = 0.0
         self.sums = torch.zeros(3, shape.num_heads, dtype=torch.float64)  # entropy, far, sinks
-        self.q_norms = torch.zeros(3, shape.num_heads, dtype=torch.float64)  # count, sum, sum of squares
-        self.k_norms = torch.zeros(3, shape.num_kv_heads, dtype=torch.float64)
+        self.q_norms = torch.zeros(shape.num_heads, dtype=torch.float64)
+        self.k_norms = torch.zeros(shape.num_kv_heads, dtype=torch.float64)
 
     @torch.no_grad()
     def add(self, seen: Observation) -> None:
@@ -135,8 +135,7 @@ class Statistics:
             real = slice(None) if seen.key_mask is None else seen.key_mask[b]
             q, k = seen.q[b][:, real].float(), seen.k[b][:, real].float()
             for sums, x in ((self.q_norms, q), (self.k_norms, k)):
-                norms = torch.linalg.vector_norm(x, dim=-1).double().cpu()
-                sums += torch.stack([torch.full((len(x),), float(x.shape[1])), norms.sum(-1), norms.square().sum(-1)])
+                sums += torch.linalg.vector_norm(x, dim=-1).double().cpu().sum(-1)
             self._weights(q, k)
 
     def _weights(self, q: Tensor, k: Tensor) -> None:
@@ -156,27 +155,18 @@ class Statistics:
         """One number per query head, as means over queries; ``k_norm`` and ``degrees_of_freedom``: one per key head.
 
         ``entropy`` of the rows of weights, in nats; ``even_entropy``, of rows that weigh all their keys alike;
-        ``q_norm`` and ``k_norm``, lengths of queries and keys (logits are ``q . k / sqrt(D)``), and ``..._spread``,
-        their standard deviation in units of the mean; ``far``, the weight on keys that are further away than the
-        window, without the sinks (causal; else further on both sides); ``sinks``, the weight on the first four tokens,
-        where they are outside of the window; ``degrees_of_freedom`` of the kernel ``exp(q . k / sqrt(D))``.
+        ``q_norm`` and ``k_norm``, lengths of queries and keys (logits are ``q . k / sqrt(D)``); ``far``, the weight on
+        keys that are further away than the window, without the sinks (causal; else further on both sides); ``sinks``,
+        the weight on the first four tokens, where they are outside of the window; ``degrees_of_freedom`` of the kernel
+        ``exp(q . k / sqrt(D))``.
         """
         entropies, far, sinks = (self.sums / self.rows).tolist()
         degrees = torch.stack([kernel_degrees(draw, tolerance) for draw in self.points.draws(DRAWS)]).mean(0)
-        (q, q_spread), (k, k_spread) = _moments(self.q_norms), _moments(self.k_norms)
+        q, k = ((sums / self.rows).tolist() for sums in (self.q_norms, self.k_norms))
         return {
-            "entropy": entropies, "even_entropy": self.even / self.rows, "q_norm": q, "k_norm": k,
-            "q_norm_spread": q_spread, "k_norm_spread": k_spread, "far": far, "sinks": sinks,
-            "degrees_of_freedom": degrees.tolist(),
+            "entropy": entropies, "even_entropy": self.even / self.rows, "q_norm": q, "k_norm": k, "far": far,
+            "sinks": sinks, "degrees_of_freedom": degrees.tolist(),
         }  # fmt: skip
-
-
-def _moments(sums: Tensor) -> tuple[list[float], list[float]]:
-    """Mean, and standard deviation in units of the mean."""
-    count, total, squares = sums
-    mean = total / count
-    spread = (squares / count - mean.square()).clamp(min=0).sqrt() / mean.clamp(min=1e-30)
-    return mean.tolist(), spread.tolist()
 
 
 class Fitter:
@@ -203,14 +193,12 @@ class Fitter:
         rate = warmed_cosine(step, steps, max(1, steps // 20), lr, lr / 10)
         for name, core in self.cores[seen.layer_idx].items():
             optimizer = self.optimizers.get((seen.layer_idx, name))
-            if optimizer is None:
-                continue
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            relative_error(core, _in_fp32(seen)).backward()
-            nn.utils.clip_grad_norm_(core.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
+            if optimizer is not None:
+                optimizer.param_groups[0]["lr"] = rate
+                relative_error(core, _in_fp32(seen)).backward()
+                nn.utils.clip_grad_norm_(core.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
 
     @torch.no_grad()
     def measure(self, seen: Observation) -> None:

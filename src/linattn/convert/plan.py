@@ -48,7 +48,6 @@ class LayerPlan(Config):
         sinks: number of first tokens that always stay.
         score: how these tokens are chosen, ``"log_prob"`` or ``"kl"``: the ``kind`` of ``self_saliency``.
         reduce: how the scores of query heads that share a key head are combined, ``"mean"`` or ``"max"``.
-        householder: a learned reflection before the NP map.
         gate: ``sigmoid(W x + b)`` on the numerator of the linear part. W starts at 0 and b at 4, so that the gate
             starts open; the published one of STILL is ``sigmoid(W x)``, without b.
         linear_weight: initial value of a learned factor of the linear part, per head; None: fixed at 1.
@@ -68,7 +67,6 @@ class LayerPlan(Config):
     sinks: int = option(4, least=0)
     score: Score = "log_prob"
     reduce: Reduce = "mean"
-    householder: bool = False
     gate: bool = False
     linear_weight: float | None = option(None, above=0)
     units: Literal["row_max", "one"] = "row_max"
@@ -79,24 +77,25 @@ class LayerPlan(Config):
         if self.kind == "mechanism":
             mechanism_info(str(self.mechanism))
             return
-        ranked = self.budget is not None and self.budget.per_chunk > 0  # SalientBudget checks the rest
+        chooses = self.ratio is not None or self.cap is not None
+        ranked = chooses and self.window > 0 and self.ratio != 0
         refused = {
             "mechanism and options need kind='mechanism'": self.mechanism is not None or self.options,
             "linear_weight weighs the linear part against the exact one: it needs both":
                 self.linear_weight is not None and not (self.window and self.features != "none"),
             "features='none' has no linear part and window=0 no exact one: nothing would be seen":
                 self.features == "none" and not self.window,
-            "householder is a part of the NP map: it needs features='np'": self.householder and self.features != "np",
             "features='prf' approximate the exponential itself: beside a window they need units='one'":
                 self.features == "prf" and self.window and self.units != "one",
             "ratio and cap choose tokens that leave a window: they need window > 0":
-                (self.ratio is not None or self.cap is not None) and not self.window,
+                chooses and not self.window,
             "score and reduce rank tokens that stay exact: they need a ratio > 0, or a cap and no ratio":
                 (self.score, self.reduce) != ("log_prob", "mean") and not ranked,
         }  # fmt: skip
         for reason, holds in refused.items():
             if holds:
                 raise ValueError(reason)
+        _ = self.budget  # which checks the rest
 
     @property
     def budget(self) -> SalientBudget | None:

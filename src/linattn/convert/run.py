@@ -11,7 +11,7 @@ from torch import nn
 
 from linattn.convert.adapters.families import find_adapter
 from linattn.convert.convert import check_model, convert, plan_model
-from linattn.convert.degrees.measure import measured, split_cost, start_features
+from linattn.convert.degrees.measure import MeasuredLayer, allocate, measured, start_features
 from linattn.convert.evaluate.measures import Quality
 from linattn.convert.finetune import FinetuneOptions
 from linattn.convert.finetune import finetune as learn_adapters
@@ -181,7 +181,10 @@ def linearize(
     chosen, degrees = _planned(model, method, layers, split, method_options, probe)
     if transfer is not None:
         check_loss(chosen, transfer)
-    report = LinearizeReport(method, chosen.to_dict(), degrees=None if degrees is None else degrees.to_dict())
+    report = LinearizeReport(method, chosen.to_dict())
+    if split is not None and degrees is not None:
+        rows = [{"layer": i, "degrees": each.mean.tolist(), "std": each.std.tolist()} for i, each in degrees.items()]
+        report.degrees = {"tolerance": split.tolerance, "layers": rows}
     quality = Quality(model, data.held_out) if data is not None and data.held_out else None
     report.metric = None if quality is None else quality.metric
 
@@ -227,8 +230,8 @@ def linearize(
 def _planned(
     model: Any, method: str, layers: Sequence[int] | None, split: Split | None, options: dict[str, Any],
     batches: Batches | None,
-) -> tuple[Plan, Any]:  # fmt: skip
-    """The plan, and the degrees of freedom that it is based on, if any."""
+) -> tuple[Plan, dict[int, MeasuredLayer] | None]:  # fmt: skip
+    """The plan, and the degrees of freedom that it is based on, if any: of a layer, the largest of its heads."""
     degrees = None
     if split is not None:
         own = "feature_dim" in options
@@ -238,7 +241,8 @@ def _planned(
             numbers = sorted(plan_model(model, method, layers=layers, **options).layers)
             degrees = measured(model, batches, numbers, split.tolerance)
             if not own:
-                options["feature_dim"] = split_cost(degrees.values(), cost, clip=split.clip)
+                values = {index: float(each.mean.max()) for index, each in degrees.items()}
+                options["feature_dim"] = allocate(values, cost, clip=split.clip)
     return plan_model(model, method, layers=layers, **options), degrees
 
 

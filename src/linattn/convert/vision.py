@@ -311,13 +311,18 @@ def _chosen(names: list[str], layers: Sequence[int | str] | None) -> list[str]:
 
 
 def _refuse_unknown(model: nn.Module, found: list[str], complete: bool) -> None:
-    """Raise if there is no attention, or more than the adapters know, unless the layers were named."""
-    inside = tuple(f"{name}." for name in found)
-    others = {
-        class_path(module): name
-        for name, module in model.named_modules()
-        if _looks_like_attention(module) and name not in found and not name.startswith(inside)
-    }
+    """Raise if there is no attention, or more than the adapters know, unless the layers were named.
+
+    Attention is what has weights and is named like it, or a block with its projections inside.
+    """
+    others = {}
+    for name, module in model.named_modules():
+        kind, parts = type(module).__name__.lower(), module._modules.keys()
+        called = ("attn" in kind or "attention" in kind) and "pool" not in kind
+        inline = kind.endswith("block") and bool(parts & {"qkv", "in_proj"})
+        weighted = next(module.parameters(), None) is not None
+        if (called or inline) and weighted and not any(f"{name}.".startswith(f"{own}.") for own in found):
+            others[class_path(module)] = name
     if complete or (found and not others):
         return
     what = "; ".join(f"{kind} ({name or 'the model itself'})" for kind, name in others.items())
@@ -325,14 +330,6 @@ def _refuse_unknown(model: nn.Module, found: list[str], complete: bool) -> None:
     raise ValueError(
         f"{type(model).__name__} has {what or 'no attention'}, which is not known here. Known: {', '.join(KNOWN)}{hint}"
     )
-
-
-def _looks_like_attention(module: nn.Module) -> bool:
-    """Whether a module with weights is named like attention, or is a block with attention's projections inside."""
-    name = type(module).__name__.lower()
-    called = ("attn" in name or "attention" in name) and "pool" not in name
-    inline = name.endswith("block") and ("qkv" in module._modules or "in_proj" in module._modules)
-    return (called or inline) and next(module.parameters(), None) is not None
 
 
 def _note(report: ConversionReport, name: str, old: Any, new: ConvertedAttention) -> None:

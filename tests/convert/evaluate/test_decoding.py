@@ -1,21 +1,17 @@
-import pytest
 import torch
 from tests.convert.evaluate.tiny import tiny_llama
 
-from linattn.convert.evaluate.decoding import bytes_of, decoding, samples
+from linattn.convert.evaluate.measures import bytes_of, decoding, samples
 
 
 def test_the_cache_of_softmax_is_its_keys_and_values_at_each_context():
     model = tiny_llama()
-    rows = decoding(model, [40, 16], batch=2, steps=3, piece=7)
-    each = 2 * 2 * 2 * 2 * 8 * 4  # layers, keys and values, sequences, key heads, channels, bytes
+    rows = decoding(model, [40, 16], text=range(50), steps=3, piece=7)
+    each = 2 * 2 * 2 * 8 * 4  # layers, keys and values, key heads, channels, bytes
     assert [(row["context"], row["cache_bytes"]) for row in rows] == [(16, 16 * each), (40, 40 * each)]
     assert rows[1]["read_seconds"] > rows[0]["read_seconds"] > 0
     assert all(row["tokens_per_second"] > 0 for row in rows)
-    assert decoding(model, [16, 64], steps=3, seconds=0.0) == []
-    for contexts, steps, words in (([16, 18], 3, "apart"), ([16], 1, "steps must be")):
-        with pytest.raises(ValueError, match=words):
-            decoding(model, contexts, steps=steps)
+    assert decoding(model, [16, 64], text=range(50), steps=3, piece=7, seconds=0.0) == []
 
 
 def test_what_is_read_in_pieces_and_decoded_is_the_sequence_itself():

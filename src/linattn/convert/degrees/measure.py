@@ -136,29 +136,9 @@ class MeasuredLayer:
     keys: Tensor  # (H_kv, N, D), the keys themselves
 
 
-@dataclass(frozen=True, eq=False)
-class DegreesOfFreedom:
-    """Degrees of freedom of every layer, and the tolerance they were measured at."""
-
-    layers: dict[int, MeasuredLayer]
-    tolerance: float
-
-    def values(self) -> dict[int, float]:
-        """One number per layer, for ``allocate``: the largest of its heads, as in the paper."""
-        return {index: float(layer.mean.max()) for index, layer in self.layers.items()}
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values, without the keys."""
-        rows = [
-            {"layer": index, "degrees": layer.mean.tolist(), "std": layer.std.tolist()}
-            for index, layer in self.layers.items()
-        ]
-        return {"tolerance": self.tolerance, "layers": rows}
-
-
 def measured(
     model: nn.Module, batches: Batches, layers: Sequence[int], tolerance: float = TOLERANCE
-) -> DegreesOfFreedom:
+) -> dict[int, MeasuredLayer]:
     """Degrees of freedom of real queries and keys on the first batches of a training, for each key head of ``layers``.
 
     Each measurement is repeated on disjoint draws of queries and keys. The mean key is subtracted from the keys, which
@@ -176,11 +156,11 @@ def measured(
     for index, sample in sorted(samples.items()):
         values = torch.stack([kernel_degrees(draw, tolerance) for draw in sample.draws(DRAWS, center=True)])
         found[index] = MeasuredLayer(values.mean(0), values.std(0), sample.key_mean(), sample.keys())
-    return DegreesOfFreedom(found, tolerance)
+    return found
 
 
 @torch.no_grad()
-def start_features(model: nn.Module, degrees: DegreesOfFreedom, seed: int) -> None:
+def start_features(model: nn.Module, degrees: Mapping[int, MeasuredLayer], seed: int) -> None:
     """Redraw the random features of a converted model, ``z ~ N(0, I)``; other features stay.
 
     Leverage scores would serve the kernel itself, in which the few points of large norm outweigh all others. But rows
@@ -194,7 +174,7 @@ def start_features(model: nn.Module, degrees: DegreesOfFreedom, seed: int) -> No
     for index, layer in linearized_layers(model).items():
         maps = getattr(layer.core, "features", None)
         if isinstance(maps, RandomFeatures):
-            drawn, seen = normal_features(*maps.z.shape, generator), degrees.layers[index]
+            drawn, seen = normal_features(*maps.z.shape, generator), degrees[index]
             maps.z.copy_(drawn.z)
             maps.log_alpha.copy_(drawn.log_alpha)
             maps.center.copy_(seen.center)
@@ -203,14 +183,14 @@ def start_features(model: nn.Module, degrees: DegreesOfFreedom, seed: int) -> No
 
 
 def allocate(
-    values: Mapping[int, float], cost: int, *, multiple: int = 16, smallest: int = 16, clip: int | None = None
+    values: Mapping[int, float], cost: int, *, multiple: int | None = None, clip: int | None = None
 ) -> dict[int, int]:
     """Choose a dimension for each layer, in proportion to ``values``, with ``cost`` as the mean of all dimensions.
 
-    Dimensions are multiples of ``multiple``, at least ``smallest``; what layers at this limit take, the others give
-    (water filling): the factor t solves ``sum_s max(t N_s, smallest) = cost * layers``, then all dimensions are rounded
-    down and the rest is given out in multiples, the largest remainder first. Where ``cost * layers`` is not a multiple
-    itself, what remains stays unused: the budget is never exceeded.
+    Dimensions are multiples of ``multiple`` (None: of 16, or of a smaller cost), and at least that; what layers at this
+    limit take, the others give (water filling): the factor t solves ``sum_s max(t N_s, multiple) = cost * layers``,
+    then all dimensions are rounded down and the rest is given out in multiples, the largest remainder first. Where
+    ``cost * layers`` is not a multiple itself, what remains stays unused: the budget is never exceeded.
 
     ``clip`` is the paper's "DoF+Clip" and is applied last, ``M_s = min(M_s, clip)``: what it takes from a layer is
     saved, not given to the others.
@@ -224,10 +204,9 @@ def allocate(
     for layer, value in values.items():
         if not (value > 0 and math.isfinite(value)):
             raise ValueError(f"values must be finite and > 0, got {value!r} for layer {layer}")
-    units, low = cost * len(values) // multiple, -(-smallest // multiple)  # all layers' budget, and the least of each
-    if low * len(values) > units:
-        raise ValueError(f"cost must be at least smallest={low * multiple} (multiples of {multiple}), got {cost}")
-    shares = dict(zip(values, _fill(list(values.values()), low, units), strict=True))
+    multiple = multiple or min(16, cost)
+    units = cost * len(values) // multiple  # all layers' budget
+    shares = _fill(values, units)
     dims = {layer: math.floor(share) for layer, share in shares.items()}
     # The largest remainder first; among equal ones the larger value, then the earlier layer.
     order = sorted(shares, key=lambda layer: (dims[layer] - shares[layer], -values[layer]))
@@ -236,30 +215,20 @@ def allocate(
     return {layer: int(min(multiple * share, clip or math.inf)) for layer, share in dims.items()}
 
 
-def _fill(values: list[float], low: int, units: int) -> list[float]:
-    """Shares ``clip(t v, low, units)`` whose sum is ``units``, by bisection on ``log t``: the sum grows with t."""
+def _fill(values: Mapping[int, float], units: int) -> dict[int, float]:
+    """Shares ``clip(t v, 1, units)`` whose sum is ``units``, by bisection on ``log t``: the sum grows with t."""
+    logs = {layer: math.log(value) for layer, value in values.items()}
 
-    def shares(log_t: float) -> list[float]:
+    def shares(log_t: float) -> dict[int, float]:
         # In logarithms: t v itself may overflow where values differ by many orders of magnitude.
-        logs = (min(max(log_t + math.log(value), math.log(low)), math.log(units)) for value in values)
-        return [min(max(math.exp(x), low), units) for x in logs]
+        kept = {layer: min(max(log_t + log, 0), math.log(units)) for layer, log in logs.items()}
+        return {layer: min(max(math.exp(x), 1), units) for layer, x in kept.items()}
 
-    below, above = math.log(low) - math.log(max(values)), math.log(units) - math.log(min(values))
+    below, above = -max(logs.values()), math.log(units) - min(logs.values())
     for _ in range(200):
         middle = (below + above) / 2
-        if sum(shares(middle)) < units:
+        if sum(shares(middle).values()) < units:
             below = middle
         else:
             above = middle
     return shares(below)  # the lower end: after rounding down, the sum cannot exceed the budget
-
-
-def split_cost(values: Mapping[int, float], cost: int, *, clip: int | None = None) -> dict[int, int]:
-    """:func:`allocate` for any mean ``cost``; a cost below 16 is itself the multiple and the smallest dimension.
-
-    Example:
-        >>> split_cost({0: 40.0, 1: 10.0}, 8)
-        {0: 8, 1: 8}
-    """
-    step = min(16, cost)
-    return allocate(values, cost, multiple=step, smallest=step, clip=clip)

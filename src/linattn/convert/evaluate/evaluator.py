@@ -204,13 +204,11 @@ class Evaluator:
                 self.tell(variant)
             with ablated(model, variant):
                 figures[variant] = self._perplexities(name, model), self._needles(name, model)
-        worth = [row for name, (_, rows) in figures.items() for row in needle_worth(name, figures[FULL][1], rows)]
+        others = [(name, rows) for name, (_, rows) in figures.items() if name != FULL]
+        worth = [row for name, rows in others for row in needle_worth(name, figures[FULL][1], rows)]
         for number, full in enumerate(figures[FULL][0]):
-            worth += [
-                _worth("perplexity", full.length, name, *gain(windows[number], full))
-                for name, (windows, _) in figures.items()
-                if name != FULL
-            ]
+            parts = [(name, windows[number]) for name, (windows, _) in figures.items() if name != FULL]
+            worth += [perplexity_worth(name, full, other) for name, other in parts]
         shown = {
             name: {"perplexity": [each.as_dict() for each in windows], "needle_by_length": by_length(rows)}
             for name, (windows, rows) in figures.items()
@@ -331,13 +329,18 @@ def _windowed(model: Any) -> list[Any]:
     return [core for core in cores if core.plan.kind == "hybrid" and core.plan.window]
 
 
+def perplexity_worth(name: str, full: Perplexity, other: Perplexity) -> dict[str, Any]:
+    """What a part adds: the full model's perplexity against that of a variant, over the windows that both saw."""
+    return _worth("perplexity", full.length, name, *gain(other, full))
+
+
 def needle_worth(name: str, full: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The full model's share of needles found against a variant's, by haystack and length; none for the model itself.
+    """The full model's share of needles found against a variant's, by haystack and length.
 
     The error is that of a difference of two shares, each of so many texts.
     """
     rows = []
-    for one, other in zip(by_length(full), by_length(others), strict=True) if name != FULL else ():
+    for one, other in zip(by_length(full), by_length(others), strict=True):
         # A share of 0 or 1 would have no spread; its variance is taken to be that of half a text at least.
         shares = [(row["found"], row["count"]) for row in (one, other)]
         error = sqrt(sum(max(p * (1 - p), 0.5 / count) / count for p, count in shares))

@@ -163,9 +163,8 @@ def decoding(
     contexts: Sequence[int],
     *,
     text: Sequence[int] | Tensor,
-    batch: int = 1,
-    steps: int = 16,
-    piece: int = 1024,
+    steps: int,
+    piece: int,
     seconds: float = float("inf"),
     progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
@@ -181,16 +180,16 @@ def decoding(
         piece: tokens that are read at a time.
 
     Returns:
-        A row for each context: ``cache_bytes``, memory of all tensors in the cache, over all layers and sequences;
-        ``tokens_per_second`` over all sequences, from the median step without the first; ``read_seconds``, the time to
-        read from the first token up to this context, without the timed steps.
+        A row for each context: ``cache_bytes``, memory of all tensors in the cache, over all layers;
+        ``tokens_per_second``, from the median step without the first; ``read_seconds``, the time to read from the first
+        token up to this context, without the timed steps.
     """
     given = torch.as_tensor(text, dtype=torch.long)
     rows: list[dict[str, Any]] = []
     begun = perf_counter()
     with quiet(model) as device:
         cache, length, read_seconds = None, 0, 0.0
-        newest = torch.zeros(batch, 1, dtype=torch.long, device=device)
+        newest = torch.zeros(1, 1, dtype=torch.long, device=device)
 
         def call(ids: Tensor) -> float:
             """Give the model some tokens; returns the seconds it took."""
@@ -205,11 +204,11 @@ def decoding(
                 break
             while length < context:
                 places = torch.arange(length, min(length + piece, context)) % len(given)
-                read_seconds += call(given[places].to(device).expand(batch, -1))
+                read_seconds += call(given[places].to(device)[None])
             cache_bytes = bytes_of(cache)
             times = [call(newest) for _ in range(steps)][1:]
-            speed = batch / sorted(times)[len(times) // 2]
-            rows.append({"context": context, "batch": batch, "cache_bytes": cache_bytes, "tokens_per_second": speed,
+            speed = 1 / sorted(times)[len(times) // 2]
+            rows.append({"context": context, "batch": 1, "cache_bytes": cache_bytes, "tokens_per_second": speed,
                          "read_seconds": read_seconds})  # fmt: skip
             if progress is not None:
                 progress(rows[-1])
