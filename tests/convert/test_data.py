@@ -99,25 +99,6 @@ def passages(tail):
     return [(tail[i], j - i) for i, j in pairwise(starts)]
 
 
-def test_the_last_quarter_is_passages_from_many_places_before_it():
-    sizes, starts = [], []
-    for row in drawn(NUMBERED.batches(8, LENGTH, recall_share=1.0), range(12)).tolist():
-        kept = row[: LENGTH * 3 // 4]
-        assert kept == list(range(row[0], row[0] + len(kept)))
-        found = passages(row[len(kept) :])
-        for first, size in found:
-            place = first - row[0]
-            assert kept[place : place + size] == list(range(first, first + size))
-            starts.append(place)
-            sizes.append(size)
-    assert min(sizes) >= SHORTEST_PASSAGE
-    assert sum(size > LONGEST_PASSAGE for size in sizes) <= 2  # two that lie end to end by chance read as one
-    assert len(set(sizes)) > 30
-    thirds = torch.tensor(starts).div(LENGTH // 4, rounding_mode="floor").bincount()
-    assert len(thirds) == 3
-    assert thirds.min() > len(starts) / 6
-
-
 @pytest.mark.parametrize("length", [*range(64, 90, 5), 255, 256, 257, 320, 321, 1000])
 def test_passages_fill_the_end_of_every_length_with_none_too_short_or_long(length):
     for seed in range(20):

@@ -60,15 +60,14 @@ def test_it_comes_closer_to_the_teacher_and_is_a_plain_model_again(dtype, tmp_pa
             assert torch.equal(loaded(IDS).logits, model(IDS).logits)
 
 
-@pytest.mark.parametrize("factor", [1.0, 20.0])
-def test_scales_of_cores_learn_at_a_rate_of_their_own(factor):
+def test_scales_of_cores_learn_at_a_rate_of_their_own():
     """The first step of Adam is the learning rate, whatever the gradient."""
     model = llama("lolcats")
     core = linearized_layers(model)[0].core
     before = core.log_weight.detach().clone(), core.features.key_map.weight.detach().clone()
-    finetune(model, one_batch, FinetuneOptions(steps=1, lr=1e-3, train_cores=True, scale_factor=factor, clip_norm=None))
+    finetune(model, one_batch, FinetuneOptions(steps=1, lr=1e-3, train_cores=True, scale_factor=20, clip_norm=None))
     moved = core.log_weight - before[0], core.features.key_map.weight - before[1]
-    torch.testing.assert_close(moved[0].abs(), torch.full((4,), factor * 1e-3), rtol=1e-3, atol=0)
+    torch.testing.assert_close(moved[0].abs(), torch.full((4,), 0.02), rtol=1e-3, atol=0)
     assert float(moved[1].detach().abs().max()) == pytest.approx(1e-3, rel=1e-3)
 
 
@@ -118,17 +117,6 @@ def test_a_step_in_parts_is_the_same_step():
         finetune(model, Counted(rows=4), FinetuneOptions(steps=2, lr=1e-2, batch_size=4, accumulation=parts))
     for name, value in weights(models[0]).items():
         torch.testing.assert_close(weights(models[1])[name], value, rtol=1e-3, atol=2e-5)
-
-
-def test_targets_are_projections_of_the_model_and_may_lie_outside_of_its_attention():
-    model = llama("lolcats")
-    before = weights(model)
-    finetune(model, one_batch, FinetuneOptions(steps=1, lr=1e-2, targets=("down_proj",)))
-    finetune(model, one_batch, FinetuneOptions(steps=1, lr=1e-2, targets=("down_proj",)))
-    changed = {name.split(".")[-2] for name, value in weights(model).items() if not torch.equal(value, before[name])}
-    assert changed == {"down_proj"}
-    with pytest.raises(OptionError, match=r"targets: must be names of the model's projections; it has no w"):
-        finetune(model, one_batch, FinetuneOptions(targets=("w",)))
 
 
 def test_an_encoder_learns_the_hidden_states_of_its_teacher_and_padding_does_not_count():

@@ -99,15 +99,3 @@ def test_norms_over_real_tokens():
     norms = torch.cat([k[0, 0], k[1, 0, :6]]).double().norm(dim=-1)
     assert abs(figures["k_norm"][0] - float(norms.mean())) < 1e-6
     assert all(x == x for name in ("entropy", "far", "degrees_of_freedom") for x in figures[name])
-
-
-@pytest.mark.parametrize(
-    ("rows", "chosen"),
-    [
-        ([("big", 0.100, 50), ("small", 0.109, 10), ("smallest", 0.2, 1)], "small"),
-        ([("big", 0.0001, 50), ("small", 0.009, 10)], "small"),
-        ([("big", 0.1, 50), ("small", 0.12, 10)], "big"),
-    ],
-)
-def test_a_small_state_is_taken_where_it_is_as_good(rows, chosen):
-    assert choose([dict(zip(("name", "missed", "state"), row, strict=True)) for row in rows])["name"] == chosen

@@ -62,15 +62,6 @@ def test_what_was_changed_later_is_in_the_file(tmp_path):
     assert load_linearized(tmp_path, drop_rate=0.5).head_drop.p == 0.5  # what is given comes before what is in the file
 
 
-def test_the_tag_tells_how_pictures_are_prepared(tmp_path):
-    torch.manual_seed(0)
-    name = next(name for name in timm.list_pretrained("vit_tiny_patch16_224*") if "in21k_ft" not in name)
-    model = timm.create_model(name, depth=1, num_classes=3).eval()
-    convert(model, plan_model(model, "hedgehog"))
-    save_linearized(model, tmp_path)
-    assert load_linearized(tmp_path).pretrained_cfg == model.pretrained_cfg
-
-
 def test_what_a_file_cannot_hold_is_asked_for(tmp_path):
     model = build(act_layer=nn.ReLU)
     save_linearized(model, tmp_path)

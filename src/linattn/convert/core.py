@@ -6,6 +6,7 @@ keys have separate maps, except with random features, which approximate a single
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -180,8 +181,8 @@ def build_features(plan: LayerPlan, shape: LayerShape) -> SeparateMaps | RandomF
         return None
     if plan.features == "prf":
         return RandomFeatures(shape.num_kv_heads, D, width, relative=plan.window == 0)
-    kind = {"np": NPMap, "hedgehog": HedgehogMap, "t2r": T2RMap}[plan.features]
-    return SeparateMaps(*(kind(n, D, width) for n in heads))
+    kinds: dict[str, Callable[[int, int, int], HeadMap]] = {"np": NPMap, "hedgehog": HedgehogMap, "t2r": T2RMap}
+    return SeparateMaps(*(kinds[plan.features](n, D, width) for n in heads))
 
 
 class Core(nn.Module, ABC):

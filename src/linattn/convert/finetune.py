@@ -172,11 +172,7 @@ def target_names(model: nn.Module, targets: Sequence[str] | None) -> list[str]:
     inside = tuple(f"{name}." for name, module in model.named_modules() if module in layers.values())
     last = next(iter(layers.values())).adapter.projections if targets is None else targets
     names = [name for name, _ in model.named_modules() if name.rpartition(".")[2] in last and ".core." not in name]
-    names = [name for name in names if targets is not None or name.startswith(inside)]
-    if not names:
-        wanted = ", ".join(last) or "projections to adapt by default"
-        raise OptionError("targets", f"must be names of the model's projections; it has no {wanted}")
-    return names
+    return [name for name in names if targets is not None or name.startswith(inside)]
 
 
 class _Finetuning(StageRun):

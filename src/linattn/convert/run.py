@@ -208,21 +208,18 @@ def linearize(
     if degrees is not None:
         start_features(model, degrees, seed)
     done("converted")
-    hidden = not (progress and is_main(accelerator))
-    places = {name: None if folder is None else Path(folder) / name for name in ("transfer", "finetune")}
+
+    def train(name: str, learn: Callable[..., Any], stage: StageOptions, source: Data, **more: Any) -> Any:
+        with reported(name, hidden=not (progress and is_main(accelerator))) as bar:
+            place = None if folder is None else Path(folder) / name
+            return learn(model, source.batches(stage), stage, place, progress=bar, accelerator=accelerator, **more)
+
     if data is not None and transfer is not None:
-        with reported("transfer", hidden=hidden) as bar:
-            report.curves = learn_attention(
-                model, data.batches(transfer), transfer, places["transfer"], held_out=data.held_out, progress=bar,
-                accelerator=accelerator,
-            )  # fmt: skip
+        report.curves = train("transfer", learn_attention, transfer, data, held_out=data.held_out)
         learned = any(curve.losses for curve in report.curves)  # cores without parameters are only measured
         done("transfer", tokens[0] if learned else 0)
     if data is not None and finetune is not None:
-        with reported("fine-tuning", hidden=hidden) as bar:
-            report.losses = learn_adapters(
-                model, data.batches(finetune), finetune, places["finetune"], progress=bar, accelerator=accelerator
-            )
+        report.losses = train("finetune", learn_adapters, finetune, data)
         done("finetune", tokens[1])
     return model
 

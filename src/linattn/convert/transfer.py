@@ -106,11 +106,8 @@ class _Transfer(StageRun):
     def __init__(self, model: nn.Module, options: TransferOptions, held_out: Sequence[Batch], **around: Any) -> None:
         self.layers, self.held_out = linearized_layers(model), held_out
         super().__init__(model, {str(n): layer.core for n, layer in self.layers.items()}, options, **around)
+        self.before = transfer_errors(model, held_out) if held_out else {}
         self._newest: dict[int, Tensor] = {}
-
-    def begin(self) -> None:
-        if self.held_out:
-            self.memory = {"before": transfer_errors(self.model, self.held_out)}
 
     def step(self) -> Tensor:
         self.teacher(self.batch())
@@ -135,12 +132,12 @@ class _Transfer(StageRun):
 
     def result(self) -> dict[str, Any]:
         after = transfer_errors(self.model, self.held_out) if self.held_out else {}
-        before, curves = self.memory.get("before", {}), []
+        curves = []
         for place, number in enumerate(self.layers):
             losses = [row[place] for row in self.losses()]
             last = losses[-max(1, len(losses) // 10) :] or [float("nan")]
             first, mean = (losses or last)[0], sum(last) / len(last)
-            curves.append(asdict(LayerCurve(number, before.get(number, first), after.get(number, mean), losses)))
+            curves.append(asdict(LayerCurve(number, self.before.get(number, first), after.get(number, mean), losses)))
         return {"curves": curves}
 
 

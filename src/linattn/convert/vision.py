@@ -108,6 +108,7 @@ class ConvertedAttention(ReplacedAttention):
     adapter: TimmAttention
     proj: Any
     num_heads: int
+    mechanism: Any
     relative_position_bias_table: Any
 
     def __init__(self, old: nn.Module, adapter: TimmAttention, plan: VisionPlan) -> None:

@@ -37,12 +37,6 @@ def test_unclipped_layers_are_proportional_to_their_values(values, cost):
     assert not ratios or max(r - u for r, u in ratios) <= min(r + u for r, u in ratios) * (1 + 1e-9)
 
 
-@settings(max_examples=40, deadline=None)
-@given(values, st.sampled_from((0.25, 2.0, 1024.0)))
-def test_the_unit_of_the_values_does_not_matter(values, factor):
-    assert allocate(values, 64) == allocate({layer: factor * value for layer, value in values.items()}, 64)
-
-
 def test_equal_values_get_equal_dimensions_and_a_rest_stays_unused():
     assert allocate({3: 2.0, 5: 2.0}, 64) == {3: 64, 5: 64}
     assert allocate({0: 1.0, 1: 1.0, 2: 1.0}, 23) == {0: 32, 1: 16, 2: 16}  # 69 is no multiple of 16

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 import torch
 from tests.convert.evaluate.test_embeddings import Squares, Words
-from tests.convert.evaluate.tiny import Known, tiny_llama
+from tests.convert.evaluate.tiny import tiny_llama
 
 from linattn.convert.convert import convert, plan_model
 from linattn.convert.evaluate.embeddings import Labelled
@@ -97,23 +97,6 @@ def test_figures_end_where_learned_positions_do():
         with pytest.raises(OptionError, match=f"must not exceed {allowed:,}, .* learned 1,024 positions") as error:
             EvaluationOptions(**{option: (allowed + 1,)}).suited(1024, gpu=False, most=1024)
         assert error.value.option == option
-
-
-def test_ids_that_are_given_are_measured_as_they_are(tmp_path):
-    """Written out and read again they would have lost the marks between documents."""
-    measured = []
-
-    def logits(ids):
-        measured.extend(ids.tolist())
-        return torch.zeros(*ids.shape, 100)
-
-    pieces = [list(range(first, first + 25)) for first in (0, 25, 50, 75)]
-    made = evaluator(
-        tmp_path, None, ["of words"] * 4, options={"lengths": (16,), "texts": 4, "batch_tokens": 35}, pieces=pieces
-    )
-    made.stage("teacher", model := Known(logits), full=False)
-    assert model.calls == [(2, 16), (2, 16)]  # as many windows at once as have so many tokens
-    assert measured == [piece[:16] for piece in pieces]
 
 
 def test_an_interrupted_stage_goes_on_with_the_figure_it_was_at(tmp_path):

@@ -18,12 +18,8 @@ row like those of linattn.convert.adapters.families.FAMILIES; any other inherits
 Hand it to linattn.convert.adapters.register_adapter(...). Families known so far: {known}"""
 
 
-class Projected(NamedTuple):
-    """Queries ``(B, H, T, D)``, keys and values ``(B, H_kv, T, D)``, after norms and rotary positions."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
+Projected = tuple[Tensor, Tensor, Tensor]
+"""Queries ``(B, H, T, D)``, keys and values ``(B, H_kv, T, D)``, after norms and rotary positions."""
 
 
 class Site(NamedTuple):
@@ -128,12 +124,12 @@ class Family(Adapter):
         if hasattr(module, "q_norm"):
             q, k = module.q_norm(q), module.k_norm(k)
         if not self.rotary:
-            return Projected(q, k, v)
+            return q, k, v
         cos, sin = (part.unsqueeze(1) for part in kwargs["position_embeddings"])
         if hidden.shape[1] == 1:  # for one token the number of operations decides: all heads at once
             q, k = rotated(torch.cat([q, k], 1), cos, sin).split([q.shape[1], k.shape[1]], 1)
-            return Projected(q, k, v)
-        return Projected(rotated(q, cos, sin), rotated(k, cos, sin), v)
+            return q, k, v
+        return rotated(q, cos, sin), rotated(k, cos, sin), v
 
     def merge(self, module: Any, out: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
         y = join_heads(out)

@@ -67,7 +67,7 @@ class TimmAttention(Adapter):
         q, k, v = (split_heads(part, module.head_dim) for part in (q, k, v))
         if getattr(module, "q_norm", None) is not None:
             q, k = module.q_norm(q), module.k_norm(k)
-        return Projected(q, k, v)
+        return q, k, v
 
     def merge(self, module: Any, out: Tensor, **kwargs: Any) -> Tensor:
         """Apply the layer's own norm and gate of the output, then its projection."""

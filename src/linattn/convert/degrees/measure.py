@@ -174,7 +174,8 @@ def start_features(model: nn.Module, degrees: Mapping[int, MeasuredLayer], seed:
     for index, layer in linearized_layers(model).items():
         maps = getattr(layer.core, "features", None)
         if isinstance(maps, RandomFeatures):
-            drawn, seen = normal_features(*maps.z.shape, generator), degrees[index]
+            heads, count, dim = maps.z.shape
+            drawn, seen = normal_features(heads, count, dim, generator), degrees[index]
             maps.z.copy_(drawn.z)
             maps.log_alpha.copy_(drawn.log_alpha)
             maps.center.copy_(seen.center)

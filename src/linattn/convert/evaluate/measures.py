@@ -181,14 +181,13 @@ def decoding(
 
     Returns:
         A row for each context: ``cache_bytes``, memory of all tensors in the cache, over all layers;
-        ``tokens_per_second``, from the median step without the first; ``read_seconds``, the time to read from the first
-        token up to this context, without the timed steps.
+        ``tokens_per_second``, from the median step without the first.
     """
     given = torch.as_tensor(text, dtype=torch.long)
     rows: list[dict[str, Any]] = []
     begun = perf_counter()
     with quiet(model) as device:
-        cache, length, read_seconds = None, 0, 0.0
+        cache, length = None, 0
         newest = torch.zeros(1, 1, dtype=torch.long, device=device)
 
         def call(ids: Tensor) -> float:
@@ -204,12 +203,11 @@ def decoding(
                 break
             while length < context:
                 places = torch.arange(length, min(length + piece, context)) % len(given)
-                read_seconds += call(given[places].to(device)[None])
+                call(given[places].to(device)[None])
             cache_bytes = bytes_of(cache)
-            times = [call(newest) for _ in range(steps)][1:]
-            speed = 1 / sorted(times)[len(times) // 2]
-            rows.append({"context": context, "batch": 1, "cache_bytes": cache_bytes, "tokens_per_second": speed,
-                         "read_seconds": read_seconds})  # fmt: skip
+            times = sorted([call(newest) for _ in range(steps)][1:])
+            speed = 1 / times[len(times) // 2]
+            rows.append({"context": context, "cache_bytes": cache_bytes, "tokens_per_second": speed})
             if progress is not None:
                 progress(rows[-1])
     return rows

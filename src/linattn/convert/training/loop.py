@@ -104,7 +104,6 @@ class StageRun(ABC):
             if (groups := _groups(self.trained(part), options.scale_factor))
         }
         self.steps = options.steps_of(options.length) if self.optimizers else 0
-        self.memory: dict[str, Any] = {}  # what else the result depends on, for checkpoints
         self._losses: list[list[float]] = []  # of each step; those not yet read from the device wait
         self._waiting: list[Tensor] = []
 
@@ -124,9 +123,6 @@ class StageRun(ABC):
     def result(self) -> dict[str, Any]:
         """The outcome that is written when all steps are done, ready for JSON."""
 
-    def begin(self) -> None:  # noqa: B027, one has nothing to do
-        """Called before the first step, but not when a stopped run is resumed."""
-
     @property
     def done(self) -> int:
         return len(self._losses) + len(self._waiting)
@@ -143,10 +139,8 @@ class StageRun(ABC):
             self.parts.load_state_dict(files.load_weights())
             return finished
         state = None if files is None else files.load_checkpoint(run)
-        if state is None:
-            self.begin()
-        else:
-            self._losses, self.memory = state["losses"], state["memory"]
+        if state is not None:
+            self._losses = state["losses"]
             self.parts.load_state_dict(state["parts"])
             for name, optimizer in self.optimizers.items():
                 optimizer.load_state_dict(state["optimizers"][name])
@@ -158,9 +152,9 @@ class StageRun(ABC):
             if files is not None and self.done % self.options.checkpoint_steps == 0 and self.done < self.steps:
                 losses = self.losses()  # raises before a broken state could replace a good one
                 optimizers = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
-                state = {"losses": losses, "memory": self.memory, "parts": self.parts.state_dict()}
+                state = {"losses": losses, "parts": self.parts.state_dict(), "optimizers": optimizers}
                 if main:
-                    files.save_checkpoint(state | {"optimizers": optimizers, "fingerprint": run})
+                    files.save_checkpoint(state | {"fingerprint": run})
         self.losses()  # raises if one of the last losses is not finite
         result = self.result()
         if files is not None and main:
