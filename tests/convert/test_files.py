@@ -1,6 +1,7 @@
 """Saved and loaded, a converted model is the same one; what does not fit is an error, never a fresh start."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -45,13 +46,16 @@ def test_a_loaded_model_is_the_saved_one(saved):
     assert [path.name for path in folder.parent.iterdir()] == ["model"]  # no temporary folder is left
 
 
-def test_save_pretrained_in_pieces_writes_the_same_format(saved, tmp_path):
+def test_save_pretrained_in_pieces_writes_the_same_format(saved, tmp_path, monkeypatch):
     model, _ = saved
     model.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     same(load_linearized(tmp_path), model)
     (tmp_path / "tokenizer.json").write_text("{}")
+    written, replace = [], os.replace
+    monkeypatch.setattr(os, "replace", lambda new, own: written.append(own.name) or replace(new, own))
     save_linearized(model, tmp_path)  # one file in the place of many; what is not the model's stays
+    assert written[-1] == "config.json"
     assert len(list(tmp_path.glob("*.safetensors"))) == 1
     assert (tmp_path / "tokenizer.json").exists()
     same(load_linearized(tmp_path), model)

@@ -11,6 +11,7 @@ import linattn
 from linattn.convert.convert import linearized_layers
 from linattn.convert.finetune import FinetuneOptions
 from linattn.convert.run import paper_stages, with_recipe
+from linattn.convert.training import data
 from linattn.convert.training.loop import average_gradients, shared
 from linattn.convert.transfer import TransferOptions
 from linattn.support.options import OptionError
@@ -32,7 +33,8 @@ def run(text, **options):
     return linattn.linearize(llama(), "lolcats", text=text, tokenizer=Letters(), **options)
 
 
-def test_figures_of_every_stage_and_a_run_that_was_stopped(text, tmp_path):
+def test_figures_of_every_stage_and_a_run_that_was_stopped(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "HELD_OUT_TOKENS", 128)  # two windows of the four that are held out
     stages = []
     whole = run(text, on_stage=lambda name, model: stages.append(name))
     report = whole.linearize_report
@@ -46,7 +48,9 @@ def test_figures_of_every_stage_and_a_run_that_was_stopped(text, tmp_path):
 
     held_out = read_text(text, Letters()).held_out
     qualities = [figures.quality for figures in report.stages]
-    assert qualities[0] == pytest.approx(perplexity(llama(), [held_out[: 4 * 64]], 64).perplexity, rel=1e-5)
+    assert qualities[0] == pytest.approx(
+        perplexity(llama(), [held_out[:64], held_out[192:256]], 64).perplexity, rel=1e-5
+    )
     assert qualities[1] != qualities[0]
 
     def stop(name, model):

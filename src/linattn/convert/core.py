@@ -68,8 +68,7 @@ class NPMap(HeadMap):
         self.start_at_identity()
 
     def mapped(self, x: Tensor, weight: Tensor, *more: Tensor) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return both_signs(F.normalize(x @ weight, dim=-1) * norm)
+        return both_signs(F.normalize(x @ weight, dim=-1) * torch.linalg.vector_norm(x, dim=-1, keepdim=True))
 
 
 class HedgehogMap(HeadMap):

@@ -96,8 +96,9 @@ class EvaluationOptions(Config):
         ``most``: the number of tokens that the model can take, where its positions are learned; more are refused.
 
         Example:
-            >>> EvaluationOptions(windows=3).suited(256, gpu=False).needle_lengths
-            (128, 256)
+            >>> suited = EvaluationOptions(windows=3).suited(256, gpu=False)
+            >>> suited.needle_lengths, suited.contexts
+            ((128, 256), (256, 512, 1024))
         """
         longest = min(most or positions or LONGEST, LONGEST)
         furthest = 32768 if gpu else 4 * longest
