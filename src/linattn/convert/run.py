@@ -249,8 +249,8 @@ def taken(method: str, options: Mapping[str, Any]) -> tuple[Split | None, dict[s
         return None, dict(options)
     names = {each.name for each in fields(Split)}
     given = {name: value for name, value in options.items() if name in names and value is not None}
-    for name in given.keys() & {"cost", "clip"}:
-        if "feature_dim" in options:
+    for name in ("cost", "clip"):
+        if name in given and "feature_dim" in options:
             raise OptionError(name, "is for features that layers share, and feature_dim says how many each of them "
                               "has: give one of the two")  # fmt: skip
     return Split(**given), {name: value for name, value in options.items() if name not in names}
