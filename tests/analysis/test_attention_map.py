@@ -4,12 +4,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from analysis.cases import BY_CHANNEL, CASES, EXACT
-from linattn import create_mechanism
+from linattn import create_mechanism, list_mechanisms
 from linattn.analysis import attention_map as module
 from linattn.analysis.attention_map import attention_map, attention_row
 from linattn.mechanisms.base import Call, LinearMechanism, MechanismOutput
+from linattn.testing.cases import Subject, subject_of
 
+EXACT = {"rtol": 0, "atol": 1e-10}
+# Weights that depend on the channel of v: two flows, and as many heads as channels.
+BY_CHANNEL = {"pola", "pola_plus", "hydra"}
+# The angular mechanism's unit length and the norm of zeros are not linear in v; agents fewer than tokens.
+OPTIONS = {"angular": {"output_norm": "sum"}, "zeros": {"head_norm": False}, "agent": {"num_agents": 4}}
 LENGTH = 13  # more than the 8 channels of a head: one probe does not see them all
 
 
@@ -28,8 +33,12 @@ def literal_map(mechanism, q: Tensor, k: Tensor) -> Tensor:
     return torch.stack(columns, dim=-1)
 
 
-@pytest.mark.parametrize(("subject", "causal", "grouped"), CASES)
-def test_map_times_values_is_the_output_and_rows_are_its_rows(subject, causal, grouped):
+SUBJECTS = [subject_of(name, **OPTIONS.get(name, {})) for name in list_mechanisms()]
+CASES = [(one, causal, grouped) for one in SUBJECTS for causal in one.modes for grouped in one.groupings(causal)]
+
+
+@pytest.mark.parametrize(("subject", "causal", "grouped"), CASES, ids=lambda x: x if type(x) is bool else x.info.name)
+def test_map_times_values_is_the_output_and_rows_are_its_rows(subject: Subject, causal: bool, grouped: bool):
     mechanism = subject.build(causal, grouped=grouped)
     inputs = subject.inputs(mechanism, length=LENGTH)
     v = inputs.v.repeat_interleave(mechanism.num_heads // mechanism.num_kv_heads, dim=1)
@@ -73,12 +82,10 @@ def test_rotation_turns_the_map(name):
     q, k, v = draw()
 
     def rotate(phi: Tensor, psi: Tensor) -> tuple[Tensor, Tensor]:
-        return tuple(
-            torch.stack([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1).flatten(-2)
-            for x in (phi, psi)
-            for a, b in [x.unflatten(-1, (-1, 2)).unbind(-1)]
-            for angle in [torch.arange(x.shape[2], dtype=x.dtype)[:, None]]
-        )
+        """Pairs of channels, as complex numbers, by the place of their token."""
+        turns = (torch.arange(x.shape[2]).double()[:, None] for x in (phi, psi))
+        pairs = (torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) for x in (phi, psi))
+        return tuple(torch.view_as_real(x * (1j * t).exp()).flatten(-2) for x, t in zip(pairs, turns, strict=True))
 
     mechanism = create_mechanism(name, num_heads=2, head_dim=8).double()
     channels = attention_map(mechanism, q, k, rotate=rotate, channels=True)
@@ -101,38 +108,42 @@ def test_plane_and_other_lengths_of_keys():
     torch.testing.assert_close(weights @ v[:, :, :4], relu(q, k[:, :, :4], v[:, :, :4]), **EXACT)
 
 
-class Squared(LinearMechanism):
-    """Not linear in v."""
+class Own(LinearMechanism):
+    """Linear attention over exponentials, whose weights or outputs a subclass changes."""
 
     def arguments(self, q, k, v, *, x):
         return {"q": q.exp(), "k": k.exp(), "v": v}
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
-        return MechanismOutput(super().attend(q, k, v, call).output.square(), None)
 
     @property
     def num_features(self) -> int:
         return self.head_dim
 
 
-class Mixing(Squared):
+class Squared(Own):
+    """Not linear in v."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
+        return MechanismOutput(super().attend(q, k, v, call).output.square(), None)
+
+
+class Mixing(Own):
     """Linear in v, but a channel of the output is made of its neighbour too."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
-        out = LinearMechanism.attend(self, q, k, v, call).output
+        out = super().attend(q, k, v, call).output
         return MechanismOutput(out + out.roll(1, -1), None)
 
 
-class Uneven(Squared):
+class Uneven(Own):
     """Three channels have twice the weights of the other five."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> MechanismOutput:
-        return LinearMechanism.attend(self, q, k, v * (1 + (torch.arange(8) < 3)), call)
+        return super().attend(q, k, v * (1 + (torch.arange(8) < 3)), call)
 
 
 def test_kinds_of_channels_need_not_be_equally_many():
     q, k, _ = draw()
-    weights = literal_map(Squared(2, 8), q, k).sqrt()  # what the two have in common
+    weights = literal_map(Own(2, 8), q, k)
     torch.testing.assert_close(attention_map(Uneven(2, 8), q, k), weights * 11 / 8, **EXACT)
     torch.testing.assert_close(attention_map(Uneven(2, 8), q, k, channels=True)[..., 2], 2 * weights, **EXACT)
 
@@ -144,7 +155,7 @@ def test_what_has_no_map_is_refused(cls):
         attention_map(cls(2, 8), q, k)
 
 
-def test_single_precision_and_wrong_token():
+def test_single_precision():
     q, k, _ = draw()
     mechanism = create_mechanism("nala", num_heads=2, head_dim=8)
     weights = attention_map(mechanism, q.float(), k.float())

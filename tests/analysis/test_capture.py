@@ -14,12 +14,9 @@ def vit(mechanism: str = "relu", **options) -> VisionTransformer:
     return create_vit("digits", mechanism, **{"depth": 2, "embed_dim": 24, "num_heads": 2, "patch_size": 2} | options)
 
 
-def hooks(model: nn.Module) -> int:
-    return sum(len(module._forward_pre_hooks) for module in model.modules())
-
-
-def state(model: nn.Module) -> tuple[list[bool], int]:
-    return [module.training for module in model.modules()], hooks(model)
+def state(model: nn.Module) -> list[tuple[bool, int]]:
+    """Modes and hooks."""
+    return [(module.training, len(module._forward_pre_hooks)) for module in model.modules()]
 
 
 def test_calls_are_those_of_the_layers():
@@ -56,13 +53,9 @@ def test_a_model_that_raises_is_put_back():
     with pytest.raises(ZeroDivisionError):
         capture(model, torch.randn(1, 1, 8, 8))
     assert state(model) == before
-    with pytest.raises(ValueError, match=r"images must be \(B, 1"):
-        capture(model, torch.randn(1, 3, 8, 8))
-    assert state(model) == before
 
 
-@pytest.mark.parametrize("kind", ["model", "blocks"])
-def test_compiled_models_are_looked_into_without_compiling_again(kind):
+def test_compiled_models_are_looked_into_without_compiling_again():
     model, images, graphs = vit().eval(), torch.randn(2, 1, 8, 8), []
     expected = capture(model, images)
 
@@ -70,19 +63,17 @@ def test_compiled_models_are_looked_into_without_compiling_again(kind):
         graphs.append(graph)
         return graph.forward
 
-    if kind == "model":
-        model = torch.compile(model, backend=backend)
-    else:
-        model.blocks = nn.ModuleList(torch.compile(block, backend=backend) for block in model.blocks)
-    with torch.no_grad():
-        model(images)
-        before = len(graphs)
-        found = capture(model, images)
-        model(images)
-    assert len(graphs) == before > 0
-    assert [call.name for call in found] == ["blocks.0.attn", "blocks.1.attn"]
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one.q, other.q)
+    model.blocks = nn.ModuleList(torch.compile(block, backend=backend) for block in model.blocks)
+    for compiled in (model, torch.compile(model, backend=backend)):
+        with torch.no_grad():
+            compiled(images)
+            before = len(graphs)
+            found = capture(compiled, images)
+            compiled(images)
+        assert len(graphs) == before > 0
+        assert [call.name for call in found] == ["blocks.0.attn", "blocks.1.attn"]
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one.q, other.q)
 
 
 def test_a_mechanism_alone_and_a_model_without_one():

@@ -1,23 +1,21 @@
-"""Entropies, their theorems, and how they follow the norm of the query."""
+"""Entropies, their theorems, how they follow the norm of the query, and effective ranks."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
-from linattn import create_mechanism
-from linattn.analysis.attention_map import attention_map
-from linattn.analysis.entropy import entropy, entropy_norm_correlation, positive_sequence_entropy
+from linattn.analysis.entropy import effective_rank, entropy, entropy_norm_correlation, positive_sequence_entropy
 
 EXACT = {"rtol": 0, "atol": 1e-10}
 
 
-def rand(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def rand(*shape: int, seed: int = 0, draw=torch.rand) -> torch.Tensor:
+    return draw(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def randn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+randn = partial(rand, draw=torch.randn)
 
 
 def test_entropy_of_rows():
@@ -38,17 +36,12 @@ def test_negative_weights_count_by_size_or_not_at_all():
     assert positive_sequence_entropy(-weights).abs().amax() == 0
 
 
-@pytest.mark.parametrize("power", [1, 2.5])
-def test_homogeneous_maps_do_not_see_a_scale(power):
-    """Proposition 2 of NaLaFormer."""
-    x = rand(20, 9)
-    scaled = positive_sequence_entropy((7 * x) ** power)
-    torch.testing.assert_close(scaled, positive_sequence_entropy(x**power), **EXACT)
-
-
-def test_exp_sees_a_scale_and_powers_sharpen():
-    """Theorem 1, and x^p with p > 1 as the convex map of theorem 2."""
+def test_what_a_scale_does():
+    """Proposition 2 of NaLaFormer: homogeneous maps do not see it. Theorem 1: exp does. Powers sharpen (theorem 2)."""
     x = rand(50, 9)
+    for power in (1, 2.5):
+        scaled = positive_sequence_entropy((7 * x) ** power)
+        torch.testing.assert_close(scaled, positive_sequence_entropy(x**power), **EXACT)
     steps = torch.stack([positive_sequence_entropy((c * x).exp()) for c in (1, 2, 4, 8, 16, 100)])
     assert (steps.diff(dim=0) < 0).all()
     powers = torch.stack([positive_sequence_entropy(x**p) for p in (1, 1.5, 2, 3, 4.5)])
@@ -68,25 +61,17 @@ def test_correlation_is_pearsons():
         entropy_norm_correlation(a, b[0])
 
 
-def entropies(name: str, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    return entropy(attention_map(create_mechanism(name, num_heads=2, head_dim=16).double(), q, k))
-
-
-def test_softmax_and_nala_sharpen_with_the_norm_and_relu_cannot():
-    """The claim of NaLaFormer on random vectors: queries of equal direction and different length."""
-    q, k = randn(2, 2, 200, 16), randn(2, 2, 40, 16, seed=1)
-    length = 0.02 + 1.2 * rand(2, 2, 200, 1, seed=2)
-    chance = 4 / 400**0.5  # four standard deviations of the correlation of 400 unrelated pairs
-    q = q / q.norm(dim=-1, keepdim=True)
-    for name in ("softmax", "nala"):
-        falls = entropies(name, 1.5 * q, k) < entropies(name, 0.1 * q, k)
-        # A row of nala is a sum over channels, each of which sharpens: that needs not hold for every sum.
-        assert falls.double().mean() > 0.95
-        assert falls.all() or name == "nala"
-        varied = entropies(name, length * q, k)
-        assert max(entropy_norm_correlation(varied, length.squeeze(-1))) < -chance
-    for factor in (0.1, 1.5, length):
-        torch.testing.assert_close(entropies("relu", factor * q, k), entropies("relu", q, k), **EXACT)
-    unmoved = entropies("relu", length * q, k)
-    assert unmoved.std() > 1e-2
-    assert max(map(abs, entropy_norm_correlation(unmoved, length.squeeze(-1)))) < chance
+def test_effective_rank_of_known_matrices():
+    a, b = randn(6), randn(9, seed=1)
+    outer = torch.outer(a, b)
+    assert float(effective_rank(torch.eye(7).double())) == pytest.approx(7)
+    assert float(effective_rank(outer)) == pytest.approx(1, abs=1e-6)
+    u, _ = torch.linalg.qr(randn(6, 6))
+    v, _ = torch.linalg.qr(randn(9, 9))
+    sigma = torch.tensor([4.0, 2.0, 2.0]).double()  # p = 1/2, 1/4, 1/4: entropy 1.5 log 2
+    matrix = (u[:, :3] * sigma) @ v[:, :3].mT
+    assert float(effective_rank(5 * matrix)) == pytest.approx(2**1.5)
+    batch = effective_rank(torch.stack([outer, matrix, torch.zeros(6, 9).double(), outer * math.nan]))
+    assert batch[:3].tolist() == pytest.approx([1, 2**1.5, 0], abs=1e-6)
+    assert batch[3].isnan()
+    assert effective_rank(torch.eye(4).bfloat16()).item() == pytest.approx(4)

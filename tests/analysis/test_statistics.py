@@ -8,9 +8,9 @@ import torch
 from linattn.analysis import statistics
 from linattn.analysis.attention_map import attention_map
 from linattn.analysis.capture import capture
-from linattn.analysis.energy import energy_lost
 from linattn.analysis.entropy import effective_rank, entropy
 from linattn.analysis.statistics import model_statistics, token_heat_map
+from linattn.analysis.truncation import energy_lost
 from linattn.models.vision import create_vit
 
 
@@ -51,9 +51,9 @@ def test_softmax_correlates_relu_loses_and_json_takes_it():
     assert max(softmax[0].entropy_norm_correlation) < -0.2
     assert all(0.2 < share < 0.8 for share in relu[0].energy_lost)
     assert (softmax[0].opposed_kept, relu[0].opposed_kept) == ([1.0, 1.0], [0.0, 0.0])
-    normed = model_statistics(vit("relu", attention={"qk_norm": "rms"}), IMAGES)
-    assert normed[0].entropy_norm_correlation == [None, None]
-    assert json.loads(json.dumps(normed[0].as_dict())) == normed[0].as_dict()
+    (normed, _) = model_statistics(vit("relu", attention={"qk_norm": "rms"}), IMAGES)
+    assert normed.entropy_norm_correlation == [None, None]
+    assert json.loads(json.dumps(normed.as_dict())) == normed.as_dict()
 
 
 @pytest.mark.parametrize("pool", ["token", "avg"])
@@ -74,18 +74,15 @@ def test_heat_map_is_a_row_on_the_plane(mechanism, pool):
     assert (other - heat).abs().amax() > 1e-6
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_wrong_places():
+    for options, message in (
         ({"layer": 2}, "layer must be one of blocks.0.attn, blocks.1.attn or a number from -2 to 1, got 2"),
         ({"layer": "head"}, "layer must be one of blocks.0.attn"),
         ({"token": 24}, "token must be an integer from 0 to 23, got 24"),
         ({"head": 2}, "head must be an integer from 0 to 1, got 2"),
-    ],
-)
-def test_wrong_places(options, message):
-    with pytest.raises(ValueError, match=message):
-        token_heat_map(vit("relu"), IMAGES[0], **options)
+    ):
+        with pytest.raises(ValueError, match=message):
+            token_heat_map(vit("relu"), IMAGES[0], **options)
     with pytest.raises(ValueError, match=r"image must be one image \(C, height, width\), got shape \(5, 1, 8, 12\)"):
         token_heat_map(vit("relu"), IMAGES)
     with pytest.raises(ValueError, match="images must hold at least one image"):

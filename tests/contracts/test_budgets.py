@@ -24,9 +24,9 @@ def test_a_token_alone_may_keep_the_rounding_of_terms_that_cancel() -> None:
         size = standard(2).expected[name].abs().max().item()
         assert alone.rests[name] == pytest.approx(4 * 16 * eps * size), "two sums over 8 channels"
         found = {**alone.expected, name: alone.expected[name] + alone.rests[name]}
-        alone.hold("forms", "within", found)
+        alone.hold("within", found)
         with pytest.raises(ContractViolation, match=name):
-            alone.hold("forms", "beyond", {**found, name: alone.expected[name] + 4 * alone.rests[name]})
+            alone.hold("beyond", {**found, name: alone.expected[name] + 4 * alone.rests[name]})
 
 
 def test_steps_are_held_to_what_steps_of_plain_pytorch_cost() -> None:

@@ -22,7 +22,7 @@ def test_forms(arguments: Arguments) -> None:
         output = linear_attention(**own, impl=impl)
         results[impl] = {"output": output} | gradients((output * random_like(output)).sum(), own)
     for impl in ("recurrent", "chunked"):
-        compare("forms", impl, results[impl], results["reference"])
+        compare(impl, results[impl], results["reference"])
 
 
 @given(calls(causal=True), st.data())
@@ -63,7 +63,7 @@ def test_hand_over_at_any_cuts(arguments: Arguments, places: list[int], data: st
         wanted = tensors(own) | {"initial kv": state.kv, "initial k": state.k}
         given_back = torch.autograd.grad(loss, list(wanted.values()), materialize_grads=True, allow_unused=True)
         results.append(found | dict(zip(wanted, given_back, strict=True)))
-    compare("hand_over", f"cut at {cuts}", results[1], results[0])
+    compare(f"cut at {cuts}", results[1], results[0])
 
 
 @st.composite
@@ -99,4 +99,4 @@ def test_masked_is_absent(arguments: Arguments, data: st.DataObject) -> None:
 def _same(output: torch.Tensor, own: Arguments, expected: torch.Tensor, alone: Arguments) -> None:
     weight = random_like(output)
     found = {"output": output} | gradients((output * weight).sum(), own)
-    compare("padding", "drawn", found, {"output": expected} | gradients((expected * weight).sum(), alone))
+    compare("drawn", found, {"output": expected} | gradients((expected * weight).sum(), alone))

@@ -1,4 +1,7 @@
-"""Kernels of a decay per channel against the fp64 reference, values and gradients, within the precision budget."""
+"""Kernels of a decay per channel against fp64: decays of every size, every option, and the digits of sums."""
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -6,139 +9,136 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.channel_decay_case import BF16, DECAYS, FP16, FP32, Case, as_trained, at_the_limit, mixed, once
+from kernels.budget import BF16, FP16, FP32
+from kernels.case import Case, checks
 from kernels.device import DEVICE
 from linattn import linear_attention_with_state
-from linattn.kernels.channel_decay.library import channel_decay
-from linattn.testing.poison import poisoned_allocations
+from linattn.kernels.channel_decay.device import plan
 
 # Factors of chunks that are not mild overflow before they are put aside; numpy, which runs the interpreter, says so.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+gpu = pytest.mark.skipif(DEVICE == "cpu", reason="large shapes take a GPU")
 
 
-@pytest.mark.parametrize("dtype", [FP32, BF16, FP16], ids=str)
-def test_plain(dtype: torch.dtype) -> None:
-    Case(dtype).check()
+def mixed(noise: Tensor) -> Tensor:
+    """Closed gates and open ones, side by side in one chunk."""
+    return torch.where(noise > 1.5, -800.0, torch.where(noise > 1, -50.0, torch.where(noise < 0, 0.0, -0.1 * noise)))
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case(FP32, normalizer="sum", decay_index="key"),
-        Case(FP32, normalizer="abs_max_one", T=40),
-        Case(BF16, normalizer="sum"),
-        Case(BF16, normalizer="abs_max_one", decay_index="key"),
-        Case(FP16, normalizer="sum", decay_index="key", T=40),
-    ],
-    ids=lambda case: f"{case.dtype}-{case.normalizer}-{case.decay_index}",
-)
-def test_normalizers(case: Case) -> None:
+def as_trained(noise: Tensor) -> Tensor:
+    """As trained gates are: every chunk is mild."""
+    return F.logsigmoid(noise + 3)
+
+
+def at_the_limit(noise: Tensor) -> Tensor:
+    """A half of 64 tokens decays by about 2^-80: chunks of both kinds side by side, and channels of both in one."""
+    return -1.7 * noise.abs()
+
+
+def once(noise: Tensor) -> Tensor:
+    """One token forgets everything; around it digits of small decays count."""
+    at = torch.arange(noise.shape[2]) == 40
+    return torch.where(at[:, None], -800.0, -0.05 * noise.abs())
+
+
+def strong_in_one_half(noise: Tensor) -> Tensor:
+    """64 channels whose chunks are all mild, and as many whose chunks are all strong."""
+    return torch.where(torch.arange(noise.shape[-1]) < 64, as_trained(noise), -3 * noise.abs() - 0.5)
+
+
+def all_forget(noise: Tensor) -> Tensor:
+    return torch.full_like(noise, -800.0)
+
+
+def minus_fifty(noise: Tensor) -> Tensor:
+    return torch.full_like(noise, -50.0)
+
+
+def closed(noise: Tensor) -> Tensor:
+    return torch.where(noise > 1, -torch.inf, -0.1 * noise.abs())
+
+
+def nearly_none(noise: Tensor) -> Tensor:
+    return -0.001 * noise.abs()
+
+
+def call(dtype: torch.dtype = BF16, **options: Any) -> Case:
+    known = {"T": 40, "H": 1, "decay": "channel", "causal": True, "norm": None}
+    return Case(**known | {"dtype": dtype} | options)
+
+
+@checks(
+    *(call(dtype, T=70, H=2, H_kv=2) for dtype in (FP32, BF16, FP16)),
+    *(call(dtype, T=T, H=2, H_kv=2, norm=norm, index=index) for dtype, T, norm, index in (
+        (FP32, 70, "sum", "key"), (FP32, 40, "abs_max_one", "query"), (BF16, 70, "sum", "query"),
+        (BF16, 70, "abs_max_one", "key"), (FP16, 40, "sum", "key"),
+    )),
+    call(FP32, final=True),
+    call(start=True, index="key", T=70),
+    call(norm="sum", start=True),
+    call(FP32, start=True, norm="sum", index="key"),
+    call(FP32, B=2, H=2, norm="sum", mask=True, start=True),
+    *(call(H=2, norm="sum", index=index, cu=(0, 3, 3, 40, 70), start=True) for index in ("query", "key")),
+    # Odd widths are padded; beyond 128 (fp32: 64) parts are added up. Of one normalised feature nothing is left.
+    *(call(dtype, T=20, K=K, V=V, norm="sum" if K > 1 else None, start=True) for dtype, K, V in (
+        (FP32, 5, 7), (BF16, 1, 3), (FP32, 70, 20), (BF16, 64, 128), (BF16, 130, 140),
+    )),
+    *(call(T=T, norm="sum", start=True, index="key") for T in (2, 32, 33)),
+    *(call(B=2, layout=layout) for layout in ("tokens", "columns")),
+    # Row sums and states reach 1e6; only their quotient is fp16.
+    *(call(FP16, norm="sum", decay=decay, scale=100.0) for decay in (nearly_none, once)),
+)  # fmt: skip
+def test_values_and_gradients(case: Case) -> None:
     case.check()
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case(FP32, state=True, T=40),
-        Case(BF16, state=True, initial=True, decay_index="key"),
-        Case(BF16, initial=True, normalizer="sum", T=40),
-        Case(FP32, state=True, initial=True, normalizer="sum", decay_index="key", T=40),
-    ],
-    ids=["final", "both", "initial", "normalised"],
+SIZES: list[tuple[Callable[[Tensor], Tensor], torch.dtype]] = [
+    (mixed, FP32), (once, FP32), (all_forget, FP32), (closed, FP32), (torch.zeros_like, FP32),
+    (mixed, BF16), (all_forget, BF16), (minus_fifty, BF16), (torch.zeros_like, BF16),
+]  # fmt: skip
+
+
+@checks(
+    *(call(dtype, T=50, decay=decay) for decay, dtype in SIZES),
+    call(T=50, H=2, decay=mixed, norm="sum", index="key", mask=True, start=True),
 )
-def test_states(case: Case) -> None:
+def test_extreme_decays(case: Case) -> None:
     case.check()
 
 
-@pytest.mark.parametrize("dtype", [FP32] if DEVICE == "cpu" else [FP32, BF16], ids=str)
-def test_masked_tokens_and_grouped_heads(dtype: torch.dtype) -> None:
-    Case(dtype, B=2, H=2, H_kv=1, T=40, normalizer="sum", masked=True, state=True, initial=True).check()
-
-
-@pytest.mark.parametrize("decay_index", ["query", "key"])
-def test_packed_sequences(decay_index: str) -> None:
-    Case(
-        BF16, H=2, H_kv=1, normalizer="sum", decay_index=decay_index, cu_seqlens=[0, 3, 3, 40, 70],
-        state=True, initial=True,
-    ).check()  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case(FP32, T=84, H=1, H_kv=1, normalizer="sum", state=True, initial=True),
-        Case(BF16, T=84, H=2, H_kv=1, decay_index="key"),
-        Case(FP32, T=84, H=1, H_kv=1, decay=as_trained, state=True),
-        Case(BF16, T=90, H=1, H_kv=1, normalizer="sum", cu_seqlens=[0, 3, 3, 84, 90], state=True, initial=True),
-    ],
-    ids=["one sequence", "grouped", "final state", "packed"],
+@checks(
+    call(FP32, T=84, norm="sum", start=True, segments=1),
+    call(T=84, H=2, index="key", segments=1),
+    call(FP32, T=84, decay=as_trained, final=True, segments=1),
+    call(norm="sum", cu=(0, 3, 3, 84, 90), start=True, segments=1),
+    call(T=200, K=64, V=64, decay=at_the_limit, index="key", mask=True, final=True, segments=1),
 )
-def test_segments_side_by_side(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_side_by_side(case: Case) -> None:
     """Few heads: the sequence is cut, and states are handed from segment to segment."""
-    from linattn.kernels.channel_decay.device import plan
-
-    monkeypatch.setattr(plan, "_SHORTEST", 64)
     case.check()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"decay": as_trained, "normalizer": "sum", "decay_index": "key", "state": True, "initial": True},
-        {"decay": as_trained, "H": 2, "cu_seqlens": [0, 3, 3, 90, 150], "state": True, "initial": True},
-        {"decay": at_the_limit, "masked": True, "decay_index": "key", "state": True},
-        {"decay": mixed, "normalizer": "sum", "T": 130, "initial": True},
-    ],
-    ids=["open", "packed", "limit", "mixed"],
-)
-@pytest.mark.parametrize(("K", "V"), [(64, 64)] if DEVICE == "cpu" else [(64, 64), (128, 64), (64, 128), (128, 128)])
-def test_wide_heads_of_several_chunks(options: dict, K: int, V: int) -> None:
+WIDE = [
+    {"decay": as_trained, "norm": "sum", "index": "key", "start": True},
+    {"decay": as_trained, "H": 2, "H_kv": 2, "cu": (0, 3, 3, 90, 150), "start": True},
+    {"decay": at_the_limit, "mask": True, "index": "key", "final": True},
+    {"decay": mixed, "norm": "sum", "T": 130, "start": True},
+]
+
+
+@checks(
+    *(call(**{"T": 150, "K": K, "V": V} | options) for options in WIDE
+      for K, V in ([(64, 64)] if DEVICE == "cpu" else [(64, 64), (128, 64), (64, 128), (128, 128)])),
+    # Outputs halve the values, gradients of queries and keys the features.
+    *(call(T=T, K=128, V=128, decay=as_trained) for T in (64, 129)),
+)  # fmt: skip
+def test_wide_heads_of_several_chunks(case: Case) -> None:
     """From 64 features on chunks are longer, and each pass has programs of its own for parts of a head."""
-    Case(**{"T": 150, "H": 1, "H_kv": 1, "K": K, "V": V} | options).check()
+    case.check()
 
 
-@pytest.mark.parametrize("T", [64, 129])
-def test_widths_that_halve_differently(T: int) -> None:
-    """Outputs halve the values, gradients of queries and keys the features."""
-    Case(T=T, H=1, H_kv=1, K=128, V=128, decay=as_trained).check()
-
-
-def test_segments_of_long_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from linattn.kernels.channel_decay.device import plan
-
-    monkeypatch.setattr(plan, "_SHORTEST", 64)
-    Case(T=200, H=1, H_kv=1, K=64, V=64, decay=at_the_limit, decay_index="key", masked=True, state=True).check()
-
-
-def test_decays_come_as_they_are() -> None:
-    """Not bounded, and not hidden where a token is masked: forward and backward see -inf, and NaN there."""
-    T = 70
-    case = Case(T=T, masked=True, decay=DECAYS["minus infinity"], decay_index="key", state=True)
-    found = case.evaluate(case.kernels, BF16)
-    assert all(x.isfinite().all() for x in found.values())
-    hidden = ~case.key_mask.cpu()[:, None, :, None].expand_as(found["d log_decay"])
-    assert (found["d log_decay"][hidden] == 0).all()
-    # decay_index "key": the last token's decay reaches nothing but the state
-    shown = Case(T=T, decay=as_trained, decay_index="key")
-    assert (shown.evaluate(shown.kernels, BF16)["d log_decay"][:, :, -1] == 0).all()
-
-
-def test_masked_tokens_get_no_gradient() -> None:
-    """Whatever they hold: nothing is put in its place on the way."""
-    case = Case(BF16, T=70, masked=True, normalizer="sum", state=True)
-    hidden = ~case.key_mask[:, None, :, None]
-    leaves = [case.tensors[name].to(DEVICE) for name in ("q", "k", "v", "log_decay")]
-    leaves = [x.masked_fill(hidden & (n > 0), torch.nan).requires_grad_() for n, x in enumerate(leaves)]
-    output, state = case.kernels(*leaves, None)
-    loss = output.masked_fill(hidden, 0).float().sum() + state.kv.sum() + state.k.sum()
-    for gradient in torch.autograd.grad(loss, leaves[1:]):
-        assert gradient.isfinite().all()
-        assert (gradient.masked_select(hidden) == 0).all()
-
-
-# Where digits beside a closed gate count fp32 judges more strictly, where products leave the range bf16 is as good.
-IN_FP32, IN_BF16 = ("mixed", "once", "minus infinity"), ("mixed", "all forget", "minus fifty", "no decay")
-EXTREMES = [(name, FP32) for name in IN_FP32] + [(name, BF16) for name in IN_BF16]
+def test_fresh_memory_is_never_read_and_runs_are_equal() -> None:
+    call(H=2, norm="sum", final=True, mask=True, decay=mixed).assert_repeats()
 
 
 def test_decays_are_not_copied() -> None:
@@ -157,92 +157,50 @@ def test_decays_are_not_copied() -> None:
     assert not names & {"aten::clamp", "aten::clamp_min", "aten::masked_fill", "aten::where", "aten::clone"}
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), EXTREMES if DEVICE == "cpu" else [(name, dtype) for name in DECAYS for dtype in (FP32, BF16)]
-)
-def test_extreme_decays(name: str, dtype: torch.dtype) -> None:
-    Case(dtype, T=50, H=1, H_kv=1, decay=DECAYS[name]).check()
+# Token by token rounding may be small and yet alike: what a chunk is off by, all tokens before it are. So the gradient
+# is summed over tokens, as the bias of a gate gets it, over long sequences, against the chunked form.
+T = 512 if DEVICE == "cpu" else 4096
 
 
-def test_extreme_decays_with_everything() -> None:
-    Case(
-        BF16, T=50, H=2, H_kv=1, decay=mixed, normalizer="sum", decay_index="key", masked=True, state=True,
-        initial=True,
-    ).check()  # fmt: skip
+def summed(case: Case, *how: Any) -> Tensor:
+    return case.evaluate(*how)["d log_decay"].double().sum((0, 2))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "K", "V"), [(FP32, 5, 7), (BF16, 1, 3), (FP32, 70, 20), (BF16, 64, 128), (BF16, 130, 140)]
-)
-def test_widths(dtype: torch.dtype, K: int, V: int) -> None:
-    """Odd ones are padded; beyond 128 (fp32: 64) several parts are added up."""
-    normalizer = "sum" if K > 1 else None  # one normalised feature gives the same output whatever it is
-    Case(dtype, T=20, H=1, H_kv=1, K=K, V=V, normalizer=normalizer, state=True, initial=True).check()
+@pytest.mark.parametrize("span", [T, T // 2])
+@checks(*(call(**{"T": T, "K": 64, "V": 64} | options) for options in (
+    {},
+    {"H": 2, "H_kv": 2, "norm": "sum", "index": "key", "start": True},
+    {"norm": "sum"},
+    {"decay": at_the_limit},
+    {"K": 16, "V": 16},
+    {"dtype": FP16},
+)))  # fmt: skip
+def test_rounding_does_not_add_up(case: Case, span: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms over channels: each is a bias of its own, and of some the sum is near 0."""
+    monkeypatch.setattr(plan, "_SHORTEST", span)
+    exact, plain, found = (summed(case, *how) for how in (("chunked", True), ("chunked",), ("triton",)))
+    budget = 2 * ((plain - exact).norm() + torch.finfo(case.dtype).eps * exact.norm())
+    assert (found - exact).norm() <= budget
 
 
-@pytest.mark.parametrize("T", [0, 1, 32, 33])
-def test_lengths(T: int) -> None:
-    case = Case(BF16, T=T, H=1, H_kv=1, normalizer="sum", state=True, initial=True, decay_index="key")
-    if T:
-        case.check()
-        return
-    found = case.evaluate(case.kernels, BF16)
-    assert found["output"].shape == (1, 1, 0, 16)
-    assert torch.equal(found["state kv"], case.tensors["kv"].double())
-    assert torch.equal(found["d kv"], case.cotangents[1].double())
+@checks(*(call(T=256, K=K, V=64, decay=decay) for K, decay in ((64, as_trained), (128, strong_in_one_half))))
+def test_segments_begin_as_the_walk_goes_on(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """States that are rounded alike differ by digits of fp32; else the sums would by some of bf16."""
+    sums = []
+    for span in (64, T):
+        monkeypatch.setattr(plan, "_SHORTEST", span)
+        sums.append(summed(case))
+    cut, whole = sums
+    assert (cut - whole).norm() <= torch.finfo(BF16).eps / 8 * whole.norm()
 
 
-@pytest.mark.parametrize("layout", ["(B, T, H, D)", "(B, H, D, T)"])
-def test_strided_inputs(layout: str) -> None:
-    """Views are read where they lie; the last dimension need not be the dense one."""
-
-    def view(x: Tensor) -> Tensor:
-        if layout == "(B, T, H, D)":
-            return torch.cat([x, x], -1).transpose(1, 2).contiguous().transpose(1, 2)[..., : x.shape[-1]]
-        return x.mT.contiguous().mT
-
-    Case(BF16, T=40, B=2, H=1, H_kv=1).check(view)
-
-
-def test_fp16_sums_beyond_its_range() -> None:
-    """Row sums and states here reach 1e6; only their quotient is fp16."""
-    case = Case(FP16, T=40, H=1, H_kv=1, normalizer="sum", decay=lambda noise: -0.001 * noise.abs(), scale=100.0)
+@pytest.mark.gpu
+@gpu
+@checks(
+    # T is what the quadratic reference can hold in fp64 with a decay per channel.
+    *(call(H=2, T=600, K=width, V=width, norm=norm, start=True, decay=lambda noise: F.logsigmoid(noise) / 16)
+      for width in (64, 128, 256) for norm in (None, "sum")),
+    call(H=2, H_kv=2, K=64, V=64, norm="sum", start=True, decay=mixed, cu=(0, 700, 701, 1500)),
+)  # fmt: skip
+def test_large(case: Case) -> None:
     case.check()
-    Case(FP16, T=40, H=1, H_kv=1, normalizer="sum", decay=once, scale=100.0).check()
-
-
-def test_fresh_memory_is_never_read_and_runs_are_equal() -> None:
-    case = Case(BF16, T=40, H=2, H_kv=1, normalizer="sum", state=True, masked=True, decay=mixed)
-    with poisoned_allocations():
-        poisoned = case.evaluate(case.kernels, BF16)
-    again = case.evaluate(case.kernels, BF16)
-    for name, x in poisoned.items():
-        assert torch.equal(x, again[name]), name
-
-
-def test_operators_keep_the_contract_of_the_library() -> None:
-    tensors = Case(FP32, T=5, H=2, H_kv=1, K=4, V=4).tensors
-    q, k, v, a = (tensors[name].to(DEVICE).requires_grad_() for name in ("q", "k", "v", "log_decay"))
-    start = [torch.zeros(shape, device=DEVICE, requires_grad=True) for shape in ((1, 1, 4, 4), (1, 1, 4))]
-    torch.library.opcheck(channel_decay, (q, k, v, a, *start, None, None, 1, 1e-6, True, True, FP32))
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(DEVICE == "cpu", reason="large shapes take a GPU")
-@pytest.mark.parametrize("width", [64, 128, 256])
-@pytest.mark.parametrize("normalizer", [None, "sum"])
-def test_large(width: int, normalizer: str | None) -> None:
-    """T is what the quadratic reference can hold in fp64 with a decay per channel."""
-    Case(
-        BF16, B=1, H=2, H_kv=1, T=600, K=width, V=width, normalizer=normalizer, state=True, initial=True,
-        decay=lambda noise: F.logsigmoid(noise) / 16,
-    ).check()  # fmt: skip
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(DEVICE == "cpu", reason="large shapes take a GPU")
-def test_large_packed_and_strong() -> None:
-    Case(
-        BF16, B=1, H=2, H_kv=2, T=1500, K=64, V=64, normalizer="sum", state=True, initial=True, decay=mixed,
-        cu_seqlens=[0, 700, 701, 1500],
-    ).check()  # fmt: skip

@@ -8,7 +8,7 @@ from kernels.budget import moved
 from kernels.device import DEVICE
 from linattn.kernels.common.support import MAP_CODES
 from linattn.kernels.maps.apply import STEEP, map_features
-from linattn.kernels.maps.library import LEARNS, mapped, mapped_backward
+from linattn.kernels.maps.library import LEARNS
 from linattn.ops.maps import FeatureMap, PairRelu, SplitPower
 from linattn.testing.poison import poisoned_allocations
 from ops.map_cases import MAPS, converted, drawer, tensors
@@ -133,24 +133,6 @@ def test_nothing_to_map() -> None:
     for grad, like in zip(torch.autograd.grad(out.sum(), leaves), leaves, strict=True):
         assert grad.shape == like.shape
         assert not grad.any()
-
-
-@pytest.mark.parametrize("name", ["pair_relu", "split_expm1_opposite", "squares", "shifted_power", "norm_power"])
-def test_operator(name: str) -> None:
-    """PyTorch's own checks: schema, fake tensors, autograd, ahead-of-time tracing."""
-    draw = drawer()
-    twin = converted(MAPS[name](draw, 2, 4, 5), torch.float32, DEVICE).twin()
-    assert twin is not None
-    given = [None if p is None else p.detach() for p in (twin.table, twin.token, twin.constant)]
-    x = draw(2, 2, 5, 4).float().to(DEVICE)
-    options = (MAP_CODES[twin.name], twin.parts, twin.flows)
-    seed = torch.randn_like(mapped(x, *given, *options, torch.float32))
-    torch.library.opcheck(mapped_backward, (seed, x, *given, *options))
-    learned = [x, *given] if options[0] in LEARNS else [x]
-    for tensor in learned:
-        if tensor is not None:
-            tensor.requires_grad_()
-    torch.library.opcheck(mapped, (x, *given, *options, torch.float32))
 
 
 def test_the_lists_of_names_agree_with_the_device_code() -> None:

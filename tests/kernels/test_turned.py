@@ -1,30 +1,30 @@
-"""Attention with turned features by kernels against fp64: output and every gradient."""
+"""Attention with turned features by kernels against fp64: output and every gradient, alone and in layers."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from kernels.budget import assert_within
+from kernels.budget import BF16, FP32, assert_within, moved
+from kernels.case import PAIRS, Case, checks
 from kernels.device import DEVICE
-from kernels.turned_case import PAIRS, Case, draw, evaluate
 from linattn import linear_attention
 from linattn.kernels import linear as triton_linear
-from linattn.kernels.common.support import MAP_CODES
-from linattn.kernels.maps.turned_library import turned, turned_backward
-from linattn.lab.bench.check import watch_choices
+from linattn.layers import Attention
 from linattn.ops.maps import Relu, Squares
-from linattn.testing.poison import poisoned_allocations
 
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-DTYPES = [torch.float32, torch.bfloat16]
 # Grouped heads behind a prefix, one head of channels that fill no tile, reduced keys.
 SHAPES: dict[str, dict[str, Any]] = {
-    "grouped": {"H": 4, "D": 16, "plane": (7, 11), "prefix": 1},
-    "wide": {"B": 1, "H": 1, "H_kv": 1, "D": 96, "plane": (3, 7)},
-    "reduced": {"D": 32, "plane": (5, 7), "stride": 2, "prefix": 2},
+    "grouped": {"H": 4, "H_kv": 2, "plane": (7, 11), "prefix": 1},
+    "wide": {"H": 1, "H_kv": 1, "K": 96, "V": 96, "plane": (3, 7)},
+    "reduced": {"H": 2, "H_kv": 2, "K": 32, "V": 32, "plane": (5, 7), "stride": 2, "prefix": 2},
 }
+
+
+def turned(**options: Any) -> Case:
+    return Case(**{"B": 2, "H": 2, "H_kv": 2, "plane": (5, 7), "layout": "tokens", "offset": 0.5} | options)
 
 
 @pytest.fixture
@@ -40,69 +40,42 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     return found
 
 
-def compare(case: Case, form: str = "reference") -> None:
-    dtype = case.q.dtype
-    exact = evaluate(case.in_dtype(torch.float64), form)
-    plain = [evaluate(case.in_dtype(dtype), "chunked")]
-    plain += [evaluate(case.in_dtype(torch.float64, nudge=seed), form) for seed in (3, 4)]
-    with poisoned_allocations():
-        found = evaluate(case.in_dtype(dtype), "triton")
-    assert found["output"].dtype == found["d q"].dtype == dtype
-    assert_within(found, exact, *plain, inputs=dtype)
-
-
-def own_batch(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Maps with numbers of each sequence are drawn for two of them."""
-    per_sequence = name in ("mirror", "nala_masked", "pola_plus_masked", "focused")
-    return options | {"B": 2} if per_sequence else options
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize("mask", [False, True], ids=["whole", "masked"])
 @pytest.mark.parametrize("blocks", [True, False], ids=["blocks", "features"])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", [None, "relu", "elu", *PAIRS])
 def test_values_and_gradients(
-    name: str, shape: str, blocks: bool, mask: bool, dtype: torch.dtype, served: list[Tensor]
+    name: str | None, shape: str, blocks: bool, mask: bool, dtype: torch.dtype, served: list[Tensor]
 ) -> None:
-    compare(draw(name, dtype=dtype, blocks=blocks, mask=mask, **own_batch(name, SHAPES[shape])))
+    turned(map=name, dtype=dtype, blocks=blocks, mask=mask, **SHAPES[shape]).check()
     assert len(served) == 1
 
 
-def test_zeros_among_the_inputs() -> None:
+@pytest.mark.parametrize("name", ["nala", "mirror", "pola_plus"])
+def test_zeros_among_the_inputs(name: str) -> None:
     """Queries and keys without any feature: outputs are 0, and gradients finite."""
-    for name in ("nala", "mirror", "pola_plus"):
-        case = draw(name)
-        with torch.no_grad():
-            case.q[:, :, 0], case.k[:, :, 1] = 0, 0
-        compare(case)
-        assert not evaluate(case.in_dtype(torch.float32), "triton")["output"][:, :, 0].any()
+    case = turned(map=name)
+    case.t["q"][:, :, 0], case.t["k"][:, :, 1] = 0, 0
+    assert not case.check()["output"][:, :, 0].any()
 
 
 def test_all_keys_masked() -> None:
-    case = draw("nala", mask=True)
-    assert case.key_mask is not None
+    case = turned(map="nala", mask=True)
     case.key_mask[0] = False
-    found = evaluate(case.in_dtype(torch.float32), "triton")
+    found = case.evaluate()
     assert all(x.isfinite().all() for x in found.values())
-    assert not any(found[name][0].any() for name in ("output", "d q", "d k", "d v"))
-    assert found["output"][1].any()
+    assert not any(found[name][0].any() for name in ("d q", "d k", "d v"))
+    q, k, v = (case.t[name].nan_to_num() for name in "qkv")
+    options = {"feature_map": case.maps, "rotate": case.rotation, "key_mask": case.key_mask, "impl": "triton"}
+    output = linear_attention(q, k, v, **options)
+    assert not output[0].any()
+    assert output[1].any()
 
 
-@pytest.mark.parametrize("name", ["nala", "pola_plus", "mirror"])
-def test_repeated_to_the_bit(name: str) -> None:
-    case = draw(name, H=4, plane=(9, 11), dtype=torch.bfloat16)
-    first, second = (evaluate(case.in_dtype(torch.bfloat16), "triton") for _ in range(2))
-    assert all(torch.equal(first[key], second[key]) for key in first)
-
-
-@pytest.mark.parametrize("name", ["relu", "pola_plus"])
-def test_results_lie_as_the_queries(name: str) -> None:
-    """Heads of a token side by side: the next projection has nothing to copy."""
-    found = evaluate(draw(name).in_dtype(torch.float32), "triton")
-    for key in ("output", "d q"):
-        assert found[key].transpose(1, 2).is_contiguous()
-    assert found["d k"].is_contiguous()
+@checks(*(turned(map=name, H=4, plane=(9, 11), dtype=BF16) for name in ("nala", "pola_plus", "mirror")))
+def test_repeated_to_the_bit(case: Case) -> None:
+    case.assert_repeats()
 
 
 OTHERS: dict[str, dict[str, Any]] = {
@@ -123,8 +96,8 @@ OTHERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_calls_go_the_long_way(name: str, served: list[Tensor]) -> None:
     """Kernels serve them too, with features that are turned in PyTorch."""
-    case = draw("relu", B=1 if name == "packed" else 2)
-    q, k, v = (x.detach() for x in (case.q, case.k, case.v))
+    case = turned(map="relu", B=1 if name == "packed" else 2)
+    q, k, v = (case.t[x] for x in "qkv")
     options = {"feature_map": Relu(), "rotate": case.rotation} | OTHERS[name]
     options = {key: x.to(DEVICE) if isinstance(x, Tensor) else x for key, x in options.items()}
     if name == "own denominator":
@@ -139,8 +112,8 @@ def test_other_calls_go_the_long_way(name: str, served: list[Tensor]) -> None:
 
 def test_half_precision_goes_the_long_way(served: list[Tensor]) -> None:
     """A query over its row sum of many large keys would be below the smallest number of fp16."""
-    case = draw("relu", plane=(30, 40))
-    q, k, v = (x.detach().half() for x in (case.q, 50 * case.k, case.v))
+    case = turned(plane=(30, 40), map="relu")
+    q, k, v = (x.half() for x in (case.t["q"], 50 * case.t["k"], case.t["v"]))
     options: dict[str, Any] = {"feature_map": Relu(), "rotate": case.rotation}
     found = linear_attention(q, k, v, impl="triton", **options).double()
     exact = linear_attention(q.double(), k.double(), v.double(), impl="reference", **options)
@@ -148,50 +121,58 @@ def test_half_precision_goes_the_long_way(served: list[Tensor]) -> None:
     assert not served
 
 
-def test_one_choice_is_heard() -> None:
-    case = draw("nala")
-    with watch_choices() as choices:
-        linear_attention(case.q, case.k, case.v, feature_map=case.maps, rotate=case.rotation, impl="triton")  # type: ignore[arg-type]
-    assert [choice.impl for choice in choices] == ["triton"]
-
-
 def test_another_plane_is_refused() -> None:
-    case = draw("relu")
-    q, k, v = (x[:, :, :-1] for x in (case.q, case.k, case.v))
+    case = turned(map="relu")
+    q, k, v = (case.t[name][:, :, :-1] for name in "qkv")
     with pytest.raises(ValueError, match="q has length 34, but rotate has 35"):
         linear_attention(q, k, v, feature_map=Relu(), rotate=case.rotation, impl="triton")
 
 
-@pytest.mark.parametrize(("name", "mask"), [("relu", False), ("nala_masked", True), ("pola_plus", True)])
-def test_operator(name: str, mask: bool) -> None:
-    """PyTorch's own checks: schema, fake tensors, autograd, ahead-of-time tracing."""
-    case = draw(name, H=2, H_kv=1, D=8, plane=(6, 11), mask=mask).in_dtype(torch.float32)  # two tiles
-    z = None
-    for x, own, key_mask, group in ((case.k, case.maps[1], case.key_mask, 1), (case.q, case.maps[0], None, 2)):
-        twin = own.twin() if own is not None else None
-        assert twin is not None
-        x = x.nan_to_num().detach()
-        turns = case.rotation.of_queries(twin.parts * 8, x)
-        table, token = (None if p is None else p.detach() for p in (twin.table, twin.token))
-        options = (0.01, MAP_CODES[twin.name], twin.parts, twin.flows, group)
-        given = (x, z, key_mask, *turns, table, token, *options)
-        out, total = turned(*given)
-        d_total = None if z is not None else torch.randn_like(total)
-        for learns in {False, twin.name == "split_expm1"}:
-            torch.library.opcheck(turned_backward, (torch.randn_like(out), d_total, *given, learns))
-        learned = [x, z, table if twin.name == "split_expm1" else None, token]
-        for tensor in learned:
-            if tensor is not None:
-                tensor.requires_grad_()
-        torch.library.opcheck(turned, given)
-        z = total.detach()
+def layer(name: str, impl: str, **options: Any) -> Attention:
+    torch.manual_seed(0)
+    built = Attention(32, 2, name, impl=impl, num_prefix_tokens=1, **options)
+    with torch.no_grad():
+        for parameter in built.mechanism.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return built.to(DEVICE)
+
+
+def run(attention: Attention, x: Tensor, key_mask: Tensor | None) -> dict[str, Tensor]:
+    x = x.detach().requires_grad_()
+    out = attention(x, spatial_shape=(3, 5), key_mask=key_mask)
+    if key_mask is not None:
+        out = out * key_mask.unsqueeze(-1)  # padding has no output
+    seed = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
+    leaves = {"x": x} | dict(attention.named_parameters())
+    grads = torch.autograd.grad(out, list(leaves.values()), seed)
+    return {"output": out.detach()} | {f"d {name}": grad for name, grad in zip(leaves, grads, strict=True)}
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize("rotary", ["blocks", "features"])
+@pytest.mark.parametrize("name", ["nala", "pola_plus", "rala", "mirror", "relu", "elu"])
+def test_layers(name: str, rotary: str, masked: bool, served: list[Tensor]) -> None:
+    """With rotary positions, against the same layer in plain PyTorch."""
+    options: dict[str, Any] = {"rotary": rotary} | ({} if name == "mirror" else {"num_kv_heads": 1})
+    x = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    key_mask = None
+    if masked:
+        key_mask = torch.ones(2, 16, dtype=torch.bool, device=DEVICE)
+        key_mask[0, 11:] = False
+    found = run(layer(name, "triton", **options), x, key_mask)
+    assert len(served) == 1
+    plain = layer(name, "chunked", **options)
+    exact = copy.deepcopy(plain).double()
+    others = [run(plain, x, key_mask), *(run(exact, moved(x, seed), key_mask) for seed in (3, 4))]
+    assert_within(found, run(exact, x.double(), key_mask), *others)
+    assert len(served) == 1
 
 
 @pytest.mark.gpu
-@gpu
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize("D", [32, 64, 96])
-@pytest.mark.parametrize("name", ["none", "nala", "pola_plus", "mirror"])
-def test_large(name: str, D: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("name", [None, "nala", "pola_plus", "mirror"])
+def test_large(name: str | None, D: int, dtype: torch.dtype) -> None:
     """Stages of a pyramid; the specification needs the square of the length, in fp64 the chunked form is as good."""
-    compare(draw(name, dtype=dtype, H=4, D=D, plane=(56, 56), prefix=1), "chunked")
+    turned(map=name, dtype=dtype, H=4, K=D, V=D, plane=(56, 56), prefix=1, spec="chunked").check()

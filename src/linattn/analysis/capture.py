@@ -1,8 +1,7 @@
 """Records what the mechanisms of a model are called with on real images."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,57 +53,38 @@ def capture(model: nn.Module, images: Tensor) -> list[CapturedCall]:
     """
     calls: list[CapturedCall] = []
     planes: dict[str, tuple[int, int] | None] = {}  # planes of the call that a layer is in
+    layers = {id(m.mechanism): (name, m) for name, m in model.named_modules() if isinstance(m, Attention)}
 
-    def enter_layer(name: str) -> Any:
-        def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(own: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        name, layer = layers.get(id(module), (own, None))
+        if not isinstance(module, Mechanism):
             planes[name] = kwargs.get("spatial_shape")
+            return
+        given = dict(zip(("q", "k", "v"), args, strict=False)) | kwargs
+        given = {key: value.detach() if isinstance(value, Tensor) else value for key, value in given.items()}
+        q, k, v = (given.pop(key) for key in ("q", "k", "v"))
+        grid = key_grid = planes.get(name)
+        if grid is not None and layer is not None and layer.reduction is not None:
+            key_grid = layer.reduction.reduced_shape(grid)
+        # Without the wrappers that torch.compile adds.
+        plain = ".".join(part for part in name.split(".") if part != "_orig_mod")
+        calls.append(CapturedCall(plain, module, q, k, v, given, grid, key_grid))
 
-        return hook
-
-    def enter_mechanism(name: str, layer: Attention | None) -> Any:
-        def hook(mechanism: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            assert isinstance(mechanism, Mechanism)
-            given = dict(zip(("q", "k", "v"), args, strict=False)) | kwargs
-            given = {key: value.detach() if isinstance(value, Tensor) else value for key, value in given.items()}
-            q, k, v = (given.pop(key) for key in ("q", "k", "v"))
-            grid = key_grid = planes.get(name)
-            if grid is not None and layer is not None and layer.reduction is not None:
-                key_grid = layer.reduction.reduced_shape(grid)
-            calls.append(CapturedCall(name, mechanism, q, k, v, given, grid, key_grid))
-
-        return hook
-
-    handles = []
+    # Each has its own mode again afterwards, as parts of a model may have been frozen.
+    modes = [(module, module.training) for module in model.modules()]
+    handles = [
+        module.register_forward_pre_hook(partial(enter, name), with_kwargs=True)
+        for name, module in model.named_modules()
+        if isinstance(module, Attention | Mechanism)
+    ]
     try:
-        layers = {id(m.mechanism): (name, m) for name, m in model.named_modules() if isinstance(m, Attention)}
-        for name, layer in layers.values():
-            handles.append(layer.register_forward_pre_hook(enter_layer(_plain(name)), with_kwargs=True))
-        for name, module in model.named_modules():
-            if isinstance(module, Mechanism):
-                own, around = layers.get(id(module), (name, None))
-                handles.append(module.register_forward_pre_hook(enter_mechanism(_plain(own), around), with_kwargs=True))
-        with _evaluating(model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            model(images)
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            model.eval()(images)
     finally:
         for handle in handles:
             handle.remove()
+        for module, training in modes:
+            module.training = training
     if not calls:
         raise ValueError(f"{type(model).__name__} called no linattn mechanism, so there is no attention to look at")
     return calls
-
-
-def _plain(name: str) -> str:
-    """A module's name without the wrappers that ``torch.compile`` adds."""
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode; on exit each module has its own mode again, as parts of a model may have been frozen."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

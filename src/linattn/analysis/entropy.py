@@ -71,19 +71,15 @@ def entropy_norm_correlation(entropy: Tensor, norm: Tensor) -> list[float | None
     if entropy.shape != norm.shape or entropy.ndim != 3:
         raise ValueError(f"entropy and norm must be (B, H, T) alike, got {tuple(entropy.shape)}, {tuple(norm.shape)}")
     rounding = 64 * torch.finfo(entropy.dtype).eps
-    heads = zip(*(x.detach().double().transpose(0, 1).flatten(1) for x in (entropy, norm)), strict=True)
-    return [_pearson(a, b, (rounding, SAME_NORM)) for a, b in heads]
-
-
-def _pearson(a: Tensor, b: Tensor, same: tuple[float, float]) -> float | None:
-    """None if a or b stays within ``same`` of its mean, as a share of its largest value."""
-    away = []
-    for x, share in zip((a, b), same, strict=True):
-        centred = x - x.mean()
-        if not x.numel() or bool(centred.abs().amax() <= share * x.abs().amax()):
-            return None
-        away.append(centred / centred.norm())
-    return round(float(away[0] @ away[1]), 12)  # remove what rounding leaves beyond +-1
+    found: list[float | None] = []
+    for pair in zip(*(x.detach().double().transpose(0, 1).flatten(1) for x in (entropy, norm)), strict=True):
+        a, b = (x - x.mean() for x in pair)
+        away = zip((a, b), pair, (rounding, SAME_NORM), strict=True)
+        if not a.numel() or any(bool(y.abs().amax() <= share * x.abs().amax()) for y, x, share in away):
+            found.append(None)
+        else:  # what rounding leaves beyond +-1 is removed
+            found.append(round(float((a / a.norm()) @ (b / b.norm())), 12))
+    return found
 
 
 # Up to this size a CPU is faster than a GPU, whose solver takes many small matrices one after the other.

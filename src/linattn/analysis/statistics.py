@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from linattn.analysis.attention_map import attention_map, attention_row
 from linattn.analysis.capture import CapturedCall, capture
-from linattn.analysis.energy import energy_shares, energy_sums
 from linattn.analysis.entropy import effective_rank, entropy, entropy_norm_correlation, positive_sequence_entropy
-from linattn.analysis.opposed import opposed_kept
+from linattn.analysis.truncation import energy_shares, energy_sums, opposed_kept
 
 IMAGES = 32  # images that the model sees at once
 MAP_NUMBERS = 2**24  # in the attention maps that exist at once: 64 MiB in fp32, more only if one image has more
@@ -39,12 +38,7 @@ class LayerStatistics:
     opposed_kept: list[float | None]
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON.
-
-        Example:
-            >>> LayerStatistics("attn", [1.0], [None], [1.0], [2.0], [0.5], [0.0]).as_dict()["effective_rank"]
-            [2.0]
-        """
+        """As plain values, for JSON."""
         return asdict(self)
 
 
@@ -84,10 +78,8 @@ class _Layer:
         self.name = call.name
         self.opposed = opposed_kept(call.mechanism, call.q, call.k, x=arguments["x"], rotate=arguments["rotate"])
         self.energy = torch.zeros(2, call.q.shape[1], dtype=torch.float64)  # lost and total
-        self.entropies: list[Tensor] = []  # (B, H, T) each
-        self.positive: list[Tensor] = []
-        self.norms: list[Tensor] = []
-        self.ranks: list[Tensor] = []  # (B, H) each
+        # Entropies, those of positive parts and norms of queries, (B, H, T) each; ranks (B, H).
+        self.parts: list[tuple[Tensor, ...]] = []
 
     def add(self, call: CapturedCall) -> None:
         arguments = call.map_arguments()
@@ -95,23 +87,23 @@ class _Layer:
         x, images = arguments.pop("x"), max(1, MAP_NUMBERS // (H * Tq * Tk))
         for start in range(0, B, images):
             own = slice(start, start + images)
-            weights = attention_map(
-                call.mechanism, call.q[own], call.k[own], x=None if x is None else x[own], **arguments
+            q, k, of_x = call.q[own], call.k[own], None if x is None else x[own]
+            weights, norm = (
+                attention_map(call.mechanism, q, k, x=of_x, **arguments),
+                torch.linalg.vector_norm(q, dim=-1),
             )
-            self.entropies.append(entropy(weights).cpu())
-            self.positive.append(positive_sequence_entropy(weights).cpu())
-            self.norms.append(torch.linalg.vector_norm(call.q[own], dim=-1).cpu())
-            self.ranks.append(effective_rank(weights).cpu())
+            found = entropy(weights), positive_sequence_entropy(weights), norm, effective_rank(weights)
+            self.parts.append(tuple(t.cpu() for t in found))
         self.energy += torch.stack(energy_sums(call.mechanism, call.q, call.k, rotate=arguments["rotate"]))
 
     def statistics(self) -> LayerStatistics:
-        entropies = torch.cat(self.entropies)
+        entropies, positive, norms, ranks = map(torch.cat, zip(*self.parts, strict=True))
         return LayerStatistics(
             layer=self.name,
             entropy=entropies.double().mean((0, 2)).tolist(),
-            entropy_norm_correlation=entropy_norm_correlation(entropies, torch.cat(self.norms)),
-            positive_sequence_entropy=torch.cat(self.positive).double().mean((0, 2)).tolist(),
-            effective_rank=torch.cat(self.ranks).double().mean(0).tolist(),
+            entropy_norm_correlation=entropy_norm_correlation(entropies, norms),
+            positive_sequence_entropy=positive.double().mean((0, 2)).tolist(),
+            effective_rank=ranks.double().mean(0).tolist(),
             energy_lost=energy_shares(*self.energy),
             opposed_kept=self.opposed,
         )
@@ -142,30 +134,22 @@ def token_heat_map(
     image = image.unsqueeze(0) if image.ndim == 3 else image
     if image.ndim != 4 or len(image) != 1:
         raise ValueError(f"image must be one image (C, height, width), got shape {tuple(image.shape)}")
-    call = _choose(capture(model, image), layer)
+    calls = capture(model, image)
+    names = [call.name for call in calls]
+    number = names.index(layer) if isinstance(layer, str) and layer in names else layer
+    if not isinstance(number, int) or not -len(calls) <= number < len(calls):
+        allowed = f"one of {', '.join(names)} or a number from {-len(calls)} to {len(calls) - 1}"
+        raise ValueError(f"layer must be {allowed}, got {layer!r}")
+    call = calls[number]
     if call.grid is None or call.key_grid is None:
         raise ValueError(f"layer {call.name} was not told the plane of its tokens, so no image plane is known")
     (height, width), (key_height, key_width) = call.grid, call.key_grid
     patches, heads = height * width, call.q.shape[1]
-    token = height // 2 * width + width // 2 if token is None else _checked("token", token, patches)
+    for name, value, count in (("token", token, patches), ("head", head, heads)):
+        if value is not None and (type(value) is not int or not 0 <= value < count):
+            raise ValueError(f"{name} must be an integer from 0 to {count - 1}, got {value!r}")
+    token = height // 2 * width + width // 2 if token is None else token
     prefix, key_prefix = call.q.shape[2] - patches, call.k.shape[2] - key_height * key_width
     row = attention_row(call.mechanism, call.q, call.k, prefix + token, **call.map_arguments())[0]
-    own = row.mean(0) if head is None else row[_checked("head", head, heads)]
+    own = row.mean(0) if head is None else row[head]
     return own[key_prefix:].unflatten(0, call.key_grid)
-
-
-def _choose(calls: list[CapturedCall], layer: int | str) -> CapturedCall:
-    names = [call.name for call in calls]
-    if isinstance(layer, str) and layer in names:
-        return calls[names.index(layer)]
-    if isinstance(layer, int) and -len(calls) <= layer < len(calls):
-        return calls[layer]
-    raise ValueError(
-        f"layer must be one of {', '.join(names)} or a number from {-len(calls)} to {len(calls) - 1}, got {layer!r}"
-    )
-
-
-def _checked(name: str, value: int, count: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
-        raise ValueError(f"{name} must be an integer from 0 to {count - 1}, got {value!r}")
-    return value

@@ -21,8 +21,7 @@ from linattn.mechanisms.mirror import Mirror
 from linattn.mechanisms.registry import create_mechanism, mechanism_info
 from linattn.mechanisms.softmax import Softmax
 from linattn.mechanisms.zeros_softmax import ZerosSoftmax
-from linattn.ops.shared.call import compute_dtype, without_autocast
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.call import check_choice, compute_dtype, without_autocast
 
 HIDDEN = -50.0  # Swin hides a key by a bias of -100: keys with a bias below this are hidden
 

@@ -18,29 +18,19 @@ import torch
 from linattn.mechanisms.base import Mechanism
 from linattn.ops.shared.call import FORMS
 from linattn.testing.bad_input import check_bad_input
+from linattn.testing.calls import check_compile, check_scaling
 from linattn.testing.cases import Subject, subject_of
-from linattn.testing.causality import check_causality
-from linattn.testing.compile import check_compile
-from linattn.testing.forms import check_forms
-from linattn.testing.gradients import check_gradients
-from linattn.testing.hand_over import check_hand_over
-from linattn.testing.padding import check_padding
+from linattn.testing.forms import check_forms, check_gradients, check_precision
 from linattn.testing.poison import check_poison, poisoned_allocations
-from linattn.testing.precision import check_precision
-from linattn.testing.scaling import check_scaling
+from linattn.testing.sequences import check_causality, check_hand_over, check_padding
 from linattn.testing.violation import ContractViolation
 
+_CHECKS = (
+    check_forms, check_causality, check_padding, check_hand_over, check_precision, check_gradients, check_compile,
+    check_poison, check_scaling, check_bad_input,
+)  # fmt: skip
 CONTRACTS: Mapping[str, Callable[[Subject], list[str]]] = {
-    "forms": check_forms,
-    "causality": check_causality,
-    "padding": check_padding,
-    "hand_over": check_hand_over,
-    "precision": check_precision,
-    "gradients": check_gradients,
-    "compile": check_compile,
-    "poison": check_poison,
-    "scaling": check_scaling,
-    "bad_input": check_bad_input,
+    check.__name__.removeprefix("check_"): check for check in _CHECKS
 }
 
 __all__ = [

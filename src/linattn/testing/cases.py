@@ -1,10 +1,10 @@
-"""Seeded inputs and mechanisms, shared by all contracts."""
+"""What all contracts share: what makes one of a function, and seeded inputs and mechanisms."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from linattn.mechanisms.base import Mechanism
 from linattn.mechanisms.registry import MechanismInfo, mechanism_info
 from linattn.ops.shared.call import FORMS
-from linattn.testing.violation import ROUNDINGS, Standard, largest
+from linattn.testing.violation import ROUNDINGS, ContractViolation, Standard, largest
 
 HEADS, HEAD_DIM, BATCH = 2, 8, 2
 # Longer than a chunk of 64 and not a multiple of it, so that every form in blocks has a boundary inside.
@@ -22,9 +22,7 @@ CANCELLED = 1e-2
 # Seeds for moving inputs by a few roundings: the largest error varies by a factor of two from seed to seed.
 MOVES = (5, 6, 7, 8)
 
-
-def _moved(t: Tensor, eps: float, seed: int) -> Tensor:
-    return t * (1 + eps * random_like(t, seed=seed))
+Options = ParamSpec("Options")
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,7 @@ class Inputs:
 
     @property
     def named(self) -> dict[str, Tensor]:
-        both = {"q": self.q, "k": self.k, "v": self.v, "x": self.x}
-        return {name: t for name, t in both.items() if t is not None}
+        return {name: t for name, t in vars(self).items() if t is not None}
 
     def change(self, f: Callable[[Tensor], Tensor]) -> "Inputs":
         return replace(self, **{name: f(t) for name, t in self.named.items()})
@@ -51,13 +48,9 @@ class Inputs:
     def row(self, b: int) -> "Inputs":
         return self.change(lambda t: t[b : b + 1])
 
-    def fill(self, where: Tensor, value: float, names: tuple[str, ...] = ("q", "k", "v", "x")) -> "Inputs":
-        """Put ``value`` into the tokens ``where (B, T)`` of the named tensors."""
-        chosen = {name: t for name, t in self.named.items() if name in names}
-        return replace(self, **{
-            name: t.masked_fill(where[:, None, :, None] if t.ndim == 4 else where[:, :, None], value)
-            for name, t in chosen.items()
-        })  # fmt: skip
+    def fill(self, where: Tensor, value: float) -> "Inputs":
+        """Put ``value`` into the tokens ``where (B, T)``."""
+        return self.change(lambda t: t.masked_fill(where[:, None, :, None] if t.ndim == 4 else where[..., None], value))
 
 
 Results = dict[str, Tensor]
@@ -109,15 +102,12 @@ class Subject:
             vars(mechanism)["info"] = self.info
         return mechanism
 
-    def forms(
-        self, causal: bool, *, grouped: bool = False, dtype: torch.dtype | None = None,
-        impls: tuple[str, ...] | None = None,
-    ) -> dict[str, Mechanism]:  # fmt: skip
+    def forms(self, causal: bool, *, impls: tuple[str, ...] | None = None, **options: Any) -> dict[str, Mechanism]:
         """One instance per form that the mechanism accepts; it refuses others at construction."""
         found = {}
         for impl in self.impls if impls is None else impls:
             try:
-                found[impl] = self.build(causal, impl, grouped=grouped, dtype=dtype)
+                found[impl] = self.build(causal, impl, **options)
             except ValueError as error:
                 if "impl" not in str(error):
                     raise
@@ -147,24 +137,18 @@ class Subject:
         errors of plain PyTorch in the lower precision as a budget; for results made in ``steps`` also its errors token
         by token.
         """
-        call = call or attend
-
-        def run(mechanism: Mechanism, given: Inputs) -> Results:
-            return evaluate(mechanism, given, call) if gradients else values(mechanism, given, call)
-
+        run = partial(evaluate if gradients else values, call=call or attend)
         if self.exact:
             return Standard(run(built, inputs))
         plain = self.plain(built)
         by_token = self.plain(built, ("recurrent",)) if steps else []
         exact, wide = copy.deepcopy(plain[0]).double(), inputs.change(Tensor.double)
         eps = torch.finfo(self.dtype).eps
-        moved = [inputs.change(partial(_moved, eps=ROUNDINGS * eps, seed=seed)) for seed in MOVES]
-        expected = run(exact, wide)
-        rests = self._rests(built, exact, expected, eps) if gradients and inputs.k.shape[2] == 1 else {}
-        tokens = inputs.k.shape[0] * inputs.k.shape[2]
-        summed = {f"gradient of {name}": tokens for name in trainable(built)}
+        moved = [inputs.change(lambda t, s=seed: t * (1 + ROUNDINGS * eps * random_like(t, s))) for seed in MOVES]  # type: ignore[misc]
         costs = [run(form, inputs) for form in plain + by_token] + [run(form, x) for x in moved for form in plain]
-        return Standard(expected, costs, eps, summed, rests)
+        expected, tokens = run(exact, wide), inputs.k.shape[0] * inputs.k.shape[2]
+        rests = self._rests(built, exact, expected, eps) if gradients and inputs.k.shape[2] == 1 else {}
+        return Standard(expected, costs, eps, {f"gradient of {name}": tokens for name in trainable(built)}, rests)
 
     def _rests(self, built: Mechanism, exact: Mechanism, found: Results, eps: float) -> dict[str, float]:
         """Rounding errors to allow in the gradients of q and k of a single token where their terms cancel.
@@ -196,6 +180,27 @@ class Subject:
         x = torch.randn(batch, length, C, generator=generator, dtype=torch.float64)
         inputs = Inputs(q, k, v, x if self.info.uses_input else None)
         return inputs.change(lambda t: t.to(self.device, self.dtype))
+
+
+def contract(
+    check: Callable[Concatenate[Subject, Options], Iterator[str]],
+) -> Callable[Concatenate[str | type[Mechanism] | Subject, Options], list[str]]:
+    """Of a generator of the cases that a subject passes: a function that lists them for any mechanism.
+
+    What is broken has the name of the function.
+    """
+
+    @wraps(check)
+    def listing(
+        mechanism: str | type[Mechanism] | Subject, /, *args: Options.args, **options: Options.kwargs
+    ) -> list[str]:
+        try:
+            return list(check(subject_of(mechanism), *args, **options))
+        except ContractViolation as violation:
+            violation.contract = check.__name__.removeprefix("check_")
+            raise
+
+    return listing
 
 
 def subject_of(
@@ -243,16 +248,11 @@ def evaluate(mechanism: Mechanism, inputs: Inputs, call: Call = attend) -> Resul
     """
     leaves = inputs.change(lambda t: t.detach().clone().requires_grad_())
     results = call(mechanism, leaves)
-    wanted = {**leaves.named, **trainable(mechanism)}
+    wanted = leaves.named | trainable(mechanism)
     smooth = [r for r in results.values() if r.is_floating_point() and r.requires_grad]
-    loss = sum(((r * random_like(r)).sum() for r in smooth), torch.zeros((), dtype=torch.float64))
-    found: list[Tensor | None] = [None] * len(wanted)
-    if smooth:
-        found = list(torch.autograd.grad(loss, list(wanted.values()), allow_unused=True))
-    gradients = {
-        f"gradient of {name}": torch.zeros_like(t) if g is None else g
-        for (name, t), g in zip(wanted.items(), found, strict=True)
-    }
+    loss = sum(((r * random_like(r)).sum() for r in smooth), torch.zeros((), dtype=torch.float64, requires_grad=True))
+    found = torch.autograd.grad(loss, list(wanted.values()), materialize_grads=True)
+    gradients = {f"gradient of {name}": gradient for name, gradient in zip(wanted, found, strict=True)}
     return {name: r.detach() for name, r in results.items()} | gradients
 
 
@@ -271,22 +271,13 @@ def random_like(t: Tensor, seed: int = 1) -> Tensor:
     return torch.randn(t.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(t)
 
 
-def named_state(state: Any) -> Results:
+def named_state(state: Any, place: str = "state") -> Results:
     """Copies of the tensors of a state by name, for a state of any structure."""
-    return {place: t.clone() for place, t in _tensors("state", state)}
-
-
-def _tensors(place: str, state: Any) -> Iterator[tuple[str, Tensor]]:
-    if state is None:
-        return
     if isinstance(state, Tensor):
-        yield place, state
-    elif isinstance(state, Mapping):
-        for key, value in state.items():
-            yield from _tensors(f"{place}.{key}", value)
-    elif isinstance(state, tuple | list):
-        for name, value in zip(getattr(state, "_fields", range(len(state))), state, strict=True):
-            yield from _tensors(f"{place}.{name}", value)
+        return {place: state.clone()}
+    parts: Mapping[Any, Any] = state if isinstance(state, Mapping) else {}
+    if isinstance(state, tuple | list):
+        parts = dict(zip(getattr(state, "_fields", range(len(state))), state, strict=True))
     elif is_dataclass(state):
-        for part in fields(state):
-            yield from _tensors(f"{place}.{part.name}", getattr(state, part.name))
+        parts = {part.name: getattr(state, part.name) for part in fields(state)}
+    return {name: t for key, value in parts.items() for name, t in named_state(value, f"{place}.{key}").items()}

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from linattn.mechanisms.base import Mechanism
-from linattn.testing.cases import Subject, attend, attend_with_state, evaluate, subject_of
+from linattn.testing.cases import Subject, attend, attend_with_state, contract, evaluate
 from linattn.testing.violation import need_finite
 
 
@@ -18,10 +17,7 @@ def poisoned_allocations() -> Iterator[None]:
 
     PyTorch fills it below Python, so custom operators and compiled code are covered too.
     """
-    enabled, only_warn = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     deterministic: Any = torch.utils.deterministic  # its attribute is a property that type checkers do not see
     filled = deterministic.fill_uninitialized_memory
     try:
@@ -32,20 +28,18 @@ def poisoned_allocations() -> Iterator[None]:
             warnings.filterwarnings("ignore", message=".*does not have a deterministic implementation")
             yield
     finally:
-        torch.use_deterministic_algorithms(enabled, warn_only=only_warn)
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         deterministic.fill_uninitialized_memory = filled
 
 
-def check_poison(mechanism: str | type[Mechanism] | Subject) -> list[str]:
+@contract
+def check_poison(subject: Subject) -> Iterator[str]:
     """Check that outputs, states and gradients have no NaN in such memory and equal those in ordinary memory."""
-    subject, passed = subject_of(mechanism), []
     for case, _, built in subject.each_form():
         inputs = subject.inputs(built)
         call = attend_with_state if built.causal and subject.has_state else attend
         with poisoned_allocations():
             results = evaluate(built, inputs, call)
-        need_finite("poison", case, results)
+        need_finite(case, results)
         # The deterministic variant of an operator may sum in another order.
-        subject.standard(built, inputs, call).hold("poison", case, results, 1e-12)
-        passed.append(case)
-    return passed
+        yield subject.standard(built, inputs, call).hold(case, results, 1e-12)

@@ -15,10 +15,14 @@ EXACT = 1e-10
 class ContractViolation(AssertionError):  # noqa: N818 - it reads as what it is
     """Raised when a mechanism breaks a contract: says which one, in which case, and by how much."""
 
-    def __init__(self, contract: str, case: str, what: str) -> None:
-        super().__init__(f"contract {contract!r} is broken in the case {case!r}: {what}")
-        self.contract = contract
-        self.case = case
+    contract = ""  # its name, told by the function that checks it
+
+    def __init__(self, case: str, what: str) -> None:
+        super().__init__(case, what)
+        self.case, self.what = case, what
+
+    def __str__(self) -> str:
+        return f"contract {self.contract!r} is broken in the case {self.case!r}: {self.what}"
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
@@ -33,20 +37,15 @@ def largest(x: Tensor) -> float:
     return x.detach().abs().max().item() if x.numel() else 0.0
 
 
-def compare(
-    contract: str,
-    case: str,
-    found: Mapping[str, Tensor],
-    expected: Mapping[str, Tensor],
-    allowed: float = EXACT,
-) -> None:
-    """Raise unless every tensor equals that of the same name, to ``allowed`` times its largest value (at least 1)."""
-    _same_shapes(contract, case, found, expected)
+def compare(case: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], allowed: float = EXACT) -> str:
+    """The case, if every tensor equals that of the same name, to ``allowed`` times its largest value (at least 1)."""
+    _same_shapes(case, found, expected)
     for name, value in expected.items():
         limit = allowed * max(1.0, largest(value))
         error = distance(found[name], value)
         if not error <= limit:
-            raise ContractViolation(contract, case, f"{name} differs by {error:.3g}, allowed {limit:.3g}")
+            raise ContractViolation(case, f"{name} differs by {error:.3g}, allowed {limit:.3g}")
+    return case
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,8 @@ class Standard:
     # The rounding errors that are left of a gradient whose terms cancel.
     rests: Mapping[str, float] = field(default_factory=dict)
 
-    def hold(self, contract: str, case: str, found: Mapping[str, Tensor], allowed: float = EXACT) -> None:
-        """Raise unless ``err(found) <= 2 (err(plain) + eps max(abs(expected), 1))`` for every tensor.
+    def hold(self, case: str, found: Mapping[str, Tensor], allowed: float = EXACT) -> str:
+        """The case, if ``err(found) <= 2 (err(plain) + eps max(abs(expected), 1))`` for every tensor.
 
         The bound is multiplied by the root of the tokens in ``summed``. An error is the largest difference from
         ``expected``. Without ``plain`` the results are compared directly. Where the terms of a gradient cancel, as for
@@ -73,31 +72,25 @@ class Standard:
         ``plain``.
         """
         if not self.plain:
-            compare(contract, case, found, self.expected, allowed)
-            return
-        _same_shapes(contract, case, found, self.expected)
+            return compare(case, found, self.expected, allowed)
+        _same_shapes(case, found, self.expected)
         for name, value in self.expected.items():
             cost = max(self.rests.get(name, 0.0), *(distance(other[name], value) for other in self.plain))
-            size = largest(value)
-            budget = 2 * (cost + self.eps * max(1.0, size)) * self.summed.get(name, 1) ** 0.5
+            budget = 2 * (cost + self.eps * max(1.0, largest(value))) * self.summed.get(name, 1) ** 0.5
             error = distance(found[name], value)
             if not error <= budget:
-                raise ContractViolation(contract, case, f"{name} has the error {error:.3g}, allowed {budget:.3g}")
+                raise ContractViolation(case, f"{name} has the error {error:.3g}, allowed {budget:.3g}")
+        return case
 
 
-def _same_shapes(contract: str, case: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    if found.keys() != expected.keys():
-        raise ContractViolation(contract, case, f"found {sorted(found)}, expected {sorted(expected)}")
-    for name, value in expected.items():
-        if found[name].shape != value.shape:
-            shapes = f"{tuple(found[name].shape)}, expected {tuple(value.shape)}"
-            raise ContractViolation(contract, case, f"{name} has shape {shapes}")
+def _same_shapes(case: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    shapes, wanted = ({name: tuple(x.shape) for name, x in results.items()} for results in (found, expected))
+    if shapes != wanted:
+        raise ContractViolation(case, f"found {shapes}, expected {wanted}")
 
 
-def need_finite(contract: str, case: str, values: Mapping[str, Tensor]) -> None:
+def need_finite(case: str, values: Mapping[str, Tensor]) -> str:
     for name, value in values.items():
-        wrong = int((~torch.isfinite(value)).sum())
-        if wrong:
-            raise ContractViolation(
-                contract, case, f"{name} has {wrong} of {value.numel()} values not finite, allowed 0"
-            )
+        if wrong := int((~torch.isfinite(value)).sum()):
+            raise ContractViolation(case, f"{name} has {wrong} of {value.numel()} values not finite, allowed 0")
+    return case
