@@ -3,7 +3,7 @@
 import pytest
 from tests.lab.page.html_page import parse, table_of
 
-from linattn.convert.evaluate.ablation import NO_LINEAR
+from linattn.convert.evaluate.evaluator import NO_LINEAR
 from linattn.lab.convert.linearize_page import lead, plan_words, sections
 from linattn.lab.page import render
 

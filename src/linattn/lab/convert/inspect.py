@@ -6,9 +6,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from linattn.convert.inspect import InspectOptions, inspect
-from linattn.convert.inspect.diagnosis import convertible_sites
-from linattn.convert.inspect.fit import STATE_LENGTH
+from linattn.convert.adapters.families import convertible_sites
+from linattn.convert.inspect import STATE_LENGTH, InspectOptions, inspect
 from linattn.convert.training.data import batched, check_positions, read_text, suited_length
 from linattn.convert.training.loop import Batch
 from linattn.lab.convert.curves import Curves, chart, freedom_chart

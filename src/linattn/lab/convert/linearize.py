@@ -9,15 +9,13 @@ from typing import Any, Self, get_type_hints
 
 from linattn.convert.adapters import find_adapter
 from linattn.convert.convert import check_model, plan_model
-from linattn.convert.degrees.allocate import taken
+from linattn.convert.core import build_core
 from linattn.convert.evaluate.evaluator import FIGURES, EvaluationOptions, Evaluator
 from linattn.convert.evaluate.needles import encoder, least_length
 from linattn.convert.files import save_linearized
 from linattn.convert.finetune import FinetuneOptions
-from linattn.convert.layer.core import build_core
 from linattn.convert.plan import METHODS
-from linattn.convert.recipes import with_recipe
-from linattn.convert.run import check_loss, check_objective, check_targets, linearize
+from linattn.convert.run import check_loss, check_objective, check_targets, linearize, taken, with_recipe
 from linattn.convert.training.data import TokenText, read_text
 from linattn.convert.training.loop import StageOptions, UnstableError
 from linattn.convert.transfer import TransferOptions
@@ -37,7 +35,7 @@ RIGHT, DIVERGED = 0, 1
 TRAINING, TUNING = "Attention transfer", "Fine-tuning"
 BOTH = ("steps", "tokens", "batch_size", "length", "recall_share", "lr")  # options of both stages
 # The name of an option in the command -> its name in the options of the stage.
-FIRST = {name: name for name in (*BOTH, "loss", "layers_per_round")}
+FIRST = {name: name for name in (*BOTH, "loss")}
 SECOND = {f"finetune_{name}": name for name in BOTH} | {
     name: name for name in ("rank", "alpha", "objective", "targets", "pooled_weight", "hidden_weight", "train_cores",
                             "scale_factor", "accumulation")

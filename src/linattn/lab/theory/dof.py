@@ -29,7 +29,7 @@ from torch import Generator, Tensor
 
 from linattn.convert.degrees import kernel
 from linattn.convert.degrees.kernel import LeverageDensity, PositiveFeatures
-from linattn.convert.degrees.observe import Reservoir, watch
+from linattn.convert.degrees.measure import Reservoir, watch
 from linattn.lab.cases import Case, Work
 from linattn.lab.convert.curves import Curves, chart
 from linattn.lab.page import Section

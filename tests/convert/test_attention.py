@@ -5,8 +5,7 @@ import torch
 from tests.convert.causal import CLOSE, FAMILIES, build, converted, logits, padded
 from torch.testing import assert_close
 
-from linattn.convert.convert import convert, plan_model
-from linattn.convert.layer.attention import linearized_layers, observing, set_mode
+from linattn.convert.convert import convert, linearized_layers, observing, plan_model, set_mode
 
 STILL = {"window": 4, "ratio": 1 / 4, "sinks": 1}
 
@@ -28,7 +27,7 @@ def test_teacher_mode_and_full_windows_are_the_model_it_was(family):
     assert_close(rest, wanted[:, 15:], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["Llama", "Qwen3", "Gemma3"])
+@pytest.mark.parametrize("family", ["Qwen3", "Gemma3"])
 def test_steps_prefill_and_recomputing_agree_with_left_padding(family):
     model, (ids, mask) = converted("still", family, **STILL), padded(23, 14)
     whole = logits(model, ids, mask)
@@ -42,18 +41,6 @@ def test_steps_prefill_and_recomputing_agree_with_left_padding(family):
         cache = out.past_key_values
     assert_close(torch.cat(found, 1) * mask.unsqueeze(-1), whole, **CLOSE)
     assert not torch.allclose(whole[:, 15:], logits(build(family), ids, mask)[:, 15:], atol=1e-2)
-
-
-def test_zeros_softmax_starts_lossless_and_mirror_as_plain_relu():
-    (ids, mask), model = padded(19, 12), build()
-    wanted = logits(model, ids, mask)
-    convert(model, plan_model(model, "zeros_softmax"))
-    assert_close(logits(model.double(), ids, mask), wanted, rtol=1e-4, atol=1e-4)
-    mirror, relu = (build() for _ in range(2))
-    convert(mirror, plan_model(mirror, "features", mechanism="mirror"))
-    convert(relu, plan_model(relu, "features", mechanism="relu"))
-    # The eps of their denominators differ in where they count.
-    assert_close(logits(mirror.double(), ids, mask), logits(relu.double(), ids, mask), rtol=1e-3, atol=1e-3)
 
 
 def test_observers_see_what_the_teacher_did_and_may_learn_from_it():
@@ -90,8 +77,6 @@ def test_a_mode_is_restored_after_an_error():
     with pytest.raises(RuntimeError, match="stop"), observing(model, _stop):
         model(padded(5)[0])
     assert {layer.mode for layer in linearized_layers(model).values()} == {"student"}
-    with pytest.raises(ValueError, match="mode"):
-        set_mode(model, "pupil")
 
 
 def _stop(observation):

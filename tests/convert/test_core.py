@@ -1,17 +1,17 @@
-"""The part between the projections: whole, in pieces and token by token it is one thing, and its parts switch off."""
+"""Cores: whole, in pieces and token by token they are one thing; their parts switch off; and their features."""
 
 import pytest
 import torch
 from torch.testing import assert_close
 
-from linattn.convert.layer.attention import exact_attention
-from linattn.convert.layer.core import build_core
+from linattn.convert.convert import exact_attention
+from linattn.convert.core import HedgehogMap, NPMap, RandomFeatures, T2RMap, build_core
 from linattn.convert.plan import LayerPlan, LayerShape
 
 SHAPE = LayerShape(num_heads=4, num_kv_heads=2, head_dim=8, hidden=12, causal=True)
 B, T = 2, 23
 PLANS = {
-    "still": LayerPlan("hybrid", window=4, ratio=1 / 4, sinks=1, householder=True, gate=True, linear_weight=2.0),
+    "still": LayerPlan("hybrid", window=4, ratio=1 / 4, sinks=1, gate=True, linear_weight=2.0),
     "units of one": LayerPlan("hybrid", window=4, ratio=1 / 4, sinks=1, gate=True, linear_weight=2.0, units="one"),
     "cap": LayerPlan("hybrid", window=4, ratio=1 / 2, cap=3, sinks=1),
     "sliding": LayerPlan("hybrid", "hedgehog", feature_dim=3, window=4, layout="sliding"),
@@ -110,21 +110,6 @@ def test_switches_take_parts_away(name):
 
 
 @torch.no_grad()
-def test_a_cap_keeps_the_state_small():
-    core, (q, k, v, _x) = core_of(PLANS["cap"]), inputs()
-    sizes = {n: _numbers(core.with_state(q[:, :, :n], k[:, :, :n], v[:, :, :n])[1]) for n in (12, T)}
-    assert sizes[12] == sizes[T]
-    growing = core_of(LayerPlan("hybrid", window=4, ratio=1 / 2, sinks=1))
-    assert _numbers(growing.with_state(q, k, v)[1]) > sizes[T]
-
-
-def _numbers(state):
-    return (
-        state.numel() if isinstance(state, torch.Tensor) else sum(map(_numbers, filter(lambda x: x is not None, state)))
-    )
-
-
-@torch.no_grad()
 def test_a_bidirectional_layer_is_linear_over_all_keys():
     shape = SHAPE._replace(causal=False)
     core, (q, k, v, _) = core_of(LayerPlan("hybrid", "hedgehog", window=0), shape), inputs(shape)
@@ -149,13 +134,68 @@ def test_every_parameter_learns_and_padding_may_hold_nan():
             assert 0 < parameter.grad.abs().sum() < torch.inf, (name, key)
 
 
-@torch.no_grad()
-def test_16_bit_models_have_cores_in_fp32():
-    """Against fp64: not worse than twice what the inputs' rounding costs."""
-    for plan in (PLANS["still"], PLANS["linear prf"], PLANS["mirror"]):
-        q, k, v, x = (tensor.bfloat16() for tensor in inputs())
-        core = core_of(plan)
-        wanted = core(*(tensor.double() for tensor in (q, k, v)), x=x.double())
-        found = core.float()(q, k, v, x=x)
-        assert found.dtype == torch.bfloat16
-        assert (found.double() - wanted).abs().amax() <= 2**-6 * wanted.abs().amax()
+HEADS, KV_HEADS, N, D = 4, 2, 5, 8
+
+
+def draw(*shape, scale=1.0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * scale
+
+
+def test_np_starts_as_softmax_of_the_input_and_keeps_its_norm():
+    x, np_map = draw(2, HEADS, N, D), NPMap(HEADS, D, D).double()
+    assert_close(np_map(x), torch.cat([x.softmax(-1), (-x).softmax(-1)], -1), rtol=1e-5, atol=1e-6)
+    torch.nn.init.normal_(np_map.weight)
+    first = np_map(x)[..., :D].log()
+    u = first - first.mean(-1, keepdim=True)  # softmax gives u up to a constant
+    for h in range(HEADS):
+        f = x[:, h] @ np_map.weight[h]
+        wanted = f / f.norm(dim=-1, keepdim=True) * x[:, h].norm(dim=-1, keepdim=True)
+        assert_close(u[:, h], wanted - wanted.mean(-1, keepdim=True), rtol=1e-6, atol=1e-6)
+
+
+def test_np_has_gradients_at_zero_vectors():
+    x = torch.zeros(1, HEADS, 1, D, requires_grad=True)
+    np_map = NPMap(HEADS, D, 3)
+    np_map(x).square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in (x, *np_map.parameters()))
+
+
+def test_hedgehog_and_t2r_are_their_formulas():
+    x = draw(2, HEADS, N, D)
+    hedgehog, t2r = HedgehogMap(HEADS, D, 3).double(), T2RMap(HEADS, D, 3).double()
+    torch.nn.init.normal_(t2r.bias)
+    assert_close(hedgehog(x)[..., 3:], torch.softmax(-x @ hedgehog.weight, -1))
+    assert_close(t2r(x), (x @ t2r.weight + t2r.bias).relu())
+    assert_close(HedgehogMap(HEADS, D, D).double()(x)[..., :D], x.softmax(-1))
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_random_features_average_to_the_exponential(centred):
+    """With many features ``phi(q) . psi(k) = e^{q . k / sqrt(D)}``, whatever constant was taken from the keys."""
+    torch.manual_seed(0)
+    q, k = draw(1, HEADS, N, D, scale=0.4), draw(1, KV_HEADS, N, D, scale=0.4) + 0.5
+    features = RandomFeatures(KV_HEADS, D, 40_000).double()
+    if centred:
+        features.center.copy_(k.mean((0, 2)))
+        features.log_unit.copy_(torch.tensor([0.5, -1.0]))
+    phi, psi = features(q, k)
+    found = phi @ psi.repeat_interleave(2, 1).mT
+    assert_close(found, (q @ k.repeat_interleave(2, 1).mT / D**0.5).exp(), rtol=0.1, atol=0.0)
+    # In units of their largest feature queries differ by a factor per row, and do not overflow.
+    features.relative = True
+    relative, _ = features(q, k)
+    ratio = relative / phi
+    assert_close(ratio, ratio[..., :1].expand_as(ratio))
+    assert features(q * 100, k)[0].amax(-1).eq(1).all()
+
+
+def test_maps_do_not_work_in_16_bits():
+    x = draw(1, HEADS, N, D).bfloat16()
+    for kind in (NPMap, HedgehogMap, T2RMap):
+        own = kind(HEADS, D, D).bfloat16()
+        wanted = kind(HEADS, D, D).double()
+        wanted.load_state_dict(own.state_dict())
+        with torch.autocast("cpu", torch.bfloat16):
+            found = own(x)
+        assert found.dtype == torch.float32
+        assert_close(found.double(), wanted(x.double()), rtol=1e-4, atol=1e-5)
