@@ -51,7 +51,6 @@ class CompareGraphs(OnGraph, Comparison):
     """
 
     name: ClassVar[str] = "compare graph"
-    measured: ClassVar[tuple[str, ...]] = ("cost",)
     # These are in the options of a model or in its points.
     of_cases: ClassVar[tuple[str, ...]] = (
         *Comparison.of_cases, "models", "epochs", "hidden", "paper", "weight_decay", "dropout", "grid_seeds"

@@ -139,6 +139,10 @@ class CompareImages(VisionHost, ImageComparison):
             start_compiling(name)
         return self.fit(case, self.training(case["seed"], case["lr"]), self.model(name, data, case["seed"]), data, work)
 
+    @property
+    def of_trained(self) -> dict[str, dict[str, Any]]:
+        return {"attention": {}}
+
     def attention_case(self, case: Case, work: Work) -> dict[str, Any]:
         """Statistics of attention, and maps of a few images of different classes."""
         data, of = self.images(), case["of"]

@@ -60,7 +60,6 @@ class CompareText(OnTask, Comparison):
     """
 
     name: ClassVar[str] = "compare text"
-    measured: ClassVar[tuple[str, ...]] = ("cost",)
     of_cases: ClassVar[tuple[str, ...]] = (
         *Comparison.of_cases, *SETTINGS, "task", "set", "recipe", "tokens", "canon", "widths", "equal_parameters"
     )  # fmt: skip
@@ -232,7 +231,7 @@ class CompareText(OnTask, Comparison):
     def cost_case(self, case: Case, work: Work) -> Mapping[str, Any]:
         config = self.training(self.usual_lr(""), 0)
         device, networks, counts = torch.device(config.device), {}, {}
-        batch, rows, _ = next(iter(Feed(self.made, config, device).train())).parts[0]
+        batch, rows = next(iter(Feed(self.made, config, device).train())).parts[0]
         for name in (part["mechanism"] for part in case["mechanisms"]):
             if config.compile:
                 start_compiling(name)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from linattn.analysis.capture import capture
 from linattn.analysis.entropy import entropy, entropy_norm_correlation, positive_sequence_entropy
 from linattn.convert.adapters import find_adapter
-from linattn.convert.degrees.observe import watch
-from linattn.convert.layer.attention import Observation
+from linattn.convert.convert import Observation
+from linattn.convert.degrees.measure import watch
 from linattn.lab.cases import Case, Work
 from linattn.lab.convert.curves import chart
 from linattn.lab.page import Section

@@ -4,7 +4,7 @@ Every mechanism is trained with every kind of positions and of Canon layers, as 
 data order and budget. The table has a row each, and what Canon layers add.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from linattn.lab.cases import Case, Outcome, Work
-from linattn.lab.compare.comparison import Phase
+from linattn.lab.compare.comparison import Point
 from linattn.lab.compare.text import CompareText, Contender
 from linattn.lab.screen import Screen
 from linattn.lab.tasks.synthetic.brevo import Brevo, right_answer
@@ -179,19 +179,14 @@ class Synth(CompareText):
     def keeps_weights(self) -> bool:
         return self.weights and self.final
 
-    # Phases: those of a comparison; without final runs the first alone; at the end what trained models write.
+    # Without final runs there are those that choose learning rates; at the end what trained models write.
 
-    def phases(self) -> Generator[Phase, list[Outcome], None]:
-        swept = yield "sweep", self.sweep_cases()
-        if not self.final:
-            return
-        runs = yield "run", self.final_cases(self.choose(swept))
-        trained = {o.case["mechanism"]: o.case for o in runs if not o.error and o.case["seed"] == 0}
-        parts = [[self.case("cost", name) for name in names] for names in self.timed_together(list(trained))]
-        yield "cost", [{"kind": "cost", "mechanisms": part} for part in parts]
-        if self.samples:
-            yield "written", [{"kind": "written", "mechanism": name, "samples": self.samples, "of": dict(case)}
-                              for name, case in trained.items()]  # fmt: skip
+    def final_cases(self, chosen: Mapping[str, Point]) -> list[dict[str, Any]]:
+        return super().final_cases(chosen) if self.final else []
+
+    @property
+    def of_trained(self) -> dict[str, dict[str, Any]]:
+        return {"written": {"samples": self.samples}} if self.samples else {}
 
     def title(self, case: Case) -> str:
         return f"{case['mechanism']} writes" if case["kind"] == "written" else super().title(case)
