@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -17,9 +17,6 @@ from linattn.support.config import Config, option
 from linattn.support.documents import as_text, read_documents, read_jsonl, row_text
 from linattn.support.options import OptionError, check_device
 from linattn.support.progress import without_bars
-
-if TYPE_CHECKING:
-    from linattn.models.language.hf.text import TextModel
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -69,8 +66,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise OptionError("model", f"must be a folder with config.json and weights, got {folder}")
-    with named("model"):
+    try:
         config: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise OptionError("model", f"{path} is no JSON: {error}") from error
     return config
 
 
@@ -111,17 +110,6 @@ def load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder)
-
-
-def load_linearized_text(folder: Path, device: str, precision: str) -> "TextModel":
-    """Load a converted language model with its tokenizer."""
-    from linattn.models.language.hf.text import TextModel
-
-    model, tokenizer = load(folder, device, precision), load_tokenizer(folder)
-    if model.get_output_embeddings() is None:
-        raise OptionError("checkpoint", f"{type(model).__name__} writes no text: {folder}")
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
-    return TextModel(model, tokenizer.encode, lambda ids: tokenizer.decode(ids, skip_special_tokens=True), pad)
 
 
 def _class_of(config: dict[str, Any]) -> Any:

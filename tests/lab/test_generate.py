@@ -4,6 +4,7 @@ import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
+from pathlib import Path
 from shutil import copytree
 from types import SimpleNamespace
 
@@ -92,7 +93,7 @@ def test_prompts_of_one_batch_do_not_change_one_another(folder):
 
 def test_a_text_that_ends_is_cut_there():
     """What pads the rows that ended sooner is a byte like any other."""
-    from linattn.models.language.hf.text import Sampling, TextModel
+    from linattn.lab.generate import Generate, TextModel
 
     class Ends:
         device = "cpu"
@@ -102,7 +103,8 @@ def test_a_text_that_ends_is_cut_there():
             return torch.cat([ids, torch.tensor([[97, 256, 0, 0], [98, 98, 0, 98]])], dim=1)
 
     model = TextModel(Ends(), lambda text: list(text.encode()), lambda ids: bytes(ids).decode(), 0)
-    assert model.complete(["x", "longer"], Sampling(4)) == ["a", "bb\0b"]
+    command = Generate(checkpoint=Path("x"), prompt=("x", "longer"), max_new_tokens=4)
+    assert command.complete(model) == ["a", "bb\0b"]
 
 
 def test_draws_follow_the_seed(folder):
@@ -131,15 +133,15 @@ def test_a_tokenizer_beside_the_model_is_taken(folder, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--temperature", -1), "must be a number >= 0, got -1"),
-        (("--temperature", "nan"), "must be finite, got nan"),
-        (("--temperature", "inf"), "must be finite, got inf"),
-        (("--top-p", 0), "above 0 and at most 1"),
+        (("--temperature", -1), "must be at least 0, got -1"),
+        (("--temperature", "nan"), "must be at least 0, got nan"),
+        (("--temperature", "inf"), "must be at least 0, got inf"),
+        (("--top-p", 0), "at most 1 and above 0"),
         (("--top-p", 0.9), "needs a temperature above 0"),
         (("--top-k", 3), "needs a temperature above 0"),
-        (("--seed", -1), "must be an integer from 0 to 4294967295, got -1"),
-        (("--seed", 2**32), "must be an integer from 0 to 4294967295, got 4294967296"),
-        (("--beams", 0), "must be an integer >= 1, got 0"),
+        (("--seed", -1), "got -1"),
+        (("--seed", 2**32), "got 4294967296"),
+        (("--beams", 0), "must be at least 1, got 0"),
         (("--precision", "fp8"), "fp32, bf16"),
     ],
 )
