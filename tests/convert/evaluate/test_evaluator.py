@@ -14,7 +14,7 @@ from linattn.convert.convert import convert, plan_model
 from linattn.convert.evaluate.embeddings import Labelled
 from linattn.convert.evaluate.evaluator import FULL, EvaluationOptions, Evaluator
 from linattn.convert.evaluate.needles import REPEATED, encoder, needle_texts, needles_found, text_haystack
-from linattn.lab.kept import kept
+from linattn.lab.cases import kept
 from linattn.support.options import OptionError
 
 NOTHING = {"lengths": (), "needle_lengths": (), "contexts": ()}
