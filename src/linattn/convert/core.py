@@ -200,9 +200,15 @@ class Core(nn.Module, ABC):
         return self.attend(q, k, v, x, key_mask, None, False)[0]
 
     def with_state(
-        self, q: Tensor, k: Tensor, v: Tensor, *, state: Any = None, x: Tensor | None = None,
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        state: Any = None,
+        x: Tensor | None = None,
         key_mask: Tensor | None = None,
-    ) -> tuple[Tensor, Any]:  # fmt: skip
+    ) -> tuple[Tensor, Any]:
         """The output after ``state`` (None: empty), and the next state; for prefill, also in pieces."""
         return self.attend(q, k, v, x, key_mask, state, True)
 

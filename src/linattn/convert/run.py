@@ -225,9 +225,13 @@ def linearize(
 
 
 def _planned(
-    model: Any, method: str, layers: Sequence[int] | None, split: Split | None, options: dict[str, Any],
+    model: Any,
+    method: str,
+    layers: Sequence[int] | None,
+    split: Split | None,
+    options: dict[str, Any],
     batches: Batches | None,
-) -> tuple[Plan, dict[int, MeasuredLayer] | None]:  # fmt: skip
+) -> tuple[Plan, dict[int, MeasuredLayer] | None]:
     """The plan, and the degrees of freedom that it is based on, if any: of a layer, the largest of its heads."""
     degrees = None
     if split is not None:

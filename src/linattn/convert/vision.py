@@ -153,10 +153,17 @@ class ConvertedAttention(ReplacedAttention):
         return self.adapter.merge(self, self.adapter.attend(self, x, **named), **named)
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, *, bias: Tensor | None = None,
-        key_mask: Tensor | None = None, rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        x: Tensor,
+        *,
+        bias: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
         spatial_shape: tuple[int, int] | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Heads ``(B, H, T, D)``; ``bias`` broadcasts to ``(B, H, Tq, Tk)`` and is added to the scores.
 
         ``rotate`` turns q and k or, with ``rotary="features"``, the features that the mechanism makes of them.

@@ -65,9 +65,17 @@ class MechanismAttention:
         self.built: WeakKeyDictionary[nn.Module, MechanismCore] = WeakKeyDictionary()
 
     def __call__(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-        scaling: float | None = None, dropout: float = 0.0, is_causal: bool | None = None, **others: Any,
-    ) -> tuple[Tensor, None]:  # fmt: skip
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        is_causal: bool | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, None]:
         self._refuse(module, dropout, attention_mask, others)
         causal = causal_in(module, is_causal)
         key_mask = None

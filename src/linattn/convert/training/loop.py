@@ -87,9 +87,16 @@ class StageRun(ABC):
     number: ClassVar[int]  # of the stage; it separates the random numbers of the two
 
     def __init__(
-        self, model: nn.Module, parts: Mapping[str, nn.Module], options: StageOptions, *, batches: Batches,
-        folder: Path | None, progress: Report | None, accelerator: "Accelerator | None",
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        parts: Mapping[str, nn.Module],
+        options: StageOptions,
+        *,
+        batches: Batches,
+        folder: Path | None,
+        progress: Report | None,
+        accelerator: "Accelerator | None",
+    ) -> None:
         if accelerator is not None:
             model.to(accelerator.device)
         self.model, self.parts, self.options = model, nn.ModuleDict(parts), options
