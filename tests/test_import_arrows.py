@@ -181,7 +181,7 @@ RIGHT = {
     "ops/shared/types.py": "if TYPE_CHECKING:\n    import triton",
     "ops/exponential/chunked.py": "from linattn.ops.linear.chunked.decay import NoDecay",
     "mechanisms/b.py": "from linattn.mechanisms.base import Mechanism\n\n\n@register_mechanism('b')\nclass B: ...",
-    "mechanisms/base.py": "from linattn.ops.shared import checks",
+    "mechanisms/base.py": "from linattn.ops.shared import call as checks",
     "lab/bench/store.py": "from linattn._version import __version__",
 }
 

@@ -196,11 +196,8 @@ def draw(c: Case, device: str) -> tuple[Tensors, dict[str, Any]]:
         options["key_mask"] = real.to(device)
     if c.cuts is not None:
         options["cu_seqlens"] = torch.tensor(c.cuts, device=device)
-    if c.kind == "hybrid":
-        chosen = noise(c.B, c.H_kv, c.T)
-        options |= (
-            {"scores": chosen.round().to(device)} if c.layout == "budget" else {"salient": (chosen > 1).to(device)}
-        )
+    if c.kind == "hybrid" and c.layout == "budget":
+        options["scores"] = noise(c.B, c.H_kv, c.T).round().to(device)
     of_heads = {"q", "k", "v", "phi", "psi", "gate"}
     for name in t.keys() & {*of_heads, "x", "weight", "bias", "start"}:
         t[name] = t[name].to(getattr(torch, c.dtype))

@@ -27,9 +27,9 @@ CASES = {
     "sliding, they give way inside of windows": (
         {"window": 40, "budget": SalientBudget(1 / 8, 32, cap=3, sinks=0)}, {"scores": True}, 45,
     ),
-    "sliding, named tokens, gate": ({"window": 21}, {"gate": True, "salient": True}, None),
+    "sliding, gate": ({"window": 21}, {"gate": True}, None),
     "weights in units of one": (
-        {"window": 32, "layout": "chunks", "delay": 0, "units": "one"}, {"salient": True}, None,
+        {"window": 32, "layout": "chunks", "delay": 0, "units": "one", "budget": SalientBudget(1 / 8, 32)}, {}, None,
     ),
     "no window": ({"window": 0}, {"gate": True}, 50),
 }  # fmt: skip
@@ -48,7 +48,7 @@ def run(inputs, impl, cut=None, mask=None, **options):
     output = torch.cat(outputs, 2)
     weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     loss = (output.double() * weights.double()).sum() + state.linear.kv.double().sin().sum()
-    names = [name for name in leaves if name not in ("features", "salient", "scores")]
+    names = [name for name in leaves if name not in ("features", "scores")]
     wanted = [leaves[name] for name in names] + list(leaves["features"] or ())
     grads = torch.autograd.grad(loss, wanted, materialize_grads=True, allow_unused=True)
     found = {"output": output, "kv": state.linear.kv}
@@ -100,11 +100,11 @@ def test_sixteen_bits(dtype, monkeypatch):
 
 
 def test_without_features_it_is_softmax_over_what_is_exact():
-    inputs = change(make(64, dtype=torch.float32, **SIZE, salient=True), lambda x: x.to(DEVICE))
-    inputs["salient"][:] = True
+    inputs = change(make(64, dtype=torch.float32, **SIZE), lambda x: x.to(DEVICE))
     q, k, v = (inputs[n].double() for n in "qkv")
     expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    for window in ({"window": 7}, {"window": 32, "layout": "chunks", "delay": 0}):
+    every = SalientBudget(1.0, 32)  # all that leave the window
+    for window in ({"window": 32, "budget": every}, {"window": 32, "layout": "chunks", "delay": 0, "budget": every}):
         for features in (inputs["features"], None):
             found = call(inputs | {"features": features}, impl="triton", **window)
             torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-6)

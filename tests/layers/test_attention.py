@@ -191,6 +191,7 @@ WRONG = [
     ({"num_prefix_tokens": -1}, ValueError, "num_prefix_tokens must be an integer >= 0"),
     ({"key_position": 14}, ValueError, r"key_position must be a grid \(height, width\)"),
     ({"causal": True, "local": "shared"}, ValueError, "local='shared' looks at the whole image plane"),
+    ({"causal": True, "spatial_reduction": 2}, ValueError, "spatial_reduction=2 looks at the whole image plane"),
     ({"mechanism": "gated", "spatial_reduction": 2}, ValueError, "takes a gate for every key"),
     ({"mechanism": "agent", "rotary": "features"}, ValueError, "mechanism 'agent' has none to turn"),
     ({"num_heads": 8, "rotary": "features"}, ValueError,

@@ -29,10 +29,9 @@ SETTINGS = {
     "largest_divergence": {"window": 7, "budget": SalientBudget(1 / 2, 4, cap=4, sinks=0, score="kl", reduce="max")},
     "one": {"window": 4, "layout": "chunks", "budget": SalientBudget(1 / 4, 4, cap=2), "units": "one"},
 }
-PER_TOKEN = ("scores", "gate", "salient")
 
 
-def make(T, *, B=2, H=4, H_kv=2, K=5, V=6, F=7, dtype=F64, seed=0, gate=False, scores=False, salient=False):
+def make(T, *, B=2, H=4, H_kv=2, K=5, V=6, F=7, dtype=F64, seed=0, gate=False, scores=False):
     g = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
@@ -46,8 +45,6 @@ def make(T, *, B=2, H=4, H_kv=2, K=5, V=6, F=7, dtype=F64, seed=0, gate=False, s
         inputs["gate"] = draw(B, H, T, V).sigmoid()
     if scores:
         inputs["scores"] = draw(B, H_kv, T).round()  # many are equal: ties are decided too
-    if salient:
-        inputs["salient"] = draw(B, H_kv, T) > 0.8
     return inputs
 
 
@@ -99,7 +96,7 @@ def budget_scores(q, k, budget):
     return [reduce([self_probability(one[None], k, t, budget.chunk) for one in q]) for t in range(len(k))]
 
 
-def exact_sets(T, scores, *, window, layout="sliding", delay=1, budget=None, salient=None):
+def exact_sets(T, scores, *, window, layout="sliding", delay=1, budget=None):
     """For each query of one sequence and key head, the set of its exact keys; by what the words say."""
     sets, kept = [], []
     for t in range(T):
@@ -117,8 +114,7 @@ def exact_sets(T, scores, *, window, layout="sliding", delay=1, budget=None, sal
             near = range(max(0, t - window + 1), t + 1)
         else:
             near = range(max(0, (t // window - delay) * window), t + 1)
-        named = [] if salient is None else [i for i in range(t + 1) if salient[i]]
-        sets.append({*near, *kept, *named})
+        sets.append({*near, *kept})
     return sets
 
 
@@ -135,8 +131,7 @@ def brute_force(inputs, *, window, layout="sliding", delay=1, budget=None, units
             if scores is None and budget is not None:
                 group = q[b, g * G : (g + 1) * G]
                 scores = budget_scores(group, k[b, g], budget)
-            named = inputs["salient"][b, g].tolist() if "salient" in inputs else None
-            sets = exact_sets(T, scores, window=window, layout=layout, delay=delay, budget=budget, salient=named)
+            sets = exact_sets(T, scores, window=window, layout=layout, delay=delay, budget=budget)
             for t, exact in enumerate(sets):
                 logits = {i: (q[b, h, t] @ k[b, g, i]).item() / math.sqrt(K) for i in exact}
                 m = (max(logits.values()) if logits else 0.0) if units == "row_max" else 0.0

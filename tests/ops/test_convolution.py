@@ -36,21 +36,11 @@ def test_it_is_the_depthwise_convolution_of_torch(form, T):
     assert_same([found, *gradients[0]], [expected, *gradients[1]], 1e-12)
 
 
-def test_canon_is_the_residual_alone():
-    """h'_t = h_t + sum_i w_i h_{t-i}, no bias, no activation."""
-    x, weight = make(6)["x"], make(6)["weight"]
-    found = short_convolution(x, weight, residual=True)
-    for t in range(6):
-        expected = x[:, t] + sum(weight[:, 3 - i] * x[:, t - i] for i in range(4) if t >= i)
-        torch.testing.assert_close(found[:, t], expected)
-
-
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
         ({"x": [1.0]}, TypeError, r"x must be a tensor \(B, T, C\), got list"),
         ({"x": torch.zeros(4, 3)}, ValueError, r"x must be \(B, T, C\), got shape \(4, 3\)"),
-        ({"x": torch.zeros(2, 4, 3, dtype=torch.int64)}, TypeError, "x must be float32, float64, bfloat16"),
         ({"weight": torch.zeros(3, 1, 4, dtype=F64)}, ValueError, r"weight must be \(C, W\), got shape \(3, 1, 4\)"),
         ({"weight": torch.zeros(5, 4, dtype=F64)}, ValueError, "weight has number of channels 5, but x has 3"),
         ({"weight": torch.zeros(3, 0, dtype=F64)}, ValueError, "weight must have a width W >= 1"),
@@ -58,25 +48,16 @@ def test_canon_is_the_residual_alone():
         ({"bias": torch.zeros(4, dtype=F64)}, ValueError, r"bias must have shape \(3,\), got \(4,\)"),
         ({"activation": "relu"}, ValueError, "activation must be one of 'silu', None, got 'relu'"),
         ({"residual": 1}, TypeError, "residual must be True or False, got 1"),
-        ({"key_mask": torch.ones(2, 4)}, TypeError, "key_mask must be bool"),
-        ({"key_mask": torch.ones(2, 5, dtype=torch.bool)}, ValueError, r"key_mask must have shape \(2, 4\)"),
         ({"key_mask": torch.ones(2, 4, dtype=torch.bool, device="meta")}, ValueError, "on meta, but x is on cpu"),
         ({"cu_seqlens": torch.tensor([0, 4])}, ValueError, "the batch size must be 1, got 2"),
         ({"initial_state": torch.zeros(2, 3, 3)}, TypeError, r"must be ConvolutionState\(inputs\) .* got Tensor"),
         ({"initial_state": ConvolutionState(torch.zeros(2, 4, 3))}, ValueError, r"must have shape \(2, 3, 3\)"),
-        ({"impl": "triton3"}, ValueError, "impl must be one of 'auto', 'reference', 'recurrent', 'chunked'"),
     ],
 )
 def test_wrong_calls_say_what_is_allowed(change, error, message):
     arguments = {**make(4, state=False), **change}
     with pytest.raises(error, match=message):
         short_convolution_with_state(**arguments)
-
-
-def test_offsets_are_checked():
-    inputs = make(4, B=1)
-    with pytest.raises(ValueError, match="cu_seqlens must start at 0 and end at T = 4"):
-        short_convolution(inputs["x"], inputs["weight"], cu_seqlens=torch.tensor([0, 3]))
 
 
 def test_a_step_takes_one_token():

@@ -108,18 +108,6 @@ def test_vmap_alone_leaves_values_and_backward_as_they_are(causal):
     torch.testing.assert_close(*gradients)
 
 
-def test_gradients_of_single_examples():
-    q, k, v, _, u = inputs()
-
-    def loss(q, k, v, u):
-        return (u[None] * linear_attention(q[None], k[None], v[None], causal=True, normalizer=None)).sum()
-
-    leaf = q.clone().requires_grad_()
-    out = linear_attention(leaf, k, v, causal=True, normalizer=None)
-    (expected,) = torch.autograd.grad(out, leaf, u)
-    torch.testing.assert_close(vmap(grad(loss))(q, k, v, u), expected)
-
-
 def test_the_choice_follows_what_differentiates():
     q, k, v, t, _ = inputs()
     seen = []

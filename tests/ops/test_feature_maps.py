@@ -188,19 +188,3 @@ def test_bad_flows() -> None:
     state = LinearState(torch.zeros(1, 2, 2 * D, D), torch.zeros(1, 2, 2 * D))
     with pytest.raises(ValueError, match=r"initial_state\.kv"):
         linear_attention_with_state(q, q, q, feature_map=split, initial_state=state)
-
-
-@pytest.mark.parametrize("name", ["elu", "split_power_opposite", "scaled_flows"])
-def test_compiles_whole(name: str) -> None:
-    """A map is made inside the compiled function from tensors that come from outside, and gets their gradients."""
-    draw = drawer()
-    feature_map, x = converted(MAPS[name](draw, 2, 4, 3), torch.float32), draw(2, 4, 3, 4).float()
-    seed = torch.randn_like(feature_map(x))
-
-    def attend(x: Tensor) -> Tensor:
-        assert feature_map.twin() is not None
-        return linear_attention(x, x, x, feature_map=feature_map) + 0 * seed.sum()
-
-    torch.compiler.reset()
-    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x), attend(x))

@@ -18,9 +18,6 @@ WRONG = {
     "features": ({"features": torch.ones(2, 4, 6, 3)}, "features must be a pair"),
     "feature heads": ({"features": (torch.ones(2, 4, 6, 3), torch.ones(2, 4, 6, 3))}, r"features\[1\]"),
     "gate": ({"gate": torch.ones(2, 4, 6, 1)}, "gate"),
-    "salient dtype": ({"salient": torch.ones(2, 2, 6)}, "salient must be a bool"),
-    "salient index": ({"salient": torch.full((2, 2, 1), 6)}, "T - 1 = 5"),
-    "both": ({"salient": torch.ones(2, 2, 6, dtype=torch.bool), "budget": BUDGET, "window": 4}, "exclude one another"),
     "scores alone": ({"scores": torch.ones(2, 2, 6)}, "scores need a budget"),
     "NaN scores": ({"scores": torch.full((2, 2, 6), torch.nan), "budget": BUDGET, "window": 4}, "NaN"),
     "chunk": ({"budget": BUDGET, "window": 3, "layout": "chunks"}, "budget.chunk"),
@@ -28,6 +25,7 @@ WRONG = {
     "budget": ({"budget": 4, "window": 4}, "SalientBudget"),
     "state": ({"state": 3}, "HybridState"),
     "ring": ({"state": 4, "window": 5}, "initial_state.window.k"),
+    "no budget": ({"state": 4, **SETTINGS["ratio"]}, "budget must be that of the calls before"),
     "cap": ({"state": 4, **SETTINGS["cap"], "budget": SalientBudget(1 / 4, 4, cap=9)}, "initial_state.salient"),
     "impl": ({"impl": "triton", "window": 4, "layout": "chunks"}, "cannot serve this call"),
     "packed": ({"cu_seqlens": torch.tensor([0, 6])}, "batch size must be 1"),
@@ -55,8 +53,8 @@ def test_wrong_budgets_and_steps_are_refused():
         with pytest.raises(ValueError, match=next(iter(wrong))):
             SalientBudget(**wrong)
     x = torch.ones(1, 2, 4)
-    with pytest.raises(TypeError, match="salient"):
-        hybrid_attention_step(x, x, x, None, salient=torch.ones(1, 2))
+    with pytest.raises(ValueError, match="scores"):
+        hybrid_attention_step(x, x, x, None, scores=torch.ones(1, 2), budget=None)
     with pytest.raises(TypeError, match="windoww"):
         hybrid_attention_step(x, x, x, None, windoww=3)
 

@@ -30,6 +30,13 @@ def started(inputs, mask, cut, options):
     return begin(state, setting_of(options), 2)
 
 
+def mapped(f, state):
+    """``f`` of every tensor of a state."""
+    if isinstance(state, tuple):
+        return type(state)(*(mapped(f, x) for x in state))
+    return f(state) if isinstance(state, torch.Tensor) else state
+
+
 def decode(inputs, t, state, options):
     now = change(inputs, lambda x: x[:, :, t : t + 1])
     units = options.get("units", "row_max")
@@ -47,7 +54,7 @@ def test_rows_that_end_chunks_at_different_steps(name):
     for t in range(13, 34):
         if t == 20:
             rows = torch.tensor([2, 0, 2, 1])
-            state = type(state)(*(x[rows] if isinstance(x, torch.Tensor) else x for x in state))
+            state = mapped(lambda x, rows=rows: x[rows], state)
             inputs, wanted = change(inputs, lambda x, rows=rows: x[rows]), wanted[rows]
         output, state = decode(inputs, t, state, options)
         assert_same(output, wanted[:, :, t : t + 1])
@@ -71,7 +78,7 @@ def test_equal_rows_from_the_first_tokens_on_and_without_features(name):
     for t in range(1, 30):
         output, state = decode(inputs, t, state, options)
         assert_same(output, wanted[:, :, t : t + 1])
-    twice = type(state)(*(x.repeat_interleave(2, 0) if isinstance(x, torch.Tensor) else x for x in state))
+    twice = mapped(lambda x: x.repeat_interleave(2, 0), state)
     twice = twice._replace(length=torch.empty(2, dtype=torch.int64, device="meta"))  # which nobody can read
     assert twice.lengths() == (30, 30)
 
@@ -106,13 +113,7 @@ def test_logits_of_any_size_keep_both_parts_in_proportion(units):
 
 
 def test_what_cannot_be_laid_out_stays_as_it_is():
-    inputs, options = make(20, salient=True), {"window": 4, "layout": "chunks"}
-    _, state = call(inputs, True, **options)
-    assert begin(state, setting_of(options), 2) is None  # tokens were named, and there is no budget
     _, state = call(make(20), True, **ALL["cap"])
     assert begin(state, setting_of(ALL["cap_no_delay"]), 2) is None  # of another window
-    first = state.salient.alive.clone()
-    first[0, 0] = False
-    changed = state._replace(salient=state.salient._replace(alive=first))
-    assert begin(changed, setting_of(ALL["cap"]), 2) is None  # other tokens than the budget's
+    assert begin(state, setting_of(ALL["chunks"]), 2) is None  # of no choice
     assert begin(state, setting_of(ALL["cap"]), 2) is not None

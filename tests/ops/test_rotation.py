@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from linattn import explain, linear_attention
+from linattn import linear_attention
 from linattn.ops.maps import EluPlusOne, SplitExpm1
 from linattn.ops.shared.rotation import Rotation, Turns, turn_pairs
 
@@ -69,10 +69,3 @@ def test_flows(impl):
         numerator = turned_phi @ turned_psi.mT * of_keys @ v[..., own].repeat_interleave(2, dim=1)
         expected = numerator / ((phi @ psi.mT * of_keys).sum(-1, keepdim=True) + 1e-6)
         torch.testing.assert_close(found[..., own], expected)
-
-
-def test_explained_and_checked():
-    q = draw(1, 1, 9, 4)
-    assert explain(q, q, q, rotate=ByPlace()).impl == "chunked"
-    with pytest.raises(TypeError, match="rotate must be a function of the features of q and k, or None, got 3"):
-        linear_attention(q, q, q, rotate=3)

@@ -5,20 +5,31 @@ import math
 import pytest
 import torch
 
-from linattn.ops.hybrid import saliency
-from linattn.ops.hybrid.saliency import choose_salient, self_saliency
+from linattn.ops.hybrid import rows
+from linattn.ops.hybrid.saliency import self_saliency, top_of_chunk
 from linattn.ops.hybrid.types import FOREVER, SalientBudget, SalientList
-from ops.hybrid_cases import F64, SETTINGS, call, change, exact_sets, make, published_divergence, self_probability
+from ops.hybrid_cases import F64, exact_sets, make, published_divergence, self_probability
 
 W = 6
+
+
+def scores_of(q, k, window=W, **options):
+    return self_saliency(q * q.shape[3] ** -0.5, k, torch.ones(q.shape[0], q.shape[2]).bool(), window, **options)
+
+
+def chosen(scores, budget):
+    """Which tokens of whole chunks a budget chooses, (B, H_kv, whole T) bool."""
+    n = scores.shape[2] // budget.chunk
+    position = torch.arange(n * budget.chunk).unflatten(0, (n, budget.chunk))
+    return top_of_chunk(scores[..., : n * budget.chunk].unflatten(2, (n, -1)), position, budget).flatten(2)
 
 
 def test_scores_are_the_definition():
     inputs = make(20)
     q, k = inputs["q"], inputs["k"]
-    found = self_saliency(q, k, window=W)
-    largest = self_saliency(q, k, window=W, reduce="max")
-    divergence = self_saliency(q[:, ::2], k, window=W, kind="kl")
+    found = scores_of(q, k)
+    largest = scores_of(q, k, reduce="max")
+    divergence = scores_of(q[:, ::2], k, kind="kl")
     for b in range(2):
         for g in range(2):
             group = q[b, 2 * g : 2 * g + 2]
@@ -30,26 +41,13 @@ def test_scores_are_the_definition():
     assert (found[:, :, 0] == 0).all()  # alone in its window: log 1, not NaN
 
 
-def test_scores_of_grouped_heads_choose_alike_by_their_largest_and_not_by_their_mean():
-    g = torch.Generator().manual_seed(0)
-    q, k = 2 * torch.randn(2, 8, 512, 16, generator=g, dtype=F64), torch.randn(2, 2, 512, 16, generator=g, dtype=F64)
-    budget, shared = SalientBudget(1 / 16, 64, sinks=0), {}
-    for reduce in ("mean", "max"):
-        one, two = (
-            choose_salient(self_saliency(q, k, kind=kind, reduce=reduce), budget) for kind in ("log_prob", "kl")
-        )
-        shared[reduce] = float((one & two).sum() / one.sum())
-    assert shared["max"] == 1
-    assert shared["mean"] < 0.6
-
-
 @pytest.mark.parametrize("chunk", [1, 4, 7, 8])
 def test_a_small_share_of_a_short_chunk_is_one_token(chunk):
     """1/16 of 8 tokens is half a token: none would be a choice that nobody asked for."""
     budget = SalientBudget(1 / 16, chunk, sinks=0)
-    chosen = choose_salient(torch.randn(1, 1, 4 * chunk, generator=torch.Generator().manual_seed(0)), budget)
-    assert chosen.unflatten(2, (4, chunk)).sum(-1).tolist() == [[[1, 1, 1, 1]]]
-    assert not choose_salient(torch.zeros(1, 1, 4 * chunk), SalientBudget(0, chunk, sinks=0)).any()
+    taken = chosen(torch.randn(1, 1, 4 * chunk, generator=torch.Generator().manual_seed(0)), budget)
+    assert taken.unflatten(2, (4, chunk)).sum(-1).tolist() == [[[1, 1, 1, 1]]]
+    assert not chosen(torch.zeros(1, 1, 4 * chunk), SalientBudget(0, chunk, sinks=0)).any()
 
 
 @pytest.mark.parametrize("kind", ["log_prob", "kl"])
@@ -58,37 +56,16 @@ def test_a_small_share_of_a_short_chunk_is_one_token(chunk):
 def test_no_tokens_and_one_token(window, reduce, kind):
     q, k = torch.ones(2, 4, 1, 5, dtype=F64), torch.ones(2, 2, 1, 5, dtype=F64)
     alone = {"log_prob": 0.0, "kl": math.log((1 + 1e-8) / 1e-8)}[kind]
-    found = self_saliency(q, k, window=window, kind=kind, reduce=reduce)
+    found = scores_of(q, k, window, kind=kind, reduce=reduce)
     torch.testing.assert_close(found, torch.full((2, 2, 1), alone, dtype=F64))
     for no_q, no_k in ((q[:, :, :0], k[:, :, :0]), (q[:0], k[:0])):
-        assert self_saliency(no_q, no_k, window=window, kind=kind, reduce=reduce).shape == no_k.shape[:3]
-
-
-def test_padding_changes_no_score_and_no_choice():
-    inputs, lengths = make(30, B=3), torch.tensor([30, 21, 4])
-    mask = torch.arange(30) >= 30 - lengths[:, None]
-    q, k = (inputs[n].masked_fill(~mask[:, None, :, None], torch.nan) for n in "qk")
-    scores, budget = self_saliency(q, k, window=W, key_mask=mask), SalientBudget(1 / 2, 4, sinks=1)
-    chosen = choose_salient(scores, budget, key_mask=mask)
-    for b, n in enumerate(lengths):
-        own = self_saliency(q[b : b + 1, :, 30 - n :], k[b : b + 1, :, 30 - n :], window=W)
-        torch.testing.assert_close(scores[b : b + 1, :, 30 - n :], own, rtol=0, atol=1e-13)
-        assert torch.equal(chosen[b : b + 1, :, 30 - n :], choose_salient(own, budget))
-        assert not chosen[b, :, : 30 - n].any()
-
-
-def test_scores_continue_from_a_state():
-    inputs, options = make(30), SETTINGS["ratio"]
-    state = call(change(inputs, lambda x: x[:, :, :17]), True, **options).state
-    expected = self_saliency(inputs["q"], inputs["k"], window=W)[:, :, 17:]
-    found = self_saliency(inputs["q"][:, :, 17:], inputs["k"][:, :, 17:], window=W, state=state)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
+        assert scores_of(no_q, no_k, window, kind=kind, reduce=reduce).shape == no_k.shape[:3]
 
 
 def test_the_best_of_each_chunk_with_ties_and_sinks():
     scores = torch.randn(2, 3, 37, generator=torch.Generator().manual_seed(0)).round()
     for budget in (SalientBudget(1 / 4, 8, sinks=0), SalientBudget(1 / 2, 4, sinks=6), SalientBudget(0.0, 8, sinks=3)):
-        found = choose_salient(scores, budget)
+        found = chosen(scores, budget)
         for b in range(2):
             for h in range(3):
                 # With a window of the last chunk alone, all that is chosen is seen one token after the end.
@@ -99,30 +76,10 @@ def test_the_best_of_each_chunk_with_ties_and_sinks():
                 assert len(kept) < last
 
 
-def test_chosen_tokens_do_not_depend_on_the_chunk_after_theirs():
-    """What the public decoding does: it chooses among old tokens by the scores of newer ones."""
-    budget = SalientBudget(1 / 4, 4, sinks=0)
-    inputs, options = make(16, B=1, H=1, H_kv=1, scores=True), {"window": 4, "layout": "chunks", "budget": budget}
-    inputs["scores"] = torch.arange(16.0)[None, None] % 4 * torch.tensor([1.0, -1.0, 1.0, -1.0]).repeat_interleave(4)
-    state = call(inputs, True, **options).state
-    assert sorted(state.salient.position[0, 0][state.salient.alive[0, 0]].tolist()) == [3, 4]
-
-
-def test_wrong_arguments_are_refused():
-    x = torch.ones(1, 2, 8, 4)
-    state = call(make(8, B=1, H=2, K=4, dtype=torch.float32), True, window=2).state
-    for options, words in (
-        ({"window": 0}, "window"), ({"kind": "p"}, "kind"), ({"reduce": "sum"}, "reduce"),
-        ({"window": 8, "state": state}, "looks at more"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=words):
-            self_saliency(x, x, **options)
-
-
 @pytest.mark.parametrize("pairs", [7, 2**24])
 def test_under_a_cap_the_best_so_far_stay(pairs, monkeypatch):
     """Ties, sinks, tokens of a state and chunks that are not complete, against a list that is sorted at each border."""
-    monkeypatch.setattr(saliency, "MOST_PAIRS", pairs)
+    monkeypatch.setattr(rows, "MOST_PAIRS", pairs)
     made = torch.Generator().manual_seed(0)
     head, per_chunk, borders, cap, sinks = 2, 3, torch.tensor([[4, 8, 12, 16, 20]]), 4, 1
     N = head + per_chunk * borders.shape[1]
@@ -139,6 +96,6 @@ def test_under_a_cap_the_best_so_far_stay(pairs, monkeypatch):
             expected[0, h, kept[cap:]] = border
             kept = kept[:cap]
     given = SalientList(*[scores] * 4, position, until, position, head, per_chunk, cap)
-    found = saliency._with_cap(given, borders, SalientBudget(1.0, 4, cap=cap, sinks=sinks)).until
+    found = rows._with_cap(given, borders, SalientBudget(1.0, 4, cap=cap, sinks=sinks)).until
     assert (expected < FOREVER).sum() > 2 * cap
     assert torch.equal(found, expected)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from linattn.ops.exponential.stabilizer import stabilize
+from linattn.ops.exponential.chunked import stabilize
 from linattn.ops.shared.packing import sequence_of_tokens
 
 
@@ -39,23 +39,6 @@ def test_the_maximum_is_that_of_the_recurrence(T, start):
     assert torch.equal(s.final_log_scale, s.log_scale[..., -1])
 
 
-def test_sequences_do_not_meet():
-    lengths = [0, 5, 1, 0, 70, 0]
-    cu = torch.tensor([0, *lengths]).cumsum(0)
-    i, f = gates(1, 2, 76)
-    i[0, 0, 2] = 500.0  # a huge value in one sequence must not reach the next
-    start, _ = gates(6, 2, seed=1)
-    start[0, 0] = -torch.inf
-    start[2, 1] = -torch.inf
-    packed = stabilize(i, f, start, cu)
-    for n, (s, e) in enumerate(zip(cu[:-1].tolist(), cu[1:].tolist(), strict=True)):
-        alone = stabilize(i[:, :, s:e], f[:, :, s:e], start[n : n + 1])
-        for name in ("log_decay", "log_gain", "log_scale"):
-            a, b = getattr(packed, name)[:, :, s:e], getattr(alone, name)
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-        torch.testing.assert_close(packed.final_log_scale[n], alone.final_log_scale[0], rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [1.0, 200.0, 1e6])
 def test_decay_and_gain_are_finite_and_at_most_one(dtype, size):
@@ -80,26 +63,6 @@ def test_rounding_never_makes_the_decay_a_growth():
     assert bool((s.log_decay > -1e-11).all())
 
 
-def test_a_sum_in_units_of_the_maximum_is_the_sum():
-    i, f = gates(1, 1, 40)
-    x = torch.rand(40, generator=torch.Generator().manual_seed(3)).double()
-    s = stabilize(i, f)
-    plain = stable = torch.zeros(()).double()
-    for t in range(40):
-        plain = f[0, 0, t].exp() * plain + i[0, 0, t].exp() * x[t]
-        stable = s.log_decay[0, 0, t].exp() * stable + s.log_gain[0, 0, t].exp() * x[t]
-        torch.testing.assert_close(s.log_scale[0, 0, t].exp() * stable, plain, rtol=1e-12, atol=0)
-
-
-def test_a_forgotten_state_is_gone_even_when_nothing_follows():
-    i = torch.tensor([[[5.0, -torch.inf, -torch.inf, 1.0]]])
-    f = torch.tensor([[[0.0, -torch.inf, 0.0, 0.0]]])
-    s = stabilize(i, f)
-    assert s.log_scale.tolist() == [[[5.0, -math.inf, -math.inf, 1.0]]]
-    assert s.log_decay.exp().tolist() == [[[1.0, 0.0, 1.0, 1.0]]]
-    assert s.log_gain.exp().tolist() == [[[1.0, 0.0, 0.0, 1.0]]]
-
-
 @pytest.mark.parametrize("T", [0, 1, 40])
 @pytest.mark.parametrize("empty", ["none", "some", "first", "all"])
 @pytest.mark.parametrize("start", [None, -math.inf, 2.0])
@@ -118,18 +81,6 @@ def test_a_decay_of_1_is_no_decay(T, empty, start):
         before = s.log_scale == -math.inf  # of what is not there yet nothing is kept or all
         found.append([*(x.detach() for x in s._replace(log_decay=s.log_decay.masked_fill(before, 0))), gradient])
     torch.testing.assert_close(*found, rtol=0, atol=0)
-
-
-def test_gradients_take_the_maximum_for_a_constant():
-    i, f = gates(1, 2, 20)
-    start, _ = gates(1, 2, seed=4)
-    inputs = [x.requires_grad_() for x in (i, f, start)]
-    s = stabilize(*inputs)
-    d_i, d_f, d_start = torch.autograd.grad(s.log_decay.sum() + s.log_gain.sum(), inputs)
-    assert torch.equal(d_i, torch.ones_like(i))
-    assert torch.equal(d_f, torch.ones_like(f))
-    assert torch.equal(d_start, torch.ones_like(start))
-    assert not s.log_scale.requires_grad
 
 
 def test_tokens_know_their_sequence():

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from linattn.mechanisms.registry import mechanism_info
 from linattn.ops.hybrid.types import Reduce, SalientBudget, Score
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.call import check_choice
 from linattn.support.config import Config, option
 
 METHODS = ("still", "lolcats", "hedgehog", "t2r", "features", "zeros_softmax", "dof")

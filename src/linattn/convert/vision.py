@@ -19,7 +19,7 @@ from linattn.layers.attention_options import check_mechanism_options
 from linattn.layers.plane import mechanism_plane, prefix_option
 from linattn.mechanisms.mirror import Mirror
 from linattn.mechanisms.registry import create_mechanism, mechanism_info
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.call import check_choice
 
 
 @dataclass

@@ -17,8 +17,8 @@ import torch
 from linattn.lab.kept import Case, case_path, find, kept
 from linattn.lab.screen import Screen
 from linattn.support.files import remove_halves
+from linattn.support.machine import end_with_parent
 from linattn.support.options import OptionError
-from linattn.support.processes import end_with_parent
 
 Where = Literal["here", "processes", "ray"]
 Tell = Callable[[float, str], None]

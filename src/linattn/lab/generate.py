@@ -7,10 +7,10 @@ import torch
 
 from linattn.lab.screen import Screen
 from linattn.lab.train.computing import Precision
-from linattn.support.bars import without_bars
 from linattn.support.config import Config, option
 from linattn.support.extras import need
 from linattn.support.options import OptionError, check_device
+from linattn.support.progress import without_bars
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from linattn.layers.rotary import SequenceRotary, plane_rotation, rotate_halves
 from linattn.mechanisms.base import Mechanism
 from linattn.mechanisms.registry import create_mechanism
 from linattn.ops.convolution.call import ConvolutionState
-from linattn.ops.shared import checks
+from linattn.ops.shared import call as checks
 from linattn.ops.shared.rotation import Rotate
 
 

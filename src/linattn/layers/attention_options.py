@@ -9,7 +9,7 @@ from linattn.layers.norms import NORMS, OUTPUT_NORMS
 from linattn.layers.rotary import WIDTHS, makes_pairs, turned_channels
 from linattn.mechanisms.base import Mechanism, check_direction
 from linattn.mechanisms.registry import check_options, mechanism_info
-from linattn.ops.shared.checks import check_choice, check_flag, check_integer, check_number
+from linattn.ops.shared.call import check_choice, check_flag, check_integer, check_number
 
 LAYER_SETS = ("num_heads", "head_dim", "num_kv_heads", "causal", "impl", "input_dim")
 

@@ -10,7 +10,7 @@ from linattn.ops.convolution.api import (
     short_convolution_with_state,
 )
 from linattn.ops.convolution.call import ACTIVATIONS, Activation, ConvolutionState
-from linattn.ops.shared.checks import check_choice, check_flag, check_integer
+from linattn.ops.shared.call import check_choice, check_flag, check_integer
 
 POSITIONS = ("A", "B", "b", "C", "D")
 MEANING = "A before attention, B on q, k and v, b a SiLU convolution in its place, C before the MLP, D inside it"

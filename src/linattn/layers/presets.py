@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.call import check_choice
 
 
 @dataclass(frozen=True)

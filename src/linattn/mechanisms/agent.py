@@ -11,8 +11,7 @@ from linattn.mechanisms.common.linear import wide
 from linattn.mechanisms.common.tokens import plane_of, query_mask, softmax_features, token_positions
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.linear.api import linear_attention_with_state
-from linattn.ops.shared.call import hide, num_sequences, without_autocast
-from linattn.ops.shared.checks import check_integer
+from linattn.ops.shared.call import check_integer, hide, num_sequences, without_autocast
 from linattn.ops.shared.packing import sequence_of_tokens
 from linattn.ops.shared.types import LinearState
 

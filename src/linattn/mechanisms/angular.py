@@ -9,7 +9,7 @@ from torch import Tensor
 from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.maps.powers import direction_of
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.call import check_choice
 
 OUTPUT_NORMS = ("l2", "sum")
 

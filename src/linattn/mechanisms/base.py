@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict
 from torch import Tensor, nn
 
 from linattn.ops.linear.api import linear_attention, linear_attention_with_state
-from linattn.ops.shared import checks
+from linattn.ops.shared import call as checks
 from linattn.ops.shared.call import IMPLEMENTATIONS, hide
 from linattn.ops.shared.rotation import Rotate
 from linattn.ops.shared.types import LinearState

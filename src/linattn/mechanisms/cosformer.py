@@ -11,7 +11,7 @@ from torch import Tensor
 from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput
 from linattn.mechanisms.common.tokens import token_positions
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops.shared import checks
+from linattn.ops.shared import call as checks
 from linattn.ops.shared.call import compute_dtype, num_sequences
 from linattn.ops.shared.packing import sequence_of_tokens
 from linattn.ops.shared.types import LinearState

@@ -10,8 +10,7 @@ from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOu
 from linattn.mechanisms.common.tokens import mean_factor
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.maps import ShiftedPower
-from linattn.ops.shared.call import compute_dtype
-from linattn.ops.shared.checks import check_number
+from linattn.ops.shared.call import check_number, compute_dtype
 
 EPS = 1e-6
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from linattn.mechanisms.base import Call, LinearBase, MechanismOutput, check_length
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.maps.powers import direction_of
-from linattn.ops.shared import checks
+from linattn.ops.shared import call as checks
 from linattn.ops.shared.call import compute_dtype, num_sequences, output_dtype, without_autocast
 from linattn.ops.shared.types import LinearState
 

@@ -13,8 +13,15 @@ from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.linear.api import linear_attention
 from linattn.ops.linear.call import log_decay_for
 from linattn.ops.maps import EluPlusOne, FeatureMap, UnitSilu
-from linattn.ops.shared.call import compute_dtype, hide, num_sequences, output_dtype
-from linattn.ops.shared.checks import autocast_dtype, check_choice, check_integer
+from linattn.ops.shared.call import (
+    autocast_dtype,
+    check_choice,
+    check_integer,
+    compute_dtype,
+    hide,
+    num_sequences,
+    output_dtype,
+)
 from linattn.ops.shared.types import DecayIndex, Normalizer
 
 DECAYS = ("none", "fixed", "selective")

@@ -16,7 +16,7 @@ from linattn.ops.linear.call import FeatureMaps
 from linattn.ops.maps import PairRelu, Relu
 from linattn.ops.reflection.api import modulated_angles, pair_matrices, pooled_variance, reflect_heads
 from linattn.ops.reflection.types import Modulation
-from linattn.ops.shared import checks
+from linattn.ops.shared import call as checks
 from linattn.ops.shared.call import hide
 
 MODULATIONS = ("sequence", "token", "none")

@@ -12,10 +12,18 @@ from linattn.mechanisms.common.linear import wide
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.exponential.api import EXPONENT_BOUND, exponential_attention, exponential_attention_with_state
 from linattn.ops.exponential.call import ExponentialState
-from linattn.ops.exponential.stabilizer import stabilize
+from linattn.ops.exponential.chunked import stabilize
 from linattn.ops.linear.api import linear_attention
-from linattn.ops.shared.call import compute_dtype, hide, output_dtype, widen, without_autocast
-from linattn.ops.shared.checks import check_choice, check_flag, check_number
+from linattn.ops.shared.call import (
+    check_choice,
+    check_flag,
+    check_number,
+    compute_dtype,
+    hide,
+    output_dtype,
+    widen,
+    without_autocast,
+)
 from linattn.ops.shared.types import LinearState
 
 FORGET_BIAS = (3.0, 6.0)  # of the first and the last head

@@ -10,8 +10,7 @@ from linattn.mechanisms.common.linear import WideLinear
 from linattn.mechanisms.common.tokens import with_mean_eps
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.maps import NormPower, SignPower
-from linattn.ops.shared.call import compute_dtype
-from linattn.ops.shared.checks import check_choice, check_number
+from linattn.ops.shared.call import check_choice, check_number, compute_dtype
 
 ANGLES = ("hard", "direction", "raw", "scaled")
 

@@ -10,9 +10,8 @@ from torch import Generator, Tensor
 from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput
 from linattn.mechanisms.common.tokens import hide_logits, max_over_tokens
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops.exponential.stabilizer import stabilize
-from linattn.ops.shared.call import compute_dtype, num_sequences, without_autocast
-from linattn.ops.shared.checks import check_integer, check_shape
+from linattn.ops.exponential.chunked import stabilize
+from linattn.ops.shared.call import check_integer, check_shape, compute_dtype, num_sequences, without_autocast
 from linattn.ops.shared.types import LinearState
 
 

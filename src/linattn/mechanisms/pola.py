@@ -10,7 +10,7 @@ from linattn.mechanisms.base import CommonOptions
 from linattn.mechanisms.common.linear import TwoFlows, wide
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.maps import SplitPower
-from linattn.ops.shared.checks import check_number
+from linattn.ops.shared.call import check_number
 
 
 @register_mechanism("pola", paper="arXiv:2501.15061", year=2025)

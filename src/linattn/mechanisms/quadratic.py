@@ -9,7 +9,7 @@ from linattn.mechanisms.base import Call, CommonOptions, MechanismOutput
 from linattn.mechanisms.common.linear import WideLinear, wide
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.maps import Squares, TaylorExp
-from linattn.ops.shared.checks import check_choice, check_flag
+from linattn.ops.shared.call import check_choice, check_flag
 
 FORMS = ("compact", "exact", "normalized")
 EPS = 1e-15  # as in the official code; the row sums are far from 0 without it

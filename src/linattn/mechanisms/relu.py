@@ -7,7 +7,7 @@ from torch import Tensor
 from linattn.mechanisms.base import CommonOptions, LinearMechanism
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.maps import Relu as ReluMap
-from linattn.ops.shared.checks import check_number
+from linattn.ops.shared.call import check_number
 
 EPS = 1e-6
 LEAST_EPS = 1e-30  # gradients divide by eps: with a much smaller one they would leave the range of fp32

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from linattn.mechanisms.base import CommonOptions, LinearMechanism
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops.shared.call import compute_dtype
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.call import check_choice, compute_dtype
 from linattn.ops.shared.types import Normalizer
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from linattn.mechanisms.base import Call, MechanismOutput, check_length
 from linattn.mechanisms.common.exact import Exact
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops.shared import checks
+from linattn.ops.shared import call as checks
 from linattn.ops.shared.packing import sequence_of_tokens
 
 

@@ -8,7 +8,7 @@ from linattn.mechanisms.base import CommonOptions, LinearMechanism
 from linattn.mechanisms.common.linear import HeadwiseLinear
 from linattn.mechanisms.registry import register_mechanism
 from linattn.ops.maps import TaylorExp
-from linattn.ops.shared.checks import check_integer
+from linattn.ops.shared.call import check_integer
 
 
 @register_mechanism("taylor", paper="arXiv:2402.18668", year=2024)

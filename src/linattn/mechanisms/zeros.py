@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from linattn.mechanisms.base import Call, CommonOptions, Mechanism, MechanismOutput, check_length
 from linattn.mechanisms.common.tokens import count_tokens, exp_over_tokens, sum_over_tokens, token_positions
 from linattn.mechanisms.registry import register_mechanism
-from linattn.ops.exponential.stabilizer import stabilize
+from linattn.ops.exponential.chunked import stabilize
 from linattn.ops.linear.api import run
 from linattn.ops.linear.call import LinearCall
 from linattn.ops.maps.powers import direction_of
-from linattn.ops.shared import checks
+from linattn.ops.shared import call as checks
 from linattn.ops.shared.call import compute_dtype, num_sequences, output_dtype, without_autocast
 from linattn.ops.shared.packing import sequence_of_tokens
 from linattn.ops.shared.types import LinearState

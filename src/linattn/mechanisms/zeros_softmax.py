@@ -10,7 +10,7 @@ from linattn.mechanisms.base import Call, CommonOptions, Mechanism, MechanismOut
 from linattn.mechanisms.common.tokens import sum_over_tokens
 from linattn.mechanisms.registry import create_mechanism, register_mechanism
 from linattn.ops.linear.api import linear_attention_with_state
-from linattn.ops.shared import checks
+from linattn.ops.shared import call as checks
 from linattn.ops.shared.call import compute_dtype, num_sequences, output_dtype, without_autocast
 from linattn.ops.shared.types import LinearState
 

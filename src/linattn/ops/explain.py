@@ -13,7 +13,6 @@ from linattn.ops.hybrid import api as hybrid
 from linattn.ops.hybrid.call import HybridCall
 from linattn.ops.linear import api as linear
 from linattn.ops.linear.call import LinearCall
-from linattn.ops.reflection import api as reflection
 from linattn.ops.shared.call import Choice
 
 # What holds the arguments of each op's call, and the check and choice that a call begins with.
@@ -22,7 +21,6 @@ _CALLS: dict[Callable[..., Any], tuple[Callable[..., Any], Callable[[Any, str], 
     exponential.exponential_attention: (ExponentialCall, exponential.checked_choice),
     convolution.short_convolution: (ConvolutionCall, convolution.checked_choice),
     hybrid.hybrid_attention: (HybridCall, hybrid.checked_choice),
-    reflection.reflect_heads: (reflection.ReflectionCall, reflection.checked_choice),
 }
 
 
@@ -37,8 +35,7 @@ def explain(
 
     Args:
         inputs: the tensors of the call, as ``op`` takes them: q, k, v.
-        op: ``linear_attention``, ``exponential_attention``, ``hybrid_attention``, ``short_convolution`` or
-            ``reflect_heads``.
+        op: ``linear_attention``, ``exponential_attention``, ``hybrid_attention`` or ``short_convolution``.
         impl: as in ``op``.
         options: the other arguments of ``op``.
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from linattn.support.files import write_atomically, write_json
+from linattn.support.files import remove_halves, write_atomically, write_json
 
 
 class ResumeError(ValueError):
@@ -43,10 +43,7 @@ class RunFolder:
         return self.path / "log.jsonl"
 
     def remove_halves(self) -> None:
-        """Remove temporary files that a killed run left half written."""
-        for path in (self.checkpoint, self.weights, self.result, self.log):
-            for half in self.path.glob(f".{path.stem}-*{path.suffix}"):
-                half.unlink(missing_ok=True)
+        remove_halves(self.path)
 
     def save_checkpoint(self, content: dict[str, Any]) -> None:
         write_atomically(self.checkpoint, lambda temporary: torch.save(content, temporary))
@@ -75,8 +72,7 @@ class RunFolder:
             return None
         content: dict[str, Any] = loads(self.result.read_text())
         self._check(content["fingerprint"], fingerprint)
-        del content["fingerprint"]
-        return content
+        return {key: value for key, value in content.items() if key != "fingerprint"}
 
     def load_weights(self) -> dict[str, Tensor]:
         return torch.load(self.weights, map_location="cpu", weights_only=True)

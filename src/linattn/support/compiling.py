@@ -11,9 +11,8 @@ from linattn.support.options import OptionError
 def compile_blocks(model: nn.Module, **options: Any) -> None:
     """Compile each block of ``model.blocks`` in place; ``options`` go to ``torch.compile``.
 
-    Blocks are compiled instead of the whole model, as equal blocks share one compiled graph: a deep model only costs
-    the compile time of one block. They are compiled in place instead of wrapped, so that the names of parameters, and
-    with them checkpoints, stay as they are.
+    Equal blocks share one compiled graph: a deep model only costs the compile time of one block. They are compiled in
+    place, so that the names of parameters, and with them checkpoints, stay as they are.
 
     Shapes are fixed: a backbone has separate graphs for its stages. By default torch takes the second stage for a sign
     that sizes vary, and compiles the others for planes of unknown height and width: tracing took four times as long,
@@ -26,7 +25,11 @@ def compile_blocks(model: nn.Module, **options: Any) -> None:
     if not isinstance(blocks, nn.ModuleList | nn.Sequential) or not len(blocks):
         raise OptionError("compile", f"needs a model with a list of blocks, {type(model).__name__} has none")
     make_room(4 * len(blocks))
-    share_rates(blocks)
+    drops: list[Any] = [module for module in blocks.modules() if hasattr(module, "rate_to_tensor")]
+    if any(drop.rate for drop in drops):  # one graph serves all rates of skipped branches; each would have its own else
+        place = next(blocks.parameters(), torch.empty(0)).device
+        for drop in drops:
+            drop.rate_to_tensor(place)
     options = {"dynamic": getattr(model, "dynamic_shapes", False)} | options
     if not options.keys() & {"backend", "options"}:
         options["options"] = safe_options(options.pop("mode", None))
@@ -34,22 +37,12 @@ def compile_blocks(model: nn.Module, **options: Any) -> None:
         block.compile(**options)
 
 
-def share_rates(blocks: nn.Module) -> None:
-    """Let one graph serve all rates if some blocks skip branches (``DropPath``); each rate would have its own else."""
-    drops: list[Any] = [module for module in blocks.modules() if hasattr(module, "rate_to_tensor")]
-    place = next(blocks.parameters(), torch.empty(0)).device
-    if any(drop.rate for drop in drops):
-        for drop in drops:
-            drop.rate_to_tensor(place)
-
-
 def make_room(graphs: int) -> None:
     """Raise by ``graphs`` the number of compiled graphs that torch keeps for one function.
 
     Blocks that differ in a shape or a number have separate graphs, and so does evaluation. To torch, all blocks of all
-    models in a process are one function, and past its limit it silently continues without compiling; so each model adds
-    to the limit. Searching through the graphs of many models takes time at every call: call ``torch.compiler.reset()``
-    between models that are not used at the same time.
+    models in a process are one function, and past its limit it silently continues without compiling. Searching through
+    the graphs of many models takes time at every call: call ``torch.compiler.reset()`` between models.
     """
     dynamo = torch._dynamo.config
     dynamo.recompile_limit += graphs

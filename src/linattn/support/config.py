@@ -1,12 +1,5 @@
 """Typed configs: a field is the option, its check, its help, its entry in a file, and its part of the hash.
 
-    @dataclass(frozen=True, kw_only=True)
-    class Speed(Config):
-        '''Time a call by number of tokens.'''
-
-        tokens: tuple[int, ...] = option((1024, 4096), "Numbers of tokens.", least=1)
-        device: str = option("", "cpu, cuda or cuda:N.", default_text="cuda where there is one")
-
 Only the standard library is used, so that configs can be made where no command line is installed.
 """
 
@@ -17,10 +10,11 @@ import types
 from ast import literal_eval
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
+from operator import ge, gt, le, lt
 from pathlib import Path
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
-from linattn.support.options import OptionError
+from linattn.support.options import OptionError, check_option
 
 Choices = Iterable[object] | Callable[[], Iterable[object]]
 
@@ -34,22 +28,14 @@ class Option:
     most: float | None = None
     above: float | None = None
     below: float | None = None
-    choices: Choices | None = None
-    """Allowed values, of each element where the field is a tuple; a function is called when a value is checked."""
-    group: str = ""
-    """The panel of the help in which the option stands."""
-    rare: bool = False
-    """Shown by ``--help-all`` alone."""
-    hidden: bool = False
-    """A field of Python alone: the command line does not have it."""
-    repeated: bool = False
-    """A tuple of texts that may have commas, each given by an option of its own."""
-    argument: bool = False
-    """Given by its place in the command, without its name."""
-    affects: bool = True
-    """Whether results depend on it: the others are not part of the hash."""
-    default_text: str = ""
-    """The default in words, where the value does not say it."""
+    choices: Choices | None = None  # of each element of a tuple; a function is called when a value is checked
+    group: str = ""  # the panel of the help in which the option stands
+    rare: bool = False  # shown by --help-all alone
+    hidden: bool = False  # a field of Python alone: the command line does not have it
+    repeated: bool = False  # a tuple of texts that may have commas, each given by an option of its own
+    argument: bool = False  # given by its place in the command, without its name
+    affects: bool = True  # whether results depend on it: the others are not part of the hash
+    default_text: str = ""  # the default in words, where the value does not say it
 
     def allowed(self) -> list[object]:
         found = self.choices() if callable(self.choices) else self.choices
@@ -142,23 +128,17 @@ def parse_value(name: str, value: Any, hint: Any) -> Any:
         if not isinstance(parts, list | tuple):
             return parts
         return tuple(parse_value(name, part, get_args(kind)[0]) for part in parts)
-    if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
+    if isinstance(origin, type) and issubclass(origin, Mapping):
         return dict(value) if isinstance(value, Mapping) else parse_settings(name, value)
     if kind is Path:
         return Path(value)
     if not isinstance(value, str) or str in kinds or origin is Literal:
         return float(value) if kind is float and type(value) is int else value
-    return _from_text(name, value, kind)
-
-
-def _from_text(name: str, text: str, kind: Any) -> Any:
-    words = {int: "an integer", float: "a number", bool: "true or false"}
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
     try:
-        if kind is bool:
-            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
-        return kind(text)
+        return words[value.lower()] if kind is bool else kind(value)
     except (ValueError, KeyError) as error:
-        raise OptionError(name, f"must be {words.get(kind, kind.__name__)}, got {text!r}") from error
+        raise OptionError(name, f"must be {_words(kind)}, got {value!r}") from error
 
 
 def parse_settings(name: str, texts: str | Iterable[str]) -> dict[str, Any]:
@@ -202,24 +182,23 @@ def check_value(name: str, value: Any, hint: Any, rule: Option) -> None:
         return
     if not any(_fits(value, kind) for kind in kinds):
         raise OptionError(name, f"must be {' or '.join(map(_words, kinds))}, got {value!r}")
-    allowed = rule.allowed()
-    if allowed and value not in allowed:
-        raise OptionError(name, f"must be one of {', '.join(map(str, allowed))}, got {value!r}")
+    if allowed := rule.allowed():
+        check_option(name, value, allowed)
     if isinstance(value, int | float) and not isinstance(value, bool):
         _check_limits(name, value, rule)
 
 
 def _check_limits(name: str, value: float, rule: Option) -> None:
-    kept = {
-        "at least": (rule.least, lambda limit: value >= limit),
-        "at most": (rule.most, lambda limit: value <= limit),
-        "above": (rule.above, lambda limit: value > limit),
-        "below": (rule.below, lambda limit: value < limit),
-    }
-    limits = {words: (limit, holds) for words, (limit, holds) in kept.items() if limit is not None}
+    rules = (
+        ("at least", ge, rule.least),
+        ("at most", le, rule.most),
+        ("above", gt, rule.above),
+        ("below", lt, rule.below),
+    )
+    limits = [(words, holds, limit) for words, holds, limit in rules if limit is not None]
     # A limit that is not there allows every number but infinities and NaN.
-    if not math.isfinite(value) or not all(holds(limit) for limit, holds in limits.values()):
-        said = " and ".join(f"{words} {limit:g}" for words, (limit, _) in limits.items()) or "finite"
+    if not math.isfinite(value) or not all(holds(value, limit) for _, holds, limit in limits):
+        said = " and ".join(f"{words} {limit:g}" for words, _, limit in limits) or "finite"
         raise OptionError(name, f"must be {said}, got {value!r}")
 
 

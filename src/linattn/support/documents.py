@@ -11,27 +11,24 @@ from torch import Tensor
 
 from linattn.support.options import SettingError
 
-PIECE = (
-    1 << 20
-)  # characters a tokenizer gets at once: for a whole corpus it would need tens of times its size in memory
+PIECE = 1 << 20  # characters a tokenizer gets at once: a whole corpus would take tens of times its size in memory
 ARCHIVES = (".zip", ".bz2", ".xz", ".zst", ".7z", ".tar", ".tgz")
 SOURCES = "a text file, the same packed as .gz, a folder of .txt files, or a .jsonl file whose lines have a text"
 
 
 def read_documents(source: str) -> list[Tensor]:
     """The documents of ``source`` as bytes, uint8 ``(n,)`` each; a plain file is one document, mapped into memory."""
-    path = Path(source).expanduser()
+    path, found = Path(source).expanduser(), []
     if path.is_dir():
-        files = sorted(path.glob("*.txt"))
-        found = [_mapped(file) for file in files if file.stat().st_size]
-    elif path.is_file() and path.name.endswith((".jsonl", ".jsonl.gz")):
-        found = [as_bytes(text) for row in read_jsonl(path) if (text := row_text(path, row))]
-    elif path.is_file() and path.suffix.lower() in ARCHIVES:
-        raise SettingError("data", f"{source} is an archive, whose own bytes are no text: unpack it, or pack it as .gz")
-    elif path.is_file():
-        found = [as_bytes(gzip.decompress(path.read_bytes()))] if path.suffix == ".gz" else [_mapped(path)]
-    else:
+        found = [_mapped(file) for file in sorted(path.glob("*.txt"))]
+    elif not path.is_file():
         raise SettingError("data", f"{source} does not exist. Looked for {SOURCES}")
+    elif path.name.endswith((".jsonl", ".jsonl.gz")):
+        found = [as_bytes(row_text(path, row)) for row in read_jsonl(path)]
+    elif path.suffix.lower() in ARCHIVES:
+        raise SettingError("data", f"{source} is an archive, whose own bytes are no text: unpack it, or pack it as .gz")
+    else:
+        found = [as_bytes(gzip.decompress(path.read_bytes())) if path.suffix == ".gz" else _mapped(path)]
     found = [document for document in found if len(document)]
     if not found:
         raise SettingError("data", f"{source} has no text. Looked for {SOURCES}")
@@ -40,7 +37,7 @@ def read_documents(source: str) -> list[Tensor]:
 
 def _mapped(path: Path) -> Tensor:
     size = path.stat().st_size
-    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8) if size else torch.zeros(0)
+    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8) if size else as_bytes("")
 
 
 def as_bytes(text: str | bytes) -> Tensor:
@@ -72,25 +69,27 @@ def encode(tokenizer: Any, text: str) -> Tensor:
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a jsonl file, gzipped or not; empty lines are skipped, errors name the line."""
-    open_text = gzip.open if path.suffix == ".gz" else open
-    with open_text(path, "rt", encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise SettingError("data", f"{path}:{number} is no JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise SettingError("data", f"{path}:{number} must be an object like {{...}}, got {line.strip()[:40]}")
-            yield row
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise SettingError("data", f"{path}:{number} is no JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise SettingError("data", f"{path}:{number} must be an object like {{...}}, got {line.strip()[:40]}")
+        yield row
 
 
 def count_jsonl(path: Path) -> int:
     """How many objects :func:`read_jsonl` yields, without parsing them."""
-    open_bytes = gzip.open if path.suffix == ".gz" else open
-    with open_bytes(path, "rb") as lines:
-        return sum(1 for line in lines if line.strip())
+    return sum(1 for line in _lines(path) if line.strip())
+
+
+def _lines(path: Path) -> Iterator[str]:
+    open_text = gzip.open if path.suffix == ".gz" else open
+    with open_text(path, "rt", encoding="utf-8") as lines:
+        yield from lines
 
 
 def row_text(path: Path, row: dict[str, Any]) -> str:

@@ -2,21 +2,12 @@
 
 from importlib.util import find_spec
 
-# Name under which a package is imported -> the extra that installs it.
-EXTRAS = {
-    "accelerate": "lab",
-    "matplotlib": "lab",
-    "numpy": "lab",
-    "onnx": "export",
-    "onnxscript": "export",
-    "peft": "hf",
-    "sklearn": "lab",
-    "safetensors": "hf",
-    "timm": "vision",
-    "torch_geometric": "graph",
-    "torchvision": "vision",
-    "transformers": "hf",
-}
+# The packages of each extra, by the names under which they are imported.
+_PACKAGES = {
+    "lab": ("accelerate", "matplotlib", "numpy", "sklearn"), "hf": ("peft", "safetensors", "transformers"),
+    "vision": ("timm", "torchvision"), "graph": ("torch_geometric",), "export": ("onnx", "onnxscript"),
+}  # fmt: skip
+EXTRAS = {package: extra for extra, packages in _PACKAGES.items() for package in packages}
 
 
 class MissingExtraError(RuntimeError):

@@ -14,11 +14,10 @@ def is_offloaded(module: nn.Module) -> bool:
 
     It hooks either all parts with weights of their own or none, so the first one decides.
     """
-    return next((HOOK in vars(part) for part in module.modules() if _has_weights(part)), False)
-
-
-def _has_weights(part: nn.Module) -> bool:
-    return any(x is not None for own in (part._parameters, part._buffers) for x in own.values())
+    for part in module.modules():
+        if any(x is not None for own in (part._parameters, part._buffers) for x in own.values()):
+            return HOOK in vars(part)
+    return False
 
 
 @contextmanager

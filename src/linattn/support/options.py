@@ -1,4 +1,4 @@
-"""Errors about wrong options, which name the option and what is allowed."""
+"""Checks of options, whose errors name the option and what is allowed."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -29,6 +29,19 @@ def check_option(option: str, value: object, allowed: Iterable[object]) -> None:
         raise OptionError(option, f"must be one of {', '.join(map(str, allowed))}, got {value!r}")
 
 
+def check_integer(option: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise OptionError(option, f"must be an integer of at least {least}, got {value!r}")
+
+
+def check_graphs(value: object, device: str) -> None:
+    """Check ``graphs`` of a config: to demand CUDA graphs without CUDA is an error, to leave the choice open is not."""
+    if value is not None and not isinstance(value, bool):
+        raise OptionError("graphs", f"must be True, False or None, got {value!r}")
+    if value and not device.startswith("cuda"):
+        raise OptionError("graphs", f"CUDA graphs need a GPU, and device is {device}: leave it out, or name cuda")
+
+
 def check_folder(option: str, path: Path) -> None:
     """Raise unless ``path`` is, or can become, a folder that can be written to."""
     whole = path.absolute()
@@ -38,12 +51,7 @@ def check_folder(option: str, path: Path) -> None:
 
 
 def options_words(options: Mapping[str, Any]) -> str:
-    """Options as they are typed, separated by commas.
-
-    Example:
-        >>> options_words({"alpha": 4, "form": "normalized"})
-        'alpha=4, form=normalized'
-    """
+    """Options as they are typed, separated by commas: ``alpha=4, form=normalized``."""
     return ", ".join(f"{key}={value}" for key, value in options.items())
 
 

@@ -7,26 +7,13 @@ import torch
 
 
 def mixed_seed(purpose: str, *numbers: int) -> int:
-    """A seed of 63 bits that depends on all arguments; other purposes or neighbouring numbers give unrelated seeds.
-
-    Example:
-        >>> mixed_seed("order", 0, 1) == mixed_seed("order", 0, 1)
-        True
-        >>> mixed_seed("order", 0, 1) == mixed_seed("order", 1, 0)
-        False
-    """
+    """A seed of 63 bits that depends on all arguments; other purposes or neighbouring numbers give unrelated seeds."""
     text = f"{purpose} {' '.join(str(int(number)) for number in numbers)}"
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def stream(purpose: str, *numbers: int) -> torch.Generator:
-    """A generator whose draws depend on all arguments; other purposes or numbers give unrelated draws.
-
-    Example:
-        >>> first, second = stream("train", 0, 7), stream("train", 0, 7)
-        >>> bool((torch.rand(3, generator=first) == torch.rand(3, generator=second)).all())
-        True
-    """
+    """A generator whose draws depend on all arguments; other purposes or numbers give unrelated draws."""
     return torch.Generator().manual_seed(mixed_seed(purpose, *numbers))
 
 
@@ -38,8 +25,7 @@ def as_generator(seed: int | torch.Generator) -> torch.Generator:
 def seed_step(seed: int, epoch: int, step: int, rank: int = 0) -> None:
     """Seed torch (CPU and CUDA), numpy and random for one step, from these four numbers alone.
 
-    Draws of a step (mixing, dropped paths) are then the same in a run that was stopped and resumed. Seeding takes some
-    microseconds and does not wait for the device.
+    Draws of a step (mixing, dropped paths) are then the same in a resumed run. Seeding does not wait for the device.
     """
     mixed = mixed_seed("step", seed, epoch, step, rank)
     seed_host(mixed)

@@ -19,8 +19,7 @@ from linattn.convert.degrees.observe import Batch, Reservoir, watch
 from linattn.convert.layer.attention import Observation, linearized_layers
 from linattn.convert.layer.features import RandomFeatures
 from linattn.convert.training.loop import Batches
-from linattn.support.checks import check_integer
-from linattn.support.options import check_option
+from linattn.support.options import check_integer, check_option
 
 MEASURED_BATCHES = 16
 # The degrees of one draw depend on its few points of large norm: with three draws every seed gave other dimensions,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from linattn.convert.adapters.base import Adapter, Site
 from linattn.convert.layer.core import Core
 from linattn.ops.hybrid.decoding import NEWEST_REAL
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.call import check_choice
 from linattn.support.offloading import is_offloaded, weights_here
 
 Mode = Literal["student", "teacher", "transfer"]

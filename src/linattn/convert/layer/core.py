@@ -15,8 +15,7 @@ from linattn.ops.hybrid.decoding import DecodingState, Setting, begin, usable, w
 from linattn.ops.hybrid.decoding_step import hybrid_attention_decode
 from linattn.ops.hybrid.types import HybridState, SalientBudget, Window
 from linattn.ops.linear.api import linear_attention, linear_attention_with_state
-from linattn.ops.shared.call import hide
-from linattn.ops.shared.checks import autocast_dtype
+from linattn.ops.shared.call import autocast_dtype, hide
 
 OPEN_GATE = 4.0  # sigmoid(4) = 0.98
 EPS = 1e-6

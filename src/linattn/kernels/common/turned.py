@@ -17,7 +17,7 @@ from linattn.kernels.common.support import MAP_CODES
 from linattn.kernels.maps.turned_library import turn_directly
 from linattn.ops.linear.call import LinearCall, join_outputs, split_values
 from linattn.ops.maps import FeatureMap, Twin
-from linattn.ops.shared.checks import check_size
+from linattn.ops.shared.call import check_size
 from linattn.ops.shared.rotation import Rotation, Turns
 from linattn.ops.shared.types import AttentionOutput
 

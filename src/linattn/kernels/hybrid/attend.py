@@ -16,8 +16,7 @@ from linattn.kernels.hybrid.config import NARROWEST, pick
 from linattn.kernels.hybrid.library import hybrid_directly
 from linattn.kernels.hybrid.token_list import listed
 from linattn.ops.hybrid.call import HybridCall
-from linattn.ops.hybrid.layout import whole_chunks
-from linattn.ops.hybrid.rows import build_rows, final_state
+from linattn.ops.hybrid.rows import build_rows, final_state, whole_chunks
 from linattn.ops.hybrid.types import HybridOutput, Rows
 from linattn.ops.shared.call import compute_dtype, hide
 

@@ -7,7 +7,7 @@ from linattn.kernels.causal.widths import reachable_gradient
 from linattn.kernels.common.direct import shortest
 from linattn.kernels.common.gradients import or_zeros
 from linattn.kernels.hybrid.passes import Passes, Saved, Slots, State, readable
-from linattn.ops.hybrid.layout import take
+from linattn.ops.hybrid.rows import take
 from linattn.ops.shared.call import refuse_second_derivatives
 
 

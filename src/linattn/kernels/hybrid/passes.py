@@ -11,7 +11,7 @@ from linattn.kernels.causal.widths import reachable
 from linattn.kernels.common.launching import launch
 from linattn.kernels.common.support import interpreted, multiprocessors
 from linattn.kernels.hybrid.config import Tiles, columns, pick
-from linattn.ops.hybrid.layout import take
+from linattn.ops.hybrid.rows import take
 
 State = tuple[Tensor, Tensor]  # (B, H_kv, chunks, F, V) and (B, H_kv, chunks, F), fp32 and contiguous
 SCAN = 128, 8  # numbers per program, chunks that it fetches at once

@@ -20,7 +20,7 @@ from linattn.lab.bench.memory import peak_bytes
 from linattn.lab.bench.timing import measure_in_turns
 from linattn.mechanisms.base import Mechanism
 from linattn.models.vision.patches import pair
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.call import check_choice
 
 Precision = Literal["fp32", "bf16"]
 MIN_REPEATS = 3

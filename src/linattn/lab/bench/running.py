@@ -12,9 +12,8 @@ import torch
 
 from linattn.lab.bench.timing import TimeLimitError
 from linattn.support.config import digest
-from linattn.support.machine import device_name
+from linattn.support.machine import PACKAGE, device_name, source_digest
 from linattn.support.options import OptionError
-from linattn.support.source import PACKAGE, source_digest
 
 Row = dict[str, Any]
 Made = TypeVar("Made")

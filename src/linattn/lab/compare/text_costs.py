@@ -19,7 +19,7 @@ from linattn.lab.train.text.hosts import Host, count_parameters, create_host
 from linattn.lab.train.text.run import TextNetwork
 from linattn.mechanisms.base import Mechanism
 from linattn.support.compiling import compile_blocks
-from linattn.support.telling import OnWork
+from linattn.support.progress import OnWork
 
 MIN_SECONDS, MIN_REPEATS = 0.2, 3
 

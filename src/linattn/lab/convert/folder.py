@@ -13,10 +13,10 @@ import torch
 from linattn.convert.adapters import find_adapter
 from linattn.convert.evaluate.embeddings import Labelled
 from linattn.convert.files import PLAN, load_linearized
-from linattn.support.bars import without_bars
 from linattn.support.config import Config, option
 from linattn.support.documents import as_text, read_documents, read_jsonl, row_text
 from linattn.support.options import OptionError, check_device
+from linattn.support.progress import without_bars
 
 if TYPE_CHECKING:
     from linattn.models.language.hf.text import TextModel

@@ -25,7 +25,6 @@ from linattn.convert.transfer import TransferOptions
 from linattn.lab.convert.folder import Pretrained, documents, labelled, load_tokenizer, sketch
 from linattn.lab.kept import kept
 from linattn.lab.screen import Screen
-from linattn.support.bars import without_bars
 from linattn.support.checkpoint import ResumeError
 from linattn.support.config import Config, as_json, option_of
 from linattn.support.config import option as field
@@ -33,6 +32,7 @@ from linattn.support.extras import need
 from linattn.support.files import remove_halves, write_json
 from linattn.support.machine import describe_run
 from linattn.support.options import OptionError
+from linattn.support.progress import without_bars
 
 RIGHT, DIVERGED = 0, 1
 TRAINING, TUNING = "Attention transfer", "Fine-tuning"

@@ -11,9 +11,8 @@ from linattn.lab.experiment import Machine
 from linattn.lab.tasks.load import RESIDENT_BELOW, SOURCES, find_splits
 from linattn.lab.train.augment.rand_augment import Policy
 from linattn.lab.train.computing import Computing
-from linattn.support.checks import check_graphs
 from linattn.support.config import option
-from linattn.support.options import OptionError, check_option
+from linattn.support.options import OptionError, check_graphs, check_option
 from linattn.support.schedule import warmed_cosine
 
 RECIPES: dict[str, dict[str, Any]] = {

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.mechanisms.base import Call, CommonOptions, Mechanism, MechanismOutput
-from linattn.ops.shared.call import compute_dtype, hide, output_dtype, without_autocast
-from linattn.ops.shared.checks import check_number
+from linattn.ops.shared.call import check_number, compute_dtype, hide, output_dtype, without_autocast
 
 
 class Exact(Mechanism):

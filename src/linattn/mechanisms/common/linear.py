@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from linattn.mechanisms.base import Call, CommonOptions, LinearBase, MechanismOutput, check_length
 from linattn.mechanisms.common.tokens import sum_over_tokens, with_mean_eps
 from linattn.ops.maps import WideMap
-from linattn.ops.shared.call import compute_dtype, num_sequences
-from linattn.ops.shared.checks import autocast_dtype, check_shape
+from linattn.ops.shared.call import autocast_dtype, check_shape, compute_dtype, num_sequences
 
 
 def wide(x: Tensor) -> Tensor:

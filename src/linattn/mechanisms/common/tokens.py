@@ -11,7 +11,7 @@ from linattn.mechanisms.base import Call
 from linattn.ops.linear.api import run
 from linattn.ops.linear.call import LinearCall
 from linattn.ops.maps import Scaled, WideMap
-from linattn.ops.shared import checks
+from linattn.ops.shared import call as checks
 from linattn.ops.shared.call import compute_dtype, without_autocast
 from linattn.ops.shared.packing import sequence_of_tokens
 from linattn.ops.shared.types import LinearState

@@ -9,7 +9,7 @@ from linattn.models.graph.convolution import GraphConvolutionalNetwork, SimpleGr
 from linattn.models.graph.flat import FlatGraphTransformer
 from linattn.models.graph.model import GraphModel
 from linattn.models.graph.pseudo_riemannian import HYPERBOLIC, PseudoRiemannianGraphTransformer
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.call import check_choice
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from linattn.models.graph.convolution import ConvolutionStack
 from linattn.models.graph.graph import Graph, apply_linear
 from linattn.models.graph.model import GraphModel
 from linattn.ops.linear.api import linear_attention
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.call import check_choice
 
 _TINY = 1e-12
 

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from linattn.models.graph.graph import Graph, read_graph
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.call import check_choice
 
 TASKS = ("nodes", "links")
 

@@ -23,7 +23,7 @@ from linattn.models.graph.split_layers import (
     SplitNorm,
     check_signature,
 )
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.call import check_choice
 
 HYPERBOLIC = "hyperbolic"
 

@@ -13,7 +13,7 @@ from linattn.models.graph.graph import Graph
 from linattn.models.graph.manifold import Split, midpoint, residual, restored
 from linattn.models.graph.manifold import centroid as centroid_of
 from linattn.models.graph.split_layers import Signature, SplitActivation, SplitDropout, SplitLinear, SplitNorm
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.call import check_choice
 
 COMBINATIONS = ("mean", "concat")
 RESIDUALS = {"transport": residual, "midpoint": midpoint, None: None}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from linattn.models.graph.graph import Graph, Nonzero, apply_linear
 from linattn.models.graph.manifold import Split, centroid, from_pole, merge, midpoint, restored
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.call import check_choice
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh, "relu": F.relu, "gelu": F.gelu, "silu": F.silu, "elu": F.elu,

@@ -8,7 +8,7 @@ from linattn.layers.attention_options import AttentionOptions
 from linattn.layers.attention_parts import ACTIVATIONS
 from linattn.layers.canon import check_canon
 from linattn.layers.norms import NORMS, OUTPUT_NORMS
-from linattn.ops.shared.checks import check_choice, check_flag, check_integer, check_number
+from linattn.ops.shared.call import check_choice, check_flag, check_integer, check_number
 
 MLPS = ("swiglu", "gelu")
 ATTENTION_NORMS = (None, *OUTPUT_NORMS)

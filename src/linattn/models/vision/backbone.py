@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from linattn.models.vision.heads import Head, start_small
 from linattn.models.vision.stage import PlaneStage, Stage
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.call import check_choice
 
 STRIDE = 4  # stride of the first stage, as published; every further stage doubles it
 # Parameters that say where, not how strongly: they are not weights.

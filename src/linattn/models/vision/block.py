@@ -9,7 +9,7 @@ from linattn.layers.attention import Attention
 from linattn.layers.block_parts import ConvolutionalPosition, DropPath, LayerScale, Mlp
 from linattn.layers.norms import EPS
 from linattn.layers.plane import prefix_option
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.call import check_choice
 
 
 class Block(nn.Module):

@@ -10,7 +10,7 @@ from linattn.models.vision.efficientvit_parts import MultiScaleAttention, Residu
 from linattn.models.vision.heads import two_widths_head
 from linattn.models.vision.patches import pair
 from linattn.models.vision.stage import PlaneStage, StageAttention, check_stages, stage_attentions, stage_rates
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.call import check_choice
 
 
 class TanhGelu(nn.GELU):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from linattn.layers.attention_parts import KeyPosition
 from linattn.layers.block_parts import DropPath
 from linattn.mechanisms.registry import create_mechanism
-from linattn.ops.shared.checks import check_size
+from linattn.ops.shared.call import check_size
 
 
 class Style(NamedTuple):

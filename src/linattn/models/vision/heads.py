@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from linattn.models.vision.patches import PlaneLinear
-from linattn.ops.shared.checks import check_choice, check_integer
+from linattn.ops.shared.call import check_choice, check_integer
 
 POOLS = ("avg", "")
 

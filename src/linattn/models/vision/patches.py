@@ -5,8 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.layers.norms import EPS
-from linattn.ops.shared.call import compute_dtype
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.call import check_choice, compute_dtype
 
 POSITIONS = ("learned", "sincos")
 # Strides of the first and last convolution, by the stride of the whole stem. The first step down is the first to be

@@ -12,7 +12,7 @@ from linattn.models.vision.block import Block
 from linattn.models.vision.heads import Head
 from linattn.models.vision.patches import PatchStep, pair
 from linattn.models.vision.stage import Stage, check_stages, fitting_parts, stage_attentions, stage_rates
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.call import check_choice
 
 PVT_SIZES: dict[str, dict[str, Any]] = {
     "t": {"depths": (2, 2, 2, 2)},

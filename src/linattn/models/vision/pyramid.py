@@ -12,7 +12,7 @@ from linattn.models.vision.block import Block
 from linattn.models.vision.heads import projected_head, start_small
 from linattn.models.vision.patches import ConvMerge, ConvStem, pair
 from linattn.models.vision.stage import Stage, check_stages, fitting_parts, stage_attentions, stage_rates
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.call import check_choice
 
 
 class Pyramid(Backbone):

@@ -16,7 +16,7 @@ from linattn.models.vision.block import Block
 from linattn.models.vision.heads import Head
 from linattn.models.vision.patches import PatchMerge, PatchStep, PlaneNorm, pair
 from linattn.models.vision.stage import Stage, check_stages, fitting_parts, stage_attentions, stage_rates
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.call import check_choice
 
 SWIN_SIZES: dict[str, dict[str, Any]] = {
     "t": {"embed_dim": 96, "depths": (2, 2, 6, 2), "num_heads": (3, 6, 12, 24), "drop_path_rate": 0.2},

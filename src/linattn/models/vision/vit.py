@@ -14,7 +14,7 @@ from linattn.models.vision.block import Block
 from linattn.models.vision.heads import check_pool, start_small
 from linattn.models.vision.patches import POSITIONS, PatchEmbed, pair, resize_positions, sincos_positions
 from linattn.models.vision.stage import StageAttention, fitting_parts, run_block
-from linattn.ops.shared.checks import check_choice
+from linattn.ops.shared.call import check_choice
 
 POOLS = ("token", "avg")
 

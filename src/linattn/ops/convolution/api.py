@@ -3,7 +3,7 @@
 y_t = act(sum_w weight[:, W-1-w] x_{t-w} + bias)   (+ x_t)
 """
 
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,15 +13,14 @@ from linattn.ops.convolution.call import (
     Activation,
     ConvolutionCall,
     ConvolutionState,
-    StateOptions,
 )
 from linattn.ops.convolution.chunked import convolve as chunked
 from linattn.ops.convolution.recurrent import convolve as recurrent
 from linattn.ops.convolution.reference import convolve as reference
-from linattn.ops.shared.call import Choice, choose, compute_dtype, output_dtype, without_autocast
-from linattn.ops.shared.checks import check_tensor
+from linattn.ops.shared.call import check_tensor, chooser, compute_dtype, output_dtype, without_autocast
 
 FORMS = {"reference": reference, "recurrent": recurrent, "chunked": chunked}
+checked_choice = chooser(kernels, like="x")
 
 
 class ConvolutionOutput(NamedTuple):
@@ -83,7 +82,7 @@ def short_convolution_with_state(
     *,
     initial_state: ConvolutionState | None = None,
     impl: str = "auto",
-    **options: Unpack[StateOptions],
+    **options: Any,
 ) -> ConvolutionOutput:
     """:func:`short_convolution` that starts from a state and also returns the state after the last token.
 
@@ -129,12 +128,6 @@ def short_convolution_step(
     call = ConvolutionCall(x_t.unsqueeze(1), weight, bias, residual, activation, initial_state=state)
     out = _run(call, "auto")
     return ConvolutionOutput(out.output.squeeze(1), out.state)
-
-
-def checked_choice(call: ConvolutionCall, impl: str) -> Choice:
-    """Check the call and choose its form."""
-    call.check()
-    return choose(impl, call.x, lambda: kernels.against(call), one_token=call.is_step)
 
 
 def _run(call: ConvolutionCall, impl: str) -> ConvolutionOutput:

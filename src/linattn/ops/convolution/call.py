@@ -1,12 +1,12 @@
 """The arguments of one call of the short convolution, checked together before any work is done."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypedDict
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from linattn.ops.shared import checks
+from linattn.ops.shared import call as checks
 from linattn.ops.shared.call import num_sequences
 
 Activation = Literal["silu"] | None
@@ -21,16 +21,6 @@ class ConvolutionState(NamedTuple):
     """
 
     inputs: Tensor
-
-
-class StateOptions(TypedDict, total=False):
-    """The options of ``short_convolution`` that go with a state: all but ``impl``."""
-
-    residual: bool
-    activation: Activation
-    key_mask: Tensor | None
-    cu_seqlens: Tensor | None
-    validate: bool | None
 
 
 @dataclass(frozen=True)
@@ -66,12 +56,7 @@ class ConvolutionCall:
         checks.check_same("x", x, weight=weight, bias=self.bias)
         checks.check_choice("activation", self.activation, ACTIVATIONS)
         checks.check_flag("residual", self.residual)
-        for name, tensor in (("key_mask", self.key_mask), ("cu_seqlens", self.cu_seqlens)):
-            if isinstance(tensor, Tensor):
-                checks.check_device(name, tensor, x, "x")
-        checks.check_key_mask(self.key_mask, x.shape[0], x.shape[1], x)
-        values = checks.check_values(x, self.validate)
-        checks.check_cu_seqlens(self.cu_seqlens, x.shape[0], x.shape[1], x, values)
+        checks.check_layout(self.key_mask, self.cu_seqlens, x.shape[0], x.shape[1], x, self.validate, "x")
         checks.check_state(self.initial_state, ConvolutionState, {"inputs": self._state_shape()}, x)
 
     def initial_inputs(self, dtype: torch.dtype) -> Tensor:

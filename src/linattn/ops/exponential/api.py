@@ -5,7 +5,7 @@ o_t = q_t C_t / max(|q_t . n_t|, 1)
 """
 
 from collections.abc import Callable
-from typing import Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,19 +18,17 @@ from linattn.ops.exponential.call import (
     ExponentialState,
     ExponentialSums,
     Gates,
-    StateOptions,
 )
 from linattn.ops.shared.call import (
-    Choice,
-    choose,
+    chooser,
     compute_dtype,
     hide,
+    one_token,
     output_dtype,
     widen,
     without_autocast,
     zero_state,
 )
-from linattn.ops.shared.checks import check_tensor, check_token
 
 FORMS: dict[str, Callable[[Tensor, Tensor, Tensor, Gates, ExponentialState], ExponentialSums]] = {
     "reference": reference.exponential_sums,
@@ -41,6 +39,7 @@ FORMS: dict[str, Callable[[Tensor, Tensor, Tensor, Gates, ExponentialState], Exp
 # e^{-m}, which is the 1 of the denominator in units of e^m, is kept within e^{+-bound}. There it is representable, and
 # so is the gradient of a query that is 0, which is the state divided by e^{-m}.
 EXPONENT_BOUND = {torch.float32: 80.0, torch.float64: 700.0}
+checked_choice = chooser(kernels, own_gradients=True)
 
 
 def exponential_attention(
@@ -64,17 +63,10 @@ def exponential_attention(
     includes the gradient of the denominator.
 
     Args:
-        q: queries ``(B, H, T, K)``.
-        k: keys ``(B, H_kv, T, K)``. ``H_kv`` must divide ``H``; the ``H/H_kv`` query heads from ``g H/H_kv`` on share
-            key head g.
-        v: values ``(B, H_kv, T, V)``.
+        q, k, v, key_mask, cu_seqlens, impl, validate: as in :func:`linear_attention`.
         log_input: ``i``, the logarithm of the input gate (its pre-activation), ``(B, H_kv, T)``, any real.
         log_decay: ``log f <= 0``, ``(B, H_kv, T)``; in the mLSTM, ``logsigmoid`` of a pre-activation.
         scale: factor on q; None: ``K**-0.5``.
-        key_mask: ``(B, T)`` bool, True = real token. A masked token adds nothing and does not decay the state.
-        cu_seqlens: ``(N+1,)`` offsets of N sequences packed into one row (B = 1); no sequence sees another.
-        impl: ``"auto"``, ``"reference"``, ``"recurrent"``, ``"chunked"`` or ``"triton"``; see :func:`explain`.
-        validate: whether to check values too (sorted offsets, log_decay <= 0, log_input < inf). None: only on the CPU.
 
     Returns:
         ``(B, H, T, V)`` in the dtype of v (under autocast, in the dtype of autocast).
@@ -96,11 +88,9 @@ def exponential_attention_with_state(
     k: Tensor,
     v: Tensor,
     *,
-    log_input: Tensor,
-    log_decay: Tensor,
     initial_state: ExponentialState | None = None,
     impl: str = "auto",
-    **options: Unpack[StateOptions],
+    **options: Any,
 ) -> ExponentialOutput:
     """:func:`exponential_attention` that starts from a state and also returns the state after the last token.
 
@@ -118,26 +108,17 @@ def exponential_attention_with_state(
         >>> output.shape, state.kv.shape, state.log_scale.shape
         (torch.Size([1, 2, 10, 4]), torch.Size([1, 2, 4, 4]), torch.Size([1, 2]))
     """
-    call = ExponentialCall(q, k, v, log_input, log_decay, initial_state=initial_state, need_state=True, **options)
-    return _run(call, impl)
+    return _run(ExponentialCall(q, k, v, initial_state=initial_state, need_state=True, **options), impl)
 
 
 def exponential_attention_step(
-    q_t: Tensor,
-    k_t: Tensor,
-    v_t: Tensor,
-    state: ExponentialState | None,
-    *,
-    log_input: Tensor,
-    log_decay: Tensor,
-    scale: float | None = None,
-    validate: bool | None = None,
+    q_t: Tensor, k_t: Tensor, v_t: Tensor, state: ExponentialState | None, **options: Any
 ) -> ExponentialOutput:
     """One decoding step of :func:`exponential_attention`: attend with one token and return the next state.
 
     ``q_t (B, H, K)``, ``k_t (B, H_kv, K)``, ``v_t (B, H_kv, V)`` and the gates ``log_input`` and ``log_decay``,
-    ``(B, H_kv)``, are the token's. A state of None is empty.
-    Returns the output ``(B, H, V)`` and the next state.
+    ``(B, H_kv)``, are the token's; ``scale`` and ``validate`` are as there. A state of None is empty. Returns the
+    output ``(B, H, V)`` and the next state.
 
     Example:
         >>> import torch
@@ -148,19 +129,9 @@ def exponential_attention_step(
         >>> output.shape, state.log_scale.tolist()
         (torch.Size([1, 2, 4]), [[-0.5, -0.5]])
     """
-    check_token(q_t, k_t, v_t)
-    for name, x in (("log_input", log_input), ("log_decay", log_decay)):
-        check_tensor(name, x, "(B, H_kv)", 2)
-    q, k, v, i, f = (x.unsqueeze(2) for x in (q_t, k_t, v_t, log_input, log_decay))
-    call = ExponentialCall(q, k, v, i, f, scale, validate=validate, initial_state=state, need_state=True)
-    out = _run(call, "auto")
-    return ExponentialOutput(out.output.squeeze(2), out.state)
-
-
-def checked_choice(call: ExponentialCall, impl: str) -> Choice:
-    """Check the call and choose its form."""
-    call.check()
-    return choose(impl, call.q, lambda: kernels.against(call), one_token=call.is_step, own_gradients=True)
+    call = one_token(ExponentialCall, (q_t, k_t, v_t), state, options, ("log_input", "log_decay"))
+    output, state = _run(call, "auto")
+    return ExponentialOutput(output.squeeze(2), state)
 
 
 def _run(call: ExponentialCall, impl: str) -> ExponentialOutput:

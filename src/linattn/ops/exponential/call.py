@@ -1,12 +1,12 @@
 """Exponential attention: its types, and the arguments of one call, checked together before any work is done."""
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from linattn.ops.shared import checks
+from linattn.ops.shared import call as checks
 from linattn.ops.shared.call import num_sequences
 
 
@@ -52,15 +52,6 @@ class ExponentialSums(NamedTuple):
     state: ExponentialState  # its log_scale in fp64
 
 
-class StateOptions(TypedDict, total=False):
-    """The options of ``exponential_attention`` that go with a state: all but its gates and ``impl``."""
-
-    scale: float | None
-    key_mask: Tensor | None
-    cu_seqlens: Tensor | None
-    validate: bool | None
-
-
 @dataclass(frozen=True)
 class ExponentialCall:
     """The arguments of ``exponential_attention``, and a state."""
@@ -87,14 +78,10 @@ class ExponentialCall:
         q, k, v = self.q, self.k, self.v
         checks.check_qkv(q, k, v)
         checks.check_scale(self.scale)
-        values = checks.check_values(q, self.validate)
         B, H_kv, T, K = k.shape
-        checks.check_key_mask(self.key_mask, B, T, q)
-        checks.check_cu_seqlens(self.cu_seqlens, B, T, q, values)
-        for name, gate in (("log_input", self.log_input), ("log_decay", self.log_decay)):
-            checks.check_tensor(name, gate, "(B, H_kv, T)", 3)
-            checks.check_shape(name, gate, (B, H_kv, T))
-            checks.check_device(name, gate, q)
+        values = checks.check_layout(self.key_mask, self.cu_seqlens, B, T, q, self.validate)
+        checks.check_input("log_input", self.log_input, "(B, H_kv, T)", (B, H_kv, T), q)
+        checks.check_input("log_decay", self.log_decay, "(B, H_kv, T)", (B, H_kv, T), q)
         checks.check_log_decay(self.masked_gates()[1], [(B, H_kv, T)], q, values)
         checks.check_log_input(self.log_input, self.key_mask, values)
         n = num_sequences(k, self.cu_seqlens)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops.exponential.call import ExponentialState, ExponentialSums, Gates
-from linattn.ops.shared.call import one_by_one
+from linattn.ops.shared.packing import one_by_one
 
 
 @one_by_one

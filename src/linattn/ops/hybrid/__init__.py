@@ -1,15 +1,12 @@
 """Hybrid attention: exact softmax over a window and chosen tokens, linear attention over the rest."""
 
 from linattn.ops.hybrid.api import hybrid_attention, hybrid_attention_step, hybrid_attention_with_state
-from linattn.ops.hybrid.saliency import choose_salient, self_saliency
 from linattn.ops.hybrid.types import HybridState, SalientBudget
 
 __all__ = [
     "HybridState",
     "SalientBudget",
-    "choose_salient",
     "hybrid_attention",
     "hybrid_attention_step",
     "hybrid_attention_with_state",
-    "self_saliency",
 ]

@@ -7,23 +7,23 @@ o_t = (sum_exact e^{s_ti - m_t} v_i + g_t * sum_rest (phi_t . psi_i) v_i)
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from linattn.kernels.hybrid import attend as kernels
-from linattn.ops.hybrid.call import HybridCall, HybridOptions, StepOptions
+from linattn.ops.hybrid.call import HybridCall
 from linattn.ops.hybrid.chunked import hybrid_sums as chunked
-from linattn.ops.hybrid.recurrent import Token, hybrid_step
+from linattn.ops.hybrid.recurrent import hybrid_sums as recurrent
 from linattn.ops.hybrid.reference import hybrid_sums as reference
-from linattn.ops.hybrid.rows import build_rows, empty_cache, empty_state, final_state
+from linattn.ops.hybrid.rows import build_rows, final_state
 from linattn.ops.hybrid.types import HybridOutput, HybridState, HybridSums, Layout, Rows, SalientBudget, Units
-from linattn.ops.shared.call import Choice, choose, compute_dtype, hide, output_dtype, without_autocast
-from linattn.ops.shared.checks import check_tensor, check_token
+from linattn.ops.shared.call import chooser, compute_dtype, hide, one_token, output_dtype, without_autocast
 
 FORMS: dict[str, Callable[[Rows], HybridSums]] = {"reference": reference, "chunked": chunked}
 LARGEST_EXPONENT = 80.0  # e^80 is finite in fp32; a unit below e^-80 means that both parts together are next to 0
+checked_choice = chooser(kernels)
 
 
 def hybrid_attention(
@@ -35,7 +35,6 @@ def hybrid_attention(
     window: int = 64,
     layout: Layout = "sliding",
     delay: int = 1,
-    salient: Tensor | None = None,
     budget: SalientBudget | None = None,
     scores: Tensor | None = None,
     gate: Tensor | None = None,
@@ -59,19 +58,15 @@ def hybrid_attention(
     attention. Gradients are exact and include that of ``m_t``; the choice of tokens has none.
 
     Args:
-        q: queries ``(B, H, T, K)``.
-        k: keys ``(B, H_kv, T, K)``. ``H_kv`` must divide ``H``; the ``H/H_kv`` query heads from ``g H/H_kv`` on share
-            key head g.
-        v: values ``(B, H_kv, T, V)``.
+        q, k, v, key_mask, cu_seqlens, impl, validate: as in :func:`linear_attention`. Packed sequences are unpacked to
+            rows as long as the longest; to know that length the host waits for the GPU.
         features: ``phi (B, H, T, F)`` of the queries and ``psi (B, H_kv, T, F)`` of the keys, not negative. A factor on
             phi weighs the linear part. None: there is no linear part, and tokens that are not exact are not seen.
         window: number of latest tokens that are exact, or the size of a chunk, see layout. 0: none.
         layout: ``"sliding"``: the window ends at each query. ``"chunks"``: a query sees its own chunk up to itself and
             ``delay`` whole chunks before. Chunks are counted from the first real token of a sequence.
         delay: see layout; STILL and LoLCATs have 1.
-        salient: tokens named by the caller that stay exact for good: bool ``(B, H_kv, T)``, or indices
-            ``(B, H_kv, N)``, where -1 names none.
-        budget: choose these tokens by their scores instead, the best of each chunk. With ``layout="chunks"`` a choice
+        budget: keep some older tokens exact, the best of each chunk by their scores. With ``layout="chunks"`` a choice
             takes effect when the window lets go of the chunk, so no query depends on later tokens through it.
         scores: ``(B, H_kv, T)``, without gradients; tokens with higher scores are kept. None: how much a token attends
             to itself among the last ``budget.chunk`` tokens, measured by ``budget.score`` and ``budget.reduce``; see
@@ -82,12 +77,6 @@ def hybrid_attention(
             strongest exact key, whatever that is, as in LoLCATs and STILL. ``"one"``: it counts like ``e^s``, so that a
             strong exact key outweighs the rest; for features that approximate the exponential itself.
         eps: added to the denominators of rows without exact keys.
-        key_mask: ``(B, T)`` bool, True = real token. A masked token is in no sum and does not advance a position.
-        cu_seqlens: ``(N+1,)`` offsets of N sequences packed into one row (B = 1); no sequence sees another. They are
-            unpacked to rows as long as the longest; to know that length the host waits for the GPU.
-        impl: ``"auto"``, ``"reference"``, ``"recurrent"``, ``"chunked"`` or ``"triton"``; see :func:`explain`.
-        validate: whether to check values too (offsets, indices, scores), which costs a sync on a GPU. None: only on the
-            CPU.
 
     Returns:
         ``(B, H, T, V)`` in the dtype of v (under autocast, in the dtype of autocast); 0 at masked tokens.
@@ -105,20 +94,14 @@ def hybrid_attention(
         torch.Size([1, 4, 256, 32])
     """
     call = HybridCall(
-        q, k, v, features, window, layout, delay, salient, budget, scores, gate, scale, units, eps, key_mask,
-        cu_seqlens, validate,
+        q, k, v, features, window, layout, delay, budget, scores, gate, scale, units, eps, key_mask, cu_seqlens,
+        validate,
     )  # fmt: skip
     return _run(call, impl).output
 
 
 def hybrid_attention_with_state(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    initial_state: HybridState | None = None,
-    impl: str = "auto",
-    **options: Unpack[HybridOptions],
+    q: Tensor, k: Tensor, v: Tensor, *, initial_state: HybridState | None = None, impl: str = "auto", **options: Any
 ) -> HybridOutput:
     """:func:`hybrid_attention` that starts from a state and also returns the state after the last token.
 
@@ -138,24 +121,15 @@ def hybrid_attention_with_state(
 
 
 def hybrid_attention_step(
-    q_t: Tensor,
-    k_t: Tensor,
-    v_t: Tensor,
-    state: HybridState | None,
-    *,
-    features: tuple[Tensor, Tensor] | None = None,
-    salient: Tensor | None = None,
-    scores: Tensor | None = None,
-    gate: Tensor | None = None,
-    **options: Unpack[StepOptions],
+    q_t: Tensor, k_t: Tensor, v_t: Tensor, state: HybridState | None, **options: Any
 ) -> HybridOutput:
     """One decoding step of :func:`hybrid_attention`: attend with one token and return the next state.
 
     ``q_t (B, H, K)``, ``k_t (B, H_kv, K)`` and ``v_t (B, H_kv, V)`` are the token's, and so are ``features``,
-    ``salient (B, H_kv)`` bool, ``scores (B, H_kv)`` and ``gate (B, H, V)``; the other options are those of the whole
-    sequence. A state of None is empty. Returns the output ``(B, H, V)`` and the next state. Time and memory of a step
-    are constant and the host does not wait for a GPU, unless tokens are chosen without ``budget.cap``: then the cache
-    grows, and the host waits for the GPU to know whether it is full.
+    ``scores (B, H_kv)`` and ``gate (B, H, V)``; the other options are those of the whole sequence. A state of None is
+    empty. Returns the output ``(B, H, V)`` and the next state. Time and memory of a step are constant and the host does
+    not wait for a GPU, unless tokens are chosen without ``budget.cap``: then the cache grows, and the host waits for
+    the GPU to know whether it is full.
 
     Example:
         >>> import torch
@@ -166,28 +140,9 @@ def hybrid_attention_step(
         >>> output.shape, state.length.tolist()
         (torch.Size([1, 2, 4]), [5])
     """
-    check_token(q_t, k_t, v_t)
-    if isinstance(features, tuple) and len(features) == 2:
-        for n, x in enumerate(features):
-            check_tensor(f"features[{n}]", x, "(B, heads, F)", 3)
-        features = features[0].unsqueeze(2), features[1].unsqueeze(2)
-    if salient is not None and (not isinstance(salient, Tensor) or salient.dtype != torch.bool or salient.ndim != 2):
-        raise TypeError("salient must be a bool tensor (B, H_kv): whether this token stays exact")
-    given = {"salient": salient, "scores": scores, "gate": gate}
-    for name, shape, ndim in (("scores", "(B, H_kv)", 2), ("gate", "(B, H, V)", 3)):
-        if given[name] is not None:
-            check_tensor(name, given[name], shape, ndim)
-    more = {name: None if x is None else x.unsqueeze(2) for name, x in given.items()}
-    q, k, v = (x.unsqueeze(2) for x in (q_t, k_t, v_t))
-    call = HybridCall(q, k, v, features=features, initial_state=state, need_state=True, **more, **options)
-    out = _run(call, "auto")
-    return HybridOutput(out.output.squeeze(2), out.state)
-
-
-def checked_choice(call: HybridCall, impl: str) -> Choice:
-    """Check the call and choose its form."""
-    call.check()
-    return choose(impl, call.q, lambda: kernels.against(call), one_token=call.is_step)
+    call = one_token(HybridCall, (q_t, k_t, v_t), state, options, ("features", "scores", "gate"))
+    output, state = _run(call, "auto")
+    return HybridOutput(output.squeeze(2), state)
 
 
 def _run(call: HybridCall, impl: str) -> HybridOutput:
@@ -200,7 +155,7 @@ def _run(call: HybridCall, impl: str) -> HybridOutput:
             return HybridOutput(hide(output, call.key_mask), state)
         dtype = compute_dtype(call.q, call.k, call.v)
         if chosen == "recurrent" or call.k.shape[2] == 0:
-            sums, state = _token_by_token(call, dtype)
+            sums, state = recurrent(call, dtype)
         else:
             rows, places = build_rows(call, dtype)
             sums = FORMS[chosen](rows)
@@ -231,31 +186,6 @@ def _share(sums: HybridSums, gate: Tensor | None, units: Units, eps: float) -> T
     return (exact + linear) / torch.where(none_exact & (total == 0), 1.0, total).unsqueeze(-1)
 
 
-def _token_by_token(call: HybridCall, dtype: torch.dtype) -> tuple[HybridSums, HybridState]:
-    state = empty_state(call, dtype) if call.initial_state is None else call.initial_state
-    if call.chooses and state.salient is None:
-        state = state._replace(salient=empty_cache(call, dtype))
-    H_kv, (phi, psi), mask = call.k.shape[1], call.feature_pair, call.key_mask
-    q, phi = (hide(x, mask).to(dtype).unflatten(1, (H_kv, -1)) for x in (call.q, phi))
-    k, v, psi = (hide(x, mask).to(dtype) for x in (call.k, call.v, psi))
-    q, named, scores = q * call.logit_scale, call.salient_mask(), call.scores
-    if scores is not None:
-        scores = (scores if mask is None else scores.masked_fill(~mask[:, None], 0)).detach().to(dtype)
-    outputs = []
-    for t in range(k.shape[2]):
-        token = Token(
-            q[:, :, :, t], k[:, :, t], v[:, :, t], phi[:, :, :, t], psi[:, :, t],
-            None if scores is None else scores[:, :, t], named[:, :, t], None if mask is None else mask[:, t],
-        )  # fmt: skip
-        sums, state = hybrid_step(token, state, call.spans, call.budget)
-        outputs.append(sums)
-    if not outputs:
-        totals = q.new_zeros(*call.q.shape[:3])
-        values = q.new_zeros(*totals.shape, v.shape[3])
-        return HybridSums(values, totals, totals, values, totals), state
-    return HybridSums(*(torch.stack(x, 3).flatten(1, 2) for x in zip(*outputs, strict=True))), state
-
-
 def _packed(call: HybridCall, impl: str) -> HybridOutput:
     """Run packed sequences unpacked, one per row, as long as the longest: to know it, the host waits for a GPU."""
     assert call.cu_seqlens is not None
@@ -272,7 +202,6 @@ def _packed(call: HybridCall, impl: str) -> HybridOutput:
     phi, psi = call.feature_pair
     alone = replace(
         call, q=unpack(call.q), k=unpack(call.k), v=unpack(call.v), features=(unpack(phi), unpack(psi)),
-        salient=None if call.salient is None else unpack(call.salient_mask()),
         scores=None if call.scores is None else unpack(call.scores),
         gate=None if call.gate is None else unpack(call.gate),
         key_mask=real if call.key_mask is None else real & call.key_mask[0][tokens], cu_seqlens=None,

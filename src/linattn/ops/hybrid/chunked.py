@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ops.hybrid.layout import first_true, take
+from linattn.ops.hybrid.rows import first_true, take
 from linattn.ops.hybrid.types import HybridSums, Rows
+from linattn.ops.shared.call import finite_unit
 from linattn.ops.shared.types import LinearState
 
 BLOCK_SCORES = 1 << 23  # of all heads and chunks of a block: 32 MB in fp32
@@ -31,7 +32,7 @@ class _Chosen(NamedTuple):
     v: Tensor  # (B, H_kv, N, V)
     features: Tensor  # (B, H_kv, N, F)
     visible: Tensor
-    ending: Tensor
+    ending: Tensor | None  # None: they stay for good
 
 
 @dataclass(frozen=True)
@@ -100,10 +101,10 @@ def _block(plan: _Plan, c0: int, c1: int, state: LinearState) -> tuple[HybridSum
     log_max = logits.amax(-1)
     chosen = _chosen(plan, c0, c1)
     if chosen is not None:
-        far = _product(q.flatten(2, 4).unsqueeze(2), chosen.k.mT.unsqueeze(2)).squeeze(2).unflatten(2, q.shape[2:5])
+        far = (q.flatten(2, 4) @ chosen.k.mT).unflatten(2, q.shape[2:5])
         far = far.masked_fill(~chosen.visible[:, :, :, None, None], -torch.inf)
         log_max = torch.maximum(log_max, far.amax(-1))
-    unit = torch.where(log_max == -torch.inf, 0.0, log_max).unsqueeze(-1)
+    unit = finite_unit(log_max).unsqueeze(-1)
     weights = (logits - unit).exp()
     total, sums = weights.sum(-1), _product(weights, v.mT)
     if chosen is not None:
@@ -130,7 +131,7 @@ def _linear(
         there = there & (until <= plan.borders(c0, c1)[:, None, :, None])
     psi = psi * there.unsqueeze(-1)
     kv, z = psi.mT @ leaving, psi.sum(3)  # (B, H_kv, n, F, V), (B, H_kv, n, F)
-    if chosen is not None and plan.rows.salient is not None and plan.rows.salient.cap is not None:
+    if chosen is not None and chosen.ending is not None:
         ended = chosen.features.unsqueeze(2) * chosen.ending.unsqueeze(-1)  # (B, H_kv, n, N, F)
         kv, z = kv + ended.mT @ chosen.v.unsqueeze(2), z + ended.sum(3)
     kv, z = kv.cumsum(2) + state.kv.unsqueeze(2), z.cumsum(2) + state.k.unsqueeze(2)
@@ -149,9 +150,8 @@ def _chosen(plan: _Plan, c0: int, c1: int) -> _Chosen | None:
     rows, chosen, L = plan.rows, plan.rows.salient, plan.rows.chunk
     if chosen is None:
         return None
-    N = chosen.k.shape[2]
-    if chosen.per_chunk is not None:  # later slots are of chunks that stay near until the end of the block
-        N = chosen.head + max(0, c1 - 1 - plan.back) * chosen.per_chunk
+    # Later slots are of chunks that stay near until the end of the block.
+    N = chosen.head + max(0, c1 - 1 - plan.back) * chosen.per_chunk
     if N == 0:
         return None
     borders = plan.borders(c0, c1)[:, None, :, None]  # (B, 1, n, 1)
@@ -160,13 +160,14 @@ def _chosen(plan: _Plan, c0: int, c1: int) -> _Chosen | None:
     # Chosen tokens of a state are in no chunk of the rows, so they are never near.
     away = torch.where(torch.arange(N, device=away.device) < chosen.head, -1, away)
     k, v, features, until = (x[:, :, :N] for x in (chosen.k, chosen.v, chosen.features, chosen.until))
-    if chosen.cap is not None and chosen.per_chunk is not None:
+    if chosen.cap is not None:
         most = chosen.cap + (c1 - c0) * chosen.per_chunk
         if most < N:  # at one time fewer are exact: those that are when the block begins, or become so later
             index = first_true(until >= borders[:, :, 0], most)
             k, v, features, until, away = (take(x, index) for x in (k, v, features, until, away))
     until, away = until.unsqueeze(2), away.unsqueeze(2)
-    return _Chosen(k, v, features, (away <= borders) & (until > borders), (until == borders) & (until > away))
+    ending = None if chosen.cap is None else (until == borders) & (until > away)
+    return _Chosen(k, v, features, (away <= borders) & (until > borders), ending)
 
 
 def _product(rows: Tensor, matrix: Tensor) -> Tensor:

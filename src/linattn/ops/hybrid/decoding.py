@@ -9,22 +9,20 @@ A token that no query sees exactly any more is added to the sums at once. So no 
 all rows are equally long.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from linattn.ops.hybrid.layout import first_true, take
+from linattn.ops.hybrid.rows import first_true, held_positions, take
 from linattn.ops.hybrid.saliency import of_group, score_of
 from linattn.ops.hybrid.types import HybridState, SalientBudget, SalientCache, Window, WindowRing
 from linattn.ops.shared.types import LinearState
 
 ONES = 8  # columns of ones beside the values: one product sums values and weights, and rows stay aligned
-
-
 NEWEST_REAL = "newest_are_real"  # attribute of a mask (B, Tk) whose newest tokens the host knows to be real
-WRITTEN = ("table", "sums", "queries", "scores", "kept_scores", "kept_position")  # the tensors that steps write to
 
 
 @dataclass(frozen=True)
@@ -49,6 +47,15 @@ class Setting:
         return self.window.ring_size(self.budget)
 
 
+class Marks(NamedTuple):
+    """What the choice of a budget looks at."""
+
+    queries: Tensor  # (B, H_kv, L, G, K): queries of the incomplete chunk, with which its tokens are scored
+    scores: Tensor  # (B, H_kv, R): scores of the window's tokens, as far as they are known
+    kept_scores: Tensor  # (B, H_kv, M)
+    kept_position: Tensor  # (B, H_kv, M) int64
+
+
 class DecodingState(NamedTuple):
     """A :class:`HybridState` laid out for decoding; its rows may be selected, repeated and reordered."""
 
@@ -58,10 +65,22 @@ class DecodingState(NamedTuple):
     steps: int  # steps taken since then
     table: Tensor  # (B, H_kv, M + R, F + K + V + ONES): features, key, value, ones
     sums: Tensor  # (B, H_kv, F, V + ONES)
-    queries: Tensor | None  # (B, H_kv, L, G, K): queries of the incomplete chunk, with which its tokens are scored
-    scores: Tensor | None  # (B, H_kv, R): scores of the window's tokens, as far as they are known
-    kept_scores: Tensor | None  # (B, H_kv, M)
-    kept_position: Tensor | None  # (B, H_kv, M) int64
+    marks: Marks | None  # None without a budget
+
+    @property
+    def cache_size(self) -> int:
+        """M, the number of slots before the window."""
+        return self.table.shape[2] - self.setting.room
+
+    @property
+    def written(self) -> list[Tensor]:
+        """The tensors that steps write to."""
+        return [self.table, self.sums, *(self.marks or ())]
+
+    def writing_to(self, tensors: Sequence[Tensor]) -> "DecodingState":
+        """The state with others in the place of ``written``."""
+        table, sums, *marks = tensors
+        return self._replace(table=table, sums=sums, marks=Marks(*marks) if marks else None)
 
     def lengths(self) -> tuple[int, ...]:
         """The present lengths of all rows."""
@@ -72,8 +91,7 @@ class DecodingState(NamedTuple):
         state = self._replace(known=self._known())
         if not self.table.is_inference() or torch.is_inference_mode_enabled():
             return state
-        tensors = {name: x.clone() for name in WRITTEN if (x := getattr(self, name)) is not None}
-        return state._replace(**tensors)
+        return state.writing_to([x.clone() for x in state.written])
 
     def _known(self) -> Lengths:
         """The lengths when decoding began. After a selection from rows of different lengths it waits for the device."""
@@ -130,51 +148,42 @@ def begin(state: HybridState, setting: Setting, group: int) -> DecodingState | N
 
     group: number of query heads per key head.
     """
-    ring, cache, window, budget = state.window, state.salient, setting.window, setting.budget
+    ring, cache, linear, window, budget = state.window, state.salient, state.linear, setting.window, setting.budget
     B, H_kv, R, K = ring.k.shape
     one_dtype = ring.k.dtype == ring.v.dtype == ring.features.dtype
     if not (serves(window, budget) and one_dtype and setting.room == R and (budget is None) == (cache is None)):
         return None
-    if budget is not None and cache is not None and budget.cap not in (None, cache.k.shape[2]):
-        return None
-    device, last = ring.k.device, state.length[:, None] - 1
-    held = last - (last - torch.arange(R, device=device)).remainder(R)  # (B, R): the position in each slot
-    lengths = tuple(state.length.tolist())
-    starts = torch.tensor([window_start(n, window) for n in lengths], device=device)
-    over = ((held >= 0) & (held < starts[:, None]))[:, None].expand(-1, H_kv, -1)  # in the ring but not in the window
-    if window.layout == "sliding":
-        recent = torch.arange(R, device=device).expand(B, -1)
-    else:
-        recent = (starts[:, None] + torch.arange(R, device=device)).remainder(R)
-    index = recent[:, None].expand(-1, H_kv, -1)
-    ones = ring.k.new_ones(B, H_kv, R, ONES)
-    rows = torch.cat([ring.features, ring.k, ring.v, ones], -1)
-    linear = state.linear
+    lengths, device = tuple(state.length.tolist()), ring.k.device
+    held = held_positions(state.length, R)
+    starts = torch.tensor([window_start(n, window) for n in lengths], device=device)[:, None]
+    over = ((held >= 0) & (held < starts))[:, None].expand(-1, H_kv, -1)  # in the ring but not in the window
+    first = starts if window.layout == "chunks" else torch.zeros_like(starts)
+    index = (first + torch.arange(R, device=device)).remainder(R)[:, None].expand(-1, H_kv, -1)
+    entries = _table(ring.features, ring.k, ring.v)
+    table, added, marks = take(entries, index), over, None
+    if budget is not None and cache is not None:
+        if budget.cap not in (None, cache.k.shape[2]):
+            return None
+        features = cache.features
+        if budget.cap is None:  # then they are not kept, and not needed
+            features = features.new_zeros(*features.shape[:3], ring.features.shape[3])
+        entries = torch.cat([_table(features, cache.k, cache.v), entries], 2)
+        chosen = torch.cat([cache.alive, ring.salient & over], 2)
+        added = torch.cat([cache.position >= 0, over], 2) & ~chosen
+        counts = [count_chosen(n, window, budget) for n in lengths]
+        kept = first_true(chosen, max(counts) if budget.cap is None else budget.cap).flip(-1)  # the last one comes last
+        table = torch.cat([take(entries, kept), table], 2)
+        position = torch.cat([cache.position, held[:, None].expand(-1, H_kv, -1)], 2)
+        scores = torch.cat([cache.scores, ring.scores], 2)
+        queries = ring.k.new_zeros(B, H_kv, budget.chunk, group, K)
+        marks = Marks(queries, ring.scores.gather(2, index), scores.gather(2, kept), position.gather(2, kept))
     sums = torch.cat([linear.kv, linear.k.unsqueeze(-1).expand(*linear.k.shape, ONES)], -1)
-    if budget is None or cache is None:
-        sums = add_rows(sums, rows, over, ring.features.shape[3])
-        known = Lengths(state.length, lengths)
-        return DecodingState(setting, state.length, known, 0, take(rows, index), sums, None, None, None, None)
-    features = cache.features
-    if features.shape[3] != ring.features.shape[3]:  # without a cap they are not kept, and not needed
-        features = features.new_zeros(*features.shape[:3], ring.features.shape[3])
-    ones = ring.k.new_ones(*cache.k.shape[:3], ONES)
-    entries = torch.cat([torch.cat([features, cache.k, cache.v, ones], -1), rows], 2)
-    chosen = torch.cat([cache.alive, ring.salient & over], 2)
-    counts = [count_chosen(n, window, budget) for n in lengths]
-    if bool((chosen.sum(-1) != torch.tensor(counts, device=device)[:, None]).any()):
-        return None  # tokens were named, or chosen in another way
-    M = max(counts) if budget.cap is None else budget.cap
-    sums = add_rows(sums, entries, torch.cat([cache.position >= 0, over], 2) & ~chosen, features.shape[3])
-    kept = first_true(chosen, M).flip(-1)  # the last one in the last slot
-    position = torch.cat([cache.position, held[:, None].expand(-1, H_kv, -1)], 2)
-    scores = torch.cat([cache.scores, ring.scores], 2)
-    return DecodingState(
-        setting, state.length, Lengths(state.length, lengths), 0,
-        torch.cat([take(entries, kept), take(rows, index)], 2), sums,
-        ring.k.new_zeros(B, H_kv, budget.chunk, group, K), ring.scores.gather(2, index), scores.gather(2, kept),
-        position.gather(2, kept),
-    )  # fmt: skip
+    sums = add_rows(sums, entries, added, ring.features.shape[3])
+    return DecodingState(setting, state.length, Lengths(state.length, lengths), 0, table, sums, marks)
+
+
+def _table(features: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.cat([features, k, v, k.new_ones(*k.shape[:3], ONES)], -1)
 
 
 @torch.no_grad()
@@ -183,62 +192,51 @@ def whole(state: DecodingState) -> HybridState:
 
     Tokens that the window has let go of are in the sums already; in the ring they are zeros, which add nothing.
     """
-    window, budget, R = state.setting.window, state.setting.budget, state.setting.room
+    window, budget, R, M = state.setting.window, state.setting.budget, state.setting.room, state.cache_size
     lengths, (B, H_kv, _, width), Fs = state.lengths(), state.table.shape, state.sums.shape[2]
-    V, M = state.sums.shape[3] - ONES, state.table.shape[2] - R
-    K, device = width - Fs - V - ONES, state.table.device
-    last = torch.tensor(lengths, device=device)[:, None] - 1
-    held = last - (last - torch.arange(R, device=device)).remainder(R)
+    length, V, device = state.length + state.steps, state.sums.shape[3] - ONES, state.table.device
+    widths = [Fs, width - Fs - V - ONES, V, ONES]
+    held = held_positions(length, R)
     starts = torch.tensor([window_start(n, window) for n in lengths], device=device)[:, None]
-    place = torch.arange(R, device=device).expand(B, -1) if window.layout == "sliding" else held - starts
+    place = held - starts if window.layout == "chunks" else torch.arange(R, device=device).expand(B, -1)
     index = place.clamp(min=0)[:, None].expand(-1, H_kv, -1)
     empty = (held < starts)[:, None].expand(-1, H_kv, -1)
-    rows = take(state.table[:, :, M:], index).masked_fill(empty.unsqueeze(-1), 0)
-    psi, k, v, _ = rows.split([Fs, K, V, ONES], -1)
-    if state.scores is None:
-        scores = torch.zeros(B, H_kv, R, dtype=state.sums.dtype, device=device)
-    else:
-        scores = torch.cat([_scored(state, row, n) for row, n in enumerate(lengths)])
+    psi, k, v, _ = take(state.table[:, :, M:], index).masked_fill(empty.unsqueeze(-1), 0).split(widths, -1)
+    scores, cache = state.sums.new_zeros(B, H_kv, R), None
+    if budget is not None and state.marks is not None:
+        rows = (state.writing_to([x[row : row + 1] for x in state.written]) for row in range(B))
+        scores = torch.cat([scored(row, n) for row, n in zip(rows, lengths, strict=True)])
         scores = scores.gather(2, index).masked_fill(empty, 0)
+        counts = torch.tensor([count_chosen(n, window, budget) for n in lengths], device=device)
+        alive = (torch.arange(M, device=device) >= M - counts[:, None])[:, None].expand(-1, H_kv, -1)
+        features, kept_k, kept_v, _ = state.table[:, :, :M].masked_fill(~alive.unsqueeze(-1), 0).split(widths, -1)
+        kept_scores = state.marks.kept_scores.masked_fill(~alive, 0)
+        position = state.marks.kept_position.masked_fill(~alive, -1)
+        features = features[..., :0] if budget.cap is None else features
+        cache = SalientCache(kept_k, kept_v, features, kept_scores, position, alive.clone())
     ring = WindowRing(k, v, psi, scores, torch.zeros_like(scores, dtype=torch.bool))
     linear = LinearState(state.sums[..., :V].clone(), state.sums[..., V].clone())
-    length = state.length + state.steps
-    if budget is None or state.kept_scores is None or state.kept_position is None:
-        return HybridState(length, ring, None, linear)
-    counts = torch.tensor([count_chosen(n, window, budget) for n in lengths], device=device)
-    alive = (torch.arange(M, device=device) >= M - counts[:, None])[:, None].expand(-1, H_kv, -1)
-    psi, k, v, _ = state.table[:, :, :M].masked_fill(~alive.unsqueeze(-1), 0).split([Fs, K, V, ONES], -1)
-    cache = SalientCache(
-        k, v, psi if budget.cap is not None else psi[..., :0], state.kept_scores.masked_fill(~alive, 0),
-        state.kept_position.masked_fill(~alive, -1), alive.clone(),
-    )  # fmt: skip
     return HybridState(length, ring, cache, linear)
 
 
-def _scored(state: DecodingState, row: int, length: int) -> Tensor:
-    one = slice(row, row + 1)
-    assert state.queries is not None
-    assert state.scores is not None
-    rows = state.table[one, :, -state.setting.room :]
-    return scored(state.queries[one], rows, state.scores[one], length, state.steps, state)
-
-
 @torch.no_grad()
-def scored(queries: Tensor, rows: Tensor, scores: Tensor, length: int, steps: int, state: DecodingState) -> Tensor:
-    """Scores ``(B, H_kv, R)`` of the window's tokens, including the latest chunk; ``rows``: their part of the table.
+def scored(state: DecodingState, length: int) -> Tensor:
+    """Scores ``(B, H_kv, R)`` of the window's tokens after ``length`` tokens, including the latest chunk.
 
-    Tokens since ``steps`` have queries, the others keep the scores they have. A score is how much a token attends to
-    itself among the last L tokens, as in :func:`linattn.ops.hybrid.saliency.step_score`.
+    Tokens since ``state.steps`` have queries, the others keep the scores they have. A score is how much a token attends
+    to itself among the last L tokens, as in :func:`linattn.ops.hybrid.saliency.self_saliency`.
     """
-    L, first, budget = queries.shape[2], window_start(length, state.setting.window), state.setting.budget
+    marks, budget = state.marks, state.setting.budget
+    assert marks is not None
     assert budget is not None
-    begins = max(max(length - 1, 0) // L * L, length - steps)
+    queries, scores, L, first = marks.queries, marks.scores, budget.chunk, window_start(length, state.setting.window)
+    begins = max(max(length - 1, 0) // L * L, length - state.steps)
     if begins >= length:
         return scores
-    dtype, Fs, scale = scores.dtype, state.sums.shape[2], state.setting.scale
-    keys = rows[..., Fs : Fs + queries.shape[4]]
-    q = queries[:, :, begins % L : begins % L + length - begins].to(dtype) * scale  # (B, H_kv, m, G, K)
-    logits = q.flatten(2, 3) @ keys[:, :, : length - first].to(dtype).mT
+    Fs = state.sums.shape[2]
+    keys = state.table[:, :, state.cache_size :, Fs : Fs + queries.shape[4]]
+    q = queries[:, :, begins % L : begins % L + length - begins].to(scores.dtype) * state.setting.scale
+    logits = q.flatten(2, 3) @ keys[:, :, : length - first].to(scores.dtype).mT
     logits = logits.unflatten(2, q.shape[2:4])  # (B, H_kv, m, G, n)
     t = torch.arange(begins - first, length - first, device=q.device)
     back = t[:, None] - torch.arange(length - first, device=q.device)

@@ -8,14 +8,15 @@ from torch import Tensor
 
 from linattn.ops.hybrid.decoding import (
     ONES,
-    WRITTEN,
     DecodingState,
+    Marks,
     Setting,
     add_rows,
     count_chosen,
     scored,
     window_start,
 )
+from linattn.ops.hybrid.rows import take
 from linattn.ops.hybrid.saliency import best_first, top_of_chunk
 from linattn.ops.hybrid.types import Units
 
@@ -30,11 +31,9 @@ class StepPlaces(NamedTuple):
     ended: tuple[tuple[Tensor | None, int], ...]  # rows (None: all) in which a chunk ended, and their length
     first: int  # the slots from first to before last are read
     last: int
-    slot: int  # slot of the new token, if it is the same in all rows
-    turn: int  # place of the new token in its chunk, if it is the same in all rows
-    rows: Tensor | None  # (B,), with slots and turns, if rows differ
-    slots: Tensor | None
-    turns: Tensor | None
+    rows: slice | Tensor  # all, or (B,) with slots and turns where rows differ
+    slot: int | Tensor  # of the new token
+    turn: int | Tensor  # place of the new token in its chunk
     hidden: Tensor | None  # (B H_kv, 1, last - first): -inf where a row has no token, else 0; None: all have
     leaving: Tensor | bool  # whether the token that was in the slot is added to the sums; (B, 1, 1) if rows differ
 
@@ -86,8 +85,7 @@ def _write_and_weigh(q: Tensor, row: Tensor, K: int, state: DecodingState) -> tu
     """
     lengths, setting = state.lengths(), state.setting
     state = _with_room(state, max(count_chosen(n + 1, setting.window, setting.budget) for n in lengths))
-    H_kv, M = state.table.shape[1], state.table.shape[2] - setting.room
-    places = _places(lengths, setting, H_kv, M, state.table.device, state.sums.dtype)
+    places = _places(lengths, setting, state.table.shape[1], state.cache_size, state.table.device, state.sums.dtype)
     for rows, length in places.ended:
         _end_chunk(state, rows, length)
     _write(q, row, state, places)
@@ -100,23 +98,14 @@ def _write_and_weigh(q: Tensor, row: Tensor, K: int, state: DecodingState) -> tu
 
 
 def _write(q: Tensor, row: Tensor, state: DecodingState, places: StepPlaces) -> None:
-    table, sums, Fs = state.table, state.sums, state.sums.shape[2]
+    table, sums, Fs, at = state.table, state.sums, state.sums.shape[2], (places.rows, slice(None), places.slot)
     if places.leaving is not False:
-        old = table.select(2, places.slot) if places.slots is None else table[places.rows, :, places.slots]
-        old = old.to(sums.dtype)
+        old = table[at].to(sums.dtype)
         features = old[..., :Fs] if places.leaving is True else old[..., :Fs] * places.leaving
         sums.addcmul_(features.unsqueeze(-1), old[..., -sums.shape[3] :].unsqueeze(-2))
-    if places.slots is None:
-        table[:, :, places.slot : places.slot + 1, :-ONES].copy_(row)
-    else:
-        table[..., :-ONES][places.rows, :, places.slots] = row.squeeze(2)
-    if state.queries is None:
-        return
-    q = q.unflatten(0, row.shape[:2])
-    if places.turns is None:
-        state.queries.select(2, places.turn).copy_(q)
-    else:
-        state.queries[places.rows, :, places.turns] = q
+    table[..., :-ONES][at] = row.squeeze(2)
+    if state.marks is not None:
+        state.marks.queries[places.rows, :, places.turn] = q.unflatten(0, row.shape[:2])
 
 
 @lru_cache(maxsize=16)  # for the layers of a model, which may differ in their settings
@@ -135,11 +124,10 @@ def _places(
         (None if same else torch.tensor([row for row, m in enumerate(lengths) if m == n], device=device), n)
         for n in sorted(ends)
     )
-    leaving = [not chunks and n >= W for n in lengths]
+    leaving, turns = [not chunks and n >= W for n in lengths], [n % W for n in lengths]
     if same:
-        return StepPlaces(ended, first, last, slots[0], lengths[0] % W, None, None, None, None, leaving[0])
+        return StepPlaces(ended, first, last, slice(None), slots[0], turns[0], None, leaving[0])
     begins, stops = [M - c for c in chosen], [M + h for h in held]
-    turns = [n % W for n in lengths]
     numbers = torch.tensor([slots, turns, begins, stops, leaving], device=device)  # one transfer
     hidden = None
     if len(set(begins)) > 1 or len(set(stops)) > 1:
@@ -147,77 +135,60 @@ def _places(
         empty = (slot < numbers[2, :, None]) | (slot >= numbers[3, :, None])
         hidden = torch.zeros(empty.shape, dtype=dtype, device=device).masked_fill_(empty, -torch.inf)
         hidden = hidden.repeat_interleave(heads, 0).unsqueeze(1)
-    differ = len(set(leaving)) > 1
-    return StepPlaces(
-        ended, first, last, slots[0], turns[0], torch.arange(len(lengths), device=device), numbers[0], numbers[1],
-        hidden, numbers[4, :, None, None].to(dtype) if differ else leaving[0],
-    )  # fmt: skip
+    leaves = numbers[4, :, None, None].to(dtype) if len(set(leaving)) > 1 else leaving[0]
+    rows = torch.arange(len(lengths), device=device)
+    return StepPlaces(ended, first, last, rows, numbers[0], numbers[1], hidden, leaves)
 
 
 def _with_room(state: DecodingState, chosen: int) -> DecodingState:
     """The state with room for ``chosen`` tokens: without a cap the table grows, by at least a part of its size."""
-    M = state.table.shape[2] - state.setting.room
-    if chosen <= M or state.kept_scores is None or state.kept_position is None:
+    marks, table, M = state.marks, state.table, state.cache_size
+    if chosen <= M or marks is None:
         return state
-    more = max(LEAST_ROOM, chosen - M, M // 2)
-    table, (B, H_kv) = state.table, state.table.shape[:2]
-    return state._replace(
-        table=torch.cat([table.new_ones(B, H_kv, more, table.shape[3]), table], 2),
-        kept_scores=torch.cat([state.kept_scores.new_zeros(B, H_kv, more), state.kept_scores], 2),
-        kept_position=torch.cat([state.kept_position.new_full((B, H_kv, more), -1), state.kept_position], 2),
-    )
+    more, (B, H_kv) = max(LEAST_ROOM, chosen - M, M // 2), table.shape[:2]
+    scores = torch.cat([marks.kept_scores.new_zeros(B, H_kv, more), marks.kept_scores], 2)
+    position = torch.cat([marks.kept_position.new_full((B, H_kv, more), -1), marks.kept_position], 2)
+    table = torch.cat([table.new_ones(B, H_kv, more, table.shape[3]), table], 2)
+    return state._replace(table=table, marks=marks._replace(kept_scores=scores, kept_position=position))
 
 
 def _end_chunk(state: DecodingState, rows: Tensor | None, length: int) -> None:
     """Do what is due at the end of a chunk, after ``length`` tokens: scores, a choice, summing up the oldest chunk."""
-    if rows is None:
-        _end_chunk_of_all(state, length)
+    if rows is not None:
+        some = [x.index_select(0, rows) for x in state.written]
+        _end_chunk(state.writing_to(some), None, length)
+        for x, part in zip(state.written, some, strict=True):
+            x.index_copy_(0, rows, part)
         return
-    held = {name: x for name in WRITTEN if (x := getattr(state, name)) is not None}
-    some = {name: x.index_select(0, rows) for name, x in held.items()}
-    _end_chunk_of_all(state._replace(**some), length)
-    for name, x in held.items():
-        x.index_copy_(0, rows, some[name])
-
-
-def _end_chunk_of_all(state: DecodingState, length: int) -> None:
-    window, budget, R = state.setting.window, state.setting.budget, state.setting.room
-    table, L, M, Fs = state.table, window.size, state.table.shape[2] - R, state.sums.shape[2]
-    if budget is not None and state.queries is not None and state.scores is not None:
-        state.scores.copy_(scored(state.queries, table[:, :, M:], state.scores, length, state.steps, state))
+    R, L, M, table, marks = state.setting.room, state.setting.window.size, state.cache_size, state.table, state.marks
+    if marks is not None:
+        marks.scores.copy_(scored(state, length))
     if length < R:
         return
-    if budget is None:
-        gone = table[:, :, M : M + L]
-        state.sums.copy_(add_rows(state.sums, gone, gone.new_ones(1, 1, L), Fs))
+    if marks is not None:
+        _choose(state, marks, length)
+        marks.scores[..., : R - L] = marks.scores[..., L:].clone()
     else:
-        _choose(state, length)
+        gone = table[:, :, M : M + L]
+        state.sums.copy_(add_rows(state.sums, gone, gone.new_ones(1, 1, L), state.sums.shape[2]))
     table[:, :, M : M + R - L] = table[:, :, M + L :].clone()
-    if state.scores is not None:
-        state.scores[..., : R - L] = state.scores[..., L:].clone()
 
 
-def _choose(state: DecodingState, length: int) -> None:
+def _choose(state: DecodingState, marks: Marks, length: int) -> None:
     """Add the best tokens of the oldest chunk to the chosen ones; beyond the cap, sum up the worst of all."""
     window, budget, R = state.setting.window, state.setting.budget, state.setting.room
-    kept_scores, kept_position, scores = state.kept_scores, state.kept_position, state.scores
     assert budget is not None
-    assert kept_scores is not None
-    assert kept_position is not None
-    assert scores is not None
-    table, L, M = state.table, window.size, state.table.shape[2] - R
+    table, L, M = state.table, window.size, state.cache_size
     before, after = (count_chosen(n, window, budget) for n in (length, length + 1))
     position = torch.arange(length - R, length - R + L, device=table.device)
-    best = top_of_chunk(scores[..., :L], position, budget)
-    old = slice(M - before, M)
-    alive = torch.cat([torch.ones_like(kept_scores[..., old], dtype=torch.bool), best], 2)
-    all_scores = torch.cat([kept_scores[..., old], scores[..., :L]], 2)
-    positions = torch.cat([kept_position[..., old], position.expand_as(best)], 2)
-    order = best_first(all_scores, positions, alive, budget)[..., :after]
+    best = top_of_chunk(marks.scores[..., :L], position, budget)
+    old, new = slice(M - before, M), slice(M - after, M)
+    alive = torch.cat([torch.ones_like(marks.kept_scores[..., old], dtype=torch.bool), best], 2)
+    scores = torch.cat([marks.kept_scores[..., old], marks.scores[..., :L]], 2)
+    positions = torch.cat([marks.kept_position[..., old], position.expand_as(best)], 2)
+    order = best_first(scores, positions, alive, budget)[..., :after]
     entries = table[:, :, M - before : M + L]
     gone = torch.ones_like(alive).scatter_(2, order, False)
     state.sums.copy_(add_rows(state.sums, entries, gone, state.sums.shape[2]))
-    new = slice(M - after, M)
-    table[:, :, new] = entries.gather(2, order.unsqueeze(-1).expand(*order.shape, table.shape[3]))
-    kept_scores[..., new] = all_scores.gather(2, order)
-    kept_position[..., new] = positions.gather(2, order)
+    table[:, :, new] = take(entries, order)
+    marks.kept_scores[..., new], marks.kept_position[..., new] = scores.gather(2, order), positions.gather(2, order)

@@ -17,9 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.ops.hybrid.layout import take
-from linattn.ops.hybrid.saliency import best_first, step_score, top_of_chunk
+from linattn.ops.hybrid.call import HybridCall
+from linattn.ops.hybrid.rows import held_positions, take
+from linattn.ops.hybrid.saliency import best_first, of_group, score_of, top_of_chunk
 from linattn.ops.hybrid.types import HybridState, HybridSums, SalientBudget, SalientCache, Window, WindowRing
+from linattn.ops.shared.call import finite_unit, hide
 from linattn.ops.shared.types import LinearState
 
 FIRST_SLOTS = 8
@@ -33,31 +35,67 @@ class Token(NamedTuple):
     v: Tensor  # (B, H_kv, V)
     query_features: Tensor  # (B, H_kv, G, F)
     features: Tensor  # (B, H_kv, F)
-    score: Tensor | None = None  # (B, H_kv); None with a budget: how much the token attends to itself
-    salient: Tensor | None = None  # (B, H_kv) bool: chosen by name
-    real: Tensor | None = None  # (B,) bool: a sequence whose token is not real stays as it is
+    score: Tensor | None  # (B, H_kv); None with a budget: how much the token attends to itself
+    real: Tensor  # (B,) bool: a sequence whose token is not real stays as it is
 
 
-def hybrid_step(
+def hybrid_sums(call: HybridCall, dtype: torch.dtype) -> tuple[HybridSums, HybridState]:
+    """The sums of all queries, and the state after the last token."""
+    state = _empty_state(call, dtype) if call.initial_state is None else call.initial_state
+    (B, H_kv, T, _), (phi, psi), mask, scores = call.k.shape, call.feature_pair, call.key_mask, call.scores
+    q, phi = (hide(x, mask).to(dtype).unflatten(1, (H_kv, -1)) for x in (call.q, phi))
+    k, v, psi = (hide(x, mask).to(dtype) for x in (call.k, call.v, psi))
+    q, real = q * call.logit_scale, torch.ones(B, T, dtype=torch.bool, device=k.device) if mask is None else mask
+    if scores is not None:
+        scores = scores.masked_fill(~real[:, None], 0).detach().to(dtype)
+    outputs = []
+    for t in range(T):
+        score = None if scores is None else scores[:, :, t]
+        token = Token(q[:, :, :, t], k[:, :, t], v[:, :, t], phi[:, :, :, t], psi[:, :, t], score, real[:, t])
+        sums, state = _step(token, state, call.spans, call.budget)
+        outputs.append(sums)
+    if not outputs:
+        totals = q.new_zeros(*call.q.shape[:3])
+        values = q.new_zeros(*totals.shape, v.shape[3])
+        return HybridSums(values, totals, totals, values, totals), state
+    return HybridSums(*(torch.stack(x, 3).flatten(1, 2) for x in zip(*outputs, strict=True))), state
+
+
+def _empty_state(call: HybridCall, dtype: torch.dtype) -> HybridState:
+    """The state before the first token. Its cache has as many slots as the cap of the budget, or none yet."""
+    (B, H_kv), budget, psi = call.k.shape[:2], call.budget, call.feature_pair[1]
+
+    def slots(count: int, features: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        k, v, psi = (x.new_zeros(B, H_kv, count, x.shape[3]) for x in (call.k, call.v, features))
+        return k, v, psi, torch.zeros(B, H_kv, count, dtype=dtype, device=call.k.device)
+
+    ring, cache = slots(call.ring_size, psi), None
+    if budget is not None:
+        empty = slots(budget.cap or 0, psi[..., :0] if budget.cap is None else psi)
+        position = torch.full_like(empty[3], -1, dtype=torch.int64)
+        cache = SalientCache(*empty, position, torch.zeros_like(position, dtype=torch.bool))
+    window = WindowRing(*ring, torch.zeros_like(ring[3], dtype=torch.bool))
+    length = torch.zeros(B, dtype=torch.int64, device=call.k.device)
+    return HybridState(length, window, cache, call.initial_sums(dtype))
+
+
+def _step(
     token: Token, state: HybridState, window: Window, budget: SalientBudget | None
 ) -> tuple[HybridSums, HybridState]:
     """The sums ``(B, H_kv, G, .)`` of one query, and the next state."""
     ring, cache, p = state.window, state.salient, state.length
-    H_kv, R = ring.k.shape[1], ring.k.shape[2]
-    real = torch.ones_like(p, dtype=torch.bool) if token.real is None else token.real
-    score = token.score
-    if budget is not None and score is None:
-        with torch.no_grad():
-            score = step_score(token.q, token.k, ring.k.to(token.k), p, budget)
+    (_, H_kv, R, _), real, score = ring.k.shape, token.real, token.score
+    if score is None:
+        score = torch.zeros_like(ring.scores[:, :, 0]) if budget is None else _score(token, ring.k, p, budget)
     if budget is not None and cache is not None:
         ring, cache = _mark(ring, cache, p, real, window, budget)
     slot = p.remainder(R)[:, None, None].expand(-1, H_kv, 1)
     leaving = (real & (p >= R))[:, None]  # (B, 1)
     oldest = WindowRing(*(take(x, slot).squeeze(2) for x in ring))
     summed, values = oldest.features * leaving.unsqueeze(-1), oldest.v
-    if cache is not None:
+    if budget is not None and cache is not None:
         stays = oldest.salient & leaving  # (B, H_kv)
-        cache = cache if budget is not None and budget.cap is not None else _with_room(cache, stays)
+        cache = _with_room(cache, stays) if budget.cap is None else cache
         if cache.k.shape[2]:
             cache, lost = _place(cache, oldest, stays, p - R)
             freed = torch.zeros_like(summed) if lost is None else lost.features * (lost.position >= 0).unsqueeze(-1)
@@ -65,11 +103,21 @@ def hybrid_step(
             values = values if lost is None else torch.where(stays.unsqueeze(-1), lost.v, values)
     kv = state.linear.kv + summed.to(state.linear.kv).unsqueeze(-1) * values.to(state.linear.kv).unsqueeze(-2)
     linear = LinearState(kv, state.linear.k + summed.to(kv))
-    marked = torch.zeros_like(oldest.salient) if token.salient is None else token.salient
-    score = torch.zeros_like(oldest.scores) if score is None else score
-    ring = _write(ring, slot, WindowRing(token.k, token.v, token.features, score, marked), oldest, real)
-    sums = _read(token, ring, cache, linear, p, window)
-    return sums, HybridState(p + real, ring, cache, linear)
+    new = WindowRing(token.k, token.v, token.features, score, torch.zeros_like(oldest.salient))
+    where = real[:, None].expand(-1, H_kv)
+    ring = WindowRing(*(_put(x, slot, a, b, where) for x, a, b in zip(ring, new, oldest, strict=True)))
+    return _read(token, ring, cache, linear, p, window), HybridState(p + real, ring, cache, linear)
+
+
+@torch.no_grad()
+def _score(token: Token, held: Tensor, length: Tensor, budget: SalientBudget) -> Tensor:
+    """How much a token attends to itself, given the keys of the ring."""
+    q, k, held = token.q, token.k, held.to(token.k)
+    position = length[:, None] - torch.arange(1, budget.chunk, device=k.device)  # (B, W - 1)
+    slot = position.remainder(held.shape[2])[:, None].expand(-1, k.shape[1], -1)
+    before = (q @ take(held, slot).mT).masked_fill((position < 0)[:, None, None], -torch.inf)
+    itself = (q * k.unsqueeze(2)).sum(-1)
+    return of_group(score_of(itself, before, budget.score), budget.reduce, 2)
 
 
 def _mark(
@@ -84,8 +132,7 @@ def _mark(
     marked = ring.salient.scatter(2, slots, ring.salient.gather(2, slots) | best)
     if budget.cap is None:
         return ring._replace(salient=marked), cache
-    last = p[:, None] - 1
-    held = (last - (last - torch.arange(R, device=p.device)).remainder(R))[:, None].expand(-1, H_kv, -1)
+    held = held_positions(p, R)[:, None].expand(-1, H_kv, -1)
     alive = torch.cat([cache.alive, marked], 2)
     order = best_first(torch.cat([cache.scores, ring.scores], 2), torch.cat([cache.position, held], 2), alive, budget)
     alive = alive & (order.argsort(-1) < budget.cap)
@@ -118,11 +165,6 @@ def _place(
     return SalientCache(*written), old if cache.features.shape[3] else None
 
 
-def _write(ring: WindowRing, slot: Tensor, new: WindowRing, old: WindowRing, real: Tensor) -> WindowRing:
-    where = real[:, None].expand(-1, ring.k.shape[1])
-    return WindowRing(*(_put(x, slot, a, b, where) for x, a, b in zip(ring, new, old, strict=True)))
-
-
 def _put(x: Tensor, slot: Tensor, new: Tensor, old: Tensor, where: Tensor) -> Tensor:
     """``x (B, H_kv, N, ...)`` with ``new (B, H_kv, ...)`` in its slot if ``where``, and ``old`` otherwise."""
     if x.ndim == 3:
@@ -135,8 +177,7 @@ def _read(
     token: Token, ring: WindowRing, cache: SalientCache | None, sums: LinearState, p: Tensor, window: Window
 ) -> HybridSums:
     q, phi = token.q, token.query_features
-    R = ring.k.shape[2]
-    position = p[:, None] - (p[:, None] - torch.arange(R, device=p.device)).remainder(R)  # (B, R)
+    position = held_positions(p + 1, ring.k.shape[2])
     seen = (position >= 0)[:, None]
     exact = seen & (window.covers(p[:, None], position)[:, None] | ring.salient)
     keys, values, marks = ring.k.to(q), ring.v.to(q), exact
@@ -152,5 +193,5 @@ def _read(
         marks = torch.cat([exact, cache.alive], 2)
     logits = (q @ keys.mT).masked_fill(~marks.unsqueeze(2), -torch.inf)
     log_max = logits.amax(-1)
-    weights = (logits - torch.where(log_max == -torch.inf, 0.0, log_max).unsqueeze(-1)).exp()
+    weights = (logits - finite_unit(log_max).unsqueeze(-1)).exp()
     return HybridSums(weights @ values, weights.sum(-1), log_max, linear, linear_total)

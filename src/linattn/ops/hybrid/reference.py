@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from linattn.ops.hybrid.types import HybridSums, Rows
+from linattn.ops.shared.call import finite_unit
 
 
 def hybrid_sums(rows: Rows) -> HybridSums:
@@ -34,7 +35,7 @@ def hybrid_sums(rows: Rows) -> HybridSums:
     q, phi = (x.unflatten(1, (H_kv, -1)) for x in (rows.q, rows.query_features))  # (B, H_kv, G, T, .)
     logits = torch.einsum("bhgtk,bhsk->bhgts", q, k).masked_fill(~exact.unsqueeze(2), -torch.inf)
     log_max = logits.amax(-1)
-    weights = (logits - torch.where(log_max == -torch.inf, 0.0, log_max).unsqueeze(-1)).exp()
+    weights = (logits - finite_unit(log_max).unsqueeze(-1)).exp()
     others = torch.einsum("bhgtf,bhsf->bhgts", phi, features) * (visible & ~exact).unsqueeze(2)
 
     def weigh(weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from linattn.ops.shared.checks import check_choice, check_integer, check_number
+from linattn.ops.shared.call import check_choice, check_integer, check_number
 from linattn.ops.shared.types import LinearState
 
 Layout = Literal["sliding", "chunks"]
@@ -135,7 +135,7 @@ class HybridState(NamedTuple):
     """State of hybrid attention: the latest tokens, the chosen ones, and the sums over the rest.
 
     ``length (B,)`` counts the real tokens so far. Keys, values and features are kept in their own dtype, the sums in
-    fp32, or fp64 for fp64 inputs. ``salient`` is None if no tokens were chosen. With a ``cap`` it has that many
+    fp32, or fp64 for fp64 inputs. ``salient`` is None without a budget. With a ``cap`` it has that many
     slots, so that the size of the state is constant; otherwise it grows with the number of chosen tokens.
     """
 
@@ -143,15 +143,6 @@ class HybridState(NamedTuple):
     window: WindowRing
     salient: SalientCache | None
     linear: LinearState
-
-    def rows(self, index: Tensor) -> "HybridState":
-        """The state of the sequences ``index (B',)``, to reorder beams, or to repeat or drop rows of a batch."""
-        return HybridState(
-            self.length[index],
-            WindowRing(*(x[index] for x in self.window)),
-            None if self.salient is None else SalientCache(*(x[index] for x in self.salient)),
-            LinearState(*(x[index] for x in self.linear)),
-        )
 
 
 class HybridOutput(NamedTuple):
@@ -202,7 +193,7 @@ class Rows:
 class SalientList:
     """All tokens that are chosen at some time, oldest first; ``until`` is 0 in slots that hold none.
 
-    The first ``head`` slots come from a state. With ``per_chunk`` each chunk has that many slots after these.
+    The first ``head`` slots come from a state. Each chunk has ``per_chunk`` slots after these.
     ``steady``: some of the first tokens stay for good, so every query has to look from the first slot on.
     """
 
@@ -213,8 +204,8 @@ class SalientList:
     position: Tensor  # (B, H_kv, N) int64
     until: Tensor  # (B, H_kv, N) int64: the position of the first query that does not see it exactly
     index: Tensor  # (B, H_kv, N - head) int64: where in the rows it lies
-    head: int = 0
-    per_chunk: int | None = None
+    head: int
+    per_chunk: int
     cap: int | None = None
     steady: bool = False
 

@@ -6,7 +6,7 @@ with features ``phi = map(q)``, ``psi = map(k)``, a mask or decay M and a normal
 """
 
 from collections.abc import Callable
-from typing import Unpack
+from typing import Any
 
 from torch import Tensor
 
@@ -14,8 +14,6 @@ from linattn.kernels import linear as kernels
 from linattn.ops.linear.call import (
     FeatureMaps,
     LinearCall,
-    StateOptions,
-    StepOptions,
     join_outputs,
     log_decay_for,
     log_input_for,
@@ -26,17 +24,26 @@ from linattn.ops.linear.call import (
     split_values,
     weigh,
 )
-from linattn.ops.linear.chunked.sums import linear_sums as chunked
+from linattn.ops.linear.chunked import linear_sums as chunked
 from linattn.ops.linear.recurrent import linear_sums as recurrent
 from linattn.ops.linear.reference import linear_sums as reference
-from linattn.ops.shared.call import Choice, choose, compute_dtype, hide, output_dtype, without_autocast, zero_state
-from linattn.ops.shared.checks import check_token
+from linattn.ops.shared.call import (
+    chooser,
+    compute_dtype,
+    hide,
+    one_token,
+    output_dtype,
+    without_autocast,
+    zero_state,
+)
 from linattn.ops.shared.rotation import Rotate
 from linattn.ops.shared.types import AttentionOutput, DecayIndex, LinearState, Normalizer, Pattern, Sums
 
 Form = Callable[[Tensor, Tensor, Tensor, Pattern, LinearState], Sums]
 
 FORMS: dict[str, Form] = {"reference": reference, "recurrent": recurrent, "chunked": chunked}
+OF_TOKEN = ("log_decay", "log_input", "norm_features")  # options that a step has for its token
+checked_choice = chooser(kernels, own_gradients=True)
 
 
 def linear_attention(
@@ -115,13 +122,7 @@ def linear_attention(
 
 
 def linear_attention_with_state(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    initial_state: LinearState | None = None,
-    impl: str = "auto",
-    **options: Unpack[StateOptions],
+    q: Tensor, k: Tensor, v: Tensor, *, initial_state: LinearState | None = None, impl: str = "auto", **options: Any
 ) -> AttentionOutput:
     """:func:`linear_attention` that starts from a state and also returns the state after the last token.
 
@@ -145,11 +146,7 @@ def linear_attention_with_state(
 
 
 def linear_attention_step(
-    q_t: Tensor,
-    k_t: Tensor,
-    v_t: Tensor,
-    state: LinearState | None,
-    **options: Unpack[StepOptions],
+    q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LinearState | None, **options: Any
 ) -> AttentionOutput:
     """One decoding step of causal :func:`linear_attention`: attend with one token and return the next state.
 
@@ -168,24 +165,9 @@ def linear_attention_step(
         >>> torch.allclose(output, linear_attention(q, k, v, causal=True)[:, :, -1], atol=1e-5)
         True
     """
-    check_token(q_t, k_t, v_t)
-    # Anything that is not a tensor is passed on unchanged: the call's own check raises an error that names it.
-    log_decay, pair = options.get("log_decay"), options.get("norm_features")
-    if isinstance(log_decay, Tensor) and log_decay.ndim > 1:
-        options["log_decay"] = log_decay.unsqueeze(2)
-    if isinstance(options.get("log_input"), Tensor):
-        options["log_input"] = options["log_input"].unsqueeze(-1)  # type: ignore[union-attr]
-    if isinstance(pair, tuple):
-        options["norm_features"] = tuple(x.unsqueeze(2) if isinstance(x, Tensor) else x for x in pair)  # type: ignore[typeddict-item]
-    q, k, v = (x.unsqueeze(2) for x in (q_t, k_t, v_t))
-    out = run(LinearCall(q, k, v, causal=True, initial_state=state, need_state=True, **options), "auto")
-    return AttentionOutput(out.output.squeeze(2), out.state)
-
-
-def checked_choice(call: LinearCall, impl: str) -> Choice:
-    """Check the call and choose its form."""
-    call.check()
-    return choose(impl, call.q, lambda: kernels.against(call), one_token=call.is_step, own_gradients=True)
+    call = one_token(LinearCall, (q_t, k_t, v_t), state, {"causal": True, **options}, OF_TOKEN)
+    output, state = run(call, "auto")
+    return AttentionOutput(output.squeeze(2), state)
 
 
 def run(call: LinearCall, impl: str) -> AttentionOutput:
@@ -200,35 +182,28 @@ def run(call: LinearCall, impl: str) -> AttentionOutput:
             initial = LinearState(initial.kv.to(dtype), initial.k.to(dtype))
         if chosen == "triton":
             return kernels.attend(q, k, v, initial, call, out_dtype)
-        form = FORMS[chosen]
         phi, psi, norm_features = rotated(*map_features(q, k, call.feature_map), call)
         log_input = split_decay(log_input_for(call.log_input, mask), flows)
         psi, v = weigh(hide(psi, mask), log_input), split_values(hide(v, mask), flows)
         index = call.decay_index or ("query" if call.causal else "key")
         decay = split_decay(log_decay_for(call.log_decay, mask), flows)
         pattern = Pattern(call.causal, decay, index, call.cu_seqlens)
-        if norm_features is None:
-            sums = form(phi, psi, v, pattern, zero_state(psi, v, call.cu_seqlens) if initial is None else initial)
-        else:
-            norm_q, norm_k = norm_features
-            sums = _with_own_denominator(
-                form, phi, psi, v, pattern, initial, norm_q, weigh(hide(norm_k, mask), log_input)
-            )
+        if norm_features is not None:
+            norm_features = norm_features[0], weigh(hide(norm_features[1], mask), log_input)
+        sums = _sums(FORMS[chosen], phi, psi, v, norm_features, pattern, initial)
         output = normalize(sums.numerator, sums.denominator, call.normalizer, call.eps).to(out_dtype)
     return AttentionOutput(join_outputs(output, flows, k.shape[1]), sums.state)
 
 
-def _with_own_denominator(
-    form: Form, phi: Tensor, psi: Tensor, v: Tensor, pattern: Pattern, initial: LinearState | None, norm_q: Tensor,
-    norm_k: Tensor,
+def _sums(
+    form: Form, phi: Tensor, psi: Tensor, v: Tensor, norm_features: tuple[Tensor, Tensor] | None, pattern: Pattern,
+    initial: LinearState | None,
 ) -> Sums:  # fmt: skip
-    """The sums with a denominator of its own: a second linear attention over the norm features, with empty values."""
-    nothing = v[..., :0]
-    if initial is None:
-        start, norm_start = zero_state(psi, v, pattern.cu_seqlens), zero_state(norm_k, nothing, pattern.cu_seqlens)
-    else:
-        start = LinearState(initial.kv, initial.kv.new_zeros(initial.kv.shape[:3]))
-        norm_start = LinearState(initial.kv.new_zeros(*initial.k.shape, 0), initial.k)
-    values = form(phi, psi, v, pattern, start)
-    norms = form(norm_q, norm_k, nothing, pattern, norm_start)
+    """The sums of a form. A denominator of its own is a second linear attention, with values of width 0."""
+    cu, nothing = pattern.cu_seqlens, v[..., :0]
+    if norm_features is None:
+        return form(phi, psi, v, pattern, zero_state(psi, v, cu) if initial is None else initial)
+    kv, k = (zero_state(psi, v, cu).kv, zero_state(norm_features[1], nothing, cu).k) if initial is None else initial
+    values = form(phi, psi, v, pattern, LinearState(kv, kv.new_zeros(kv.shape[:3])))
+    norms = form(*norm_features, nothing, pattern, LinearState(kv.new_zeros(*k.shape, 0), k))
     return Sums(values.numerator, norms.denominator, LinearState(values.state.kv, norms.state.k))

@@ -1,39 +1,17 @@
 """The arguments of one call of linear attention: checked together before any work, then as the forms take them."""
 
 from dataclasses import dataclass
-from typing import TypedDict
 
 import torch
 from torch import Tensor
 
 from linattn.ops.maps import FeatureMap
-from linattn.ops.shared import checks
+from linattn.ops.shared import call as checks
 from linattn.ops.shared.call import num_sequences
 from linattn.ops.shared.rotation import Rotate
 from linattn.ops.shared.types import DECAY_INDICES, NORMALIZERS, STRONGEST_DECAY, DecayIndex, LinearState, Normalizer
 
 FeatureMaps = FeatureMap | tuple[FeatureMap, FeatureMap] | None
-
-
-class StepOptions(TypedDict, total=False):
-    """The options of ``linear_attention`` that a step of decoding has too."""
-
-    log_decay: Tensor | None
-    log_input: Tensor | None
-    normalizer: Normalizer
-    eps: float
-    feature_map: FeatureMaps
-    norm_features: tuple[Tensor, Tensor] | None
-    decay_index: DecayIndex | None
-    validate: bool | None
-
-
-class StateOptions(StepOptions, total=False):
-    """The options of ``linear_attention`` that go with a state: all but ``rotate`` and ``impl``."""
-
-    causal: bool
-    key_mask: Tensor | None
-    cu_seqlens: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -85,36 +63,33 @@ class LinearCall:
 
     def check(self) -> None:
         """Raise TypeError or ValueError that names the argument and what is allowed."""
-        checks.check_qkv(
-            self.q, self.k, self.v, one_length=False, one_width=not isinstance(self.feature_map, tuple)
-        )  # fmt: skip
-        self._check_options()
-        self._check_maps()
-        values = checks.check_values(self.q, self.validate)
-        B, H_kv, Tk, _ = self.k.shape
-        checks.check_key_mask(self.key_mask, B, Tk, self.q)
-        checks.check_cu_seqlens(self.cu_seqlens, B, Tk, self.q, values)
-        if self.log_decay is not None:
-            allowed = [(H_kv,), (B, H_kv, Tk), (B, H_kv, Tk, self.num_features(1))]
-            checks.check_log_decay(self.log_decay, allowed, self.q, values)
-        if self.log_input is not None:
-            checks.check_tensor("log_input", self.log_input, "(B, H_kv, Tk)", 3)
-            checks.check_shape("log_input", self.log_input, (B, H_kv, Tk))
-            checks.check_device("log_input", self.log_input, self.q)
-            checks.check_log_input(self.log_input, self.key_mask, values)
-        self._check_equal_lengths()
-        self._check_norm_features()
-        self._check_state()
-
-    def _check_options(self) -> None:
+        q, k = self.q, self.k
+        checks.check_qkv(q, k, self.v, one_length=False, one_width=not isinstance(self.feature_map, tuple))
         checks.check_choice("normalizer", self.normalizer, NORMALIZERS)
         checks.check_choice("decay_index", self.decay_index, (*DECAY_INDICES, None))
         checks.check_flag("causal", self.causal)
-        checks.check_eps(self.eps)
-        if self.validate is not None and not isinstance(self.validate, bool):
-            raise TypeError(f"validate must be True, False or None, got {self.validate!r}")
+        checks.check_number("eps", self.eps, least=0)
+        if self.validate is not None:
+            checks.check_flag("validate", self.validate)
         if self.rotate is not None and not callable(self.rotate):
             raise TypeError(f"rotate must be a function of the features of q and k, or None, got {self.rotate!r}")
+        self._check_maps()
+        B, H_kv, Tk, _ = k.shape
+        values = checks.check_layout(self.key_mask, self.cu_seqlens, B, Tk, q, self.validate)
+        if self.log_decay is not None:
+            allowed = [(H_kv,), (B, H_kv, Tk), (B, H_kv, Tk, self.num_features(1))]
+            checks.check_log_decay(self.log_decay, allowed, q, values)
+        if self.log_input is not None:
+            checks.check_input("log_input", self.log_input, "(B, H_kv, Tk)", (B, H_kv, Tk), q)
+            checks.check_log_input(self.log_input, self.key_mask, values)
+        for what, given in (
+            ("causal=True", self.causal), ("a log_decay", self.log_decay is not None),
+            ("cu_seqlens", self.cu_seqlens is not None),
+        ):  # fmt: skip
+            if given and q.shape[2] != Tk:
+                raise ValueError(f"{what} needs as many queries as keys, got Tq = {q.shape[2]} and Tk = {Tk}")
+        self._check_norm_features()
+        self._check_state()
 
     def _check_maps(self) -> None:
         maps = self.maps
@@ -124,27 +99,14 @@ class LinearCall:
                 f"got {self.feature_map!r}"
             )
         for what, of_q, of_k in (
-            ("flows", flows_of(maps[0]), self.flows),
-            ("features", self.num_features(0), self.num_features(1)),
-        ):
+            ("flows", flows_of(maps[0]), self.flows), ("features", self.num_features(0), self.num_features(1)),
+        ):  # fmt: skip
             if of_q != of_k:
                 raise ValueError(f"feature_map gives q {of_q} {what} and k {of_k}; they must be equal")
         if self.v.shape[3] % self.flows:
             raise ValueError(
                 f"feature_map has {self.flows} flows, v {self.v.shape[3]} channels for them: not a multiple"
             )
-
-    def _check_equal_lengths(self) -> None:
-        Tq, Tk = self.q.shape[2], self.k.shape[2]
-        if Tq == Tk:
-            return
-        for name, given in (
-            ("causal=True", self.causal),
-            ("a log_decay", self.log_decay is not None),
-            ("cu_seqlens", self.cu_seqlens is not None),
-        ):
-            if given:
-                raise ValueError(f"{name} needs as many queries as keys, got Tq = {Tq} and Tk = {Tk}")
 
     def _check_norm_features(self) -> None:
         if self.norm_features is None:
@@ -155,12 +117,10 @@ class LinearCall:
             raise ValueError("norm_features are for the denominator, but normalizer=None has none")
         if self.flows > 1:
             raise ValueError(f"norm_features serve one flow, but feature_map has {self.flows}")
-        pairs = (("q'", self.norm_features[0], self.q), ("k'", self.norm_features[1], self.k))
-        for name, x, _ in pairs:
+        for name, x, like in zip(("q'", "k'"), self.norm_features, (self.q, self.k), strict=True):
             checks.check_tensor(f"norm_features {name}", x, "(B, H, T, K)", 4)
-        per_channel = self.log_decay is not None and self.log_decay.ndim == 4
-        features = (self.log_decay if per_channel else self.norm_features[0]).shape[-1]  # type: ignore[union-attr]
-        for name, x, like in pairs:
+            per_channel = self.log_decay is not None and self.log_decay.ndim == 4
+            features = (self.log_decay if per_channel else self.norm_features[0]).shape[-1]  # type: ignore[union-attr]
             checks.check_shape(f"norm_features {name}", x, (*like.shape[:3], features))
             checks.check_same("q", self.q, **{f"norm_features {name}": x})
 
@@ -171,8 +131,7 @@ class LinearCall:
             )
         if self.need_state and self.rotate is not None:
             raise ValueError("rotate counts positions from the first token given, so it does not go with a state")
-        n, H_kv = num_sequences(self.k, self.cu_seqlens), self.k.shape[1] * self.flows
-        features = self.num_features(1)
+        n, H_kv, features = num_sequences(self.k, self.cu_seqlens), self.k.shape[1] * self.flows, self.num_features(1)
         norm_width = features if self.norm_features is None else self.norm_features[1].shape[-1]
         shapes = {"kv": (n, H_kv, features, self.v.shape[3] // self.flows), "k": (n, H_kv, norm_width)}
         checks.check_state(self.initial_state, LinearState, shapes, self.q)
@@ -209,17 +168,15 @@ def log_decay_for(log_decay: Tensor | None, key_mask: Tensor | None) -> Tensor |
     log_decay = log_decay.clamp(min=STRONGEST_DECAY)
     if key_mask is None:
         return log_decay
-    padding = ~key_mask[:, None, :]
     if log_decay.ndim == 1:
         log_decay = log_decay[None, :, None].expand(-1, -1, key_mask.shape[1])
+    padding = ~key_mask[:, None]
     return log_decay.masked_fill(padding if log_decay.ndim == 3 else padding.unsqueeze(-1), 0)
 
 
 def log_input_for(log_input: Tensor | None, key_mask: Tensor | None) -> Tensor | None:
     """Set ``log_input`` to 0 at masked tokens, which may hold anything, NaN too."""
-    if log_input is None or key_mask is None:
-        return log_input
-    return log_input.masked_fill(~key_mask[:, None, :], 0)
+    return log_input if log_input is None or key_mask is None else log_input.masked_fill(~key_mask[:, None], 0)
 
 
 def weigh(psi: Tensor, log_input: Tensor | None) -> Tensor:

@@ -10,8 +10,7 @@ diagonal counts once.
 import torch
 from torch import Tensor
 
-from linattn.ops.shared.call import one_by_one
-from linattn.ops.shared.packing import both_ways
+from linattn.ops.shared.packing import both_ways, one_by_one
 from linattn.ops.shared.types import LinearState, Pattern, Sums
 
 

@@ -15,7 +15,7 @@ so that a pair's product includes the decay of the query token or that of the ke
 import torch
 from torch import Tensor
 
-from linattn.ops.shared.call import one_by_one
+from linattn.ops.shared.packing import one_by_one
 from linattn.ops.shared.types import LinearState, Pattern, Sums
 
 

@@ -17,8 +17,7 @@ from linattn.ops.maps.base import (
     UnitSilu,
     WideMap,
 )
-from linattn.ops.maps.powers import NormPower, ShiftedPower, SignPower
-from linattn.ops.maps.split import SplitExpm1, SplitPower
+from linattn.ops.maps.powers import NormPower, ShiftedPower, SignPower, SplitExpm1, SplitPower
 
 __all__ = [
     "EluPlusOne",

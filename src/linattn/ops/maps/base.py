@@ -31,6 +31,7 @@ class FeatureMap(ABC):
 
     flows: int = 1
     parts: int = 1  # features per channel
+    kernel: str | None = None  # the name of a twin that needs no parameters
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
@@ -42,7 +43,7 @@ class FeatureMap(ABC):
 
     def twin(self) -> Twin | None:
         """How kernels run the map themselves; None: they cannot, and take its features instead."""
-        return None
+        return None if self.kernel is None else Twin(self.kernel, self.parts)
 
 
 class WideMap(FeatureMap):
@@ -102,49 +103,41 @@ def with_groups(x: Tensor, heads: int) -> Tensor:
 class Relu(FeatureMap):
     """``max(x, 0)``."""
 
+    kernel = "relu"
+
     def __call__(self, x: Tensor) -> Tensor:
         return F.relu(x)
-
-    def twin(self) -> Twin:
-        return Twin("relu", 1)
 
 
 @dataclass(frozen=True)
 class EluPlusOne(FeatureMap):
     """``elu(x) + 1``: strictly positive (Katharopoulos et al., 2020)."""
 
+    kernel = "elu"
+
     def __call__(self, x: Tensor) -> Tensor:
         return F.elu(x) + 1  # not in place: the code generated for in-place addition was wrong (docs/notes.md)
-
-    def twin(self) -> Twin:
-        return Twin("elu", 1)
 
 
 @dataclass(frozen=True)
 class SoftmaxPair(FeatureMap):
     """``[softmax(x), softmax(-x)]`` over channels: bounded and positive features that keep both signs (Hedgehog)."""
 
-    parts = 2
+    parts, kernel = 2, "softmax_pair"
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.cat([x.softmax(-1), (-x).softmax(-1)], dim=-1)
-
-    def twin(self) -> Twin:
-        return Twin("softmax_pair", 2)
 
 
 @dataclass(frozen=True)
 class UnitSilu(WideMap):
     """``(silu(x) + 1/2) / |silu(x) + 1/2|`` over channels: positive and of length 1 (LION)."""
 
-    steep = False
+    steep, kernel = False, "unit_silu"
 
     def wide(self, x: Tensor) -> Tensor:
         shifted = F.silu(x) + 0.5
         return shifted / shifted.square().sum(-1, keepdim=True).sqrt()  # at least 0.22 sqrt(D)
-
-    def twin(self) -> Twin:
-        return Twin("unit_silu", 1)
 
 
 @dataclass(frozen=True, eq=False)

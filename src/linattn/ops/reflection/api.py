@@ -2,27 +2,13 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from linattn.kernels.reflection import apply as kernels
 from linattn.ops.reflection.types import EPS, SMALLEST_SQUARE, Modulation, Reflected
-from linattn.ops.shared.call import Choice, choose, compute_dtype, hide
-from linattn.ops.shared.checks import check_same, check_shape, check_size, check_tensor
-
-
-@dataclass(frozen=True)
-class ReflectionCall:
-    """The arguments of ``reflect_heads``."""
-
-    q: Tensor
-    k: Tensor
-    normals: Tensor | None
-    variance: bool = False
-    key_mask: Tensor | None = None
-    wide: bool = False
+from linattn.ops.shared.call import check_same, check_shape, check_size, check_tensor, choose, compute_dtype, hide
 
 
 def reflect_heads(
@@ -61,8 +47,16 @@ def reflect_heads(
         >>> reflect_heads(x, x, w).q.flatten().tolist()
         [-1.0, 2.0]
     """
-    call = ReflectionCall(q, k, normals, variance, key_mask, wide)
-    if checked_choice(call, impl).impl == "triton":
+    for name, x in (("q", q), ("k", k)):
+        check_tensor(name, x, "(B, H, T, D)", 4)
+    check_same("q", q, k=k)
+    check_size("k", "batch size", k.shape[0], q.shape[0], "q")
+    check_size("k", "head dimension", k.shape[3], q.shape[3], "q")
+    if normals is not None:
+        check_size("k", "number of heads", k.shape[1], q.shape[1], "q")
+        check_tensor("normals", normals, "(R, H, 1, D)", 4)
+        check_shape("normals", normals, (normals.shape[0], q.shape[1], 1, q.shape[3]))
+    if choose(impl, q, lambda: kernels.against_heads(q, k, normals, variance, wide)).impl == "triton":
         return kernels.reflect_heads(q, k, normals, variance, key_mask, wide)
     dtype = compute_dtype(q, k)
     yq, yk = q.to(dtype), k.to(dtype)
@@ -100,21 +94,6 @@ def pair_matrices(
         aa, ab, ba, bb = -(cos * aa + sin * ba), -(cos * ab + sin * bb), cos * ba - sin * aa, cos * bb - sin * ab
     own, other = (torch.stack(pair, dim=-1).flatten(-2).squeeze(-2) for pair in ((aa, bb), (ab, ba)))
     return (own, other) if own.ndim == 3 else (own.unsqueeze(0), other.unsqueeze(0))
-
-
-def checked_choice(call: ReflectionCall, impl: str) -> Choice:
-    """Check the call and choose its form."""
-    q, k, normals = call.q, call.k, call.normals
-    for name, x in (("q", q), ("k", k)):
-        check_tensor(name, x, "(B, H, T, D)", 4)
-    check_same("q", q, k=k)
-    check_size("k", "batch size", k.shape[0], q.shape[0], "q")
-    check_size("k", "head dimension", k.shape[3], q.shape[3], "q")
-    if normals is not None:
-        check_size("k", "number of heads", k.shape[1], q.shape[1], "q")
-        check_tensor("normals", normals, "(R, H, 1, D)", 4)
-        check_shape("normals", normals, (normals.shape[0], q.shape[1], 1, q.shape[3]))
-    return choose(impl, q, lambda: kernels.against_heads(q, k, normals, call.variance, call.wide))
 
 
 def reflect_across_heads(x: Tensor, w: Tensor) -> Tensor:

@@ -2,10 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from linattn.ops.shared.call import compute_dtype
 from linattn.ops.shared.types import LinearState, Pattern, Sums
 
 Sweep = Callable[[Tensor, Tensor, Tensor, Pattern, LinearState, bool], Sums]
@@ -33,3 +37,29 @@ def both_ways(sweep: Sweep, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, i
     one = sweep(q, k, v, forward, initial, False)
     two = sweep(q.flip(2), k.flip(2), v.flip(2), backward, initial, True)
     return Sums(one.numerator + two.numerator.flip(2), one.denominator + two.denominator.flip(2), one.state)
+
+
+def one_by_one(form: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a form ``(q, k, v, pattern, initial)`` of one sequence so that it takes packed ones too, in any dtype.
+
+    It slices the inputs: meant for the forms whose purpose is to be obviously right. A pattern has ``cu_seqlens`` and
+    ``part(start, end)``; the last of a form's results is its state.
+    """
+
+    @wraps(form)
+    def packed(q: Tensor, k: Tensor, v: Tensor, pattern: Any, initial: Any) -> Any:
+        q, k, v = (x.to(compute_dtype(q, k, v)) for x in (q, k, v))
+        if pattern.cu_seqlens is None:
+            return form(q, k, v, pattern, initial)
+        parts, states = [], []
+        for n, (s, e) in enumerate(pairwise(pattern.cu_seqlens.tolist())):
+            state = type(initial)(*(x[n : n + 1] for x in initial))
+            if s < e or q.shape[2] == 0:
+                parts.append(form(q[:, :, s:e], k[:, :, s:e], v[:, :, s:e], pattern.part(s, e), state))
+                state = parts[-1].state
+            states.append(state)
+        *tokens, _ = zip(*parts, strict=True)
+        state = type(initial)(*(torch.cat(x) for x in zip(*states, strict=True)))
+        return type(parts[0])(*(torch.cat(x, dim=2) for x in tokens), state)
+
+    return packed

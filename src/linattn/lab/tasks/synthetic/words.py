@@ -7,8 +7,7 @@ import numpy as np
 
 from linattn.lab.tasks.synthetic.packed import Floats, Ints, groups
 from linattn.lab.tasks.text.generated import check_range
-from linattn.support.checks import check_integer
-from linattn.support.options import OptionError
+from linattn.support.options import OptionError, check_integer
 
 MOST_WORDS = 2**20
 DENSE = 3  # words for each one needed: with fewer, draws would mostly repeat words

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from linattn.lab.tasks.text.task import Sequences, SequenceTask, join, once, shuffled_batch
-from linattn.support.checks import check_integer
 from linattn.support.config import digest, option
 from linattn.support.files import write_atomically
-from linattn.support.options import OptionError
+from linattn.support.options import OptionError, check_integer
+from linattn.support.progress import OnWork, in_silence
 from linattn.support.seeds import as_generator, stream
-from linattn.support.telling import OnWork, in_silence
 
 BLOCK = 256  # sequences drawn at once, which bounds memory whatever the size of the set
 PART = 16  # blocks in one file: the most that is lost if drawing is interrupted

@@ -12,9 +12,8 @@ from torch import Tensor
 from linattn.lab.tasks.stratify import stratified, without
 from linattn.lab.tasks.text.generated import require
 from linattn.lab.tasks.text.task import Sequences, SequenceTask, once, shuffled_batch
-from linattn.support.checks import check_integer
 from linattn.support.config import option
-from linattn.support.options import OptionError
+from linattn.support.options import OptionError, check_integer
 
 
 @dataclass(frozen=True, eq=False)

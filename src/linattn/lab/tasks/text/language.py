@@ -10,9 +10,9 @@ from torch import Tensor
 from linattn.lab.tasks.text.corpus import Bytes, Corpus, Encoder, Part, Pretrained, load_corpus
 from linattn.lab.tasks.text.generated import require
 from linattn.lab.tasks.text.task import IGNORED, Kind, Sequences, SequenceTask, join, once
-from linattn.support.checks import check_integer
 from linattn.support.config import option
 from linattn.support.documents import SOURCES
+from linattn.support.options import check_integer
 from linattn.support.seeds import stream
 
 

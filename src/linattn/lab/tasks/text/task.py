@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from linattn.support.checks import check_integer
 from linattn.support.config import Config
+from linattn.support.options import check_integer
+from linattn.support.progress import OnWork, in_silence
 from linattn.support.seeds import stream
-from linattn.support.telling import OnWork, in_silence
 
 Kind = Literal["causal", "classification", "masked"]
 T = TypeVar("T")

@@ -4,9 +4,8 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from linattn.lab.train.computing import Computing
-from linattn.support.checks import check_graphs
 from linattn.support.config import Config, option
-from linattn.support.options import OptionError, check_device
+from linattn.support.options import OptionError, check_device, check_graphs
 from linattn.support.schedule import Schedule
 
 BY_RECIPE = "by --recipe"

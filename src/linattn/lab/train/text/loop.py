@@ -17,10 +17,9 @@ from linattn.lab.train.text.config import TextConfig
 from linattn.lab.train.text.feed import Feed
 from linattn.lab.train.text.hosts import WEIGHTS
 from linattn.lab.train.text.run import StepRecord, TextNetwork, TextResult, TextRun, evaluate
-from linattn.support.bars import without_bars
 from linattn.support.checkpoint import ResumeError, RunFolder, model_digest
 from linattn.support.extras import need
-from linattn.support.telling import OnWork, in_silence
+from linattn.support.progress import OnWork, in_silence, without_bars
 
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped]

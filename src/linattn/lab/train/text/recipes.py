@@ -5,8 +5,7 @@ from typing import Any
 
 from linattn.lab.tasks.text import STANDARDS, SequenceTask, Standard, text_task
 from linattn.lab.tasks.text.registry import task_class, usual_settings
-from linattn.support.checks import check_integer
-from linattn.support.options import OptionError, check_option
+from linattn.support.options import OptionError, check_integer, check_option
 
 LANGUAGE = "language"
 SHAPE = ("length", "size")  # settings in which recipes of one task differ

@@ -6,7 +6,7 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedConfig
 
 from linattn.models.language.options import BlockOptions
-from linattn.ops.shared.checks import check_choice, check_flag, check_integer, check_number
+from linattn.ops.shared.call import check_choice, check_flag, check_integer, check_number
 
 # Options of the config -> their names in BlockOptions.
 RENAMED = {"hidden_size": "dim", "num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads",

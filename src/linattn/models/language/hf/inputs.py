@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.models.language.hf.cache import StateLayer
-from linattn.ops.shared.checks import check_values
+from linattn.ops.shared.call import check_values
 from linattn.ops.shared.packing import sequence_of_tokens
 
 OFFSETS = ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k")

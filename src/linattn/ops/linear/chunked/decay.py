@@ -10,6 +10,9 @@ M chunks of R rows are computed at once, N = R M: k ``(N, L, K)``, v ``(N, L, V)
 heads that share a key head lie one after the other, so that one matrix product serves them all.
 """
 
+from functools import cached_property
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,9 +25,14 @@ _LEAF = 4  # tokens closer than this are weighed pair by pair where each channel
 class NoDecay:
     """No decay: every visible pair counts fully. In a strict chunk no token sees itself."""
 
-    def __init__(self, length: int, strict: bool) -> None:
-        self.length, self.diagonal = length, -1 if strict else 0
-        self.keep: Tensor | None = None  # what each chunk leaves of the state, (R, M or 1, K or 1, 1); None: all of it
+    # Factors (R, M, 1, L, 1 or K) with which queries read the state from before the chunk and keys are written into the
+    # state after it, and what each chunk leaves of the state, (R, M or 1, K or 1, 1); None: all of it.
+    reading: Tensor | None = None
+    writing: Tensor | None = None
+    keep: Tensor | None = None
+
+    def __init__(self, length: int, chunks: int, strict: bool) -> None:
+        self.length, self.chunks, self.diagonal = length, chunks, -1 if strict else 0
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, num: Tensor, den: Tensor) -> None:
         """Add the pairs inside the chunk to the numerator ``(N, G L, V)`` and denominator ``(N, G L, 1)``."""
@@ -43,50 +51,40 @@ class NoDecay:
         scores.view(-1, self.length, self.length).tril_(self.diagonal)
         return scores
 
-    def read(self, q: Tensor) -> Tensor:
-        """Queries with the factors with which they read the state from before the chunk."""
-        return q
+    def times(self, x: Tensor, factor: Tensor | None) -> Tensor:
+        """Tokens ``(N, G L, D)`` times ``reading`` or ``writing``."""
+        return x if factor is None else (self.split(x) * factor).view(x.shape)
 
-    def write(self, k: Tensor) -> Tensor:
-        """Keys with the factors with which they are written into the state after the chunk."""
-        return k
+    def split(self, x: Tensor) -> Tensor:
+        """Reshape (N, G L, D) to (R, M, G, L, D)."""
+        return x.view(x.shape[0] // self.chunks, self.chunks, x.shape[1] // self.length, self.length, x.shape[2])
 
     def kept(self, x: Tensor) -> Tensor:
         """``x (N, K)`` of each chunk times what the chunk keeps of the state."""
-        return x
+        return x if self.keep is None else (x.view(-1, self.chunks, x.shape[1]) * self.keep.squeeze(-1)).view(x.shape)
 
 
 class ScalarDecay(NoDecay):
     """One decay per token and head: a matrix of weights on the scores."""
 
     def __init__(self, log_decay: Tensor, chunks: int, key_index: bool, strict: bool, dtype: torch.dtype) -> None:
-        """``log_decay (R, M, L)``, or ``(R, 1, L)`` where all M chunks decay alike."""
-        super().__init__(log_decay.shape[2], strict)
-        self.chunks = chunks
-        f, c = potentials(log_decay, key_index)
-        log_weights = f.unsqueeze(-1) - f.unsqueeze(-2)
-        self.weights = exp_tril(log_weights, self.diagonal, dtype).unsqueeze(2)  # (R, M, 1, L, L)
-        self.reading = f.exp().to(dtype)[:, :, None, :, None]  # (R, M, 1, L, 1)
-        self.writing = (c[..., -1:] - f).exp().to(dtype)[:, :, None, :, None]
-        self.keep = c[..., -1].exp().to(dtype)[:, :, None, None]  # (R, M, 1, 1)
+        """``log_decay (R, M, L, 1)``, or ``(R, 1, L, 1)`` where all M chunks decay alike; ``(.., K)`` per channel."""
+        super().__init__(log_decay.shape[2], chunks, strict)
+        self.f, c = potentials(log_decay, key_index)
+        self.dtype, total = dtype, c[:, :, -1:]
+        self.reading = self.f.exp().to(dtype).unsqueeze(2)
+        self.writing = (total - self.f).exp().to(dtype).unsqueeze(2)
+        self.keep = total.squeeze(2).exp().to(dtype).unsqueeze(-1)
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """``(R, M, 1, L, L)``"""
+        f = self.f.squeeze(-1)
+        return exp_tril(f.unsqueeze(-1) - f.unsqueeze(-2), self.diagonal, self.dtype).unsqueeze(2)
 
     def _weigh(self, scores: Tensor) -> Tensor:
         scores.view(-1, self.chunks, scores.shape[1] // self.length, self.length, self.length).mul_(self.weights)
         return scores
-
-    def read(self, q: Tensor) -> Tensor:
-        return (self.split(q) * self.reading).view(q.shape)
-
-    def write(self, k: Tensor) -> Tensor:
-        return (self.split(k) * self.writing).view(k.shape)
-
-    def kept(self, x: Tensor) -> Tensor:
-        assert self.keep is not None
-        return (x.view(-1, self.chunks, x.shape[1]) * self.keep.squeeze(-1)).view(x.shape)
-
-    def split(self, x: Tensor) -> Tensor:
-        """Reshape (N, G L, D) to (R, M, G, L, D)."""
-        return x.view(x.shape[0] // self.chunks, self.chunks, x.shape[1] // self.length, self.length, x.shape[2])
 
 
 class ChannelDecay(ScalarDecay):
@@ -98,18 +96,12 @@ class ChannelDecay(ScalarDecay):
     weighed directly.
     """
 
-    def __init__(self, log_decay: Tensor, chunks: int, key_index: bool, strict: bool, dtype: torch.dtype) -> None:
-        """``log_decay (R, M, L, K)``."""
-        NoDecay.__init__(self, log_decay.shape[2], strict)
-        self.chunks, self.dtype = chunks, dtype
-        f, c = potentials(log_decay, key_index)
-        self.reading = f.exp().to(dtype).unsqueeze(2)  # (R, M, 1, L, K)
-        self.writing = (c[:, :, -1:] - f).exp().to(dtype).unsqueeze(2)
-        self.keep = c[:, :, -1].exp().to(dtype).unsqueeze(-1)  # (R, M, K, 1)
+    def __init__(self, *decay: Any) -> None:
+        super().__init__(*decay)
         blocks = -(-self.length // _LEAF)
-        self.padding = _LEAF * (1 << (blocks - 1).bit_length()) - self.length
         self.halves = [_LEAF << i for i in range((blocks - 1).bit_length())]
-        self.f = torch.cat([f, f[:, :, -1:].expand(-1, -1, self.padding, -1)], dim=2).unsqueeze(2)
+        self.padding = _LEAF * (1 << len(self.halves)) - self.length
+        self.f = torch.cat([self.f, self.f[:, :, -1:].expand(-1, -1, self.padding, -1)], dim=2).unsqueeze(2)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, num: Tensor, den: Tensor) -> None:
         q, k, v = self._pad(q), self._pad(k), self._pad(v)

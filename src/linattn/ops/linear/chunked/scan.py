@@ -90,12 +90,13 @@ class Scan(NamedTuple):
     def decay(self, block: Block) -> NoDecay:
         a = self.log_decay
         if a is None:
-            return NoDecay(block.length, self.strict)
+            return NoDecay(block.length, block.chunks, self.strict)
+        kind = ScalarDecay if a.ndim == 2 else ChannelDecay
+        a = a.unsqueeze(-1) if a.ndim == 2 else a
         if a.shape[1] == 1 != self.k.shape[1]:
-            a = a[block.rows, :, None].expand(-1, 1, block.length)
+            a = a[block.rows, :, None].expand(-1, 1, block.length, -1)
         else:
             a = a[block.rows, block.start : block.end].unflatten(1, (block.chunks, block.length))
-        kind = ScalarDecay if a.ndim == 3 else ChannelDecay
         return kind(a, block.chunks, self.key_index, self.strict, self.dtype)
 
 
@@ -108,7 +109,7 @@ def forward(scan: Scan, kv: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         q, k, v = scan.tokens(block)
         decay = scan.decay(block)
         kv_in, z_in = advance(decay, block, k, v, kv, z)
-        read = decay.read(q)
+        read = decay.times(q, decay.reading)
         block_num, block_den = scan.cut(num, block), scan.cut(den, block)
         torch.bmm(read, kv_in, out=block_num)
         torch.sum(read * z_in.mT, -1, keepdim=True, out=block_den)
@@ -120,7 +121,7 @@ def forward(scan: Scan, kv: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
 
 def advance(decay: NoDecay, block: Block, k: Tensor, v: Tensor, kv: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     """Move the states past the block, in place; returns those before each chunk, ``(N, K, V)`` and ``(N, K, 1)``."""
-    k = decay.write(k)
+    k = decay.times(k, decay.writing)
     kv_in, z_in = States(block, kv), States(block, z)
     torch.bmm(k.mT, v, out=kv_in.gains)
     torch.sum(k, 1, keepdim=True, out=z_in.gains.mT)
@@ -185,12 +186,12 @@ def backward(
         decay = scan.decay(block)
         kv_in, z_in = advance(decay, block, k, v, kv, z)
         d_out, d_sum = scan.cut(d_num, block), scan.cut(d_den, block)
-        d_kv_out, d_z_out = _retreat(decay, block, decay.read(q), d_out, d_sum, d_kv, d_z)
+        d_kv_out, d_z_out = _retreat(decay, block, decay.times(q, decay.reading), d_out, d_sum, d_kv, d_z)
         q_part, k_part, v_part = decay.pull_back(q, k, v, d_out, d_sum)
-        q_part += decay.read(torch.bmm(d_out, kv_in.mT).addcmul_(d_sum, z_in.mT))
-        k_state = decay.write(torch.baddbmm(d_z_out.mT, v, d_kv_out.mT))
+        q_part += decay.times(torch.bmm(d_out, kv_in.mT).addcmul_(d_sum, z_in.mT), decay.reading)
+        k_state = decay.times(torch.baddbmm(d_z_out.mT, v, d_kv_out.mT), decay.writing)
         k_part += k_state
-        v_part.baddbmm_(decay.write(k), d_kv_out)
+        v_part.baddbmm_(decay.times(k, decay.writing), d_kv_out)
         if da is not None:
             d_keep = decay.kept((d_kv_out * kv_in).sum(-1) + (d_z_out * z_in).squeeze(-1))
             d_total = (k * k_state).sum(1) + d_keep  # (N, K)

@@ -1,13 +1,15 @@
-"""Workers do not outlive the process that they work for."""
+"""Workers do not outlive the process that they work for, and the digest of the code changes with it."""
 
 import os
 import subprocess
 import sys
 import time
 
+from linattn.support.machine import PACKAGE, source_digest
+
 WORKER = """
 import time
-from linattn.support.processes import end_with_parent
+from linattn.support.machine import end_with_parent
 end_with_parent()
 print("ready", flush=True)
 time.sleep(60)
@@ -43,3 +45,28 @@ def test_a_worker_ends_when_its_parent_was_killed() -> None:
     if left:
         os.kill(worker, 9)
     assert not left
+
+
+def test_the_digest_is_of_what_the_code_says_and_where(tmp_path):
+    (tmp_path / "part").mkdir()
+    one, two = tmp_path / "one.py", tmp_path / "part" / "two.py"
+    one.write_text("a = 1\n")
+    two.write_text("b = 2\n")
+    first = source_digest(tmp_path)
+    assert source_digest(tmp_path) == first
+    (tmp_path / "notes.md").write_text("no code")
+    assert source_digest(tmp_path) == first
+    two.write_text("b = 3\n")
+    changed = source_digest(tmp_path)
+    two.write_text("b = 2\n")
+    two.rename(tmp_path / "two.py")
+    moved = source_digest(tmp_path)
+    (tmp_path / "two.py").write_text("")
+    one.write_text("a = 1\nb = 2\n")
+    joined = source_digest(tmp_path)
+    assert len({first, changed, moved, joined}) == 4
+
+
+def test_the_package_is_all_of_linattn():
+    assert (PACKAGE / "_version.py").exists()
+    assert PACKAGE.name == "linattn"
