@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.budget import cut
 from kernels.device import DEVICE
 from linattn import create_mechanism
 from linattn.mechanisms import zeros
@@ -17,11 +18,6 @@ from linattn.ops.linear.call import LinearCall
 from linattn.ops.shared.types import AttentionOutput, LinearState
 
 CHUNK = 32
-
-
-def cut(x: Tensor) -> Tensor:
-    """fp32 as a tensor core reads it: the last 13 bits are dropped."""
-    return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
 
 
 class Product(torch.autograd.Function):
