@@ -63,7 +63,10 @@ def test_any_grouping_of_probes_gives_the_literal_map(name, budget, monkeypatch)
     monkeypatch.setattr(module, "PROBE_NUMBERS", budget)
     q, k, _ = draw()
     mechanism = create_mechanism(name, num_heads=2, head_dim=8).double()
-    torch.testing.assert_close(attention_map(mechanism, q, k), literal_map(mechanism, q, k), **EXACT)
+    weights = attention_map(mechanism, q, k)
+    torch.testing.assert_close(weights, literal_map(mechanism, q, k), **EXACT)
+    single = attention_map(mechanism.float(), q.float(), k.float())
+    torch.testing.assert_close(single, weights.float(), rtol=1e-4, atol=1e-5)
 
 
 def test_angular_with_its_unit_length_has_the_map_of_the_sum():
@@ -153,13 +156,5 @@ def test_what_has_no_map_is_refused(cls):
     q, k, _ = draw()
     with pytest.raises(ValueError, match=f"{cls.__name__} is not linear in v"):
         attention_map(cls(2, 8), q, k)
-
-
-def test_single_precision():
-    q, k, _ = draw()
-    mechanism = create_mechanism("nala", num_heads=2, head_dim=8)
-    weights = attention_map(mechanism, q.float(), k.float())
-    assert weights.dtype == torch.float32
-    torch.testing.assert_close(weights.double(), attention_map(mechanism, q, k), rtol=1e-4, atol=1e-6)
     with pytest.raises(ValueError, match="token must be an integer from -13 to 12, got 13"):
-        attention_row(mechanism, q, k, 13)
+        attention_row(cls(2, 8), q, k, 13)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 # Kernels take no fp64: they are compared in fp32, within what fp32 costs plain PyTorch. ``auto`` takes them wherever
-# they serve a call; test_kernels.py says where that is.
+# they serve a call; tests/kernels/test_choice.py says where that is.
 GPU: dict[str, Any] = {"device": "cuda", "dtype": torch.float32, "impls": ("auto",)}
 
 PLACES = [pytest.param({}, id="cpu"), pytest.param(GPU, id="gpu", marks=pytest.mark.gpu)]

@@ -88,5 +88,5 @@ def test_no_operator_is_left_out() -> None:
     subjects = [variant.subject for variant in DIRECTIONS] + [subject_of(name) for name in list_mechanisms()]
     seen = {func.name().split(".")[0] for subject in subjects for func, _ in record(subject)}
     names = {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
-    # Kernels run in the interpreter here, on small shapes: tests/ops/triton checks their operators.
+    # Kernels run in the interpreter here, on small shapes: tests/kernels/test_operators.py checks theirs.
     assert {name for name in names if name.startswith("linattn::")} - KERNELS == seen

@@ -186,6 +186,11 @@ class Case:
         }[self.decay]()  # type: ignore[index]
 
     @property
+    def cuts_digits(self) -> bool:
+        """Whether products read 11 bits of fp32; the interpreter multiplies in fp32."""
+        return self.tf32 and DEVICE == "cuda"
+
+    @property
     def rotation(self) -> PlaneRotation | None:
         if self.plane is None:
             return None
@@ -233,9 +238,13 @@ class Case:
 
     def _rests(self, exact: Tensors, plain: list[Tensors]) -> dict[str, float]:
         """What rounding leaves of larger numbers."""
-        eps, rests = torch.finfo(self.dtype).eps, {}
+        eps, rests = 2**-10 if self.cuts_digits else torch.finfo(self.dtype).eps, {}
         if DEVICE == "cpu" and self.dtype == torch.bfloat16:
             eps *= 2  # Triton's interpreter cuts digits off where a GPU rounds
+        if self.cuts_digits:
+            t = {name: (budget.cut(x) if name in "qkv" else x).double() for name, x in self.t.items()}
+            cost_of = budget.evaluate(self, t, self.spec, self.dtype, self.same_sign)
+            plain = [*plain, cost_of]
         swept = self.gate is None and not callable(self.decay) and self.decay != "channel"
         if swept and "log_decay" in self.t:  # of q . dq and k . dk
             parts = ((self.t[name].double() * exact[f"d {name}"]).nan_to_num().sum(-1) for name in "qk")
@@ -246,6 +255,8 @@ class Case:
                 cost, size = max(budget.error(x[name], exact[name]) for x in plain), exact[name].abs()
                 rests[name] = 2 * cost + eps * (size.max().item() if size.numel() else 0.0)
         for name, x in exact.items():
+            if self.cuts_digits:
+                rests[name] = max(rests.get(name, 0.0), budget.error(cost_of[name], x) + eps * x.abs().max().item())
             if x.numel() == 1 and "map" in name:  # one number for all tokens, and no others tell of its error
                 rests[name] = exact["output"].shape[:3].numel() ** 0.5 * eps * x.abs().item()
         return rests

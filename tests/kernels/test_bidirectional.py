@@ -119,7 +119,9 @@ JOINED = {"map": "pola", "dtype": FP16, "T": 33, "V": 64}
         {"norm": "abs_max_one", "H": 2, "Tk": 70, "seed": 1},
         {"B": 2, "Tk": 40, "heads": "one", "mask": True},
         {"H": 2, "H_kv": 2, "Tk": 40, "layout": "columns"},
-        {"T": 1, "Tk": 3, "seed": 1},
+        # Of a single query and few keys a normaliser leaves little of the keys' gradients but rounding.
+        {"T": 1, "Tk": 3, "norm": None},
+        {"T": 3, "Tk": 2},
     )),
     call(**JOINED | {"path": "long", "cu": PACKED}),
 )  # fmt: skip

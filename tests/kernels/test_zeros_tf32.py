@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.causal_case import cut
+from kernels.budget import cut
 from kernels.device import DEVICE
 from linattn import create_mechanism
 from linattn.mechanisms import zeros

@@ -50,9 +50,6 @@ def _shannon(sizes: Tensor) -> Tensor:
     return torch.special.entr(sizes / torch.where(total > 0, total, 1)).sum(-1)
 
 
-SAME_NORM = 1e-3
-
-
 def entropy_norm_correlation(entropy: Tensor, norm: Tensor) -> list[float | None]:
     """Pearson correlation between the entropy of a query's row and the query's norm, over all queries of a head.
 
@@ -74,7 +71,7 @@ def entropy_norm_correlation(entropy: Tensor, norm: Tensor) -> list[float | None
     found: list[float | None] = []
     for pair in zip(*(x.detach().double().transpose(0, 1).flatten(1) for x in (entropy, norm)), strict=True):
         a, b = (x - x.mean() for x in pair)
-        away = zip((a, b), pair, (rounding, SAME_NORM), strict=True)
+        away = zip((a, b), pair, (rounding, 1e-3), strict=True)
         if not a.numel() or any(bool(y.abs().amax() <= share * x.abs().amax()) for y, x, share in away):
             found.append(None)
         else:  # what rounding leaves beyond +-1 is removed

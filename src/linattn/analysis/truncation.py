@@ -15,8 +15,7 @@ from linattn.ops.shared.rotation import Rotate
 IMAGES, TOKENS = 2, 12  # size of the sample on which features are differentiated
 ROUNDING = 1e-12  # rounding of fp64 sums of products, relative to the product of their lengths
 STEP = 1e-4  # change of a channel, in units of the vectors' size: differences in fp64 then have about 8 digits
-COPIES = 64  # channels that are changed in one call, each in a copy of an image
-PAIRED = 64  # queries and keys that are paired up, evenly spaced
+COPIES = PAIRED = 64  # channels changed in one call, each in a copy of an image; queries and keys paired up
 
 
 def energy_lost(mechanism: Mechanism, q: Tensor, k: Tensor, *, rotate: Rotate | None = None) -> list[float | None]:

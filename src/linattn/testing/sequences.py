@@ -29,7 +29,6 @@ from linattn.testing.violation import ContractViolation, largest
 SAME = 1e-12
 PACKED = (3, 0, LENGTH - 5, 1, 0)  # empty sequences inside and at the end, and one longer than a chunk
 CUTS: tuple[tuple[int, ...], ...] = ((1,), (33,), (64,), (LENGTH - 1,), (20, 21, 50))
-STEPS = 9
 
 
 @contract
@@ -149,7 +148,7 @@ def check_hand_over(subject: Subject) -> Iterator[str]:
         yield later.hold(f"{impl}, gradient through the state", found)
     for grouped in subject.groupings(True):
         built = subject.build(True, grouped=grouped)
-        inputs = subject.inputs(built, STEPS)
+        inputs = subject.inputs(built, 9)
         standard = subject.standard(built, inputs, attend_with_state, steps=True)
         case = f"step by step{', grouped heads' if grouped else ''}"
         yield standard.hold(case, evaluate(built, inputs, step_by_step))
