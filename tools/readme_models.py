@@ -7,7 +7,6 @@ from typing import Any
 from readme_parts import chart_line, three_digits
 
 from linattn.lab.bench.hosts import backbone_case
-from linattn.lab.bench.models import goals
 
 SOFTMAX = "softmax"
 
@@ -32,7 +31,7 @@ def models_text(path: Path) -> str:
         own = {row["mode"]: row for row in rows if (row["case"], row["mechanism"]) == (case, mechanism)}
         cells = [cell for mode in modes for cell in _time_cells(own.get(mode))]
         lines.append(f"| {shapes[case]} | `{mechanism}` | " + " | ".join([*cells, *_other_cells(own)]) + " |")
-    lines += ["", *_beaten(goals(rows)), _checked(rows), ""]
+    lines += ["", *_beaten(rows), _checked(rows), ""]
     return "\n".join(lines)
 
 
@@ -69,15 +68,15 @@ def _other_cells(rows: dict[str, dict[str, Any]]) -> list[str]:
     return [f"{best['per_second']:,.0f} {best['unit']}", size, where]
 
 
-def _beaten(found: list[dict[str, Any]]) -> list[str]:
+def _beaten(rows: list[dict[str, Any]]) -> list[str]:
     """Which do not beat softmax, and by how much."""
-    measured = [goal for goal in found if goal["reached"] is not None]
+    measured = [row for row in rows if row["mechanism"] != SOFTMAX and row.get("over_softmax") is not None]
     if not measured:
         return []
-    slower = [g for g in measured if not g["reached"]]
+    slower = [row for row in measured if row["over_softmax"] >= 1 or row["status"] != "ok"]
     text = f"{len(measured) - len(slower)} of {len(measured)} beat the same model on softmax."
     if slower:
-        texts = [f"`{g['mechanism']}` in {g['case']}, {g['mode']}: {g['value']:.2f} of its time" for g in slower]
+        texts = [f"`{r['mechanism']}` in {r['case']}, {r['mode']}: {r['over_softmax']:.2f} of its time" for r in slower]
         text += f" Not: {'; '.join(texts)}."
     return [text, ""]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from readme_parts import chart_line, markdown, three_digits, where
 
-from linattn.lab.bench.decoding import overtakes as decoding_overtakes
-from linattn.lab.bench.throughput import overtakes as training_overtakes
+from linattn.lab.bench.decoding import overtakes
+from linattn.lab.bench.series import crossovers
 
 SOFTMAX = "softmax"
 
@@ -29,7 +29,7 @@ def decoding_text(path: Path) -> str:
         own = [row for row in rows if (row["batch"], row["mode"]) == (batch, mode)]
         head, table = _across(own, "context", _decoding_cell)
         lines += [f"Batch {batch}, {mode}:", "", *markdown(head, table, numbers_from=0), ""]
-    lines += [_overtakes(decoding_overtakes(rows), mode), _checked(rows)]
+    lines += [_overtakes(overtakes(rows), mode), _checked(rows)]
     return "\n".join([*lines, *chart_line(path, "time and memory of a decoded token against the context"), ""])
 
 
@@ -45,7 +45,7 @@ def throughput_text(path: Path) -> str:
         "",
         *markdown(head, table, numbers_from=0),
         "",
-        _overtakes(training_overtakes(rows), "training"),
+        _overtakes(crossovers(rows, "length", SOFTMAX, "training"), "training"),
         _checked(rows),
     ]
     return "\n".join([*lines, *chart_line(path, "training tokens a second against the length"), ""])
@@ -79,9 +79,9 @@ def _throughput_cell(row: dict[str, Any], softmax: dict[str, Any] | None) -> str
     return f"{speed} ({row['tokens_per_second'] / softmax['tokens_per_second']:.2f}x)"
 
 
-def _overtakes(crossovers: Iterable[dict[str, Any]], setting: str) -> str:
+def _overtakes(overtaken: Iterable[dict[str, Any]], setting: str) -> str:
     words = []
-    for found in crossovers:
+    for found in overtaken:
         if setting not in found["setting"]:
             continue
         at = "nowhere" if found["length"] is None else f"from {found['length']:,.0f} tokens on"

@@ -69,13 +69,6 @@ def test_convolutions_and_gates_by_hand():
     assert cost.flops == by_hand(patches, patches) + DEPTH * (2 * own + attention)
 
 
-def test_other_image_sizes_cost_more():
-    model = vit("softmax", global_pool="avg")
-    small, large = (model_cost(model, size, 3) for size in ((12, 8), 24))
-    assert large.attention_flops == small.attention_flops * (36 / 6) ** 2
-    assert large.parameters == small.parameters
-
-
 def test_a_mechanism_without_a_state_has_none():
     assert model_cost(vit("agent"), (12, 8), 3).state_size is None
 
@@ -118,22 +111,14 @@ def test_models_take_turns_in_the_right_mode(training, precision, dtype):
     assert {entry[1:] for entry in log} == {(training, training, dtype)}
 
 
-def test_training_runs_backward_and_leaves_the_model_as_it_was():
-    model, log, gradients = Recorder("a", []), [], []
-    model.eval()
-    model.drop.train()  # modes may differ inside a model
+def test_training_runs_backward_and_stores_no_gradients():
+    model, gradients = Recorder("a", []), []
     model.head.weight.grad = torch.ones(3, 6)
     model.head.weight.register_hook(gradients.append)
-    before, numbers = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
     throughput_in_turns({"": model}, torch.randn(4, 6), training=True, min_seconds=0)
     train_peak_bytes(model, torch.randn(4, 6))
-    after = model.state_dict()
     assert len(gradients) == 6
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    assert (model.training, model.norm.training, model.drop.training) == (False, False, True)
     assert torch.equal(model.head.weight.grad, torch.ones(3, 6))
-    assert not log
-    torch.set_rng_state(numbers)  # the inputs above were drawn outside
 
 
 def test_measuring_draws_no_random_numbers():
@@ -164,8 +149,3 @@ def test_the_peak_grows_with_the_batch_by_what_is_kept():
     assert two - one == pytest.approx(three - two, rel=0.05)
     kept = 4 * 2 * 65 * 4 * 48 * 4 * 2  # two hidden tensors of each feed-forward part, for four images
     assert two - one > kept
-
-
-def test_a_wrong_precision_is_named():
-    with pytest.raises(ValueError, match="precision must be one of 'fp32', 'bf16', got 'fp8'"):
-        throughput_in_turns({"": Recorder("a", [])}, torch.randn(4, 6), training=False, precision="fp8")

@@ -5,16 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lab.bench.running import rows_of
-from linattn.lab.bench import timing
 from linattn.lab.bench.decoding import Decoding
-from linattn.lab.bench.kernel_floors import measure_ceilings
-from linattn.lab.bench.kernels import Kernels
-from linattn.lab.bench.language import FULL
+from linattn.lab.bench.hosts import FULL
+from linattn.lab.bench.kernels import Kernels, measure_ceilings
 from linattn.lab.bench.memory import extra_bytes
-from linattn.lab.bench.models import Models
-from linattn.lab.bench.throughput import Throughput
-from linattn.lab.bench.timing import CALLS, GRAPH, LONG_CALLS, capture, time_call
+from linattn.lab.bench.models import Models, Throughput
+from linattn.lab.bench.timing import CALLS, GRAPH, capture, time_call, time_kernels
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 CUDA = torch.device("cuda")
@@ -24,7 +20,8 @@ MECHANISMS = ("gated", "mlstm", "retention", "elu", "zeros")
 @pytest.fixture
 def two_layers(monkeypatch):
     """The widths that are measured, without the depth; in this process, so that it knows of it."""
-    monkeypatch.setattr("linattn.lab.bench.language.FULL", replace(FULL, depth=2, vocabulary=1024))
+    for module in ("decoding", "models"):
+        monkeypatch.setattr(f"linattn.lab.bench.{module}.FULL", replace(FULL, depth=2, vocabulary=1024))
 
 
 def test_a_graph_replays_forward_and_backward():
@@ -45,15 +42,13 @@ def test_a_graph_replays_forward_and_backward():
     torch.testing.assert_close(total, 3 * x.detach() ** 2)
 
 
-def test_a_call_that_waits_is_timed_as_it_is_called_and_the_next_one_is_well(monkeypatch):
+def test_a_call_that_waits_is_timed_as_it_is_called_and_the_next_one_is_well():
     x = torch.randn(1024, device=CUDA)
-    assert time_call(lambda: x * x.sum().item(), CUDA, 5)[2] == CALLS
-    timed, called, by = time_call(lambda: x * 2, CUDA, 5)
+    assert time_kernels(lambda: x * x.sum().item(), CUDA, 5)[1] == CALLS
+    timed, by = time_kernels(lambda: x * 2, CUDA, 5)
     assert by == GRAPH
     assert 0 < timed.p20 <= timed.median <= timed.p80
-    assert called.median > 0
-    monkeypatch.setattr(timing, "LONG_SECONDS", 0.0)
-    assert time_call(lambda: x * 2, CUDA, 5)[2] == LONG_CALLS
+    assert time_call(lambda: x * 2, CUDA, 5).median > 0
 
 
 def test_memory_beyond_what_is_returned_and_ceilings():
@@ -67,9 +62,9 @@ def test_memory_beyond_what_is_returned_and_ceilings():
 
 @pytest.mark.usefixtures("two_layers")
 @pytest.mark.parametrize("kv_heads", [9, 3])
-def test_steps_are_right_as_they_are_called_and_captured(tmp_path, kv_heads):
+def test_steps_are_right_as_they_are_called_and_captured(rows_of, tmp_path, kv_heads):
     config = Decoding(
-        mechanisms=MECHANISMS, kv_heads=kv_heads, contexts=(96, 1000), batch=(1, 3), steps=3, piece=256, where="here"
+        mechanisms=MECHANISMS, kv_heads=kv_heads, contexts=(96, 1000), batch=(1, 3), steps=3, where="here"
     )
     rows = rows_of(config, tmp_path)
     assert {row["status"] for row in rows} == {"ok"}
@@ -81,7 +76,7 @@ def test_steps_are_right_as_they_are_called_and_captured(tmp_path, kv_heads):
 
 
 @pytest.mark.usefixtures("two_layers")
-def test_a_cache_that_does_not_fit_is_a_row(tmp_path):
+def test_a_cache_that_does_not_fit_is_a_row(rows_of, tmp_path):
     free = torch.cuda.mem_get_info()[0]
     batch = 2 * free // (2 * 2 * 2 * 576 * 1024)  # twice what is free, of two layers' keys and values in bf16
     config = Decoding(mechanisms=("elu",), contexts=(1024,), batch=(batch, 1), modes=("eager",), steps=2, where="here")
@@ -92,15 +87,15 @@ def test_a_cache_that_does_not_fit_is_a_row(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_layers")
-def test_compiled_training_steps_are_right(tmp_path):
-    config = Throughput(mechanisms=("gated",), lengths=(512, 2048), tokens=2048, steps=2, where="here")
+def test_compiled_training_steps_are_right(rows_of, tmp_path):
+    config = Throughput(mechanisms=("gated",), lengths=(512, 2048), tokens=2048, milliseconds=50, where="here")
     rows = rows_of(config, tmp_path)
     assert {row["status"] for row in rows} == {"ok"}
     assert all(text.startswith("triton") for row in rows if row["mechanism"] != "softmax" for text in row["explain"])
 
 
-def test_kernels_and_models_are_right_in_processes_of_their_own(tmp_path):
-    config = Kernels(quick=True, only=("causal-4096", "relu-196"), contenders=("linattn",), cold=False, jobs=2)
+def test_kernels_and_models_are_right_in_processes_of_their_own(rows_of, tmp_path):
+    config = Kernels(quick=True, only=("causal-4096", "relu-196"), contenders=("linattn",), cold=False)
     assert {row["status"] for row in rows_of(config, tmp_path / "kernels")} == {"ok"}
-    config = Models(quick=True, only=("nalaformer_xtiny-224",), modes=("eager-graph",), milliseconds=5, jobs=2)
+    config = Models(quick=True, only=("nalaformer_xtiny-224",), modes=("eager-graph",), milliseconds=5)
     assert {row["status"] for row in rows_of(config, tmp_path / "models")} == {"ok"}

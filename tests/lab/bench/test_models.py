@@ -1,48 +1,38 @@
-"""`linattn models`: loss and gradients that are checked, backbones beside their twins, forms that are heard."""
+"""`linattn models` and `throughput`: loss and gradients that are checked, backbones beside their twins, forms heard."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from lab.bench.running import rows_of, statuses
 from linattn.lab.bench import models
 from linattn.lab.bench.check import by_kind, distances
-from linattn.lab.bench.hosts import (
-    CASES,
-    PIXELS,
-    SMALLEST,
-    ImageHost,
-    backbone_case,
-    create_image_host,
-    draw_images,
-    select,
-)  # fmt: skip
-from linattn.lab.bench.language import TINY, create_model, draw_text
-from linattn.lab.bench.models import Models, goals
-from linattn.lab.bench.steps import StepTruth, compile_host, forms, make_step
+from linattn.lab.bench.hosts import CASES, PIXELS, SMALLEST, TINY, ModelCase, backbone_case, select
+from linattn.lab.bench.models import Models, Throughput
+from linattn.lab.bench.steps import StepTruth, forms, make_step
 from linattn.mechanisms.base import Mechanism
 from linattn.models.vision.catalog import TIMM_MODELS
 from linattn.support.options import OptionError
 
 CPU = torch.device("cpu")
-ROOT = Path(__file__).parents[3]
 SMALL = Models(device="cpu", only=("vit-224",), mechanisms=("pola",), modes=("compiled", "cuda-graph"), quick=True)
+TRAINING = Throughput(device="cpu", mechanisms=("elu",), quick=True, lengths=(8, 16), tokens=32, backend="eager")
 
 
-OTHERS = {("images", "gated-head"), ("tokens", "relu")}
+def statuses(rows):
+    return {(row["mechanism"], row["status"]) for row in rows}
 
 
-def test_every_row_is_checked_timed_and_weighed(tmp_path):
-    rows = rows_of(replace(SMALL, only=("vit-224", "language-8192-b1"), mechanisms=("relu", "gated-head")), tmp_path)
+def test_every_row_is_checked_timed_and_weighed(rows_of, tmp_path):
+    config = replace(SMALL, only=("vit-224", "language-8192-b1"), mechanisms=("relu", "gated-head"))
+    rows = rows_of(replace(config, modes=("compiled", "called", "reduce-overhead", "cuda-graph")), tmp_path)
     absent = [row for row in rows if row["mode"] == "cuda-graph"]
     assert {(row["status"], row["reason"]) for row in absent} == {("absent", "CUDA graphs need a GPU")}
-    rows = [row for row in rows if row["mode"] == "compiled" and (row["unit"], row["mechanism"]) not in OTHERS]
-    assert [(row["case"], row["mechanism"]) for row in rows] == [
-        ("vit-224", "softmax"), ("vit-224", "relu"), ("language-8192-b1", "softmax"), ("language-8192-b1", "gated-head")
-    ]  # fmt: skip
+    rows = [row for row in rows if row["mode"] != "cuda-graph"]
+    names = ["softmax", "relu", "gated-head"]
+    assert [(row["case"], row["mechanism"]) for row in rows if row["mode"] == "called"] == [
+        (case, name) for case in ("vit-224", "language-8192-b1") for name in names
+    ]
     for row in rows:
         assert row["status"] == "ok", row
         assert 0 < row["error"] <= row["budget"] < 1e-3
@@ -50,43 +40,40 @@ def test_every_row_is_checked_timed_and_weighed(tmp_path):
         units = 2 * 24 if row["unit"] == "tokens" else 2
         assert row["per_second"] == pytest.approx(1000 * units / row["median_ms"])
         assert row["peak_bytes"] > 4 * row["parameters"]  # gradients of all of them at the least
-        softmax = next(r for r in rows if (r["case"], r["mechanism"]) == (row["case"], "softmax"))
+        same = [r for r in rows if (r["case"], r["mode"]) == (row["case"], row["mode"])]
+        (softmax,) = [r for r in same if r["mechanism"] == "softmax"]
         assert row["over_softmax"] == row["median_ms"] / softmax["median_ms"]
+        assert row["memory_over_softmax"] == row["peak_bytes"] / softmax["peak_bytes"]
         linear = row["mechanism"] != "softmax"
         assert row["on_kernels"] is (False if linear else None)
         assert all(text.startswith("chunked: " if linear else "scaled_dot") for text in row["explain"])
 
 
-def test_a_deep_decoder_is_held_to_what_its_first_blocks_give():
-    """In bf16; of all blocks plain PyTorch misses so much that twice of it would be no bound."""
-    size = replace(TINY, width=64, heads=1, kv_heads=1)
-    text = draw_text(size, (2, 257), CPU, 0)
-    batch = text[:, :-1].contiguous(), text[:, 1:].contiguous()
-    create = lambda impl: create_model(size, "gated-head", CPU, 0, impl=impl, depth=30)  # noqa: E731
-    truth = StepTruth(create, "gated-head", *batch, True, blocks=2, piece=1, words="two blocks")
-    host = create("recurrent")
-    verdict = truth.check(host, host)
-    assert verdict.ok
-    assert verdict.budget < 0.1
-    assert len(host.blocks) == 30
-    parameter = next(p for name, p in host.named_parameters() if name.startswith("blocks.0.attn.") and p.ndim == 2)
-    parameter.register_hook(lambda grad: 0.7 * grad)
-    assert not truth.check(host, host).ok
-
-
-def test_a_step_that_is_off_by_a_percent_is_wrong(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("fault", "worst"), [("the loss is off", "loss"), ("a gradient is missing", "gradient of embedding.weight")]
+)
+@pytest.mark.parametrize("config", [replace(SMALL, only=("language-8192-b1",), mechanisms=("elu",)), TRAINING])
+def test_a_step_that_is_wrong_is_not_timed(rows_of, monkeypatch, tmp_path, fault, worst, config):
     def compile_wrongly(host, mode, backend):
-        return lambda inputs, targets: host(inputs, targets) * 1.01
+        right, embedding = host.head, host.embedding.forward
+        if fault == "the loss is off":
+            host.head = lambda *args: right(*args) * 1.01
+        else:
+            host.embedding.forward = lambda inputs: embedding(inputs).detach()
+        return host
 
     monkeypatch.setattr(models, "compile_host", compile_wrongly)
-    rows = rows_of(replace(SMALL, modes=("compiled",)), tmp_path, code=1)
-    assert statuses(rows, "mechanism") == {("softmax", "WRONG"), ("pola", "WRONG")}
-    assert "is off by 1.0e-02" in rows[0]["reason"]
+    rows = rows_of(config, tmp_path, code=1)
+    rows = [row for row in rows if row["status"] != "absent"]
+    assert statuses(rows) == {("softmax", "WRONG"), ("elu", "WRONG")}
+    for row in rows:
+        assert row["reason"].startswith(f"{worst} is off by")
+        assert "median_ms" not in row
 
 
 def test_a_gradient_that_is_missing_or_zero_is_far_off():
-    host = create_image_host(CASES[0].quick(), "pola", CPU, 0)
-    names, kind = [name for name, _ in host.named_parameters()], "gradient of blocks.*.attn.mechanism.power"
+    host = CASES[0].quick().create("pola", CPU, 0)
+    names = [name for name, _ in host.named_parameters()]
     whole = [torch.tensor(1.0), *(torch.full_like(p, 2.0) for p in host.parameters())]
     exact = by_kind(host, whole)
     kind = next(name for name in exact if name.endswith("*.attn.mechanism.power"))
@@ -98,10 +85,29 @@ def test_a_gradient_that_is_missing_or_zero_is_far_off():
     assert distances(by_kind(host, gone), exact)[kind] == float("inf")
 
 
-def test_what_attention_takes_is_heard(monkeypatch, tmp_path):
+@pytest.mark.parametrize(("mechanism", "autocast"), [("mirror", False), ("gated-head", False), ("gated-head", True)])
+def test_the_truth_of_a_step_holds_right_ones_and_finds_wrong_ones(mechanism, autocast):
+    """Of a backbone, BatchNorm over the whole batch, and of a decoder in another form."""
+    text = ModelCase("text", 2, tokens=257, decoder=replace(TINY, width=64, heads=1, kv_heads=1), depth=30)
+    case = text if mechanism == "gated-head" else backbone_case("mirrorla_xtiny-224").quick()
+    checked = case.checked
+    batch = case.draw(CPU, 0)
+    truth = StepTruth(checked.create(mechanism, CPU, 0, "chunked"), batch, autocast, "few blocks")
+    host = checked.create(mechanism, CPU, 0, "recurrent" if case.tokens else "auto")
+    assert len(host.blocks) < 10
+    verdict = truth.check(host, host)
+    assert verdict.ok, verdict
+    assert verdict.budget < (0.1 if autocast else 1e-4)
+    assert verdict.against == "fp64, few blocks"
+    parameter = next(p for name, p in host.named_parameters() if ".attn." in name and p.ndim == 2)
+    parameter.register_hook(lambda grad: (0.3 if autocast else 0.99) * grad)
+    assert not truth.check(host, host).ok
+
+
+def test_what_attention_takes_is_heard(rows_of, monkeypatch, tmp_path):
     """Two of four stages of this hybrid are softmax and call no linear attention."""
     case = backbone_case("nalaformer_xtiny-224").quick()
-    found = forms(create_image_host(case, "nala", CPU, 0), "nala", *draw_images(case, CPU, 0), autocast=False)
+    found = forms(case.create("nala", CPU, 0), "nala", case.draw(CPU, 0), autocast=False)
     assert sum(found["explain"].values()) == 2
     assert found["on_kernels"] is False  # on a CPU; on a GPU both calls would have to say triton
     monkeypatch.setattr(Models, "fill", lambda self, case, work, row: row.update(status="not on kernels"))
@@ -124,46 +130,24 @@ def test_names_and_groups():
             select((wrong,))
 
 
-@pytest.mark.parametrize("model", ["rala_small", "polaformer_pvt_tiny", "qtvit_1", "deit_tiny_lion"])
-def test_the_twin_differs_in_its_mechanism_alone(model):
+@pytest.mark.parametrize("model", ["rala_small", "polaformer_swin_tiny", "qtvit_1", "deit_tiny_lion"])
+def test_the_twin_differs_in_its_mechanism_alone_and_what_is_checked_has_all_kinds_of_blocks(model):
     case = backbone_case(f"{model}-224")
-    with torch.device("meta"):
-        hosts = [ImageHost(case, name, "auto", None) for name in case.mechanisms]
+    meta = torch.device("meta")
+    hosts = [case.create(name, meta, 0) for name in case.mechanisms]
     names = [{m.info.name for m in host.modules() if isinstance(m, Mechanism)} for host in hosts]
     assert names[0] == {"softmax"}
     assert case.mechanisms[1] in names[1]
-    depths = [len(host.blocks) for host in hosts]
-    assert depths[0] == depths[1] > 4
+    whole, part = hosts[1].blocks, case.checked.create(case.mechanisms[1], meta, 0).blocks
+    assert len(hosts[0].blocks) == len(whole) > len(part)
+    assert {type(block) for block in whole} == {type(block) for block in part}
+    if "lion" not in model:  # whose order of tokens is another in every second block
+        assert {str(block) for block in part} <= {str(block) for block in whole}
 
 
-@pytest.mark.parametrize("name", ["polaformer_swin_tiny", "qtvit_1", "rala_tiny"])
-def test_the_model_that_is_checked_has_all_kinds_of_blocks(name):
-    case = backbone_case(f"{name}-224")
-    with torch.device("meta"):
-        whole, part = (ImageHost(case, case.mechanisms[1], "auto", depth) for depth in (None, case.checked_depth))
-    kinds = [{str(block) for block in host.blocks} for host in (whole, part)]
-    assert len(part.blocks) < len(whole.blocks)
-    assert {type(block) for block in whole.blocks} == {type(block) for block in part.blocks}
-    assert kinds[1] <= kinds[0]
-
-
-def test_a_backbone_is_right_with_the_statistics_of_its_batch():
-    """BatchNorm over the whole batch, in the step and in the truth; a gradient that is off is found."""
-    case = backbone_case("mirrorla_xtiny-224").quick()
-    batch = draw_images(case, CPU, 0)
-    create = lambda impl: create_image_host(case, "mirror", CPU, 0, impl=impl)  # noqa: E731
-    truth = StepTruth(create, "mirror", *batch, False, blocks=None, piece=case.batch, words="")
-    host = create("auto")
-    compile_host(host, "eager-graph", "eager")
-    assert truth.check(host, host).ok
-    next(iter(host.parameters())).register_hook(lambda grad: 1.01 * grad)
-    assert not truth.check(host, host).ok
-
-
-def test_backbones_are_measured_and_drawn_beside_a_twin_that_does_not_fit(tmp_path, monkeypatch):
-    config = replace(
-        SMALL, only=("deit_tiny_lion-224", "deit_tiny_lion-512"), mechanisms=("relu",), modes=("compiled",)
-    )
+def test_backbones_are_measured_and_drawn_beside_a_twin_that_does_not_fit(rows_of, tmp_path, monkeypatch):
+    names = ("deit_tiny_lion-224", "deit_tiny_lion-512")
+    config = replace(SMALL, only=names, mechanisms=("relu",), modes=("called",))
     rows = rows_of(config, tmp_path / "fits")
     assert {row["status"] for row in rows} == {"ok"}
     assert (tmp_path / "fits" / "models.png").read_bytes().startswith(b"\x89PNG")
@@ -174,38 +158,47 @@ def test_backbones_are_measured_and_drawn_beside_a_twin_that_does_not_fit(tmp_pa
         return make_step(host, loss_of, *others, **options)
 
     monkeypatch.setattr(models, "make_step", step)
-    rows = rows_of(replace(config, only=("deit_tiny_lion-224",)), tmp_path / "not")
+    rows = rows_of(replace(config, only=names[:1]), tmp_path / "not")
     assert [(row["mechanism"], row["status"], row["reason"]) for row in rows] == [
         ("softmax", "out of memory", "Tried to allocate 200 GiB"), ("relu", "ok", "")
     ]  # fmt: skip
     assert rows[1]["over_softmax"] is None
 
 
-def test_goals_and_the_readme(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "tools")
-    from readme_models import backbones_table, models_text
+def test_throughput_has_as_many_tokens_of_the_same_text_at_every_length():
+    cases = {case["length"]: TRAINING.model(case) for case in TRAINING.cases()}
+    batches = {T: case.draw(CPU, 0) for T, case in cases.items()}
+    assert {T: tuple(inputs.shape) for T, (inputs, _) in batches.items()} == {8: (4, 8), 16: (2, 16)}
+    assert torch.equal(batches[8][0].flatten(), batches[16][0].flatten())
+    assert torch.equal(batches[8][0].flatten()[1:], batches[8][1].flatten()[:-1])
+    assert Throughput(device="cpu", quick=True).filled().tokens == 64
 
-    meta = {"device": "a GPU", "date": "2026-01-01T00:00", "command": "linattn models", "precision": "bf16"}
-    meta |= {"versions": {"torch": "2", "triton": "3"}}
-    common = {"case": "vit-224", "shape": "ViT-small, 256 images of 224 pixels", "unit": "images", "error": 1e-3,
-              "budget": 4e-3, "mode": "compiled"}  # fmt: skip
-    rows = []
-    for name, ms, on_kernels in (("softmax", 100.0, None), ("relu", 80.0, True), ("nala", 120.0, True)):
-        own = {"median_ms": ms, "per_second": 256e3 / ms, "peak_bytes": 2**31, "on_kernels": on_kernels}
-        rows.append(common | own | {"mechanism": name, "status": "ok", "over_softmax": ms / 100})
-    rows.append(common | {"mechanism": "relu", "mode": "cuda-graph", "status": "absent"})
-    found = {(g["mechanism"], g["mode"]): (g["value"], g["reached"]) for g in goals(rows)}
-    assert found == {("relu", "compiled"): (0.8, True), ("nala", "compiled"): (1.2, False)}
-    path = tmp_path / "models.json"
-    path.write_text(json.dumps({"meta": meta, "rows": rows}))
-    text = models_text(path)
-    shape = "ViT-small, 256 images of 224 pixels"
-    assert f"| {shape} | `softmax` | 100 |  |  |  | 2,560 images | 2.0 |  |" in text
-    assert f"| {shape} | `relu` | 80.0 | 0.80 | absent |  | 3,200 images | 2.0 |  |" in text
-    assert "1 of 2 beat the same model on softmax. Not: `nala` in vit-224, compiled: 1.20 of its time." in text
-    assert "in 2 of 2 rows of linear attention every call took kernels" in text
-    backbone = [row | {"case": "rala_tiny-224", "parameters": 7_000_000} for row in rows[:2]]
-    table = backbones_table(backbone, "compiled")
-    assert "| `rala_tiny` | `relu` | 7.0 M | 3,200/s (1.25x), 2.0 GiB (1.00x) |" in table
-    backbone[0] |= {"status": "out of memory", "median_ms": None, "peak_bytes": None}
-    assert "3,200/s, 2.0 GiB; softmax: out of memory" in backbones_table(backbone, "compiled")
+
+def test_training_rows_are_checked_timed_weighed_and_drawn(rows_of, monkeypatch, tmp_path):
+    rows = rows_of(TRAINING, tmp_path)
+    assert [(row["mechanism"], row["length"], row["batch"]) for row in rows] == [
+        ("softmax", 8, 4), ("softmax", 16, 2), ("elu", 8, 4), ("elu", 16, 2)
+    ]  # fmt: skip
+    for row in rows:
+        assert row["status"] == "ok", row["reason"]
+        assert 0 < row["error"] <= row["budget"] < 1e-4
+        assert row["first_seconds"] > 0
+        assert row["tokens_per_second"] == pytest.approx(32000 / row["median_ms"])
+        assert row["peak_bytes"] > 4 * row["parameters"]  # gradients of all of them at the least
+        softmax = next(r for r in rows if (r["mechanism"], r["length"]) == ("softmax", row["length"]))
+        assert row["of_softmax"] == row["median_ms"] / softmax["median_ms"]
+    assert (tmp_path / "throughput.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr(Throughput, "learning_rate", float("inf"))
+    rows = rows_of(replace(TRAINING, mechanisms=(), lengths=(16,)), tmp_path / "inf", code=1)
+    assert [row["reason"] for row in rows] == ["the loss is not finite after some steps"]
+
+
+def test_an_optimizer_takes_its_step():
+    case = TRAINING.model({"length": 8})
+    host, batch = case.create("elu", CPU, 0), case.draw(CPU, 0)
+    before = [p.detach().clone() for p in host.parameters()]
+    _, *gradients = make_step(host, host, batch, False)()
+    make_step(host, host, batch, False, torch.optim.SGD(host.parameters(), 1.0))()
+    for old, new, gradient in zip(before, host.parameters(), gradients, strict=True):
+        assert torch.allclose(new, old - gradient, atol=1e-6)
+        assert new.grad is None

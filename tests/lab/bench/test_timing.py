@@ -1,14 +1,13 @@
 """Timing in turns, limits, and what is read off series of times."""
 
-import math
 import time
 
 import pytest
 import torch
 
 from linattn.lab.bench import timing
-from linattn.lab.bench.fit import clear_growth, crossover, crossovers, growth_exponent, steady, times_by
-from linattn.lab.bench.timing import CALLS, TimeLimitError, Timing, first_call, measure_in_turns, time_call
+from linattn.lab.bench.series import clear_growth, compare_with, crossover, crossovers, overtaken, steady, times_by
+from linattn.lab.bench.timing import CALLS, Timing, measure_in_turns, seconds_of, time_kernels
 
 CPU = torch.device("cpu")
 
@@ -25,7 +24,7 @@ def test_repeats_are_counted_and_taken_in_turns(monkeypatch):
     assert found["a"] == Timing(0.1, 0.1, 0.1, 5)
     order.clear()
     seconds["a"] = 50.0
-    found = measure_in_turns({"a": calls["a"]}, CPU, min_seconds=0, min_repeats=9, most_seconds=60)
+    found = measure_in_turns({"a": calls["a"]}, CPU, min_seconds=0, min_repeats=9)
     assert (found["a"].repeats, len(order)) == (3, 4)  # slow calls get three repeats, and are not warmed up twice
 
 
@@ -34,31 +33,19 @@ def test_quantiles_of_known_samples():
     assert Timing.of([2.0]).row() == {"median_ms": 2000, "p20_ms": 2000, "p80_ms": 2000, "repeats": 1}
 
 
-def test_calls_on_a_cpu_and_their_limit():
-    timed, called, by = time_call(lambda: torch.ones(8).sum(), CPU, 1.0)
-    assert (timed, by) == (called, CALLS)
+def test_calls_on_a_cpu():
+    timed, by = time_kernels(lambda: torch.ones(8).sum(), CPU, 1.0)
+    assert (by, timed.repeats) == (CALLS, 3)
     assert 0 < timed.p20 <= timed.median <= timed.p80
-    assert first_call(lambda: time.sleep(0.01), CPU, 5) >= 0.01
-    with pytest.raises(TimeLimitError, match="stopped after 0 s"):
-        first_call(lambda: time.sleep(5), CPU, 0.1)
+    assert 0.01 <= seconds_of(lambda: time.sleep(0.01), CPU) < 1
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
 def test_growth_of_a_power_law_is_its_power(power):
-    assert clear_growth({T: 3.0 * T**power for T in (1024, 2048, 4096)}) == pytest.approx(power)
-
-
-def test_growth_is_the_least_squares_line_over_long_lengths():
-    noise = {1024: 1.3, 2048: 0.8, 4096: 1.1, 8192: 0.9}
-    times = {T: factor * T for T, factor in noise.items()}
-    x = [math.log(T) for T in times if T >= 2048]
-    y = [math.log(t) for T, t in times.items() if T >= 2048]
-    n = len(x)
-    slope = (n * sum(a * b for a, b in zip(x, y, strict=True)) - sum(x) * sum(y)) / (
-        n * sum(a * a for a in x) - sum(x) ** 2
-    )
-    assert clear_growth(times) == pytest.approx(slope)
-    assert clear_growth({**times, 64: 1e6}) == pytest.approx(slope)
+    times = {T: 3.0 * T**power for T in (1024, 2048, 4096)}
+    assert clear_growth(times) == pytest.approx(power)
+    assert clear_growth(times | {64: 1e6, 8192: 3.0 * 8192**power}) == pytest.approx(power)
+    assert clear_growth(times | {1024: 1e3, 8192: 3.0 * 8192**power}) == pytest.approx(power)  # long ones count
 
 
 @pytest.mark.parametrize(
@@ -69,8 +56,6 @@ def test_growth_is_the_least_squares_line_over_long_lengths():
     ],
 )  # fmt: skip
 def test_nothing_is_told_of_noise(times):
-    assert growth_exponent({64: 1.0, 256: 4.0}) == pytest.approx(1)
-    assert growth_exponent({64: 1.0}) is None
     assert clear_growth(times) is None
 
 
@@ -82,6 +67,7 @@ def test_crossover_of_power_laws_is_exact_and_the_last_one_counts():
     ones, twos = dict.fromkeys((64, 128, 256), 1.0), dict.fromkeys((64, 128, 256), 2.0)
     assert crossover(twos, ones) == 64
     assert crossover(ones, twos) is None
+    assert crossover({64: 2.0, 128: 1.0, 256: 2.0}, ones) == 128  # as fast there
     assert crossover(ones, {}) is None
     assert crossover({**twos, 1024: 0.1}, ones) == 64  # a length that only one of them has says nothing
 
@@ -97,5 +83,14 @@ def test_crossovers_of_rows_that_count():
     assert (found["gated"]["longest"], found["gated"]["gain"]) == (8192, 8 / (2 * 2**0.5))
     assert (found["zeros"]["length"], found["elu"]["length"]) == (None, 1024)
     assert "noisy" not in found
+    assert "zeros, training: is not faster than softmax (0.889x at 8,192)" in overtaken(found.values())
+    assert "elu, training: is faster from 1,024 on (16x at 8,192)" in overtaken(found.values())
     assert times_by(rows, "length", mechanism="gated") == dict.fromkeys((1024, 2048, 4096, 8192), 2 * 2**0.5)
     assert len(steady(rows)) == len(rows) - 1
+
+
+def test_rows_are_compared_with_the_reference_among_those_alike():
+    rows = [{"name": n, "T": T, "median_ms": ms} for T in (8, 16) for n, ms in (("softmax", T), ("elu", 24.0))]
+    rows += [{"name": "elu", "T": 32, "median_ms": 1.0}, {"name": "elu", "T": 8}]
+    compare_with(rows, "name", "softmax", "T", key="share")
+    assert [row["share"] for row in rows] == [1, 3, 1, 1.5, None, None]

@@ -14,8 +14,8 @@ from linattn.lab.experiment import load_results
 from linattn.lab.screen import Screen
 from linattn.lab.tasks.graph.files import load_graph
 from linattn.lab.tasks.graph.search import search_signature
-from linattn.lab.train.graph import loop
-from linattn.lab.train.graph.recipes import graph_recipe
+from linattn.lab.train import graph as loop
+from linattn.lab.train.graph_recipes import graph_recipe
 from linattn.models.graph import graph_model_options, graph_models
 from linattn.support.options import OptionError
 

@@ -15,8 +15,7 @@ from linattn.lab.compare import text as text_module
 from linattn.lab.compare.findings import Findings
 from linattn.lab.compare.text import CompareText
 from linattn.lab.screen import Screen
-from linattn.lab.train.text import run as text_run
-from linattn.lab.train.text.loop import train_text
+from linattn.lab.train.text.loop import TextRun, train_text
 from linattn.support.options import OptionError
 
 ROOT = Path(__file__).parents[3]
@@ -98,8 +97,8 @@ def test_a_run_that_chose_a_rate_is_the_final_run(whole, tmp_path):
 
 
 def test_more_seeds_join_and_nothing_is_trained_twice(whole, tmp_path, monkeypatch):
-    taken, real = [], text_run.TextRun.train_step
-    monkeypatch.setattr(text_run.TextRun, "train_step", lambda *args: taken.append(1) or real(*args))
+    taken, real = [], TextRun.train_step
+    monkeypatch.setattr(TextRun, "train_step", lambda *args: taken.append(1) or real(*args))
     monkeypatch.setattr(costs, "MIN_SECONDS", 0.0)
     copy = replace(whole, output=tmp_path / "c")
     shutil.copytree(whole.folder, copy.folder)

@@ -5,47 +5,61 @@ one another share what is costly to make (:func:`shared`). What is finished is k
 this machine: the same command goes on where time, a crash or Ctrl-C ended it.
 """
 
+import gc
 import importlib.util
 import math
 import os
-import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import torch
 
 from linattn.lab.bench.check import Verdict
-from linattn.lab.bench.running import Row, guarded, load, machine_of, versions
-from linattn.lab.cases import Case, Outcome, Work, find, run_cases
+from linattn.lab.bench.series import panel
+from linattn.lab.bench.timing import Unmeasured
+from linattn.lab.cases import Case, Outcome, Work, run_cases
 from linattn.lab.experiment import FAILED, RIGHT, Experiment, save_results
-from linattn.lab.page.plots import Chart, save_png
+from linattn.lab.page.plots import Chart, save_png, styles
 from linattn.lab.screen import Screen
-from linattn.support.config import option
-from linattn.support.machine import cores, describe_run
+from linattn.support.config import digest, option
+from linattn.support.machine import PACKAGE, cores, describe_run, device_name, source_digest
 from linattn.support.options import OptionError, check_folder
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+Row = dict[str, Any]
+Made = TypeVar("Made")
 Type = Literal["", "float32", "float64", "bfloat16", "float16"]
 SOFTMAX = "softmax"
+FORWARD, TRAINING = "forward", "forward+backward"
 BAD = ("WRONG", "failed", "not on kernels")
-UNMEASURED = ("out of memory", "left out", "failed", "absent")
-# A process that compiles would start one process a core; and tuning beside others gives wrong results.
-ALONE = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "FLA_CACHE_RESULTS": "0", "OMP_NUM_THREADS": "1"}
+MEASURED_CODE = ("ops", "kernels", "mechanisms", "layers", "models")
+BROKEN = 75  # exit code of a process whose GPU no longer responds
+
+
+class Lines(NamedTuple):
+    """A chart: a line a ``name`` over ``length``, and a panel for each value and each group of rows alike in ``split``.
+
+    ``values``: the key in a row, what it is called, and its unit.
+    """
+
+    name: str
+    length: str
+    values: tuple[tuple[str, str, float], ...] = (("median_ms", "ms", 1), ("peak_bytes", "peak MiB", 2**20))
+    split: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark(Experiment):
-    """Options and the run of every benchmark."""
+    """Options and the run of every benchmark; one is a file with the fields of its config, and these methods."""
 
-    jobs: int = option(
-        0, "Processes that compile beforehand, on a GPU; what is timed runs alone.", group="Machine", least=0,
-        affects=False, rare=True, default_text="one a core but two",
-    )  # fmt: skip
+    jobs: int = option(1, "What is timed runs alone.", affects=False, hidden=True)
     threads: int = option(0, "CPU threads; 0 leaves the choice to PyTorch.", group="Machine", least=0, affects=False)
     seconds: float | None = option(
         None, "Begin nothing after so many seconds; the same command goes on.", above=0, affects=False
@@ -61,6 +75,8 @@ class Benchmark(Experiment):
     """What of a row is printed."""
     packages: ClassVar[tuple[str, ...]] = ("triton",)
     """Packages whose versions are told."""
+    lines: ClassVar[Lines] = Lines("", "")
+    """What is drawn."""
     most_seconds: ClassVar[float] = 600.0
     """A case that takes longer is lost."""
 
@@ -81,43 +97,53 @@ class Benchmark(Experiment):
         return self.name
 
     def case(self, **axes: Any) -> dict[str, Any]:
-        """A case: what is varied, the settings, the machine and the version of the code."""
-        return {**axes, "settings": self.filled().values(affecting=True), "on": machine_of(self.place())}
+        """A case: what is varied, the settings, and what speed depends on besides: the machine, the code."""
+        machine = {"device": device_name(self.place()), "torch": torch.__version__, "threads": torch.get_num_threads()}
+        return {**axes, "settings": self.filled().values(affecting=True), "on": machine | {"code": _code()}}
 
     def title(self, case: Case) -> str:
         return ", ".join(str(case[key]) for key in self.keys)
+
+    def fill(self, case: Case, work: Work, row: Row) -> None:
+        """Measure a case of this config. What is raised is its status."""
+        raise NotImplementedError
 
     def derived(self, rows: list[Row]) -> list[Row]:
         """The rows with what depends on several of them."""
         return rows
 
-    def described(self, outcomes: Sequence[Outcome], rows: Sequence[Row]) -> dict[str, Any]:
+    def described(self, rows: Sequence[Row]) -> dict[str, Any]:
         """What ``meta`` says beyond machine, versions and settings."""
         return {}
 
     def charts(self, rows: Sequence[Row], meta: Mapping[str, Any]) -> list[Chart]:
         """The charts; the first is published."""
-        return []
+        name, length, values, split = self.lines
+        looks = styles(list(dict.fromkeys(row[name] for row in rows if row.get(name))))
+        panels = []
+        for value, ylabel, unit in values:
+            for kind in dict.fromkeys(tuple(row[key] for key in split) for row in rows):
+                own = [row for row in rows if row.get(name) and tuple(row[key] for key in split) == kind]
+                if any(row.get(value) for row in own):
+                    title = ", ".join(map(str, kind)) or ylabel
+                    panels.append(panel(own, name, length, value, title, ylabel, looks, unit))
+        title, reading = f"{self.name}, {meta['device']}", "Crosses: what could not be measured."
+        return [Chart(self.name, title, reading, panels, looks)] if panels else []
 
-    def fill(self, case: Case, work: Work, row: Row) -> None:
-        """Measure a case of this config: its numbers, or a status with a reason. What is raised is its status."""
-        raise NotImplementedError
-
-    def warm(self, case: Case) -> None:
-        """Compile what :meth:`fill` will run: in several processes, before any case is timed."""
-
-    @classmethod
-    def measure(cls, case: Case, work: Work) -> Mapping[str, Any]:
-        row: Row = {}
-        return guarded(case, row, lambda: cls.parse(case["settings"]).fill(case, work, row))
-
-    @classmethod
-    def prepare(cls, case: Case, work: Work) -> Mapping[str, Any]:
-        cls.parse(case["settings"]).warm(case)
-        return {}
+    def sentences(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        """The form that serves each mechanism, where rows tell it."""
+        texts = (f"{row['mechanism']}: {'; '.join(row['explain'])}" for row in rows if row.get("explain"))
+        return list(dict.fromkeys(texts))
 
     def bad(self, row: Row) -> bool:
         return row["status"] in BAD
+
+    @classmethod
+    def measure(cls, case: Case, work: Work) -> Mapping[str, Any]:
+        row, config = Row(), cls.parse(case["settings"])
+        torch.set_num_threads(case["on"]["threads"])
+        guarded(row, config.place(), lambda: config.fill(case, work, row))
+        return row
 
     def rows(self, outcomes: Sequence[Outcome]) -> list[Row]:
         """The rows of all cases that were reached; one that failed has a row with the reason."""
@@ -134,22 +160,22 @@ class Benchmark(Experiment):
         return [name.replace("_", " ") for name in names], [[own[name] for name in names] for own in cells]
 
     def run(self, screen: Screen) -> int:
-        """The command: compile, measure, save, print, draw. Run again, it goes on where it stopped."""
+        """The command: measure, save, print, draw. Run again, it goes on where it stopped."""
         check_folder("output", self.folder)
         if self.threads:
             torch.set_num_threads(self.threads)
-        begin, config, busy = time.monotonic(), self.filled(), load()
+        config, busy = self.filled(), round(os.getloadavg()[0], 2)
         if busy > 0.3 * cores():
             screen.warn(f"this machine is busy: a load of {busy:.1f} on {cores()} cores; times will be too long")
-        cases = config.cases()
-        if config.on_gpu:
-            config._prepare(screen, cases)
-        left = math.inf if self.seconds is None else max(self.seconds - (time.monotonic() - begin), 0.0)
-        outcomes = config._measure(screen, cases, left)
+        outcomes = run_cases(
+            config.cases(), type(self).measure, self.folder / "cases", most_seconds=self.most_seconds,
+            seconds=self.seconds or math.inf, title=self.title,
+            where="here" if not config.on_gpu and self.where == "processes" else self.where, screen=screen,
+        )  # fmt: skip
         rows = config.rows(outcomes)
         meta = describe_run(config.place()) | {"experiment": self.name, "seed": self.seed, "settings": config.values()}
-        meta |= {"load_average": busy, **config.described(outcomes, rows)}
-        meta["versions"] |= versions(self.packages)
+        meta |= {"load_average": busy, **config.described(rows)}
+        meta["versions"] |= {name: _version(name) for name in self.packages}
         save_results(self.folder / "results.json", meta, rows)
         screen.table(f"{self.name}, {meta['device']}", *config.table(rows))
         for sentence in config.sentences(rows):
@@ -163,37 +189,6 @@ class Benchmark(Experiment):
         if bad:
             screen.warn("\n".join(["wrong or failed:", *bad]))
         return FAILED if bad else RIGHT
-
-    def _measure(self, screen: Screen, cases: Sequence[dict[str, Any]], seconds: float) -> list[Outcome]:
-        """Cold starts in fresh processes with a GPU to themselves, then the others."""
-        cold = [case for case in cases if case.get("fresh")]
-        found: dict[int, Outcome] = {}
-        for chosen in (cold, [case for case in cases if case not in cold]):
-            outcomes = run_cases(
-                chosen, type(self).measure, self.folder / "cases", seconds=seconds, title=self.title,
-                where="here" if not self.on_gpu and self.where == "processes" else self.where,
-                most_seconds=self.most_seconds, screen=screen,
-            ) if chosen else []  # fmt: skip
-            found |= {id(case): outcome for case, outcome in zip(chosen, outcomes, strict=True)}
-        return [found[id(case)] for case in cases]
-
-    def _prepare(self, screen: Screen, cases: Sequence[dict[str, Any]]) -> None:
-        """Fill the caches of Triton and inductor on disk; what fails here is told when it is measured."""
-        left = [case for case in cases if not case.get("fresh") and self._open(case)]
-        jobs = self.jobs or max(1, cores() - 2)
-        if left:
-            os.environ.update(ALONE)
-            screen.say(f"compiling {len(left)} cases in {jobs} processes")
-            limit = math.inf if self.seconds is None else 0.45 * self.seconds
-            with tempfile.TemporaryDirectory() as folder:
-                run_cases(left, type(self).prepare, Path(folder), where="processes", jobs=jobs, seconds=limit,
-                          most_seconds=self.most_seconds, title=self.title,
-                          screen=Screen(quiet=True) if screen.quiet else _Mute())  # fmt: skip
-            for name in ALONE:
-                os.environ.pop(name, None)
-
-    def _open(self, case: Mapping[str, Any]) -> bool:
-        return find(self.folder / "cases", case) is None
 
     def _write(self, meta: Mapping[str, Any], rows: list[Row]) -> Path:
         """The page where what makes it is installed, and what is to be published."""
@@ -210,21 +205,77 @@ class Benchmark(Experiment):
 
         from linattn.lab.page import Section
 
-        rows: list[Row] = [
-            {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()}
-            for row in frame.to_dict("records")
-        ]
+        rows: list[Row] = frame.astype(object).where(frame.notna(), None).to_dict("records")
         charts = self.charts(rows, meta) if any(row["status"] == "ok" for row in rows) else []
         names, cells = self.table(rows)
         table = Section("All rows", table=DataFrame(cells, columns=names))
         return [*(Section(chart.title, chart=chart) for chart in charts), table]
 
 
-class _Mute(Screen):
-    """Progress alone: what fails while compiling is told when it is measured."""
+def guarded(row: Row, device: torch.device, work: Callable[[], None]) -> None:
+    """Let ``work`` fill a row; what cannot be measured becomes its status, and a failure is raised.
 
-    def warn(self, text: str) -> None:
-        pass
+    With a GPU that no longer responds every further call would fail: the process ends, and others get a new one.
+    """
+    try:
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            work()
+    except OptionError:
+        raise
+    except Unmeasured as reason:
+        row |= {"status": reason.status, "reason": one_line(reason)}
+    except Exception as error:
+        if not (isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)):
+            if device.type == "cuda":
+                try:
+                    torch.zeros(1, device=device).item()
+                except Exception:
+                    os._exit(BROKEN)
+            raise RuntimeError(f"{type(error).__name__}: {one_line(error)}") from error
+        row |= {"status": "out of memory", "reason": one_line(error).removeprefix("CUDA out of memory. ")}
+    if row.get("status", "ok") != "ok":
+        clean()  # only now: the error's traceback held every tensor
+
+
+def hold(row: Row, verdict: Verdict) -> None:
+    """Record a verdict; a row that is wrong is not timed."""
+    row |= verdict.row()
+    if not verdict.ok:
+        raise Unmeasured("WRONG", row["reason"])
+
+
+def one_line(text: object) -> str:
+    return " ".join(str(text).split())[:240]
+
+
+_shared: dict[Hashable, Any] = {}
+
+
+def shared(key: Hashable, make: Callable[[], Made]) -> Made:
+    """What cases that follow one another have in common, made once; that of another key is freed before."""
+    if key not in _shared:
+        _shared.clear()
+        clean()
+        _shared[key] = make()
+    return _shared[key]
+
+
+def clean() -> None:
+    gc.collect()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()  # so that no row meets memory fragmented by earlier ones
+
+
+@cache
+def _code() -> str:
+    return digest({name: source_digest(PACKAGE / name) for name in MEASURED_CODE})
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def cell(row: Mapping[str, Any], name: str) -> str:
@@ -232,28 +283,14 @@ def cell(row: Mapping[str, Any], name: str) -> str:
     value = row.get(name)
     if name == "remark":
         return ": ".join(filter(None, (row["status"], row["reason"]))) if row["status"] != "ok" else row.get("note", "")
-    if name == "pass_name":
-        return str(value).replace("forward", "fwd").replace("backward", "bwd")
     if name == "spread" and row.get("p80_ms"):
         return f"±{(row['p80_ms'] - row['p20_ms']) / 2 / row['median_ms']:.0%}"
     if name == "budget" and value:
         return f"{row['error'] / value:.0%}"
-    for unit, size in (("_MiB", 2**20), ("_GiB", 2**30)):
-        if name.endswith(unit):
-            value = row.get(name.replace(unit, "_bytes"))
-            value = None if value is None else value / size
+    if name.endswith("_MiB"):
+        value = row.get(name.replace("_MiB", "_bytes"))
+        value = None if value is None else value / 2**20
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def note(row: Row, verdict: Verdict) -> bool:
-    """Record a verdict; a row that is wrong is not timed."""
-    row |= verdict.row()
-    return verdict.ok
-
-
-def setting(meta: Mapping[str, Any], *words: str) -> str:
-    """What was measured and where, for the title of a chart."""
-    return ", ".join(filter(None, [*words, str(meta["device"])]))
 
 
 def only_quick_on_cpu(config: Any, what: str) -> None:

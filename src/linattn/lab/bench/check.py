@@ -6,6 +6,7 @@ and errors relative to the exact values.
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -31,42 +32,33 @@ class Verdict(NamedTuple):
 
     def row(self) -> dict[str, Any]:
         """As rows have it; what is wrong has a status and a reason."""
-        found = {
-            "error": self.error,
-            "budget": self.budget,
-            "worst_tensor": self.worst,
-            "checked_against": self.against,
-        }
-        if self.ok:
-            return found
-        return found | {
-            "status": "WRONG",
-            "reason": f"{self.worst} is off by {self.error:.1e}, allowed {self.budget:.1e}",
-        }
+        found: dict[str, Any] = {"error": self.error, "budget": self.budget, "worst_tensor": self.worst}
+        if not self.ok:
+            found |= {
+                "status": "WRONG",
+                "reason": f"{self.worst} is off by {self.error:.1e}, allowed {self.budget:.1e}",
+            }
+        return found | {"checked_against": self.against}
 
 
-def judge(errors: Mapping[str, float], budgets: Mapping[str, float], against: str) -> Verdict:
-    """NaN compares false and thus is wrong; among wrong tensors, or among right ones, the fullest budget is told."""
+def judge(
+    errors: Mapping[str, float], plain: Mapping[str, float], eps: float, against: str, slack: float = 1
+) -> Verdict:
+    """The errors of a contender beside those of plain; among wrong tensors, or right ones, the fullest budget is told.
+
+    NaN compares false and thus is wrong.
+    """
+    budgets = {name: 2 * slack * (error + eps) for name, error in plain.items()}
     verdicts = [Verdict(errors[n] <= budgets[n], n, errors[n], budgets[n], against) for n in errors if n in budgets]
-    return worst_of(verdicts)
-
-
-def worst_of(verdicts: Iterable[Verdict]) -> Verdict:
     return max(verdicts, key=lambda v: (not v.ok, v.error / v.budget))
 
 
 def relative_errors(found: Named, exact: Named) -> dict[str, float]:
     """Largest difference over max(abs(exact)), of each tensor."""
-    return {name: relative_error(found[name], value) for name, value in exact.items() if name in found}
-
-
-def relative_error(value: Tensor, exact: Tensor) -> float:
-    return (value.double() - exact).abs().max().item() / (exact.abs().max().item() or 1.0)
-
-
-def budgets_of(plain: Mapping[str, float], dtype: torch.dtype) -> dict[str, float]:
-    """What is allowed, by the errors of the plain computation."""
-    return {name: 2 * (error + torch.finfo(dtype).eps) for name, error in plain.items()}
+    return {
+        name: (found[name].double() - value).abs().max().item() / (value.abs().max().item() or 1.0)
+        for name, value in exact.items() if name in found
+    }  # fmt: skip
 
 
 def by_kind(model: torch.nn.Module, found: Iterable[Tensor | None]) -> dict[str, Tensor]:
@@ -83,20 +75,21 @@ def by_kind(model: torch.nn.Module, found: Iterable[Tensor | None]) -> dict[str,
 
 
 def distances(found: Named, exact: Named) -> dict[str, float]:
-    """Norms of differences over the norm of the exact values."""
+    """Norms of differences over the norm of the exact values; infinity for what is missing."""
     norms = {name: _norm(value) for name, value in exact.items()}
-    whole = sum(norm**2 for name, norm in norms.items() if name != "loss") ** 0.5
-    return {
-        name: _norm(found[name].to(value.dtype) - value)
-        / (max(norms[name], 0.0 if name == "loss" else LEAST_SHARE * whole) or 1.0)
-        if name in found
-        else float("inf")
-        for name, value in exact.items()
-    }
+    least = LEAST_SHARE * sum(norm**2 for name, norm in norms.items() if name != "loss") ** 0.5
+    scales = {name: (norm if name == "loss" else max(norm, least)) or 1.0 for name, norm in norms.items()}
+    apart = {name: _norm(found[name].to(value.dtype) - value) for name, value in exact.items() if name in found}
+    return {name: apart.get(name, float("inf")) / scales[name] for name in exact}
 
 
 def _norm(value: Tensor) -> float:
     return torch.linalg.vector_norm(value.double() if value.numel() < 2**24 else value.float()).item()
+
+
+def served_by(choices: Iterable[Choice]) -> dict[str, int]:
+    """The forms in words, and how many calls each served."""
+    return dict(Counter(map(str, choices)))
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""The models that are timed, in parts that can be compiled: backbones and vision transformers here, text beside it."""
+"""The models that are timed: a decoder, vision transformers and backbones, with any mechanism in any form."""
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,12 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from linattn.lab.bench.benchmark import SOFTMAX
+from linattn.layers.norms import create_norm
+from linattn.layers.rotary import rotations
+from linattn.models.language.block import Block, BlockState, Tokens
+from linattn.models.language.options import BlockOptions, norm_behind
 from linattn.models.vision import create_vit
 from linattn.models.vision.catalog import TIMM_MODELS
 from linattn.support.compiling import compile_blocks
 from linattn.support.options import OptionError
 
-SOFTMAX = "softmax"
 # Names in the tables -> mechanism and its options, if the name alone does not say.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {"gated-head": ("gated", {"gate": "head"})}
 
@@ -23,49 +27,49 @@ def variant(name: str) -> tuple[str, dict[str, Any]]:
     return VARIANTS.get(name, (name, {}))
 
 
-class Host(nn.Module, ABC):
-    """``forward(inputs, targets)`` returns the loss; ``blocks`` are what is compiled once for all that are equal."""
+@dataclass(frozen=True)
+class ModelSize:
+    """A decoder with a tied embedding; ``kv_heads`` divides ``heads``."""
 
-    blocks: nn.ModuleList
+    depth: int
+    width: int
+    heads: int
+    kv_heads: int
+    hidden: int
+    vocabulary: int
 
-    @abstractmethod
-    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Compute the loss."""
 
-    def compile_parts(self, **options: Any) -> None:
-        """Compile what is before and after the blocks, and block by block: equal blocks share one compiled graph."""
-        self.stem = torch.compile(self.stem, **options)  # type: ignore[has-type]
-        self.head = torch.compile(self.head, **options)  # type: ignore[has-type]
-        compile_blocks(self, **options)
+# 135 million parameters, and a small size that any machine runs at once.
+FULL = ModelSize(depth=30, width=576, heads=9, kv_heads=9, hidden=1280, vocabulary=49152)
+TINY = ModelSize(depth=2, width=32, heads=2, kv_heads=2, hidden=48, vocabulary=64)
 
 
 @dataclass(frozen=True)
 class ModelCase:
-    """One model at one batch size.
+    """One model at one batch size: of images, ``size`` and ``pixels``; or of text, ``decoder`` and ``tokens``.
 
-    ``size``: one of ``create_vit``, or a name of timm's registry without ``linattn_``; ``tokens``: of the language
-    model, which has no pixels.
+    ``size``: one of ``create_vit``, or a name of timm's registry without ``linattn_``.
     """
 
     name: str
-    kind: str  # vision, backbone, language
     batch: int
-    mechanisms: tuple[str, ...]
+    mechanisms: tuple[str, ...] = ()
     size: str = "small"
     pixels: int = 0
+    decoder: ModelSize = FULL
     tokens: int = 0
     depth: int = 0  # 0: as published
 
     @property
     def shape(self) -> str:
-        if self.kind == "language":
+        if self.tokens:
             return f"decoder, {self.batch} x {self.tokens} tokens"
-        model = f"ViT-{self.size}" if self.kind == "vision" else self.size
+        model = self.size if f"linattn_{self.size}" in TIMM_MODELS else f"ViT-{self.size}"
         return f"{model}, {self.batch} images of {self.pixels} pixels"
 
     @property
     def unit(self) -> str:
-        return "tokens" if self.kind == "language" else "images"
+        return "tokens" if self.tokens else "images"
 
     @property
     def units(self) -> int:
@@ -73,32 +77,143 @@ class ModelCase:
         return self.batch * (self.tokens or 1)
 
     @property
-    def checked_depth(self) -> int | None:
-        """Blocks per stage of the model checked in place of a backbone, enough for all kinds of blocks; None: its own.
+    def checked(self) -> "ModelCase":
+        """The model that is checked in its place, with blocks of every kind but few of them: one or two a stage.
 
-        Deep models take long in plain fp32, and blocks of a stage have the same shapes: they run the same code.
+        All blocks of a stage have the same shapes and run the same code. Deep models take long in plain fp32, and at
+        its start, with the output of attention normed by head, every block of a decoder amplifies rounding: after
+        thirty blocks plain PyTorch in bf16 misses 0.2 to 3 of the gradient, after two 0.015.
         """
-        if self.kind != "backbone":
-            return None
         # Every second block with windows is shifted; the first convolution of a stage differs from the others.
-        return 2 if self.size.startswith(("polaformer_swin", "qtvit")) else 1
+        two = self.tokens or self.size.startswith(("polaformer_swin", "qtvit"))
+        return replace(self, depth=2 if two else 1)
 
     def quick(self) -> "ModelCase":
         """A version small enough for any machine that runs the same code."""
-        if self.kind == "language":
-            return replace(self, batch=2, tokens=24)
-        return replace(self, batch=2, pixels=64, depth=1) if self.kind == "backbone" else replace(
-            self, batch=2, size="digits", pixels=8
+        if self.tokens:
+            return replace(self, batch=2, tokens=24, decoder=TINY)
+        if f"linattn_{self.size}" in TIMM_MODELS:
+            return replace(self, batch=2, pixels=64, depth=1)
+        return replace(self, batch=2, size="digits", pixels=8)
+
+    def create(self, mechanism: str, device: torch.device, seed: int, impl: str = "auto") -> "Host":
+        """Build the model in fp32, ready to train; on one device all forms of a mechanism get the same weights."""
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
+            torch.manual_seed(seed)
+            host = TextModel(self, mechanism, impl) if self.tokens else ImageHost(self, mechanism, impl)
+        return host.to(device)  # for tensors that a constructor has put elsewhere
+
+    def draw(self, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
+        """Draw images and classes, or tokens and those after them, on the device."""
+        generator = torch.Generator(device).manual_seed(seed)
+        if self.tokens:
+            text = torch.randint(self.decoder.vocabulary, (self.units + 1,), generator=generator, device=device)
+            return text[:-1].view(self.batch, -1), text[1:].view(self.batch, -1)
+        channels, classes = (1, 10) if self.size == "digits" else (3, 1000)
+        images = torch.randn(self.batch, channels, self.pixels, self.pixels, generator=generator, device=device)
+        return images, torch.randint(classes, (self.batch,), generator=generator, device=device)
+
+
+class Host(nn.Module):
+    """``forward(inputs, targets)`` returns the loss; ``blocks`` are what is compiled once for all that are equal."""
+
+    blocks: nn.ModuleList
+    others: list[nn.Module]  # what is compiled besides, in place
+    head: Callable[..., Tensor]
+
+    def compile_parts(self, **options: Any) -> None:
+        """Compile what is before, between and after the blocks, and block by block: equal ones share one graph."""
+        self.head = torch.compile(self.head, **options)
+        for module in self.others:
+            module.compile(**options)
+        compile_blocks(self, **options)
+
+
+class TextModel(Host):
+    """Tokens ``(B, T)`` to hidden states ``(B, T, C)`` to logits: blocks of ``linattn.models.language``.
+
+    Every mechanism gets the same model, rotary positions included. Without a normaliser the output of a decay grows
+    with what it remembers, so mechanisms without a norm of their own get one by head after them, as in their papers.
+    """
+
+    def __init__(self, case: ModelCase, mechanism: str, impl: str = "auto") -> None:
+        super().__init__()
+        (name, own), size = variant(mechanism), case.decoder
+        options = BlockOptions(
+            dim=size.width, num_heads=size.heads, num_kv_heads=size.kv_heads, mlp_dim=size.hidden, mechanism=name,
+            mechanism_options=own, impl="auto" if name == SOFTMAX else impl,
+            attention_norm=norm_behind([(name, own)]),
         )  # fmt: skip
+        self.rotary_width = options.rotary_width
+        self.embedding = nn.Embedding(size.vocabulary, size.width)
+        self.blocks = nn.ModuleList(Block(options) for _ in range(case.depth or size.depth))
+        self.norm = create_norm("rms", size.width)
+        self.others, self.head = [], self.loss
+        for name, parameter in self.named_parameters():
+            if parameter.ndim > 1 and ".mechanism." not in name:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return self.head(self.read(inputs)[0], targets)
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(self.logits(x).flatten(0, 1).float(), targets.flatten())
+
+    def read(
+        self, inputs: Tensor, states: Sequence[BlockState | None] | None = None, start: Tensor | int = 0
+    ) -> tuple[Tensor, list[BlockState]]:
+        """Hidden states ``(B, T, C)`` before the last norm and, given ``states`` after ``start`` tokens, the next."""
+        x, new = self.embedding(inputs), list[BlockState]()
+        positions = start + torch.arange(inputs.shape[1], device=x.device).unsqueeze(0)
+        tokens = Tokens(rotations=rotations(positions, [self.rotary_width], 10000.0, x))
+        for number, block in enumerate(self.blocks):
+            if states is None:
+                x = block(x, tokens)
+            else:
+                assert isinstance(block, Block)
+                x, own = block.with_state(x, tokens, states[number])
+                new.append(own)
+        return x, new
+
+    def logits(self, x: Tensor) -> Tensor:
+        return F.linear(self.norm(x), self.embedding.weight)
 
 
-VISION = (SOFTMAX, "relu", "nala", "pola", "mirror")
-LANGUAGE = (SOFTMAX, "gated-head", "retention", "gated")
+class ImageHost(Host):
+    """A vision transformer or a backbone with the cross entropy of its classes.
+
+    The model calls its own blocks, as stages step down between them.
+    """
+
+    def __init__(self, case: ModelCase, mechanism: str, impl: str) -> None:
+        super().__init__()
+        (name, own), entry = variant(mechanism), TIMM_MODELS.get(f"linattn_{case.size}")
+        attention = {"impl": impl} | ({"mechanism_options": own} if own else {})
+        pyramid = entry is not None and entry.pyramid
+        options: dict[str, Any] = {"img_size": case.pixels} | (attention if pyramid else {"attention": attention})
+        if case.depth:
+            options |= {"depths": (case.depth,) * entry.num_depths} if entry and pyramid else {"depth": case.depth}
+        if entry is None:
+            model: Any = create_vit(case.size, name, **options)
+        else:
+            model = entry(mechanism=name, drop_path_rate=0.0, **options)
+        self.model, self.head = model, model.forward_head
+        stages = model.stages if pyramid else [model]
+        self.blocks = nn.ModuleList(block for stage in stages for block in stage.blocks)
+        steps = [stage.downsample for stage in stages if hasattr(stage, "downsample")]
+        steps = [model.stem if pyramid else model.patch_embed, *steps]
+        self.others = [step for step in steps if not isinstance(step, nn.Identity)]
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.model.forward_features(inputs)).float(), targets)
+
+
+VISION, LANGUAGE = (SOFTMAX, "relu", "nala", "pola", "mirror"), (SOFTMAX, "gated-head", "retention", "gated")
 CASES = (
-    ModelCase("vit-224", "vision", 256, VISION, pixels=224),
-    ModelCase("vit-512", "vision", 64, VISION, pixels=512),
-    ModelCase("language-8192-b1", "language", 1, LANGUAGE, tokens=8192),
-    ModelCase("language-8192-b4", "language", 4, LANGUAGE, tokens=8192),
+    ModelCase("vit-224", 256, VISION, pixels=224),
+    ModelCase("vit-512", 64, VISION, pixels=512),
+    ModelCase("language-8192-b1", 1, LANGUAGE, tokens=8192),
+    ModelCase("language-8192-b4", 4, LANGUAGE, tokens=8192),
 )
 # Batch sizes by image size, so that all of them have about as many pixels.
 PIXELS = {224: 64, 384: 24, 512: 12, 1024: 4}
@@ -115,7 +230,7 @@ def backbone_case(name: str) -> ModelCase | None:
     model = TIMM_MODELS.get(f"linattn_{size}")
     if model is None or pixels not in map(str, PIXELS):
         return None
-    return ModelCase(name, "backbone", PIXELS[int(pixels)], (SOFTMAX, model.mechanism), size, int(pixels))
+    return ModelCase(name, PIXELS[int(pixels)], (SOFTMAX, model.mechanism), size, int(pixels))
 
 
 def select(names: tuple[str, ...]) -> list[ModelCase]:
@@ -124,82 +239,18 @@ def select(names: tuple[str, ...]) -> list[ModelCase]:
     ``backbones`` stands for the smallest of every family at every size, ``backbones-224`` for these at one size;
     ``presets`` for all models that have a name.
     """
-    table = {case.name: case for case in CASES}
-    others: dict[str, ModelCase] = {}
+    groups = {group: [f"{model}-{p}" for model in models for p in PIXELS] for group, models in GROUPS.items()}
+    groups |= {f"{group}-{p}": [f"{m}-{p}" for m in models] for group, models in GROUPS.items() for p in PIXELS}
+    table, others = {case.name: case for case in CASES}, dict[str, ModelCase]()
     for name in names:
-        group, _, pixels = name.partition("-")
-        known = group in GROUPS and (not pixels or pixels in map(str, PIXELS))
-        sizes = [pixels] if pixels else PIXELS
-        for own in [f"{model}-{p}" for model in GROUPS[group] for p in sizes] if known else [name]:
+        for own in groups.get(name, [name]):
             case = backbone_case(own)
             if case is not None:
                 others[own] = case
             elif own not in table:
-                groups = [text for group in GROUPS for text in (group, *(f"{group}-{p}" for p in PIXELS))]
                 raise OptionError(
                     "only", f"must be one of {', '.join([*table, *groups])}, or a model of timm.list_models("
                     f"'linattn_*') without its prefix and one of {', '.join(map(str, PIXELS))}, such as "
                     f"nalaformer_tiny-384, got {name!r}"
                 )  # fmt: skip
     return [case for case in CASES if not names or case.name in names] + list(others.values())
-
-
-class ImageHost(Host):
-    """A vision transformer or a backbone with the cross entropy of its classes.
-
-    The model calls its own blocks, as stages step down between them.
-    """
-
-    def __init__(self, case: ModelCase, mechanism: str, impl: str, depth: int | None) -> None:
-        super().__init__()
-        name, own = variant(mechanism)
-        depth = depth or case.depth
-        entry = TIMM_MODELS.get(f"linattn_{case.size}")
-        pyramid = entry is not None and entry.pyramid
-        options: dict[str, Any] = {"img_size": case.pixels}
-        if pyramid:
-            assert entry is not None
-            options |= {"impl": impl} | ({"mechanism_options": {name: own}} if own else {})
-            options |= {"depths": (depth,) * entry.num_depths} if depth else {}
-        else:
-            options["attention"] = {"impl": impl} | ({"mechanism_options": own} if own else {})
-            options |= {"depth": depth} if depth else {}
-        if entry is None:
-            model: Any = create_vit(case.size, name, **options)
-        else:
-            model = entry(mechanism=name, drop_path_rate=0.0, **options)
-        self.model = model
-        stages = model.stages if pyramid else [model]
-        self.blocks = nn.ModuleList(block for stage in stages for block in stage.blocks)
-        steps = [stage.downsample for stage in stages if hasattr(stage, "downsample")]
-        self.steps = nn.ModuleList([model.stem if pyramid else model.patch_embed, *steps])
-        self.stem, self.head = model.forward_features, model.forward_head
-
-    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(self.head(self.stem(inputs)).float(), targets)
-
-    def compile_parts(self, **options: Any) -> None:
-        """Compile steps down, blocks and head, each in place."""
-        self.head = torch.compile(self.head, **options)
-        for step in self.steps:
-            if not isinstance(step, nn.Identity):
-                step.compile(**options)
-        compile_blocks(self, **options)
-
-
-def create_image_host(
-    case: ModelCase, mechanism: str, device: torch.device, seed: int, *, impl: str = "auto", depth: int | None = None
-) -> ImageHost:
-    """Build a model in fp32, ready to train; on one device all forms of a mechanism get the same weights."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
-        torch.manual_seed(seed)
-        host = ImageHost(case, mechanism, impl, depth)
-    return host.to(device)  # for tensors that a constructor has put elsewhere
-
-
-def draw_images(case: ModelCase, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
-    """Draw images and classes on the device."""
-    generator = torch.Generator(device).manual_seed(seed)
-    channels, classes = (1, 10) if case.size == "digits" else (3, 1000)
-    images = torch.randn(case.batch, channels, case.pixels, case.pixels, generator=generator, device=device)
-    return images, torch.randint(classes, (case.batch,), generator=generator, device=device)

@@ -5,19 +5,16 @@ itself in another case. Contenders have the names of the tables.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from linattn.lab.bench.contenders import FORWARD, TRAINING
-from linattn.lab.bench.timing import LONG_CALLS
+from linattn.lab.bench.benchmark import FORWARD, TRAINING
+from linattn.lab.bench.problems import Family, Problem
 from linattn.support.options import check_option
 
-Family = Literal["attention", "mechanism", "exponential", "sigmoid", "step", "convolution"]
 Row = Mapping[str, Any]
 
-OURS, CHUNKED, EAGER, COMPILED = "linattn triton", "linattn chunked", "eager", "torch.compile"
-IN_PLACE = f"{OURS}, in place"
-FLASH, CUDNN = "SDPA flash", "SDPA cuDNN"
+OURS, CHUNKED, EAGER, COMPILED, FLASH = "linattn triton", "linattn chunked", "eager", "torch.compile", "SDPA flash"
 FLA_PLAIN, FLA_NORMALIZED = "fla chunk_linear_attn", "fla chunk_linear_attn, normalised"
 FLA_TOKEN, FLA_CHANNEL, FLA_HEAD = "fla fused_chunk_simple_gla", "fla chunk_gla", "fla chunk_retention"
 FLA_STEP, FLA_CONVOLUTION = "fla fused_recurrent_simple_gla", "fla causal_conv1d"
@@ -43,21 +40,9 @@ class Goal(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Problem:
-    """``q (B, H, T, K)``, ``v (B, H, T, V)``; a convolution has ``x (B, T, K)`` and W taps, a step has no T."""
+class KernelCase(Problem):
+    """A problem with its goals of forward, and of forward and backward."""
 
-    name: str
-    family: Family
-    B: int
-    H: int
-    T: int
-    K: int
-    V: int
-    causal: bool = True
-    decay: Literal["none", "head", "token", "channel"] = "none"
-    normalized: bool = False
-    mechanism: str = ""
-    taps: int = 0
     forward: tuple[Goal, ...] = ()
     training: tuple[Goal, ...] = ()
 
@@ -65,27 +50,6 @@ class Problem:
     def passes(self) -> tuple[str, ...]:
         """Backward first, as its first call compiles everything; that of a decoding step is not worth timing."""
         return (FORWARD,) if self.family == "step" else (TRAINING, FORWARD)
-
-    @property
-    def shape(self) -> str:
-        if self.family == "convolution":
-            return f"B{self.B} T{self.T} C{self.K} W{self.taps}"
-        width = f"D{self.K}" if self.K == self.V else f"K{self.K} V{self.V}"
-        length = "" if self.family == "step" else f"T{self.T} "
-        return f"B{self.B} H{self.H} {length}{width}"
-
-    def resized(self, B: int, H: int, T: int, width: int = 10**6) -> "Problem":
-        """The same case with no size larger than these."""
-        return replace(
-            self, B=min(self.B, B), H=min(self.H, H), T=min(self.T, T), K=min(self.K, width), V=min(self.V, width)
-        )  # fmt: skip
-
-    def reduced(self) -> "Problem":
-        """Small enough for the matrix of all pairs in fp64, with a length that chunks of 128 divide.
-
-        With per-channel decays each channel has a matrix.
-        """
-        return self.resized(2, 4 if self.mechanism else 2, 256 if self.decay == "channel" else 1024)
 
 
 Shape = tuple[int, int, int, int]  # B, H, T, D
@@ -95,20 +59,19 @@ VISION = {196: (256, 6, 196, 64), 3136: (64, 2, 3136, 64), 16384: (8, 12, 16384,
 MAPS = ("pola", "nala", "mirror", "quadratic")
 
 
-def _problem(name: str, family: Family, shape: Shape, goals: Goals = ((), ()), **more: Any) -> Problem:
+def _case(name: str, family: Family, shape: Shape, goals: Goals = ((), ()), **more: Any) -> KernelCase:
     B, H, T, D = shape
     sizes = {"B": B, "H": H, "T": T, "K": D, "V": D}
-    return Problem(name, family, **sizes | {"forward": tuple(goals[0]), "training": tuple(goals[1])} | more)
+    return KernelCase(name, family, **sizes | {"forward": tuple(goals[0]), "training": tuple(goals[1])} | more)
 
 
 def _over(floor: float, share: float, rival: str) -> tuple[list[Goal], list[Goal]]:
     return [Goal(floor, FLOOR)], [Goal(share, rival)]
 
 
-def _mechanism(name: str, T: int, training: Goal, *forward: Goal) -> Problem:
-    return _problem(
-        f"{name}-{T}", "mechanism", VISION[T], (forward, [training]), causal=False, normalized=True, mechanism=name
-    )  # fmt: skip
+def _mechanism(name: str, T: int, training: Goal, *forward: Goal) -> KernelCase:
+    kind: dict[str, Any] = {"causal": False, "normalized": True, "mechanism": name}
+    return _case(f"{name}-{T}", "mechanism", VISION[T], (forward, [training]), **kind)
 
 
 _BOTH: tuple[tuple[str, Shape], ...] = (("4096", WIDE), ("2048", NARROW))
@@ -118,17 +81,14 @@ _GATED: tuple[tuple[Family, float, str], ...] = (
 )  # fmt: skip
 _CHANNEL = [Goal(0.7, FLA_CHANNEL)]
 # Cases with goals come first, so that a run that ends early has them.
-PROBLEMS = (
-    *(_problem(f"causal-{n}", "attention", s, _over(1.25, 0.5, FLA_PLAIN)) for n, s in _BOTH),
+CASES = (
+    *(_case(f"causal-{n}", "attention", s, _over(1.25, 0.5, FLA_PLAIN)) for n, s in _BOTH),
+    *(_case(f"causal-norm-{n}", "attention", s, _over(1.4, 0.35, FLA_NORMALIZED), normalized=True) for n, s in _BOTH),
+    *(_case(f"causal-token-{n}", "attention", s, _over(1.4, 0.4, FLA_TOKEN), decay="token") for n, s in _BOTH),
+    _case("causal-channel-4096", "attention", WIDE, (_CHANNEL, _CHANNEL), decay="channel"),
+    *(_case(f"causal-{n}", "attention", s, _over(1.8, 0.5, FLA_PLAIN)) for n, s in _FEW),
     *(
-        _problem(f"causal-norm-{n}", "attention", s, _over(1.4, 0.35, FLA_NORMALIZED), normalized=True)
-        for n, s in _BOTH
-    ),
-    *(_problem(f"causal-token-{n}", "attention", s, _over(1.4, 0.4, FLA_TOKEN), decay="token") for n, s in _BOTH),
-    _problem("causal-channel-4096", "attention", WIDE, (_CHANNEL, _CHANNEL), decay="channel"),
-    *(_problem(f"causal-{n}", "attention", s, _over(1.8, 0.5, FLA_PLAIN)) for n, s in _FEW),
-    *(
-        _problem(f"{family}-{n}", family, WIDE, _over(limit, 0.4, rival), decay="token", V=width)
+        _case(f"{family}-{n}", family, WIDE, _over(limit, 0.4, rival), decay="token", V=width)
         for family, limit, rival in _GATED
         for n, width in (("4096", 128), ("wide", 256))
     ),
@@ -136,19 +96,17 @@ PROBLEMS = (
     # At 196 tokens models use flash softmax.
     _mechanism("relu", 196, Goal(1.0, FLASH), Goal(1.6, FLOOR), Goal(1.0, FLASH)),
     *(_mechanism(name, T, Goal(1 / 6, EAGER), Goal(2.0, OURS, f"relu-{T}")) for T in VISION for name in MAPS),
-    _problem(
-        "lion-16384", "attention", VISION[16384], ([Goal(2.2, FLOOR)], ()), causal=False, decay="token",
-        normalized=True,
-    ),
+    _case("lion-16384", "attention", VISION[16384], ([Goal(2.2, FLOOR)], ()), causal=False, decay="token",
+          normalized=True),
     # 70 % of the copy's bandwidth.
-    _problem("step-64", "step", (64, 32, 1, 128), ([Goal(1 / 0.7, FLOOR)], ()), normalized=True),
-    _problem("causal-head-4096", "attention", WIDE, decay="head"),
-    _problem("convolution-4096", "convolution", (8, 1, 4096, 2048), taps=4),
+    _case("step-64", "step", (64, 32, 1, 128), ([Goal(1 / 0.7, FLOOR)], ()), normalized=True),
+    _case("causal-head-4096", "attention", WIDE, decay="head"),
+    _case("convolution-4096", "convolution", (8, 1, 4096, 2048), taps=4),
 )  # fmt: skip
-BY_NAME = {problem.name: problem for problem in PROBLEMS}
+BY_NAME = {case.name: case for case in CASES}
 
 
-def select(names: Sequence[str]) -> list[Problem]:
+def select(names: Sequence[str]) -> list[KernelCase]:
     """The named cases in the order of the table; a name that ends in ``*`` selects all that start so; none: all."""
     found: set[str] = set()
     for name in names:
@@ -156,61 +114,45 @@ def select(names: Sequence[str]) -> list[Problem]:
         if not matching:
             check_option("only", name, BY_NAME)
         found.update(matching)
-    return [problem for problem in PROBLEMS if not names or problem.name in found]
+    return [case for case in CASES if not names or case.name in found]
 
 
 def outcomes(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """What became of the goals of all cases that have rows: ``reached`` is None for what was not measured."""
     by_key = {(row["case"], row["contender"], row["pass_name"]): row for row in rows}
     found = []
+
+    def judge(case: str, what: str, goal: str, limit: float, value: float | None, reason: str = "") -> None:
+        reached = None if value is None else value <= limit
+        found.append({"case": case, "what": what, "goal": goal, "value": value, "reached": reached, "reason": reason})
+
     for name in dict.fromkeys(row["case"] for row in rows if row["case"] in BY_NAME):
-        problem = BY_NAME[name]
-        for pass_name, goals in ((FORWARD, problem.forward), (TRAINING, problem.training)):
-            own = by_key.get((name, OURS, pass_name))
+        case = BY_NAME[name]
+        for pass_name, goals in ((FORWARD, case.forward), (TRAINING, case.training)):
+            own = by_key.get((name, OURS, pass_name), {"status": "not measured"})
             for goal in goals:
-                other = by_key.get((goal.case or name, goal.against, pass_name))
-                found.append(_outcome(name, pass_name, str(goal), goal.limit, *_ratio(own, other, goal)))
+                other = by_key.get((goal.case or name, goal.against, pass_name), {"status": "not measured"})
+                judge(name, pass_name, str(goal), goal.limit, *_ratio(own, other, goal))
         for pass_name, limit in MOST_EXTRA.items():
             own = by_key.get((name, OURS, pass_name), {})
             if own.get("status") == "ok" and own.get("extra_over_qkvo") is not None:
-                goal_text = f"<= {limit:.0%} of q, k, v, o"
-                found.append(_outcome(name, f"memory, {pass_name}", goal_text, limit, own["extra_over_qkvo"]))
+                judge(name, f"memory, {pass_name}", f"<= {limit:.0%} of q, k, v, o", limit, own["extra_over_qkvo"])
     for row in (row for row in rows if row["pass_name"] == COLD):
-        limit = MOST_COLD_SECONDS
-        found.append(
-            _outcome(row["case"], COLD, f"<= {limit:g} s", limit, row.get("first_seconds"), row.get("reason", ""))
-        )
+        goal_text = f"<= {MOST_COLD_SECONDS:g} s"
+        judge(row["case"], COLD, goal_text, MOST_COLD_SECONDS, row.get("first_seconds"), row.get("reason", ""))
     return found
 
 
-def _outcome(case: str, what: str, goal: str, limit: float, value: float | None, reason: str = "") -> dict[str, Any]:
-    reached = None if value is None else value <= limit
-    return {"case": case, "what": what, "goal": goal, "value": value, "limit": limit, "reached": reached,
-            "reason": reason}  # fmt: skip
-
-
-def _ratio(own: Row | None, other: Row | None, goal: Goal) -> tuple[float | None, str]:
+def _ratio(own: Row, other: Row, goal: Goal) -> tuple[float | None, str]:
     """The time of ``linattn triton`` over what a goal is set against, and what must be known of the comparison."""
-    if own is None or own["status"] != "ok" or own.get("median_ms") is None:
-        return None, "not measured" if own is None else f"{own['status']}: {own.get('reason', '')}"
+    if own["status"] != "ok" or own.get("median_ms") is None:
+        return None, f"{own['status']}: {own.get('reason', '')}"
     if goal.against == FLOOR:
         return own["median_ms"] / own["floor_ms"], ""
-    if other is None or other.get("median_ms") is None:
-        why = f": {other['status']} {other.get('reason', '')}".rstrip() if other else " was not measured"
-        return None, f"{goal.against}{why}"
-    said = [] if other["status"] == "ok" else [f"{goal.against}: {other['status']} {other.get('reason', '')}".strip()]
-    if own["timed_by"] == other["timed_by"] or LONG_CALLS in (own["timed_by"], other["timed_by"]):
-        return own["median_ms"] / other["median_ms"], "; ".join(said)
-    said.append(f"{goal.against} cannot be captured: both timed as Python calls them")
-    return own["called_ms"] / other["called_ms"], "; ".join(said)
-
-
-def goal_over_floor(rows: Sequence[Row], case: str, pass_name: str, goal: Goal) -> float | None:
-    """Position of a goal on an axis of time over the floor; None if what it refers to was not measured."""
-    if goal.against == FLOOR:
-        return goal.limit
-    here = (row.get("floor_ms") for row in rows if (row["case"], row["pass_name"]) == (case, pass_name))
-    there = (goal.case or case, goal.against, pass_name)
-    floor = next(filter(None, here), None)
-    times = [row.get("median_ms") for row in rows if (row["case"], row["contender"], row["pass_name"]) == there]
-    return goal.limit * times[0] / floor if floor and times and times[0] else None
+    remark = "" if other["status"] == "ok" else f"{goal.against}: {other['status']} {other.get('reason', '')}".strip()
+    if other.get("median_ms") is None:
+        return None, remark
+    if own["timed_by"] == other["timed_by"] or "long calls" in (own["timed_by"], other["timed_by"]):
+        return own["median_ms"] / other["median_ms"], remark
+    # One of them cannot be captured: both as Python calls them.
+    return own["called_ms"] / other["called_ms"], remark

@@ -1,39 +1,31 @@
 """`linattn kernels`: time of GPU kernels beside rivals and the floor."""
 
+import multiprocessing
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from statistics import median
 from typing import Any, ClassVar, Literal, Self
 
 import torch
+from torch import Tensor
 
-from linattn.lab.bench.benchmark import Benchmark, note, only_quick_on_cpu, setting
-from linattn.lab.bench.contenders import FORWARD, TRAINING
-from linattn.lab.bench.kernel_cases import (
-    BY_NAME,
-    COLD,
-    COLD_CASES,
-    IN_PLACE,
-    OURS,
-    Problem,
-    goal_over_floor,
-    outcomes,
-    select,
-)
-from linattn.lab.bench.kernel_floors import floors, measure_ceilings, qkvo_bytes
-from linattn.lab.bench.kernel_problems import Truth, draw
-from linattn.lab.bench.kernel_rivals import PACKAGES, RIVALS, Contender, make_contenders
+from linattn.lab.bench.benchmark import FORWARD, TRAINING, Benchmark, Row, only_quick_on_cpu, shared
+from linattn.lab.bench.kernel_cases import BY_NAME, COLD, COLD_CASES, OURS, outcomes, select
 from linattn.lab.bench.memory import extra_bytes
-from linattn.lab.bench.running import Row, shared
-from linattn.lab.bench.timing import first_call, time_call
-from linattn.lab.cases import Case, Outcome, Work
+from linattn.lab.bench.problems import CONSTANT, Problem, Tensors, Truth, differentiable, draw
+from linattn.lab.bench.rivals import PACKAGES, Contender, make_contenders
+from linattn.lab.bench.timing import seconds_of, time_call, time_kernels
+from linattn.lab.cases import Case, Work
 from linattn.lab.page.plots import Chart, Panel, styles
+from linattn.mechanisms.registry import create_mechanism
 from linattn.support.config import option
-from linattn.support.options import check_option
 
 CEILINGS = ("copy_bytes_per_second", "matmul_per_second")
+SMALLEST_CHUNK = 16  # size of the tiles of a GPU's matrix units
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +44,8 @@ class Kernels(Benchmark):
         (), "Cases, with commas; causal-* takes all that start so.", affects=False, default_text="all"
     )  # fmt: skip
     contenders: tuple[str, ...] = option(
-        (), "Only contenders whose names start with these, with commas.", affects=False, default_text="all"
-    )  # fmt: skip
-    rivals: tuple[str, ...] = option(
-        RIVALS, "Groups with commas, or none: torch (eager, compiled), softmax, fla and mlstm_kernels if installed.",
-        affects=False,
+        (), "Only contenders whose names start with these, such as linattn,fla,mlstm,SDPA.", affects=False,
+        default_text="all",
     )  # fmt: skip
     dtype: Literal["", "bfloat16", "float16", "float32"] = option(
         "", "Type of the inputs.", default_text="bfloat16, on a CPU float32"
@@ -71,104 +60,71 @@ class Kernels(Benchmark):
         "case", "contender", "pass_name", "median_ms", "over_floor", "called_ms", "extra_over_qkvo", "budget"
     )  # fmt: skip
     packages: ClassVar[tuple[str, ...]] = PACKAGES
-    most_seconds: ClassVar[float] = 300.0
 
     def check(self) -> None:
         super().check()
         select(self.only)
-        for rival in self.groups:
-            check_option("rivals", rival, RIVALS)
         only_quick_on_cpu(self, "kernels")
 
     def filled(self) -> Self:
         return replace(super().filled(), dtype=self.dtype or ("bfloat16" if self.on_gpu else "float32"))
 
-    @property
-    def groups(self) -> tuple[str, ...]:
-        return () if self.rivals == ("none",) else self.rivals
-
     def problem(self, name: str) -> Problem:
-        problem = BY_NAME[name]
-        return problem.resized(1, 2, 64, 16) if self.quick else problem
+        return BY_NAME[name].resized(1, 2, 64, 16) if self.quick else BY_NAME[name]
 
     def cases(self) -> list[dict[str, Any]]:
         """This library in every case, then the contenders that goals refer to, then the rest."""
         ordered: list[tuple[int, dict[str, Any]]] = []
-        for problem in (self.problem(own.name) for own in select(self.only)):
-            against = {goal.against for goal in (*problem.forward, *problem.training)}
-            for own in make_contenders(problem):
-                wanted = own.group in ("linattn", *self.groups)
-                if wanted and (not self.contenders or own.name.startswith(self.contenders)):
-                    step = 0 if own.name in (OURS, IN_PLACE) else 1 if own.name in against else 2
-                    for pass_name in problem.passes:
-                        ordered.append((step, self.case(case=problem.name, contender=own.name, pass_name=pass_name)))
-        found = [case for _, case in sorted(ordered, key=lambda item: item[0])]
-        if self.cold and self.on_gpu:
-            chosen = {problem.name for problem in select(self.only)}.intersection(COLD_CASES)
-            found += [self.case(case=name, contender=OURS, pass_name=COLD, fresh=True) for name in sorted(chosen)]
-        return found
-
-    def fill(self, case: Case, work: Work, row: Row) -> None:
-        """Call a contender once, check it, time it and weigh it."""
-        problem, contender = self.named(case)
-        row |= {"shape": problem.shape, "note": contender.note}
-        if case["pass_name"] == COLD:
-            row["first_seconds"] = cold_start(self, problem, contender)
-            return
-        device, dtype, training = self.place(), getattr(torch, self.dtype), case["pass_name"] == TRAINING
-        if not _ceilings:
-            work.tell(0.0, "measuring copy bandwidth and matmul rate")
-            _ceilings.update(measure_ceilings(device, small=self.quick))
-        key = "kernels", problem.name, str(case["settings"])
-        tensors, grad, truth = shared(
-            key, lambda: (*draw(problem, device, dtype, self.seed), Truth(problem, device, dtype, self.seed))
-        )  # fmt: skip
-        work.tell(0.2, "first call")
-        bound = contender.bind(problem, tensors)
-        call = bound.call(grad if training else None)
-        seconds = first_call(call, device, contender.first_seconds)
-        work.tell(0.4, "checking")
-        verdicts = [truth.check(contender.bind, contender.softmax, training)] if contender.at_reduced_size else []
-        if not contender.softmax:
-            try:
-                fresh = contender.bind(problem, tensors) if contender.name == IN_PLACE else bound
-                verdicts.append(truth.check_full(fresh, tensors, grad, training))
-                row["error_at_full_size"] = verdicts[-1].error
-            except torch.OutOfMemoryError:
-                if not verdicts:
-                    raise
-        note(row, next((own for own in verdicts if not own.ok), verdicts[0]))  # what is wrong is timed all the same
-        work.tell(0.6, "timing")
-        timing, called, by = time_call(call, device, self.milliseconds)
-        row |= timing.row() | {"timed_by": by, "called_ms": 1000 * called.median, "first_seconds": seconds}
-        row["floor_ms"] = floors(problem, tensors, *(_ceilings[name] for name in CEILINGS))[case["pass_name"]]
-        row["over_floor"] = row["median_ms"] / row["floor_ms"]
-        extra = extra_bytes(call, device)
-        row |= {"extra_bytes": extra, "extra_over_qkvo": extra / qkvo_bytes(problem, tensors)} | _ceilings
-
-    def warm(self, case: Case) -> None:
-        """Call once everything that the race will call."""
-        problem, contender = self.named(case)
-        for size in [problem, problem.reduced()] if contender.at_reduced_size else [problem]:
-            tensors, grad = draw(size, self.place(), getattr(torch, self.dtype), self.seed)
-            call = contender.bind(size, tensors).call(grad if case["pass_name"] == TRAINING else None)
-            if contender.compiles:
-                first_call(call, self.place(), self.most_seconds)
+        for own in select(self.only):
+            against = {goal.against for goal in (*own.forward, *own.training)}
+            for contender in make_contenders(own):
+                name = contender.name
+                if not self.contenders or name.startswith(self.contenders):
+                    step = 0 if name == OURS else 1 if name in against else 2
+                    ordered += [(step, self.case(case=own.name, contender=name, pass_name=p)) for p in own.passes]
+            if self.cold and self.on_gpu and own.name in COLD_CASES:
+                ordered.append((3, self.case(case=own.name, contender=OURS, pass_name=COLD)))
+        return [case for _, case in sorted(ordered, key=lambda item: item[0])]
 
     def named(self, case: Case) -> tuple[Problem, Contender]:
         problem = self.problem(case["case"])
         return problem, next(own for own in make_contenders(problem) if own.name == case["contender"])
 
-    def described(self, outcomes: Sequence[Outcome], rows: Sequence[Row]) -> dict[str, Any]:
-        """The ceilings, and how many goals are reached."""
-        found: dict[str, Any] = {}
-        for name in CEILINGS:
-            values = [row[name] for row in rows if name in row]
-            found |= {name: median(values)} if values else {}
-        for row in rows:
-            for name in CEILINGS:
-                row.pop(name, None)
-        return found
+    def fill(self, case: Case, work: Work, row: Row) -> None:
+        """Call a contender once, check it, time it and weigh it; what is wrong is timed all the same."""
+        problem, contender = self.named(case)
+        row |= {"shape": problem.shape, "note": contender.note}
+        device = self.place()
+        if case["pass_name"] == COLD:
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
+                row["first_seconds"] = fresh.submit(cold_start, self, case).result()
+            return
+        row |= measure_ceilings(device, self.quick)
+        key = "kernels", problem.name, str(case["settings"])
+        tensors, grad, truth = shared(key, lambda: self.drawn(problem))
+        own_grad = grad if case["pass_name"] == TRAINING else None
+        work.tell(0.2, "first call")
+        bound = contender.bind(problem, tensors)
+        call = bound.call(own_grad)
+        call()
+        work.tell(0.4, "checking")
+        row |= truth.check(bound, own_grad, softmax=contender.softmax).row()
+        work.tell(0.6, "timing")
+        timing, row["timed_by"] = time_kernels(call, device, self.milliseconds)
+        row |= timing.row() | {"called_ms": 1000 * time_call(call, device, self.milliseconds / 2).median}
+        row["floor_ms"] = floors(problem, tensors, *(row[name] for name in CEILINGS))[case["pass_name"]]
+        row["over_floor"] = row["median_ms"] / row["floor_ms"]
+        extra = extra_bytes(call, device)
+        row |= {"extra_bytes": extra, "extra_over_qkvo": extra / qkvo_bytes(problem, tensors)}
+
+    def drawn(self, problem: Problem) -> tuple[Tensors, Tensor, Truth]:
+        tensors, grad = draw(problem, self.place(), getattr(torch, self.dtype), self.seed)
+        return tensors, grad, Truth(problem, tensors, grad)
+
+    def described(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """The ceilings."""
+        found = {name: [row.pop(name) for row in rows if name in row] for name in CEILINGS}
+        return {name: median(values) for name, values in found.items() if values}
 
     def sentences(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         goals = [] if self.quick else [goal for goal in outcomes(rows) if goal["reached"] is not None]
@@ -181,50 +137,115 @@ class Kernels(Benchmark):
         return super().bad(row) and row["contender"].startswith("linattn")
 
     def charts(self, rows: Sequence[Row], meta: Mapping[str, Any]) -> list[Chart]:
-        """Time over the floor, a line a case; goals are bars, and what is wrong is hollow."""
+        """Time over the floor, a line a case; what is wrong is hollow."""
         timed = [row for row in rows if row.get("over_floor") and row["status"] in ("ok", "WRONG")]
         cases = list(dict.fromkeys(row["case"] for row in timed))
         looks = styles(list(dict.fromkeys(row["contender"] for row in timed)))
 
-        def draw_pass(axes: Any, pass_name: str) -> None:
-            for y, case in enumerate(cases):
-                problem = BY_NAME[case]
-                for goal in problem.forward if pass_name == FORWARD else problem.training:
-                    mark = goal_over_floor(rows, case, pass_name, goal)
-                    axes.plot([mark] if mark else [], [y] if mark else [], marker="|", markersize=12, color="#000000")
+        def draw(axes: Any, pass_name: str) -> None:
             for row in (row for row in timed if row["pass_name"] == pass_name):
-                look = looks[row["contender"]]
+                look, place = looks[row["contender"]], ([row["over_floor"]], [cases.index(row["case"])])
                 face = look.color if row["status"] == "ok" else "none"
-                axes.plot([row["over_floor"]], [cases.index(row["case"])], marker=look.marker, color=look.color,
-                          markerfacecolor=face, linestyle="none", markersize=5)  # fmt: skip
-            axes.axvline(1, color="#999999", linewidth=1)
+                axes.plot(*place, look.marker, color=look.color, markerfacecolor=face, markersize=5)
             axes.set_xscale("log")
             axes.set_yticks(range(len(cases)), cases)
-            axes.invert_yaxis()
             axes.set(title=pass_name, xlabel="time over floor")
 
-        height = 1.2 + 0.2 * len(cases)
-        panels = [
-            Panel(lambda axes, own=name: draw_pass(axes, own), f"{name}, time over floor by case", height, left=1.6)  # type: ignore[misc]
-            for name in (FORWARD, TRAINING)
-        ]
-        reading = "A line a case; vertical bars are goals, hollow marks were not right."
-        return [
-            Chart("kernels", setting(meta, "time over floor", str(meta["settings"]["dtype"])), reading, panels, looks)
-        ]
+        passes, height = (FORWARD, TRAINING), 1.2 + 0.2 * len(cases)
+        panels = [Panel(partial(draw, pass_name=own), f"{own}, time over floor by case", height, 1.6) for own in passes]
+        title, reading = f"time over floor, {meta['device']}", "A line a case; hollow marks were not right."
+        return [Chart("kernels", title, reading, panels, looks)]
 
 
-_ceilings: dict[str, float] = {}
-"""Of the device of this process, once they are measured."""
-
-
-def cold_start(config: Kernels, problem: Problem, contender: Contender) -> float:
+def cold_start(config: Kernels, case: Case) -> float:
     """Seconds of the first forward and backward, in a process that is fresh and with empty caches.
 
     Importing PyTorch and waking the GPU are not counted.
     """
     with tempfile.TemporaryDirectory(prefix="linattn-cold-", ignore_cleanup_errors=True) as folder:
         os.environ["TRITON_CACHE_DIR"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-        tensors, grad = draw(problem, config.place(), getattr(torch, config.dtype), config.seed)
+        problem, contender = config.named(case)
+        tensors, grad, _ = config.drawn(problem)
         (grad.flatten()[:64, None] @ grad.flatten()[None, :64]).sum().item()
-        return first_call(contender.bind(problem, tensors).call(grad), config.place(), 120)
+        return seconds_of(lambda: contender.bind(problem, tensors).call(grad)(), config.place())
+
+
+@cache
+def measure_ceilings(device: torch.device, small: bool = False) -> dict[str, Any]:
+    """Bytes a second of a copy that reads and writes 8.6 GB in all, operations a second of two 8192-cubes in bf16."""
+    nbytes, side = (2**24, 256) if small else (2**32, 8192)
+    source = torch.randint(0, 255, (nbytes,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    # Called directly: in a CUDA graph a copy is another kind of node, which moved a third less on an H200.
+    copy = time_call(lambda: target.copy_(source), device, milliseconds=100).median
+    a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
+    product = time_kernels(lambda: a @ b, device, milliseconds=100)[0].median
+    return {"copy_bytes_per_second": 2 * nbytes / copy, "matmul_per_second": 2 * side**3 / product}
+
+
+def floors(case: Problem, tensors: Tensors, bandwidth: float, matmul: float) -> dict[str, float]:
+    """The least milliseconds that memory and arithmetic allow, by the ceilings of the device.
+
+    ``max(bytes / copy bandwidth, operations / matmul rate)``. In bytes, every input is read once and every output
+    written once; backward reads the inputs and the gradient of the output, and writes the gradients. A backward starts
+    after its forward has ended, so the floor of both is the sum of the two.
+    """
+    nbytes = size(tensors) + output_bytes(case, tensors)
+    both = zip((nbytes, nbytes + size(differentiable(case, tensors))), operations(case), strict=True)
+    seconds = [max(moved / bandwidth, done / matmul) for moved, done in both]
+    return {FORWARD: 1000 * seconds[0], TRAINING: 1000 * sum(seconds)}
+
+
+def operations(case: Problem) -> tuple[int, int]:
+    """Operations of forward and backward, counting matrix products alone.
+
+    Per head and token, with K features, V values, L tokens of the smallest chunk; a normaliser counts as one more
+    value:
+
+    =============================  ==================================  =====================================
+    form                           forward                             backward
+    =============================  ==================================  =====================================
+    bidirectional                  4 K V                               8 K V
+    causal, any decay              4 K V + (L + 1) (K + V)             10 K V + (L + 1) (3 K + 2 V)
+    bidirectional with decay       8 K V + 2 L (K + V)                 20 K V + 2 L (3 K + 2 V)
+    decoding step                  6 K V                               -
+    short convolution, W taps      2 W a channel                       4 W a channel
+    =============================  ==================================  =====================================
+
+    In causal forms each chunk writes (2 K V) and reads (2 K V) a state, and pairs inside it cost ``2 (K + V)`` each, of
+    which a token has (L + 1) / 2 on average. Two sweeps need two states, and every pair of a chunk. Mechanisms report
+    their own count.
+    """
+    K, V, L = case.K, case.V + (case.normalized or case.family == "exponential"), SMALLEST_CHUNK
+    tokens = case.B * case.H * case.T
+    if case.family == "convolution":
+        per_channel = 2 * case.taps * case.B * case.T * case.K
+        return per_channel, 2 * per_channel
+    if case.family == "step":
+        return 6 * K * V * tokens, 0
+    if case.family == "mechanism":
+        module = create_mechanism(case.mechanism, num_heads=case.H, head_dim=case.K, causal=case.causal)
+        forward = case.B * module.flops(case.T)
+        return forward, 2 * forward
+    if case.causal:
+        return (4 * K * V + (L + 1) * (K + V)) * tokens, (10 * K * V + (L + 1) * (3 * K + 2 * V)) * tokens
+    if case.decay == "none":
+        return 4 * K * V * tokens, 8 * K * V * tokens
+    return (8 * K * V + 2 * L * (K + V)) * tokens, (20 * K * V + 2 * L * (3 * K + 2 * V)) * tokens
+
+
+def size(tensors: Tensors) -> int:
+    """Bytes of all tensors; parameters are only a few kilobytes, but they are read."""
+    return sum(t.nbytes for t in tensors.values())
+
+
+def output_bytes(case: Problem, tensors: Tensors) -> int:
+    """Bytes of the output, which is shaped like v or x; a step also writes its state."""
+    names = ("x",) if case.family == "convolution" else ("v", *CONSTANT)
+    return size({name: t for name, t in tensors.items() if name in names})
+
+
+def qkvo_bytes(case: Problem, tensors: Tensors) -> int:
+    """The reference for extra memory: q, k, v and the output, or x and the output; also a step's state."""
+    large = {name: t for name, t in tensors.items() if name in ("q", "k", "v", "x", "kv")}
+    return size(large) + output_bytes(case, tensors)

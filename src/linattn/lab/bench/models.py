@@ -1,52 +1,136 @@
-"""`linattn models`: training steps of whole models beside the same models on softmax."""
+"""`linattn models` and `linattn throughput`: training steps of whole models beside the same models on softmax."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-from torch import Tensor
 
-from linattn.lab.bench.benchmark import SOFTMAX, Benchmark, note, only_quick_on_cpu, setting
-from linattn.lab.bench.charts import lines
-from linattn.lab.bench.hosts import SMALLEST, VARIANTS, Host, ModelCase, create_image_host, draw_images, select, variant
-from linattn.lab.bench.language import FULL, TINY, create_model, draw_text
+from linattn.lab.bench.benchmark import SOFTMAX, Benchmark, Lines, Row, clean, hold, only_quick_on_cpu, shared
+from linattn.lab.bench.hosts import FULL, TINY, VARIANTS, Host, ModelCase, select, variant
 from linattn.lab.bench.memory import peak_bytes
-from linattn.lab.bench.running import Absent, Row, shared
+from linattn.lab.bench.series import compare_with, crossovers, overtaken
 from linattn.lab.bench.steps import (
+    CAPTURED,
     COMPILED,
-    EAGER_GRAPH,
     GRAPH,
     MODES,
-    REDUCED,
-    Loss,
-    Step,
+    Batch,
     StepTruth,
     compile_host,
-    flash_only,
     forms,
     make_step,
-    time_step,
+    softmax_kernels,
 )
-from linattn.lab.bench.timing import first_call
+from linattn.lab.bench.timing import Unmeasured, capture, seconds_of, time_call
 from linattn.lab.cases import Case, Work
-from linattn.lab.page.plots import Chart, styles
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.support.config import option
-
-FIRST_SECONDS = 240.0  # limit of a first step
-VISION_PIECE, FIRST_BLOCKS, MOST_LINES = 64, 2, 14
+from linattn.support.options import OptionError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Models(Benchmark):
+class Training(Benchmark):
+    """Options and the measurement of benchmarks of training steps."""
+
+    mechanisms: tuple[str, ...] = option(
+        (), "Mechanisms, with commas; softmax is measured in any case.", affects=False,
+        choices=lambda: [*list_mechanisms(), *VARIANTS], default_text="those of each case",
+    )  # fmt: skip
+    dtype: Literal["", "bfloat16", "float32"] = option(
+        "", "float32, or bfloat16: autocast around fp32 weights.", default_text="bfloat16, on a CPU float32"
+    )  # fmt: skip
+    backend: Literal["", "inductor", "aot_eager", "eager"] = option(
+        "", "Backend of torch.compile.", default_text="inductor, on a CPU eager"
+    )  # fmt: skip
+    milliseconds: float = option(500.0, "Milliseconds of measured steps for a row.", above=0)
+    quick: bool = option(False, "Tiny models: shows that everything runs, times nothing.")
+
+    learning_rate: ClassVar[float | None] = None
+    """Of AdamW, where its step is part of what is timed."""
+
+    def check(self) -> None:
+        super().check()
+        only_quick_on_cpu(self, self.name)
+
+    def filled(self) -> Self:
+        own: dict[str, Any] = {"dtype": self.dtype or ("bfloat16" if self.on_gpu else "float32")}
+        return replace(super().filled(), backend=self.backend or ("inductor" if self.on_gpu else "eager"), **own)
+
+    def model(self, case: Case) -> ModelCase:
+        """The model of a case."""
+        raise NotImplementedError
+
+    def fill(self, case: Case, work: Work, row: Row) -> None:
+        """Check the loss and the gradients of a few blocks, then time and weigh steps of the whole model."""
+        model, mechanism, mode = self.model(case), case["mechanism"], case.get("mode", COMPILED)
+        device = self.place()
+        row |= {"shape": model.shape, "unit": model.unit, "batch": model.batch}
+        if mode in CAPTURED and device.type != "cuda":
+            raise Unmeasured("absent", "CUDA graphs need a GPU")
+        with softmax_kernels():
+            work.tell(0.0, "computing plainly")
+            key = self.name, model.name, mechanism, str(case["settings"])
+            batch, served, truth = shared(key, lambda: self.computed_plainly(model, mechanism))
+            row |= served
+            work.tell(0.2, "compiling and checking")
+            checked = self.create(model.checked, mechanism)
+            hold(row, truth.check(checked, compile_host(checked, mode, self.backend)))
+            clean()
+            work.tell(0.4, "compiling")
+            host = self.create(model, mechanism)
+            loss_of = compile_host(host, mode, self.backend)
+            row["parameters"] = sum(p.numel() for p in host.parameters())
+            optimizer = None
+            if self.learning_rate is not None:
+                fused = device.type == "cuda"
+                optimizer = torch.optim.AdamW(host.parameters(), self.learning_rate, weight_decay=0.0, fused=fused)
+            step = make_step(host, loss_of, batch, self.autocast, optimizer)
+            row["first_seconds"] = seconds_of(step, device)
+            work.tell(0.7, "timing")
+            row["peak_bytes"] = peak_bytes(step, device)
+            call = capture(step) if mode in CAPTURED else step
+            if call is None:
+                raise Unmeasured("absent", "the step cannot be captured as a CUDA graph")
+            timing = time_call(call, device, self.milliseconds)
+            (loss, *_) = step()
+        assert loss is not None
+        if not loss.isfinite():
+            raise Unmeasured("WRONG", "the loss is not finite after some steps")
+        row |= timing.row() | {"per_second": model.units / timing.median}
+        if row["on_kernels"] is False and device.type == "cuda":
+            others = [text for text in row["explain"] if not text.startswith("triton")]
+            row |= {"status": "not on kernels", "reason": "; ".join(others) or "no call of attention was heard"}
+
+    @property
+    def autocast(self) -> bool:
+        return self.dtype == "bfloat16"
+
+    def create(self, model: ModelCase, mechanism: str, impl: str = "auto") -> Host:
+        return model.create(mechanism, self.place(), self.seed, impl)
+
+    def computed_plainly(self, model: ModelCase, mechanism: str) -> tuple[Batch, Row, StepTruth]:
+        """What the modes of one model have in common: a batch, the forms that serve it, and the exact step."""
+        torch.compiler.reset()
+        batch, checked = model.draw(self.place(), self.seed), model.checked
+        plain = self.create(checked, mechanism, "auto" if mechanism == SOFTMAX else "chunked")
+        words = f"{model.shape}, {checked.depth} block(s) a stage"
+        truth = StepTruth(plain, batch, self.autocast, words, torch.float32 if self.on_gpu else torch.float64)
+        return batch, forms(self.create(checked, mechanism), mechanism, batch, self.autocast), truth
+
+    def described(self, rows: Sequence[Row]) -> dict[str, Any]:
+        precision = "fp32" if self.dtype == "float32" else "bf16 autocast, fp32 weights"
+        return {"precision": precision, "model": asdict(TINY if self.quick else FULL)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Models(Training):
     """Training steps of whole models beside the same models on softmax.
 
     DeiT-small at 224 and 512 pixels, and a language model of 135 million parameters at 8192 tokens; by name the
     backbones of papers, with a chart of time and memory over softmax against the size of images. Each row's loss and
-    gradients are checked against plain PyTorch in the same run, of a backbone in a model with one block a stage, of a
-    language model in its first two blocks; every call of attention says what it takes.
+    gradients are checked against plain PyTorch in the same run, in a model with one or two blocks a stage; every call
+    of attention says what it takes.
 
     Exit code: 0 all right, 1 a row was WRONG, failed or not on kernels, 2 a bad option, 130 interrupted (what is done
     is kept).
@@ -58,23 +142,17 @@ class Models(Benchmark):
         "presets and presets-224, all models of all families; any model of timm's linattn_* by name and size, such as "
         "nalaformer_small-512.", affects=False,
     )  # fmt: skip
-    mechanisms: tuple[str, ...] = option(
-        (), "Mechanisms, with commas; softmax is measured in any case.", affects=False,
-        choices=lambda: [*list_mechanisms(), *VARIANTS], default_text="those of each case",
-    )  # fmt: skip
     modes: tuple[str, ...] = option(
-        (COMPILED, GRAPH), "How a step runs, with commas: compiled, cuda-graph (of the compiled step), reduce-overhead "
-        "(PyTorch's own), eager-graph (a CUDA graph of the step without torch.compile: the shortest to prepare, for "
-        "many models).", choices=MODES, affects=False,
+        (COMPILED, GRAPH), "How a step runs, with commas: called, compiled, cuda-graph (of the compiled step), "
+        "reduce-overhead (PyTorch's own), eager-graph (a CUDA graph of the step without torch.compile: the shortest to "
+        "prepare, for many models).", choices=MODES, affects=False,
     )  # fmt: skip
-    backend: Literal["", "inductor", "aot_eager", "eager"] = option(
-        "", "Backend of torch.compile.", default_text="inductor, on a CPU eager"
-    )  # fmt: skip
-    milliseconds: float = option(500.0, "Milliseconds of measured steps for a row.", above=0)
-    quick: bool = option(False, "Tiny models: shows that everything runs, times nothing.")
 
     name: ClassVar[str] = "models"
     keys: ClassVar[tuple[str, ...]] = ("case", "mechanism", "mode")
+    lines: ClassVar[Lines] = Lines(
+        "of", "pixels", (("over_softmax", "time over softmax", 1), ("memory_over_softmax", "memory over softmax", 1))
+    )  # fmt: skip
     columns: ClassVar[tuple[str, ...]] = (
         "case", "mechanism", "mode", "median_ms", "over_softmax", "per_second", "peak_MiB", "budget"
     )  # fmt: skip
@@ -82,15 +160,6 @@ class Models(Benchmark):
     def check(self) -> None:
         super().check()
         select(self.only)
-        only_quick_on_cpu(self, "models")
-
-    def filled(self) -> Self:
-        return replace(super().filled(), backend=self.backend or ("inductor" if self.on_gpu else "eager"))
-
-    @property
-    def autocast(self) -> bool:
-        """Whether to run bf16 around fp32 weights, as models are trained on a GPU."""
-        return self.on_gpu
 
     @property
     def file_name(self) -> str:
@@ -100,145 +169,88 @@ class Models(Benchmark):
         """Model by model, softmax first; each mechanism in every mode."""
         found = []
         for model in select(self.only):
-            causal = model.kind == "language"
-            able = list_mechanisms(causal=True) if causal else list_mechanisms(bidirectional=True)
+            able = list_mechanisms(causal=True) if model.tokens else list_mechanisms(bidirectional=True)
             asked = [name for name in self.mechanisms if variant(name)[0] in able] or model.mechanisms
             for name in dict.fromkeys((SOFTMAX, *asked)):
                 found += [self.case(case=model.name, mechanism=name, mode=mode) for mode in self.modes]
         return found
 
-    def warm(self, case: Case) -> None:
-        """Run one block of the model, whose graphs all of its blocks share."""
-        if case["mode"] != REDUCED:
-            subject = _Subject(self, case)
-            host, loss_of = subject.compiled(case["mode"], depth=subject.model.checked_depth or 1)
-            make_step(host, loss_of, *subject.batch, self.autocast)()
+    def model(self, case: Case) -> ModelCase:
+        (model,) = select((case["case"],))
+        return model.quick() if self.quick else model
 
-    def fill(self, case: Case, work: Work, row: Row) -> None:
-        mode, mechanism = case["mode"], case["mechanism"]
-        subject = shared(("models", case["case"], mechanism, str(case["settings"])), lambda: _Subject(self, case))
-        model, device = subject.model, subject.device
-        row |= {"shape": model.shape, "unit": model.unit}
-        if mode != COMPILED and device.type != "cuda":
-            raise Absent("CUDA graphs need a GPU")
-        # In a backbone PyTorch takes the fastest that serves: windows with a bias of positions have no flash kernel.
-        with nullcontext() if model.kind == "backbone" else flash_only(mechanism, device):
-            checked = model.checked_depth
-            if not subject.forms:
-                work.tell(0.0, "looking at attention")
-                subject.forms = forms(subject.create(depth=checked), mechanism, *subject.batch, self.autocast)
-            row |= subject.forms
-            work.tell(0.1, "first step" if mode == EAGER_GRAPH else "compiling")
-            host, loss_of, step, row["first_seconds"] = subject.started(mode)
-            row["parameters"] = sum(p.numel() for p in host.parameters())
-            work.tell(0.4, "checking")
-            if subject.truth is None:
-                piece = {"vision": VISION_PIECE, "language": 1}.get(model.kind, model.batch)
-                blocks = FIRST_BLOCKS if model.kind == "language" else None
-                part = f", its first {blocks} blocks" if blocks else f", {checked} block(s) a stage" if checked else ""
-                subject.truth = StepTruth(
-                    lambda impl: subject.create(impl, checked), mechanism, *subject.batch, self.autocast, blocks=blocks,
-                    piece=piece, words=model.shape + part,
-                )  # fmt: skip
-            right = note(row, subject.truth.check(*(subject.compiled(mode, checked) if checked else (host, loss_of))))
-            work.tell(0.7, "timing")
-            row["peak_bytes"] = peak_bytes(step, device)
-            timing = time_step(step, mode, device, self.milliseconds)
-            row |= timing.row() | {"per_second": model.units / timing.median}
-        if right and row["on_kernels"] is False and device.type == "cuda":
-            others = [text for text in row["explain"] if not text.startswith("triton")]
-            row |= {"status": "not on kernels", "reason": "; ".join(others) or "no call of attention was heard"}
+    def derived(self, rows: list[Row]) -> list[Row]:
+        compare_with(rows, "mechanism", SOFTMAX, "case", "mode", key="over_softmax")
+        compare_with(rows, "mechanism", SOFTMAX, "case", "mode", value="peak_bytes", key="memory_over_softmax")
+        for row in rows:
+            model, _, pixels = row["case"].rpartition("-")
+            if row.get("unit") == "images" and row["mechanism"] != SOFTMAX:
+                row |= {"of": f"{model}, {row['mechanism']}, {row['mode']}", "pixels": int(pixels)}
+        return rows
+
+    def sentences(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        timed = [row for row in rows if row["mechanism"] != SOFTMAX and row.get("over_softmax") is not None]
+        faster = sum(row["over_softmax"] < 1 and row["status"] == "ok" for row in timed)
+        said = [f"{faster} of {len(timed)} beat the same model on softmax."] if timed else []
+        return [*said, *super().sentences(rows)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput(Training):
+    """Training tokens per second against the length of sequences, for a language model of 135 million parameters.
+
+    A step is forward, loss, backward and AdamW, compiled, with as many tokens at every length. The same model with
+    softmax on PyTorch's flash kernel stands beside the mechanisms. Before a row is timed, the loss and gradients of two
+    of its layers are checked against plain PyTorch.
+
+    Exit code: 0 all right, 1 a row was WRONG or failed, 2 a bad option, 130 interrupted (what is done is kept).
+    """
+
+    mechanisms: tuple[str, ...] = option(
+        ("gated", "mlstm", "retention", "elu"), "Mechanisms, with commas; softmax is measured in any case.",
+        choices=lambda: [*list_mechanisms(causal=True), *VARIANTS], affects=False,
+    )  # fmt: skip
+    lengths: tuple[int, ...] = option(
+        (), "Lengths of the sequences, with commas.", least=1, affects=False,
+        default_text="2048,8192,32768, with --quick 16,32,64",
+    )  # fmt: skip
+    tokens: int = option(
+        0, "Tokens of a step, a multiple of every length.", least=0, default_text="as many as the longest sequence has"
+    )  # fmt: skip
+
+    learning_rate: ClassVar[float | None] = 1e-5
+    name: ClassVar[str] = "throughput"
+    keys: ClassVar[tuple[str, ...]] = ("mechanism", "length")
+    lines: ClassVar[Lines] = Lines(
+        "mechanism", "length", (("tokens_per_second", "thousand tokens/s", 1000), ("peak_bytes", "peak GiB", 2**30))
+    )  # fmt: skip
+    columns: ClassVar[tuple[str, ...]] = (
+        "length", "mechanism", "median_ms", "spread", "tokens_per_second", "of_softmax", "peak_MiB", "budget"
+    )  # fmt: skip
+
+    def check(self) -> None:
+        super().check()
+        for length in self.lengths:
+            if self.tokens and self.tokens % length:
+                raise OptionError("tokens", f"must be a multiple of every length, got {self.tokens} for {length}")
+
+    def filled(self) -> Self:
+        lengths = self.lengths or ((16, 32, 64) if self.quick else (2048, 8192, 32768))
+        return replace(super().filled(), lengths=lengths, tokens=self.tokens or max(lengths))
+
+    def cases(self) -> list[dict[str, Any]]:
+        names, lengths = dict.fromkeys((SOFTMAX, *self.mechanisms)), sorted(set(self.filled().lengths))
+        return [self.case(mechanism=name, length=T) for name in names for T in lengths]
+
+    def model(self, case: Case) -> ModelCase:
+        size, length = TINY if self.quick else FULL, case["length"]
+        return ModelCase(f"language-{length}", self.tokens // length, decoder=size, tokens=length)
 
     def derived(self, rows: list[Row]) -> list[Row]:
         for row in rows:
-            found = {r["mechanism"]: r for r in rows if (r["case"], r["mode"]) == (row["case"], row["mode"])}
-            for name, value in (("over_softmax", "median_ms"), ("memory_over_softmax", "peak_bytes")):
-                other = found.get(SOFTMAX, {}).get(value)
-                row[name] = row[value] / other if row.get(value) and other else None
+            row["tokens_per_second"] = row.pop("per_second", None)
+        compare_with(rows, "mechanism", SOFTMAX, "length", key="of_softmax")
         return rows
 
-    def described(self, outcomes: Sequence[Any], rows: Sequence[Row]) -> dict[str, Any]:
-        return {"precision": "bf16 autocast, fp32 weights" if self.autocast else "fp32"}
-
     def sentences(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        shares = [goal["reached"] for goal in goals(rows) if goal["reached"] is not None]
-        said = [f"{sum(shares)} of {len(shares)} beat the same model on softmax."] if shares else []
-        texts = (f"{row['mechanism']}: {'; '.join(row['explain'])}" for row in rows if row.get("explain"))
-        return [*said, *dict.fromkeys(texts)]
-
-    def charts(self, rows: Sequence[Row], meta: Mapping[str, Any]) -> list[Chart]:
-        """Time and memory over softmax by size of images, of models that were measured beside softmax."""
-        chosen = [r for r in rows if r.get("unit") == "images" and r["mechanism"] != SOFTMAX and r["status"] == "ok"]
-        mode = next((row["mode"] for row in chosen if row["over_softmax"]), None)
-        points: dict[str, dict[str, dict[int, float]]] = {}
-        for row in (row for row in chosen if row["mode"] == mode):
-            model, _, pixels = row["case"].rpartition("-")
-            for value in ("over_softmax", "memory_over_softmax"):
-                own = points.setdefault(f"{model}, {row['mechanism']}", {}).setdefault(value, {})
-                own |= {int(pixels): row[value]} if row[value] else {}
-        few = {name: own for name, own in points.items() if name.partition(",")[0] in SMALLEST}
-        shown = few if len(points) > MOST_LINES and few else points
-        looks = styles(list(shown))
-        panels = [
-            lines(f"{what} over softmax", "share", {name: own.get(value, {}) for name, own in shown.items()}, looks,
-                  xlabel="pixels", level=1.0)
-            for what, value in (("time", "over_softmax"), ("memory", "memory_over_softmax"))
-        ]  # fmt: skip
-        title = setting(meta, f"forward and backward, {mode}", str(meta["precision"]))
-        return (
-            [Chart("models", title, "Below 1: better than the same model on softmax.", panels, looks)] if shown else []
-        )
-
-
-def goals(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Whether each model is faster than the same on softmax; ``reached`` is None for what was not measured."""
-    softmax = {(row["case"], row["mode"]): row for row in rows if row["mechanism"] == SOFTMAX}
-    found = []
-    for row in rows:
-        if row["mechanism"] != SOFTMAX and row["status"] not in ("absent", "out of memory"):
-            other = softmax.get((row["case"], row["mode"]), {}).get("median_ms")
-            value = row["median_ms"] / other if row.get("median_ms") and other else None
-            reached = None if value is None else value < 1 and row["status"] == "ok"
-            own = {"case": row["case"], "mechanism": row["mechanism"], "mode": row["mode"]}
-            found.append(own | {"value": value, "reached": reached})
-    return found
-
-
-class _Subject:
-    """One model with one mechanism; its modes share the exact values and, where possible, the compiled code."""
-
-    def __init__(self, config: Models, case: Case) -> None:
-        self.config = config
-        model = next(own for own in select((case["case"],)))
-        self.model: ModelCase = model.quick() if self.config.quick else model
-        self.mechanism, self.device = case["mechanism"], self.config.place()
-        self.size = TINY if self.config.quick else FULL
-        if model.kind == "language":
-            text = draw_text(self.size, (self.model.batch, self.model.tokens + 1), self.device, self.config.seed)
-            self.batch: tuple[Tensor, Tensor] = text[:, :-1].contiguous(), text[:, 1:].contiguous()
-        else:
-            self.batch = draw_images(self.model, self.device, self.config.seed)
-        self.truth: StepTruth | None = None
-        self.forms: Row = {}
-        self.steps: dict[str, tuple[Host, Loss, Step, float]] = {}
-
-    def create(self, impl: str = "auto", depth: int | None = None) -> Host:
-        where = self.device, self.config.seed
-        if self.model.kind == "language":
-            return create_model(self.size, self.mechanism, *where, impl=impl, depth=depth)
-        return create_image_host(self.model, self.mechanism, *where, impl=impl, depth=depth)
-
-    def compiled(self, mode: str, depth: int | None = None) -> tuple[Host, Loss]:
-        host = self.create(depth=depth)
-        return host, compile_host(host, mode, self.config.backend)
-
-    def started(self, mode: str) -> tuple[Host, Loss, Step, float]:
-        """A step that has run once, and the seconds that took; a captured step uses the compiled one."""
-        code = COMPILED if mode == GRAPH else mode
-        if code not in self.steps:
-            self.steps.clear()  # compiled code and graphs of the other mode keep memory
-            torch.compiler.reset()
-            host, loss_of = self.compiled(code)
-            step = make_step(host, loss_of, *self.batch, self.config.autocast, marked=mode == REDUCED)
-            self.steps[code] = host, loss_of, step, first_call(step, self.device, FIRST_SECONDS)
-        return self.steps[code]
+        return [*overtaken(crossovers(rows, "length", SOFTMAX, "training")), *super().sentences(rows)]

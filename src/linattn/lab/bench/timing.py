@@ -1,23 +1,25 @@
 """Times calls: warmed up, repeated, and in turns where several are compared: a busy moment affects all alike."""
 
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from statistics import median, quantiles
-from types import FrameType
-from typing import Any
 
 import torch
 
 Call = Callable[[], object]
 SHORT = 1.0  # second: in longer calls, what happens only once does not matter
-GRAPH, CALLS, LONG_CALLS = "CUDA graph", "calls", "long calls"
-LONG_SECONDS = 0.1  # in longer calls the host's work, some milliseconds for many launches, hardly matters
+MOST_SECONDS = 60.0
+GRAPH, CALLS = "CUDA graph", "calls"
+
+
+class Unmeasured(Exception):  # noqa: N818, it is an answer and no error
+    """Raised where a case has no numbers: ``status`` is that of its row (absent, left out, WRONG)."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,7 @@ class Timing:
 
     @classmethod
     def of(cls, samples: list[float]) -> "Timing":
-        if len(samples) == 1:
-            return cls(samples[0], samples[0], samples[0], 1)
-        fifths = quantiles(samples, n=5, method="inclusive")
+        fifths = quantiles(samples, n=5, method="inclusive") if len(samples) > 1 else 4 * samples
         return cls(median(samples), fifths[0], fifths[3], len(samples))
 
     def row(self) -> dict[str, float]:
@@ -43,7 +43,7 @@ class Timing:
 
 
 def seconds_of(call: Call, device: torch.device) -> float:
-    """Seconds of one call, up to the end of its work on the device."""
+    """Seconds of one call, up to the end of its work on the device; of a first call with all that it compiles."""
     if device.type == "cuda":
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
@@ -57,11 +57,11 @@ def seconds_of(call: Call, device: torch.device) -> float:
 
 
 def measure_in_turns(
-    calls: Mapping[str, Call], device: torch.device, *, min_seconds: float, min_repeats: int, most_seconds: float = 60
+    calls: Mapping[str, Call], device: torch.device, *, min_seconds: float, min_repeats: int
 ) -> dict[str, Timing]:
     """Time each call at least ``min_repeats`` times and for ``min_seconds``, one call of each in every round.
 
-    A call so slow that the repeats would take more than ``most_seconds`` gets fewer, but three at least.
+    A call so slow that the repeats would take more than a minute gets fewer, but three at least.
     """
     for call in calls.values():
         if seconds_of(call, device) < SHORT:
@@ -70,7 +70,7 @@ def measure_in_turns(
 
     def unfinished(name: str) -> bool:
         count, total = len(samples[name]), sum(samples[name])
-        if total > most_seconds:
+        if total > MOST_SECONDS:
             return count < min(3, min_repeats)
         return count < min_repeats or total < min_seconds
 
@@ -80,35 +80,31 @@ def measure_in_turns(
     return {name: Timing.of(taken) for name, taken in samples.items()}
 
 
-def time_call(call: Call, device: torch.device, milliseconds: float, graph: bool = True) -> tuple[Timing, Timing, str]:
-    """The time of a call as it counts, as Python calls it with the host's work, and how the first was taken.
+def time_call(call: Call, device: torch.device, milliseconds: float) -> Timing:
+    """The time of a call as Python calls it, with the host's work.
 
-    On a GPU, replays of a CUDA graph count, and thus kernels without the host; where a call cannot be captured or is
-    long, the calls themselves. Both are timed by Triton's ``do_bench``, which clears the L2 cache before each call. On
-    a CPU a few calls are timed by the clock, enough to show that all of it runs.
+    On a GPU it is taken by Triton's ``do_bench``, which clears the L2 cache before each call. On a CPU a few calls are
+    timed by the clock, enough to show that all of it runs.
     """
     if device.type != "cuda":
-        timing = measure_in_turns({"": call}, device, min_seconds=0, min_repeats=3)[""]
-        return timing, timing, CALLS
-    called = by_events(call, milliseconds / 2)
-    if called.median > LONG_SECONDS:
-        return called, called, LONG_CALLS
-    replay = capture(call) if graph else None
-    return (called, called, CALLS) if replay is None else (by_events(replay, milliseconds), called, GRAPH)
-
-
-def by_events(call: Call, milliseconds: float) -> Timing:
+        return measure_in_turns({"": call}, device, min_seconds=0, min_repeats=3)[""]
     do_bench = import_module("triton.testing").do_bench
     middle, p20, p80 = do_bench(call, warmup=milliseconds / 4, rep=milliseconds, quantiles=[0.5, 0.2, 0.8])
     return Timing(middle / 1000, p20 / 1000, p80 / 1000, max(1, int(milliseconds / max(middle, 1e-6))))
 
 
-def capture(call: Call, warm_ups: int = 2, stream: torch.cuda.Stream | None = None) -> Callable[[], None] | None:
+def time_kernels(call: Call, device: torch.device, milliseconds: float) -> tuple[Timing, str]:
+    """The time of replays of a CUDA graph, thus of kernels without the host; of calls, where there can be none."""
+    replay = capture(call) if device.type == "cuda" else None
+    return time_call(replay or call, device, milliseconds), CALLS if replay is None else GRAPH
+
+
+def capture(call: Call) -> Callable[[], None] | None:
     """Replays of the call as one CUDA graph; None if it does something that a graph cannot hold, such as waiting."""
-    stream = stream or torch.cuda.Stream()
+    stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(warm_ups):  # what libraries do only once must not be captured
+        for _ in range(2):  # what libraries do only once must not be captured
             call()
     torch.cuda.current_stream().wait_stream(stream)
     graph, kept = torch.cuda.CUDAGraph(), list[object]()
@@ -124,51 +120,3 @@ def capture(call: Call, warm_ups: int = 2, stream: torch.cuda.Stream | None = No
         graph.replay()
 
     return replay
-
-
-class TimeLimitError(RuntimeError):
-    """Raised when a call takes too long and is stopped."""
-
-
-def first_call(call: Call, device: torch.device, most_seconds: float) -> float:
-    """Seconds until the first call's work ends, compilation and tuning included; TimeLimitError beyond the limit."""
-    begin = time.perf_counter()
-    with time_limit(most_seconds), quick_tuning(device):
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-    return time.perf_counter() - begin
-
-
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Stop Python code, including compilers written in it, after some time; without signals this does nothing."""
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise TimeLimitError(f"its first call was stopped after {seconds:.0f} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-@contextmanager
-def quick_tuning(device: torch.device) -> Iterator[None]:
-    """Let Triton's autotuner time each configuration for 25 ms instead of 125: libraries try hundreds of them."""
-    if device.type != "cuda":
-        yield
-        return
-    testing: Any = import_module("triton.testing")
-    thorough = testing.do_bench
-    testing.do_bench = partial(thorough, warmup=5, rep=20)
-    try:
-        yield
-    finally:
-        testing.do_bench = thorough

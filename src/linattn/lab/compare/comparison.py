@@ -26,7 +26,7 @@ from linattn.lab.cases import Case, Outcome, Work, case_path
 from linattn.lab.compare.findings import Findings, Metric
 from linattn.lab.experiment import FAILED, RIGHT, Experiment
 from linattn.lab.screen import Screen
-from linattn.lab.train.mechanism_options import check_owners, options_of
+from linattn.lab.train.config import check_owners, options_of
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.support.config import option
 from linattn.support.files import write_json
@@ -70,8 +70,6 @@ class Comparison(Experiment):
 
     of_cases: ClassVar[tuple[str, ...]] = ("mechanisms", "seeds", "lr", "option", "margin", "device")
     """Options that a case has in its own fields, or that say which cases there are: they are not common to all."""
-    measured: ClassVar[tuple[str, ...]] = ("cost", "attention")
-    """The phases after the runs."""
     sweep_seeds: ClassVar[int] = 1
     sweep_is_final: ClassVar[bool] = False
     """Whether runs that choose a point train on all training data: the best is then the run of the first seed, too.
@@ -113,6 +111,11 @@ class Comparison(Experiment):
         return options_of(name, self.option)
 
     # Cases.
+
+    @property
+    def of_trained(self) -> dict[str, dict[str, Any]]:
+        """What is measured of each trained model in the end: kinds of cases, and the fields that they have besides."""
+        return {}
 
     def check(self) -> None:
         super().check()
@@ -166,11 +169,10 @@ class Comparison(Experiment):
         # On a CPU all are timed in turns, so that a busy moment affects them alike. A GPU has no such moments, and
         # compiled code of one mechanism would get in the way of the others'.
         together = [[name] for name in trained] if self.place().type == "cuda" else [list(trained)] if trained else []
-        if "cost" in self.measured:
-            parts = [[self.case("cost", name) for name in names] for names in together]
-            yield "cost", [{"kind": "cost", "mechanisms": part} for part in parts]
-        if "attention" in self.measured:
-            yield "attention", [{"kind": "attention", "mechanism": name, "of": case} for name, case in trained.items()]
+        parts = [[self.case("cost", name) for name in names] for names in together]
+        yield "cost", [{"kind": "cost", "mechanisms": part} for part in parts]
+        for kind, more in self.of_trained.items():
+            yield kind, [{"kind": kind, "mechanism": name, **more, "of": case} for name, case in trained.items()]
 
     @property
     def compiles(self) -> bool:

@@ -40,7 +40,6 @@ class CompareConversion(ImageComparison):
 
     name: ClassVar[str] = "compare conversion"
     of_cases: ClassVar[tuple[str, ...]] = ("mechanisms", "seeds", "finetune_lr", "option", "margin", "device")
-    measured: ClassVar[tuple[str, ...]] = ("cost",)
 
     mechanisms: tuple[str, ...] = option(
         ("softmax", "relu", "nala", "mirror"),

@@ -17,10 +17,17 @@ from linattn.lab.page.numbers import counted
 from linattn.lab.tasks.graph.data import GraphData
 from linattn.lab.tasks.graph.files import load_graph
 from linattn.lab.tasks.graph.search import DATA, search_signature
-from linattn.lab.train.graph.loop import NotFiniteError, Record, train_graph
-from linattn.lab.train.graph.objective import GraphConfig, Links, Nodes, OnGraph, create_objective
-from linattn.lab.train.graph.recipes import CURVED, PAPER, graph_recipe
-from linattn.lab.train.mechanism_options import options_of
+from linattn.lab.train.config import options_of
+from linattn.lab.train.graph import (
+    GraphConfig,
+    NotFiniteError,
+    Objective,
+    OnGraph,
+    Record,
+    create_objective,
+    train_graph,
+)
+from linattn.lab.train.graph_recipes import CURVED, PAPER, graph_recipe
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.models.graph import GraphModel, create_graph_model, graph_model_info, graph_model_options, graph_models
 from linattn.support.config import option
@@ -44,7 +51,6 @@ class CompareGraphs(OnGraph, Comparison):
     """
 
     name: ClassVar[str] = "compare graph"
-    measured: ClassVar[tuple[str, ...]] = ("cost",)
     # These are in the options of a model or in its points.
     of_cases: ClassVar[tuple[str, ...]] = (
         *Comparison.of_cases, "models", "epochs", "hidden", "paper", "weight_decay", "dropout", "grid_seeds"
@@ -177,7 +183,7 @@ class CompareGraphs(OnGraph, Comparison):
         options |= {"in_channels": self.graph.num_features, "hidden": settings["hidden"], "out_channels": outputs}
         return create_graph_model(model, mechanism=mechanism or None, task=self.task, **options)
 
-    def objective(self, config: GraphConfig) -> Nodes | Links:
+    def objective(self, config: GraphConfig) -> Objective:
         """The task on the split of a seed; only the last one is kept, as data may be large."""
         key, kept = (config.seed, config.row_normalize), self._last_objective
         if key not in kept:
@@ -186,7 +192,7 @@ class CompareGraphs(OnGraph, Comparison):
         return kept[key]
 
     @cached_property
-    def _last_objective(self) -> dict[tuple[Any, ...], Nodes | Links]:
+    def _last_objective(self) -> dict[tuple[Any, ...], Objective]:
         return {}
 
     def check_hosts(self) -> None:
@@ -250,5 +256,5 @@ class CompareGraphs(OnGraph, Comparison):
         return {"kind": "graph", "data": data, "about": about, "models": self.settings}
 
 
-def _backward(objective: Nodes | Links, model: GraphModel, draw: torch.Generator) -> None:
-    objective.loss(model, draw).backward()
+def _backward(objective: Objective, model: GraphModel, draw: torch.Generator) -> None:
+    objective.results(model, "train", draw)[0].backward()

@@ -17,7 +17,7 @@ from linattn.lab.experiment import Experiment
 from linattn.lab.page.numbers import short
 from linattn.lab.tasks.graph.data import GraphData
 from linattn.lab.tasks.graph.generated import communities
-from linattn.lab.train.graph.recipes import graph_recipe
+from linattn.lab.train.graph_recipes import graph_recipe
 from linattn.models.graph import create_graph_model, graph_models
 from linattn.support.config import option
 

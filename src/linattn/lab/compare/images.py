@@ -15,16 +15,13 @@ from linattn.lab.cases import Case, Work
 from linattn.lab.compare.comparison import Comparison, start_compiling
 from linattn.lab.compare.costs import step_costs
 from linattn.lab.page.numbers import counted
-from linattn.lab.tasks.images import ImageData, ImageFolders
+from linattn.lab.tasks.images import ImageData, ImageFolders, across_classes
 from linattn.lab.tasks.load import load_images
-from linattn.lab.tasks.stratify import across_classes
-from linattn.lab.train.augment.pipeline import Augment
-from linattn.lab.train.batches import create_batches
-from linattn.lab.train.config import ImageTraining, TrainConfig
-from linattn.lab.train.energy import check_energy
+from linattn.lab.train.augment import Augment
+from linattn.lab.train.batches import create_batches, test_pictures
+from linattn.lab.train.config import ImageTraining, TrainConfig, option_or
 from linattn.lab.train.host import PYRAMID, VisionHost, layer_to_show
-from linattn.lab.train.loop import train
-from linattn.lab.train.mechanism_options import option_or
+from linattn.lab.train.loop import check_energy, train
 from linattn.mechanisms.registry import list_mechanisms, mechanism_info
 from linattn.support.checkpoint import RunFolder
 from linattn.support.compiling import compile_blocks
@@ -142,6 +139,10 @@ class CompareImages(VisionHost, ImageComparison):
             start_compiling(name)
         return self.fit(case, self.training(case["seed"], case["lr"]), self.model(name, data, case["seed"]), data, work)
 
+    @property
+    def of_trained(self) -> dict[str, dict[str, Any]]:
+        return {"attention": {}}
+
     def attention_case(self, case: Case, work: Work) -> dict[str, Any]:
         """Statistics of attention, and maps of a few images of different classes."""
         data, of = self.images(), case["of"]
@@ -188,8 +189,6 @@ def loaded(source: str, image_size: int | None, validation: bool) -> Images:
 def test_images(data: Images, config: ImageTraining, count: int) -> tuple[Tensor, Tensor]:
     """``count`` test images of as many classes as there are, as the model sees them, and their labels."""
     if isinstance(data, ImageFolders):
-        from linattn.lab.train.folders import test_pictures
-
         pictures = test_pictures(data)
         chosen = across_classes(torch.tensor(pictures.targets), count)
         images, labels = zip(*(pictures[i] for i in chosen.tolist()), strict=True)

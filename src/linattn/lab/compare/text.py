@@ -18,13 +18,10 @@ from linattn.lab.page.numbers import counted
 from linattn.lab.screen import Screen
 from linattn.lab.tasks.text import SequenceTask
 from linattn.lab.tasks.text.task import once
-from linattn.lab.train.text.command import SETTINGS, OnTask, settings_named
-from linattn.lab.train.text.config import TextConfig, part_of
+from linattn.lab.train.text.config import SETTINGS, OnTask, TextConfig, host_of_recipe, part_of, settings_named
 from linattn.lab.train.text.feed import Feed
 from linattn.lab.train.text.hosts import Host, count_parameters, create_host, with_parameters
-from linattn.lab.train.text.loop import train_text
-from linattn.lab.train.text.recipes import host_of_recipe
-from linattn.lab.train.text.run import TextNetwork
+from linattn.lab.train.text.loop import TextNetwork, train_text
 from linattn.mechanisms.base import Mechanism
 from linattn.mechanisms.registry import list_mechanisms
 from linattn.support.compiling import compile_blocks
@@ -63,7 +60,6 @@ class CompareText(OnTask, Comparison):
     """
 
     name: ClassVar[str] = "compare text"
-    measured: ClassVar[tuple[str, ...]] = ("cost",)
     of_cases: ClassVar[tuple[str, ...]] = (
         *Comparison.of_cases, *SETTINGS, "task", "set", "recipe", "tokens", "canon", "widths", "equal_parameters"
     )  # fmt: skip
@@ -235,7 +231,7 @@ class CompareText(OnTask, Comparison):
     def cost_case(self, case: Case, work: Work) -> Mapping[str, Any]:
         config = self.training(self.usual_lr(""), 0)
         device, networks, counts = torch.device(config.device), {}, {}
-        batch, rows, _ = next(iter(Feed(self.made, config, device).train())).parts[0]
+        batch, rows = next(iter(Feed(self.made, config, device).train())).parts[0]
         for name in (part["mechanism"] for part in case["mechanisms"]):
             if config.compile:
                 start_compiling(name)
