@@ -46,6 +46,8 @@ def test_equality_needs_a_margin_and_enough_seeds():
     assert set(claims(table, margin=2.0)) == {"equal"}
     assert set(claims(table, margin=0.01)) == {"no difference shown"}
     assert set(claims(table[:, : LEAST_SEEDS - 1], margin=100.0)) == {"too few seeds"}
+    few, enough = (compare_runs(runs_of(table[:, :count])).sentences for count in (LEAST_SEEDS - 1, 30))
+    assert [said[0].startswith("Nothing is claimed") for said in (few, enough)] == [True, False]
 
 
 def test_luck_that_seeds_share_cancels():

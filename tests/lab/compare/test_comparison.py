@@ -25,6 +25,8 @@ class Toy(Comparison):
 
     of_cases = (*Comparison.of_cases, "calls", "fails", "stops", "output", "jobs", "where")
 
+    of_trained = {"attention": {}}
+
     def metric(self) -> Metric:
         return Metric("error", "", 1, higher=False)
 

@@ -247,7 +247,9 @@ def test_learning_curves_are_mean_and_range_over_finished_seeds():
     assert [x for x, *_ in curve] == list(range(1, EPOCHS + 1))
     expected = np.array([np.mean(runs, 0), np.min(runs, 0), np.max(runs, 0)]).T
     np.testing.assert_allclose([point[1:] for point in curve], expected, rtol=1e-12)
-    axes = drawn(panels_of("learning-curves", rows)[0])
+    (panel, _) = panels_of("learning-curves", rows)
+    assert f"pola from {curve[0][1]:.4g} to {curve[-1][1]:.4g}" in panel.alt
+    axes = drawn(panel)
     np.testing.assert_allclose(axes.lines[list(MECHANISMS).index("pola")].get_ydata(), expected[:, 0])
 
 
@@ -306,5 +308,5 @@ def test_maps_stand_beside_the_image_and_the_token_is_framed():
     assert small.images[0].get_clim() == (0, 2), "below zero is no attention"
     for one in (plain, small):
         (frame,) = one.patches
-        assert (frame.get_y(), frame.get_x(), frame.get_fill()) == (6, 5, False)
+        assert (frame.get_bbox().bounds, frame.get_fill()) == ((5, 6, 1, 1), False)
         assert list(one.images[0].get_extent()) == [0, 14, 14, 0]
